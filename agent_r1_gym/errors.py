@@ -1,0 +1,72 @@
+"""Every exception of the package, in one tree.
+
+Only the programmer's mistakes and broken infrastructure are exceptions. A mistake of the model is an observation
+(`types.ParseError`), a failure of a tool is a field of its outcome (`types.ToolOutcome.error`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+import gymnasium
+
+
+class AgentR1Error(Exception):
+    """Root of the tree: `except AgentR1Error` catches everything this package raises on purpose."""
+
+
+class ConfigurationError(AgentR1Error, ValueError):
+    """An argument has a wrong value; raised at construction, before any episode runs."""
+
+
+class ActionTypeError(AgentR1Error, TypeError):
+    """An action is not a string."""
+
+
+class EpisodeError(AgentR1Error, gymnasium.error.ResetNeeded):
+    """`step` was called before `reset`, or after the episode had ended."""
+
+
+class DatasetError(AgentR1Error, ValueError):
+    """A data set is missing or malformed; the message names file, line or row, and field."""
+
+
+class MissingDependencyError(AgentR1Error, ImportError):
+    """An optional package is not installed; the message names the extra that brings it."""
+
+
+class ToolError(AgentR1Error, RuntimeError):
+    """Raised inside `Tool.execute` to tell the model what went wrong; becomes a `tool_error` outcome."""
+
+
+class InfrastructureError(AgentR1Error, RuntimeError):
+    """A backend failed through no fault of the model; the episode should be dropped, not punished."""
+
+
+class InfrastructureTimeout(InfrastructureError):
+    """A backend did not answer within its time."""
+
+
+class RetrievalError(InfrastructureError):
+    """A retriever is dead, refuses, or answers garbage."""
+
+
+class RetrievalTimeout(RetrievalError, InfrastructureTimeout):
+    """A retriever did not answer within its time."""
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Returns `known` names as a hint for an error message, near names first.
+
+    Args:
+        word: the name that was not found.
+        known: every valid name.
+
+    Returns:
+        "Did you mean 'a'? Known: 'a', 'b'." or "Known: 'a', 'b'."
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, n=3, cutoff=0.6)
+    hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
+    return f"{hint}Known: {', '.join(map(repr, names))}."

@@ -1,0 +1,161 @@
+"""The values that travel between the rooms: messages, calls, outcomes, tasks, passages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+"""Who speaks in a message."""
+
+ErrorKind = Literal["malformed_call", "unknown_tool", "bad_arguments", "tool_error", "timeout", "unavailable"]
+"""Why a call has no proper outcome. The first three are the model's mistakes, the last two infrastructure."""
+
+MODEL_MISTAKES: frozenset[str] = frozenset({"malformed_call", "unknown_tool", "bad_arguments"})
+INFRASTRUCTURE_FAILURES: frozenset[str] = frozenset({"timeout", "unavailable"})
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that a model's turn asks for.
+
+    Attributes:
+        name: name of the tool.
+        arguments: keyword arguments, already decoded from JSON.
+        id: identifier given by the model's format (OpenAI style), else None.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Canonical text of name and arguments: equal for calls that ask for the same thing."""
+        return self.name + json.dumps(self.arguments, sort_keys=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of the history.
+
+    Attributes:
+        role: who speaks.
+        content: the text, exactly as the speaker wrote it (tool text: neutralised).
+        name: name of the tool, for role "tool".
+        tool_call_id: the call this message answers, in formats that number calls.
+        tool_calls: structured calls of an assistant turn, in formats that carry them outside the text.
+    """
+
+    role: Role
+    content: str
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the message in the chat schema that `tokenizer.apply_chat_template` and OpenAI endpoints take."""
+        chat: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.name is not None:
+            chat["name"] = self.name
+        if self.tool_call_id is not None:
+            chat["tool_call_id"] = self.tool_call_id
+        if self.tool_calls:
+            chat["tool_calls"] = [
+                {
+                    "id": call.id or f"call_{position}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+                }
+                for position, call in enumerate(self.tool_calls)
+            ]
+        return chat
+
+
+def to_chat(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Returns `messages` as a fresh list of chat dictionaries (see `Message.to_dict`)."""
+    return [message.to_dict() for message in messages]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """What a tool returned for one call: raw, without reward and without history.
+
+    Attributes:
+        content: text for the model.
+        ok: False if the call failed.
+        error: why it failed, None if it did not.
+        data: structured form of `content` (a search tool: the hits), for rewards and logs; not shown to the model.
+        latency: seconds that the execution took.
+    """
+
+    content: str
+    ok: bool = True
+    error: ErrorKind | None = None
+    data: Any = None
+    latency: float = 0.0
+
+    @property
+    def is_infrastructure_failure(self) -> bool:
+        """True if a backend failed, so that the episode should be dropped instead of punished."""
+        return self.error in INFRASTRUCTURE_FAILURES
+
+
+@dataclass(frozen=True, slots=True)
+class ParseError:
+    """A mistake in a model's turn, fed back to the model.
+
+    Attributes:
+        code: stable short name, one of `parsing.PARSE_ERROR_CODES`.
+        message: what is wrong, what was expected, what came.
+    """
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thing to solve.
+
+    Attributes:
+        id: unique within its data set.
+        prompt: what the model is asked, as text.
+        answers: accepted gold answers, the canonical one first; never shown to a model or a tool.
+        metadata: whatever else the data set's row holds.
+    """
+
+    id: str
+    prompt: str
+    answers: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One retrievable piece of text.
+
+    Attributes:
+        id: unique within its corpus.
+        title: heading, "" if it has none.
+        text: the body.
+        sentence_ends: end offset of each sentence in `text`, () if not known; supporting facts count sentences.
+    """
+
+    id: str
+    title: str
+    text: str
+    sentence_ends: tuple[int, ...] = ()
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The sentences of `text`, the whole text as one if its sentences are not known."""
+        starts = (0, *self.sentence_ends[:-1])
+        ends = self.sentence_ends or (len(self.text),)
+        return tuple(self.text[start:end] for start, end in zip(starts, ends, strict=True))
+
+
+RewardTerms = Mapping[str, float]
+"""Named reward terms of one step, before weighting."""
