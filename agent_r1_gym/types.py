@@ -88,14 +88,14 @@ class ToolOutcome:
         ok: False if the call failed.
         error: why it failed, None if it did not.
         data: structured form of `content` (a search tool: the hits), for rewards and logs; not shown to the model.
-        latency: seconds that the execution took.
+        latency: seconds that the execution took; equal outcomes may differ in it.
     """
 
     content: str
     ok: bool = True
     error: ErrorKind | None = None
     data: Any = None
-    latency: float = 0.0
+    latency: float = field(default=0.0, compare=False)
 
     @property
     def is_infrastructure_failure(self) -> bool:
@@ -103,17 +103,48 @@ class ToolOutcome:
         return self.error in INFRASTRUCTURE_FAILURES
 
 
+PARSE_ERROR_CODES = (
+    "bad_json",
+    "not_an_object",
+    "missing_name",
+    "unclosed_tag",
+    "unopened_tag",
+    "call_and_answer",
+    "several_answers",
+    "empty_answer",
+    "empty_call",
+    "too_many_calls",
+    "no_action",
+)
+"""Every mistake a parser can report."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParseError:
     """A mistake in a model's turn, fed back to the model.
 
     Attributes:
-        code: stable short name, one of `parsing.PARSE_ERROR_CODES`.
+        code: stable short name, one of `PARSE_ERROR_CODES`.
         message: what is wrong, what was expected, what came.
     """
 
     code: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """What a parser understood of one model turn.
+
+    Attributes:
+        calls: well-formed calls, in order of appearance; whether tool and arguments exist is not yet known.
+        answer: the final answer, None if the turn gives none.
+        errors: mistakes; a turn may hold good calls and mistakes, never an answer and anything else.
+    """
+
+    calls: tuple[ToolCall, ...] = ()
+    answer: str | None = None
+    errors: tuple[ParseError, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +162,29 @@ class Task:
     prompt: str
     answers: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One step of an episode, as reward terms see it.
+
+    Attributes:
+        task: the task of the episode, gold answers included.
+        turn: 0-based index of the model's turn.
+        parsed: what the parser understood of the action.
+        outcomes: one outcome per call in `parsed.calls`, in the same order.
+        terminated: the task ended by its own rules in this step.
+        truncated: a budget ran out in this step.
+        earlier: the earlier transitions of the episode, oldest first.
+    """
+
+    task: Task
+    turn: int
+    parsed: ParsedTurn
+    outcomes: tuple[ToolOutcome, ...]
+    terminated: bool
+    truncated: bool
+    earlier: tuple[Transition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,10 @@
+"""The registered environments: importing this module makes them known to Gymnasium."""
+
+from agent_r1_gym.vector import register
+
+_QA = "agent_r1_gym.envs.multihop_qa"
+
+register("AgentR1/HotpotQA-v0", f"{_QA}:HotpotQAEnv")
+register("AgentR1/2WikiMultihopQA-v0", f"{_QA}:TwoWikiMultihopQAEnv")
+register("AgentR1/MuSiQue-v0", f"{_QA}:MuSiQueEnv")
+register("AgentR1/FictionQA-v0", "agent_r1_gym.envs.fiction_qa:FictionQAEnv")

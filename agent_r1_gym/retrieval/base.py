@@ -48,7 +48,7 @@ class Retriever(abc.ABC):
         """Returns at most `k` hits for one query, best first."""
         return self.search_batch([query], k)[0]
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - in-process retrievers own nothing
         """Frees connections, processes and memory; may be called twice."""
 
 

@@ -1,0 +1,97 @@
+"""FictionQA: multi-hop questions about a generated world that no model has ever read about."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from agent_r1_gym.datasets.base import QADataset
+from agent_r1_gym.datasets.fiction import fiction_dataset
+from agent_r1_gym.envs.multihop_qa import MultiHopQAEnv
+
+_COMPACT: Mapping[str, Any] = {"system_prompt": "", "feedback": "short", "search_style": "plain", "top_k": 1}
+
+
+class FictionQAEnv(MultiHopQAEnv):
+    """FictionQA: bridge, comparison, 3- and 4-hop questions over a fictional encyclopedia.
+
+    ## Description
+    A seeded generator writes an encyclopedia of people, works, places and companies that do not exist, and questions
+    over it whose answers are unique by construction. Nothing can be known beforehand: what an agent answers, it found.
+    Needs no download; a new `world_seed` is a new world.
+
+    ## Tools
+    `search(query: string)`: the `top_k` best passages of the world, one a line.
+
+    ## Action Space
+    `UnicodeText(max_history_chars)`: one model turn, free text; formats as in `AgentR1/HotpotQA-v0`.
+
+    ## Observation Space
+    `UnicodeText(max_history_chars)`: the whole history as text, one `[role]` header a turn.
+
+    ## Starting State
+    A system turn (none in compact style) and a user turn (the question), of a question drawn uniformly with the
+    environment's generator; `options={"task_index": i}` or `{"task": Question(...)}` choose it.
+
+    ## Rewards
+    ### Outcome
+    Given once, when the episode ends. "em" (default): 1 if the answer equals the gold answer after HotpotQA's
+    normalisation, else 0. "f1": token F1. "agent_r1": the paper's formula, one of 1, 0, -0.5, -1.
+    ### Process
+    Preset "process" as in `AgentR1/HotpotQA-v0`: between -0.2 and +1.25 a step.
+
+    ## Episode End
+    ### Termination
+    An answer is given.
+    ### Truncation
+    `max_turns` model turns are used up, or the history exceeds `max_history_chars` characters.
+
+    ## Information
+    `messages`, `new_messages`, `task_id`, `dataset`, `turn`, `answer`, `reward_terms`, `tool_calls`, `tool_outcomes`,
+    `parse_errors`, `end_reason`, `infrastructure_error`: see `ToolEnv`.
+
+    ## Arguments
+    `world_seed=0`, `entities=600`, `questions=None` (a number that fits the world), `split="train"` ("validation" and
+    "test": other entities; "ood": other entities and other question paths), `style="natural"` or "compact" (a closed
+    vocabulary for tiny models; its defaults are system_prompt="", feedback="short", search_style="plain", top_k=1), `mix`
+    (weight by question type), and `dataset` (a `QADataset` of your own instead of the generator's). Further: `setting`,
+    `retriever`, `top_k` and those of `ToolEnv`, as in `AgentR1/HotpotQA-v0`.
+
+    ## References
+    Agent-R1 (arXiv 2511.14460); the generator is this project's own (`datasets/fiction.py`).
+
+    ## Version History
+    v0: first release.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: QADataset | None = None,
+        world_seed: int = 0,
+        entities: int = 600,
+        questions: int | None = None,
+        split: str = "train",
+        style: str = "natural",
+        mix: Mapping[str, float] | None = None,
+        **options: Any,
+    ) -> None:
+        if dataset is None:
+            weights = tuple(sorted(mix.items())) if mix is not None else None
+            dataset = _shared_world(world_seed, entities, questions, split, style, weights)
+        super().__init__(dataset, **{"scorer": "fiction", **(_COMPACT if style == "compact" else {}), **options})
+
+
+@functools.lru_cache(maxsize=8)
+def _shared_world(
+    seed: int,
+    entities: int,
+    questions: int | None,
+    split: str,
+    style: str,
+    mix: tuple[tuple[str, float], ...] | None,
+) -> QADataset:
+    """Returns the generated data set; environments with equal settings share one object and so one index."""
+    weights = dict(mix) if mix is not None else None
+    return fiction_dataset(seed=seed, entities=entities, questions=questions, split=split, style=style, mix=weights)

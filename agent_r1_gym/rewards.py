@@ -1,0 +1,261 @@
+"""Reward terms: pure functions of the transition, and the presets that combine them.
+
+A term never sees a token and never changes anything. Every term is bounded per step; outcome terms are non-zero only in
+the step that ends the episode. No preset pays per call: what a call can earn is bounded over the episode. Calls that
+failed because a backend failed neither earn nor cost anything.
+
+References:
+    Agent-R1 (arXiv 2511.14460): outcome formula `agent_r1`, penalties -0.1 (call that does not parse) and -0.05
+    (unknown tool, bad arguments).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.scoring import SCORERS, AnswerScorer
+from agent_r1_gym.types import Transition
+
+TermFunction = Callable[[Transition], float]
+_NOT_PARSED = frozenset({"no_action", "empty_answer", "several_answers"})
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTerm:
+    """One named summand of the reward.
+
+    Attributes:
+        name: key in `info["reward_terms"]`.
+        function: transition to raw value; pure.
+        weight: factor in the sum.
+        low: smallest raw value in one step.
+        high: largest raw value in one step.
+    """
+
+    name: str
+    function: TermFunction
+    weight: float = 1.0
+    low: float = 0.0
+    high: float = 1.0
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Bounds of the weighted value in one step."""
+        ends = sorted((self.weight * self.low, self.weight * self.high))
+        return ends[0], ends[1]
+
+
+class RewardSet(tuple[RewardTerm, ...]):
+    """The reward of an environment: the weighted sum of its terms."""
+
+    __slots__ = ()
+
+    def __call__(self, transition: Transition) -> tuple[float, dict[str, float]]:
+        """Returns the reward of `transition` and its raw terms by name."""
+        terms = {term.name: term.function(transition) for term in self}
+        return sum([term.weight * terms[term.name] for term in self]), terms
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Bounds of the reward of one step."""
+        return sum(term.range[0] for term in self), sum(term.range[1] for term in self)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weight by term name."""
+        return {term.name: term.weight for term in self}
+
+
+# --- outcome ---------------------------------------------------------------------------------------------------------
+
+
+def exact_match(scorer: AnswerScorer) -> TermFunction:
+    """Returns the term "1 if the answer equals a gold answer after the data set's normalisation, else 0"."""
+
+    def term(transition: Transition) -> float:
+        answer = transition.parsed.answer
+        return float(scorer.em(answer, transition.task.answers)) if answer is not None else 0.0
+
+    return term
+
+
+def f1(scorer: AnswerScorer) -> TermFunction:
+    """Returns the term "largest token F1 between the answer and a gold answer", in [0, 1]."""
+
+    def term(transition: Transition) -> float:
+        answer = transition.parsed.answer
+        return float(scorer.f1(answer, transition.task.answers)) if answer is not None else 0.0
+
+    return term
+
+
+def agent_r1(scorer: AnswerScorer) -> TermFunction:
+    """Returns the paper's outcome reward, given once, in the step that ends the episode (also by truncation).
+
+    r_format = (answer tag well-formed + all tool calls well-formed) / 2, both 0 or 1;
+    R = EM if r_format = 1 else r_format - 1. Values: 1, 0, -0.5, -1.
+    """
+
+    def term(transition: Transition) -> float:
+        if not (transition.terminated or transition.truncated):
+            return 0.0
+        answer = transition.parsed.answer
+        calls_well_formed = all(not _malformed(step) for step in _steps(transition))
+        r_format = ((answer is not None) + calls_well_formed) / 2
+        if r_format < 1 or answer is None:
+            return r_format - 1
+        return float(scorer.em(answer, transition.task.answers))
+
+    return term
+
+
+# --- process ---------------------------------------------------------------------------------------------------------
+
+
+def valid_call(transition: Transition) -> float:
+    """1 in the first step of the episode that holds a call which a tool carried out, else 0."""
+    if any(any(outcome.ok for outcome in step.outcomes) for step in transition.earlier):
+        return 0.0
+    return float(any(outcome.ok for outcome in transition.outcomes))
+
+
+def malformed_call(transition: Transition) -> float:
+    """1 if the turn does not parse (neither a good call nor a good answer can be read), else 0."""
+    return float(bool(transition.parsed.errors))
+
+
+def failed_call(transition: Transition) -> float:
+    """1 if a call names an unknown tool, has bad arguments, or fails in the tool; 0 else, also if a backend failed."""
+    return float(any(not out.ok and not out.is_infrastructure_failure for out in transition.outcomes))
+
+
+def new_support(transition: Transition) -> float:
+    """Share of the task's gold passages that this step retrieved for the first time in the episode, in [0, 1].
+
+    Summed over an episode it is at most 1. A passage counts by its title, as in the data sets' supporting facts;
+    0 for tasks without gold passages.
+    """
+    gold = frozenset(getattr(transition.task, "supporting_titles", ()))
+    if not gold or not transition.outcomes:
+        return 0.0
+    found = gold.intersection(_retrieved_titles(transition))
+    for step in transition.earlier if found else ():
+        found = found.difference(_retrieved_titles(step))
+    return len(found) / len(gold)
+
+
+def repeated_query(transition: Transition) -> float:
+    """1 if a call of this turn equals an earlier call of the episode or of the same turn that had succeeded, else 0."""
+    calls = transition.parsed.calls
+    if not calls or (len(calls) == 1 and not transition.earlier):
+        return 0.0
+    seen = {key for step in transition.earlier for key in _answered_keys(step)}
+    for call, outcome in zip(calls, transition.outcomes, strict=True):
+        key = _query_key(call.key)
+        if key in seen:
+            return 1.0
+        if outcome.ok:
+            seen.add(key)
+    return 0.0
+
+
+def _query_key(key: str) -> str:
+    return " ".join(key.lower().split())
+
+
+def _answered_keys(step: Transition) -> Iterator[str]:
+    for call, outcome in zip(step.parsed.calls, step.outcomes, strict=True):
+        if outcome.ok:
+            yield _query_key(call.key)
+
+
+def _retrieved_titles(step: Transition) -> Iterator[str]:
+    """Yields the titles of the passages in the structured outcomes of a step (`SearchTool` puts hits there)."""
+    for outcome in step.outcomes:
+        for hit in outcome.data if isinstance(outcome.data, tuple) else ():
+            title = getattr(getattr(hit, "passage", None), "title", None)
+            if title is not None:
+                yield title
+
+
+def _steps(transition: Transition) -> tuple[Transition, ...]:
+    return (*transition.earlier, transition)
+
+
+def _malformed(step: Transition) -> bool:
+    """Whether a call of the step was not well-formed: not parsed, unknown tool or bad arguments."""
+    if any(error.code not in _NOT_PARSED for error in step.parsed.errors):
+        return True
+    return any(outcome.error in ("unknown_tool", "bad_arguments") for outcome in step.outcomes)
+
+
+# --- presets ---------------------------------------------------------------------------------------------------------
+
+
+def _process_terms(scorer: AnswerScorer) -> tuple[RewardTerm, ...]:
+    return (
+        RewardTerm("em", exact_match(scorer)),
+        RewardTerm("valid_call", valid_call, 0.05),
+        RewardTerm("malformed_call", malformed_call, -0.1),
+        RewardTerm("failed_call", failed_call, -0.05),
+        RewardTerm("new_support", new_support, 0.2),
+        RewardTerm("repeated_query", repeated_query, -0.05),
+    )
+
+
+_PRESETS: dict[str, Callable[[AnswerScorer], tuple[RewardTerm, ...]]] = {
+    "em": lambda scorer: (RewardTerm("em", exact_match(scorer)),),
+    "f1": lambda scorer: (RewardTerm("f1", f1(scorer)),),
+    "agent_r1": lambda scorer: (RewardTerm("agent_r1", agent_r1(scorer), low=-1.0),),
+    "process": _process_terms,
+}
+REWARD_PRESETS = tuple(_PRESETS)
+
+
+def make_rewards(
+    reward: str | RewardSet | tuple[RewardTerm, ...],
+    weights: Mapping[str, float] | None = None,
+    *,
+    scorer: str | AnswerScorer = "hotpotqa",
+) -> RewardSet:
+    """Returns the reward of an environment.
+
+    Args:
+        reward: a preset ("em", "f1", "agent_r1", "process") or terms of your own.
+        weights: overrides the weight of single terms, by name.
+        scorer: whose normalisation and scoring the outcome terms use, a key of `scoring.SCORERS`.
+
+    Raises:
+        ConfigurationError: unknown preset, scorer or term; a weight that is not a finite number; two terms of one name.
+    """
+    if isinstance(reward, str):
+        if reward not in _PRESETS:
+            raise ConfigurationError(f"Unknown reward preset {reward!r}. {suggest(reward, _PRESETS)}")
+        terms = _PRESETS[reward](_scorer(scorer))
+    else:
+        terms = tuple(reward)
+    names = [term.name for term in terms]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"Two reward terms have one name: {names}.")
+    for name, weight in (weights or {}).items():
+        if name not in names:
+            raise ConfigurationError(f"reward_weights names an unknown term {name!r}. {suggest(name, names)}")
+        _check_weight(name, weight)
+    return RewardSet(replace(term, weight=float((weights or {}).get(term.name, term.weight))) for term in terms)
+
+
+def _scorer(scorer: str | AnswerScorer) -> AnswerScorer:
+    if isinstance(scorer, str):
+        if scorer not in SCORERS:
+            raise ConfigurationError(f"Unknown scorer {scorer!r}. {suggest(scorer, SCORERS)}")
+        return SCORERS[scorer]
+    return scorer
+
+
+def _check_weight(name: str, weight: Any) -> None:
+    number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not number or weight != weight or abs(weight) == float("inf"):
+        raise ConfigurationError(f"The weight of {name!r} must be a finite number, got {weight!r}.")

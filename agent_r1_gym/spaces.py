@@ -1,0 +1,137 @@
+"""The text space of this suite, registered with Gymnasium's vector utilities.
+
+`gymnasium.spaces.Text` has a fixed alphabet, walks over every character in `contains`, and fails in shared memory on
+letters outside the alphabet. `UnicodeText` holds any Unicode text up to a length and travels through shared memory
+as length-prefixed UTF-8, so that a short text costs a short copy.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import string
+from collections.abc import Callable, Iterable
+from multiprocessing.sharedctypes import SynchronizedArray
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Space, Text, Tuple
+from gymnasium.vector.utils import (
+    batch_space,
+    concatenate,
+    create_empty_array,
+    create_shared_memory,
+    read_from_shared_memory,
+    write_to_shared_memory,
+)
+
+_ALPHABET = string.ascii_letters + string.digits + " .,<>/{}[]\"':éßжλ中日\n"
+_MAX_BYTES_PER_CHAR = 4
+_HEADER_BYTES = 8
+_MAX_SAMPLE_CHARS = 64
+
+
+class UnicodeText(Text):
+    """Any Unicode text of at most `max_length` characters that can be encoded (no lone surrogates).
+
+    A `gymnasium.spaces.Text`, so that libraries recognise it. Samples are short and come from a small alphabet of
+    several scripts; members need not.
+
+    Args:
+        max_length: longest text, in characters (code points).
+        seed: seed of `sample`.
+    """
+
+    # Shared by all instances: a vector of 1,000 environments holds 2,000 spaces.
+    _char_list = tuple(_ALPHABET)
+    _char_set = frozenset(_ALPHABET)
+    _char_str = "".join(sorted(_ALPHABET))
+    _char_index = {character: np.int32(position) for position, character in enumerate(_ALPHABET)}  # noqa: RUF012
+
+    def __init__(self, max_length: int, *, seed: int | np.random.Generator | None = None) -> None:
+        if max_length < 1:
+            raise ValueError(f"max_length must be at least 1 character, got {max_length}.")
+        self.min_length = 0
+        self.max_length = int(max_length)
+        Space.__init__(self, dtype=str, seed=seed)
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        """Returns a random text of at most 64 characters; masks work as in `gymnasium.spaces.Text`."""
+        if mask is not None or probability is not None:
+            return super().sample(mask=mask, probability=probability)
+        length = int(self.np_random.integers(0, min(self.max_length, _MAX_SAMPLE_CHARS) + 1))
+        return "".join(self._char_list[i] for i in self.np_random.integers(0, len(self._char_list), length))
+
+    def contains(self, x: Any) -> bool:
+        """Returns whether `x` is a text of at most `max_length` characters without lone surrogates."""
+        return isinstance(x, str) and len(x) <= self.max_length and (x.isascii() or is_encodable(x))
+
+    def __repr__(self) -> str:
+        return f"UnicodeText({self.max_length})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UnicodeText) and self.max_length == other.max_length
+
+    __hash__ = None  # type: ignore[assignment]  # spaces are mutable: they hold a generator
+
+
+def is_encodable(text: str) -> bool:
+    """Returns whether `text` can be encoded as UTF-8, that is, holds no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _stride(space: UnicodeText) -> int:
+    return _HEADER_BYTES + _MAX_BYTES_PER_CHAR * space.max_length
+
+
+@batch_space.register(UnicodeText)
+def _batch(space: UnicodeText, n: int = 1) -> Tuple[Any]:
+    batched = Tuple(tuple(UnicodeText(space.max_length) for _ in range(n)))
+    # Seeds are drawn from a copy of the state, so that sampling here and there stay independent.
+    generator = np.random.Generator(type(space.np_random.bit_generator)())
+    generator.bit_generator.state = space.np_random.bit_generator.state
+    batched.seed([int(seed) for seed in generator.integers(0, 10**8, n)])
+    return batched
+
+
+@concatenate.register(UnicodeText)
+def _concatenate(space: UnicodeText, items: Iterable[str], out: Any) -> tuple[str, ...]:
+    return tuple(items)
+
+
+@create_empty_array.register(UnicodeText)
+def _create_empty_array(space: UnicodeText, n: int = 1, fn: Callable[..., Any] = np.zeros) -> tuple[str, ...]:
+    return ("",) * n
+
+
+@create_shared_memory.register(UnicodeText)
+def _create_shared_memory(space: UnicodeText, n: int = 1, ctx: ModuleType = multiprocessing) -> SynchronizedArray[Any]:
+    array: SynchronizedArray[Any] = ctx.Array("B", n * _stride(space))
+    return array
+
+
+@write_to_shared_memory.register(UnicodeText)
+def _write_to_shared_memory(space: UnicodeText, index: int, value: str, shared_memory: SynchronizedArray[Any]) -> None:
+    encoded = value.encode()
+    buffer = memoryview(shared_memory.get_obj()).cast("B")
+    start = index * _stride(space)
+    body = start + _HEADER_BYTES
+    buffer[start:body] = len(encoded).to_bytes(_HEADER_BYTES, "little")
+    buffer[body : body + len(encoded)] = encoded
+
+
+@read_from_shared_memory.register(UnicodeText)
+def _read_from_shared_memory(space: UnicodeText, shared_memory: SynchronizedArray[Any], n: int = 1) -> tuple[str, ...]:
+    buffer = memoryview(shared_memory.get_obj()).cast("B")
+
+    def read(index: int) -> str:
+        start = index * _stride(space)
+        body = start + _HEADER_BYTES
+        length = int.from_bytes(buffer[start:body], "little")
+        return bytes(buffer[body : body + length]).decode()
+
+    return tuple(read(index) for index in range(n))

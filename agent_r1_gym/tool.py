@@ -1,0 +1,274 @@
+"""Tool: executes one kind of action and returns the raw outcome. It knows no reward, no gold answer, no history."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout
+from agent_r1_gym.types import ErrorKind, ToolCall, ToolOutcome
+
+Arguments = Mapping[str, Any]
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_MAX_THREADS = 128
+_MAX_ERROR_CHARS = 500
+
+
+class Tool(abc.ABC):
+    """One kind of action. Subclass it and implement `execute`; or decorate a function with `agent_r1_gym.tool`.
+
+    The environment validates arguments against `parameters` before it executes anything, and runs every call through
+    `run`, which bounds time and output and turns exceptions into typed outcomes: `ToolError` and other exceptions
+    become "tool_error" (the model reads the message), `InfrastructureError` becomes "unavailable" or "timeout" (the
+    episode is marked so that a learner can drop it).
+
+    Args:
+        name: what the model calls; letters, digits, `_` and `-`.
+        description: what it does, for the model.
+        parameters: JSON schema of the arguments object.
+        timeout: seconds per call, None where the tool bounds its own time. A call with a timeout runs in a thread of
+            its own; Python cannot kill a thread, so a call that hangs is given up, not stopped.
+        max_output_chars: longer outputs are cut, with a note that says so.
+        deterministic: equal arguments give equal outcomes, so that a call asked for twice in one vector step may be
+            executed once. Set False for tools with randomness or side effects.
+
+    Raises:
+        ConfigurationError: a name, schema or limit is not valid.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        parameters: Mapping[str, Any],
+        *,
+        timeout: float | None = 30.0,
+        max_output_chars: int = 8_192,
+        deterministic: bool = True,
+    ) -> None:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"A tool's name is up to 64 letters, digits, '_' and '-', starting with a letter or '_'; got {name!r}."
+            )
+        if timeout is not None and not timeout > 0:
+            raise ConfigurationError(f"timeout of tool {name!r} must be positive seconds or None, got {timeout!r}.")
+        if max_output_chars < 1:
+            raise ConfigurationError(f"max_output_chars of tool {name!r} must be at least 1, got {max_output_chars!r}.")
+        self.name = name
+        self.description = description
+        self.parameters = parameters
+        self.timeout = timeout
+        self.max_output_chars = max_output_chars
+        self.deterministic = deterministic
+        self._validate = _compile(json.dumps(parameters, sort_keys=True), name)
+
+    @abc.abstractmethod
+    def execute(self, arguments: Arguments) -> str | ToolOutcome:
+        """Carries out one call.
+
+        Args:
+            arguments: valid under `parameters`.
+
+        Returns:
+            Text for the model, or a whole outcome.
+
+        Raises:
+            ToolError: the call failed; the model reads the message.
+            InfrastructureError: the backend failed; the model is not to blame.
+        """
+
+    def execute_batch(self, batch: Sequence[Arguments]) -> Sequence[str | ToolOutcome]:
+        """Carries out several calls at once; override it where the backend can (a search engine, a batched model).
+
+        Returns:
+            One item per call, in order.
+        """
+        return [self.execute(arguments) for arguments in batch]
+
+    def get_state(self) -> Any:
+        """Returns what a snapshot of an episode must keep of this tool; None for tools without state."""
+        return None
+
+    def set_state(self, state: Any) -> None:  # noqa: B027 - tools without state need none
+        """Restores what `get_state` returned."""
+
+    def close(self) -> None:  # noqa: B027 - most tools own nothing
+        """Frees what this tool owns; may be called twice."""
+
+    @property
+    def batch_key(self) -> Hashable:
+        """Tools with equal keys may execute each other's calls in one batch; the default: only the tool itself."""
+        return id(self)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The tool as an OpenAI-style function schema."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+    def check(self, arguments: Arguments) -> str | None:
+        """Returns what is wrong with `arguments` under `parameters`, None if nothing is."""
+        try:
+            self._validate(arguments)
+        except (ValueError, RecursionError) as error:
+            problem = str(error).replace("data", "arguments", 1)[:_MAX_ERROR_CHARS]
+            return f"{problem}. Expected arguments: {_signature(self.parameters)}."
+        return None
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolOutcome]:
+        """Executes `calls` within the limits of this tool. Never raises on a tool's failure.
+
+        Calls of a tool with a timeout run side by side, each in a thread; a tool that overrides `execute_batch` gets
+        all calls in one batch instead.
+        """
+        batch = [call.arguments for call in calls]
+        batched = type(self).execute_batch is not Tool.execute_batch
+        if batched:
+            return self._run_batch(batch)
+        jobs = [
+            functools.partial(self._guard, functools.partial(Tool.execute_batch, self, [item]), 1) for item in batch
+        ]
+        results = [job() for job in jobs] if self.timeout is None else self._in_threads(jobs, [1] * len(jobs))
+        return [outcomes[0] for outcomes in results]
+
+    def _run_batch(self, batch: Sequence[Arguments]) -> list[ToolOutcome]:
+        job = functools.partial(self._guard, functools.partial(self.execute_batch, batch), len(batch))
+        outcomes = job() if self.timeout is None else self._in_threads([job], [len(batch)])[0]
+        if len(batch) > 1 and all(outcome.error == "tool_error" for outcome in outcomes):
+            # One bad call may have failed the whole batch: the others must not pay for it.
+            return [self._run_batch([arguments])[0] for arguments in batch]
+        return outcomes
+
+    def _guard(self, job: Callable[[], Sequence[str | ToolOutcome]], size: int) -> list[ToolOutcome]:
+        """Returns the outcomes of `job`, exceptions as typed outcomes, outputs capped, latency measured."""
+        start = time.perf_counter()
+        try:
+            raw = job()
+            if len(raw) != size:
+                raise ConfigurationError(f"Tool {self.name!r} returned {len(raw)} outcomes for {size} calls.")
+        except InfrastructureTimeout as error:
+            return self._failures("timeout", error, size, start)
+        except InfrastructureError as error:
+            return self._failures("unavailable", error, size, start)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            return self._failures("tool_error", error, size, start)
+        latency = time.perf_counter() - start
+        return [self._finish(item, latency) for item in raw]
+
+    def _failures(self, kind: ErrorKind, error: Exception, size: int, start: float) -> list[ToolOutcome]:
+        content = f"{str(error) or type(error).__name__}"[:_MAX_ERROR_CHARS]
+        outcome = ToolOutcome(content, ok=False, error=kind, latency=time.perf_counter() - start)
+        return [outcome] * size
+
+    def _finish(self, item: str | ToolOutcome, latency: float) -> ToolOutcome:
+        outcome = item if isinstance(item, ToolOutcome) else ToolOutcome(_to_text(item))
+        content = outcome.content
+        if len(content) > self.max_output_chars:
+            content = f"{content[: self.max_output_chars]}\n... [cut, {len(content)} characters in all]"
+        return ToolOutcome(content, outcome.ok, outcome.error, outcome.data, latency)
+
+    def _in_threads(
+        self, jobs: Sequence[Callable[[], list[ToolOutcome]]], sizes: Sequence[int]
+    ) -> list[list[ToolOutcome]]:
+        """Runs `jobs` side by side; one that outlasts `timeout` is given up."""
+        assert self.timeout is not None
+        results: list[list[ToolOutcome] | BaseException | None] = [None] * len(jobs)
+        for first in range(0, len(jobs), _MAX_THREADS):
+            wave = range(first, min(first + _MAX_THREADS, len(jobs)))
+            threads = [threading.Thread(target=_store, args=(jobs[i], results, i), daemon=True) for i in wave]
+            deadline = time.monotonic() + self.timeout
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return [self._collect(result, size) for result, size in zip(list(results), sizes, strict=True)]
+
+    def _collect(self, result: list[ToolOutcome] | BaseException | None, size: int) -> list[ToolOutcome]:
+        if isinstance(result, BaseException):
+            raise result
+        if result is None:
+            assert self.timeout is not None
+            content = f"Tool {self.name!r} did not answer within {self.timeout:g} s."
+            return [ToolOutcome(content, ok=False, error="timeout", latency=self.timeout)] * size
+        return result
+
+
+class PendingCall(NamedTuple):
+    """A valid call and the tool that will execute it."""
+
+    tool: Tool
+    call: ToolCall
+
+
+def execute_calls(pending: Sequence[PendingCall]) -> list[ToolOutcome]:
+    """Executes calls of any number of environments: one batch a tool, equal calls to a deterministic tool once.
+
+    Returns:
+        One outcome per item of `pending`, in order.
+    """
+    if len(pending) == 1:
+        return pending[0].tool.run([pending[0].call])
+    positions: dict[Hashable, dict[str, list[int]]] = {}
+    for position, (tool, call) in enumerate(pending):
+        key = call.key if tool.deterministic else str(position)
+        positions.setdefault(tool.batch_key, {}).setdefault(key, []).append(position)
+    outcomes: list[ToolOutcome | None] = [None] * len(pending)
+    for by_key in positions.values():
+        firsts = [found[0] for found in by_key.values()]
+        tool = pending[firsts[0]].tool
+        for found, outcome in zip(by_key.values(), tool.run([pending[i].call for i in firsts]), strict=True):
+            for position in found:
+                outcomes[position] = outcome
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _store(job: Callable[[], list[ToolOutcome]], results: list[Any], index: int) -> None:
+    try:
+        results[index] = job()
+    except BaseException as error:  # handed to the waiting thread, which raises it
+        results[index] = error
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+@functools.lru_cache(maxsize=256)
+def _compile(schema: str, name: str) -> Callable[[Any], Any]:
+    """Returns a validator of the JSON schema; compiled once however many environments use the tool."""
+    import fastjsonschema
+
+    parameters = json.loads(schema)
+    if not isinstance(parameters, dict) or parameters.get("type") != "object":
+        raise ConfigurationError(
+            f'parameters of tool {name!r} must be a JSON schema of "type": "object", got {schema[:200]}.'
+        )
+    try:
+        validator: Callable[[Any], Any] = fastjsonschema.compile(parameters, use_default=False)
+    except (fastjsonschema.JsonSchemaDefinitionException, AttributeError, TypeError) as error:
+        raise ConfigurationError(f"parameters of tool {name!r} are not a valid JSON schema: {error}.") from error
+    return validator
+
+
+def _signature(parameters: Mapping[str, Any]) -> str:
+    """Returns "query (string), limit (integer, optional)" for the properties of a schema."""
+    required = parameters.get("required", ())
+    properties = parameters.get("properties", {})
+    parts = [
+        f"{name} ({schema.get('type', 'any')}{'' if name in required else ', optional'})"
+        for name, schema in properties.items()
+    ]
+    return ", ".join(parts) or "none"

@@ -1,0 +1,118 @@
+"""`@tool`: builds a Tool from a typed, documented function."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, Literal, Union
+
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.tool import Arguments, Tool
+from agent_r1_gym.types import ToolOutcome
+
+_SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
+_ARGS_SECTION = re.compile(r"^\s*Args:\s*$(.*?)(?=^\s*(?:Returns|Raises|Yields|Examples?|Note):\s*$|\Z)", re.M | re.S)
+_ARGUMENT = re.compile(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(.+?)(?=^\s*\w+(?:\s*\([^)]*\))?:\s|\Z)", re.M | re.S)
+
+
+class FunctionTool(Tool):
+    """A tool made of a function; calling it calls the function."""
+
+    def __init__(self, function: Callable[..., Any], *, name: str | None = None, **limits: Any) -> None:
+        if inspect.iscoroutinefunction(function):
+            raise ConfigurationError(f"{function.__name__} is a coroutine; @tool takes an ordinary function.")
+        documentation = inspect.getdoc(function) or ""
+        if not documentation:
+            raise ConfigurationError(
+                f"{function.__name__} needs a docstring: it is what the model reads about the tool."
+            )
+        description = documentation.split("\n\n", 1)[0].replace("\n", " ")
+        super().__init__(name or function.__name__, description, parameter_schema(function), **limits)
+        self._function = function
+        self.__doc__ = documentation
+
+    def execute(self, arguments: Arguments) -> str | ToolOutcome:
+        """Calls the function with `arguments` by keyword; values that are not text become JSON."""
+        value: str | ToolOutcome = self._function(**arguments)
+        return value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function itself."""
+        return self._function(*args, **kwargs)
+
+
+@typing.overload
+def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+@typing.overload
+def tool(
+    *,
+    name: str | None = None,
+    timeout: float | None = 30.0,
+    max_output_chars: int = 8_192,
+    deterministic: bool = True,
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Turns a typed, documented function into a `Tool`.
+
+    The name, the first paragraph of the docstring, the annotations and the docstring's `Args:` section become the
+    schema that the model sees; arguments are validated against it before the function runs.
+
+    Args:
+        function: what to call; its parameters are annotated with str, int, float, bool, list, dict, Literal or unions.
+        **options: `name`, `timeout`, `max_output_chars`, `deterministic` of `Tool`.
+
+    Raises:
+        ConfigurationError: no docstring, a parameter without or with an unsupported annotation, a coroutine.
+    """
+    if function is None:
+        return lambda decorated: FunctionTool(decorated, **options)
+    return FunctionTool(function)
+
+
+def parameter_schema(function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the JSON schema of a function's arguments, from its annotations and its docstring's `Args:` section."""
+    hints = typing.get_type_hints(function)
+    descriptions = _argument_descriptions(inspect.getdoc(function) or "")
+    properties: dict[str, Any] = {}
+    required = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ConfigurationError(f"{function.__name__}: parameter {name!r} must be an ordinary named parameter.")
+        if name not in hints:
+            raise ConfigurationError(f"{function.__name__}: parameter {name!r} needs a type annotation.")
+        properties[name] = _type_schema(hints[name], f"{function.__name__}({name})")
+        if name in descriptions:
+            properties[name]["description"] = descriptions[name]
+        if parameter.default is parameter.empty:
+            required.append(name)
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _type_schema(annotation: Any, where: str) -> dict[str, Any]:
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in _SIMPLE:
+        return {"type": _SIMPLE[annotation]}
+    if annotation is type(None):
+        return {"type": "null"}
+    if origin is Literal:
+        return {"enum": list(parts)}
+    if origin is list:
+        return {"type": "array", "items": _type_schema(parts[0], where)}
+    if origin is dict:
+        return {"type": "object"}
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [_type_schema(part, where) for part in parts]}
+    raise ConfigurationError(
+        f"{where}: cannot make a JSON schema of {annotation!r}; use str, int, float, bool, list, dict, Literal or a "
+        "union of them, or subclass Tool."
+    )
+
+
+def _argument_descriptions(documentation: str) -> dict[str, str]:
+    section = _ARGS_SECTION.search(documentation)
+    if section is None:
+        return {}
+    return {name: " ".join(text.split()) for name, text in _ARGUMENT.findall(section.group(1))}

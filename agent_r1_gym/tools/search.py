@@ -1,0 +1,70 @@
+"""SearchTool: finds passages with any retriever."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.retrieval.base import Hit, Retriever, check_k
+from agent_r1_gym.tool import Arguments, Tool
+from agent_r1_gym.types import ToolOutcome
+
+_PARAMETERS = {
+    "type": "object",
+    "properties": {"query": {"type": "string", "description": "what to look for"}},
+    "required": ["query"],
+    "additionalProperties": False,
+}
+
+
+class SearchTool(Tool):
+    """Searches a corpus; the outcome's `data` holds the hits as a tuple.
+
+    Args:
+        retriever: what is searched; shared, so `close` leaves it open.
+        top_k: passages per query.
+        style: "numbered" shows `(1) Title: text` a line, "plain" `title : text` (for tiny vocabularies).
+        name: what the model calls.
+        description: what it does, for the model.
+    """
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        *,
+        top_k: int = 5,
+        style: str = "numbered",
+        name: str = "search",
+        description: str = "Search an encyclopedia; returns the best passages.",
+    ) -> None:
+        super().__init__(name, description, _PARAMETERS, timeout=retriever.call_timeout, max_output_chars=32_768)
+        self.retriever = retriever
+        self.top_k = check_k(top_k)
+        self._style = _checked_style(style)
+
+    @property
+    def batch_key(self) -> Hashable:
+        """Equal for tools that search the same retriever in the same way."""
+        return (type(self), self.name, id(self.retriever), self.top_k, self._style, self.timeout, self.max_output_chars)
+
+    def execute(self, arguments: Arguments) -> ToolOutcome:
+        """Returns the hits for one query."""
+        return self.execute_batch([arguments])[0]
+
+    def execute_batch(self, batch: Sequence[Arguments]) -> list[ToolOutcome]:
+        """Returns the hits for all queries, asked of the retriever as one batch."""
+        hits = self.retriever.search_batch([arguments["query"] for arguments in batch], self.top_k)
+        return [ToolOutcome(self._show(found), data=tuple(found)) for found in hits]
+
+    def _show(self, hits: Sequence[Hit]) -> str:
+        if not hits:
+            return "nothing found"
+        if self._style == "plain":
+            return "\n".join([f"{passage.title} : {passage.text}" for passage, _ in hits])
+        return "\n".join([f"({rank}) {hit[0].title}: {hit[0].text}" for rank, hit in enumerate(hits, 1)])
+
+
+def _checked_style(style: str) -> str:
+    if style not in ("numbered", "plain"):
+        raise ConfigurationError(f"Unknown search style {style!r}. {suggest(str(style), ('numbered', 'plain'))}")
+    return style

@@ -1,0 +1,242 @@
+"""ToolVectorEnv: many episodes side by side, one batch of tool calls a step."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from agent_r1_gym.core import StepReturn, ToolEnv
+from agent_r1_gym.errors import ActionTypeError, ConfigurationError
+from agent_r1_gym.tool import execute_calls
+
+Flags = npt.NDArray[np.bool_]
+VectorStepReturn = tuple[tuple[str, ...], npt.NDArray[np.float64], Flags, Flags, dict[str, Any]]
+
+
+class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
+    """N `ToolEnv`s whose tool calls are gathered in each step and executed as one batch a tool.
+
+    Environments that share a tool object share its batch, and equal calls to a deterministic tool are executed once.
+    The transitions are those of N single environments. `gym.make_vec(id, num_envs=N)` returns this class.
+
+    Args:
+        envs: the environments; they must have equal spaces.
+        autoreset_mode: when ended episodes restart: "NextStep" (default: the next step resets and ignores the action),
+            "SameStep" (at once; the last state is in `info["final_obs"]` and `info["final_info"]`), "Disabled" (by
+            `reset(options={"reset_mask": mask})`).
+
+    Raises:
+        ConfigurationError: no environment, different spaces, or an unknown mode.
+    """
+
+    def __init__(
+        self, envs: Sequence[ToolEnv], *, autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP
+    ) -> None:
+        if not envs:
+            raise ConfigurationError("A vector needs at least one environment (num_envs >= 1).")
+        try:
+            self.autoreset_mode = AutoresetMode(autoreset_mode)
+        except ValueError as error:
+            modes = [mode.value for mode in AutoresetMode]
+            raise ConfigurationError(f"Unknown autoreset_mode {autoreset_mode!r}; choose one of {modes}.") from error
+        self.envs = list(envs)
+        self.num_envs = len(self.envs)
+        first = self.envs[0]
+        for env in self.envs:
+            if (env.observation_space, env.action_space) != (first.observation_space, first.action_space):
+                raise ConfigurationError("All environments of a vector need equal observation and action spaces.")
+        self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = first.render_mode
+        self.single_observation_space = first.observation_space
+        self.single_action_space = first.action_space
+        self.observation_space = batch_space(first.observation_space, self.num_envs)
+        self.action_space = batch_space(first.action_space, self.num_envs)
+        self._observations: list[str] = [""] * self.num_envs
+        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """Starts an episode in every environment, or in those of `options["reset_mask"]`.
+
+        Args:
+            seed: None, one int (environment i gets `seed + i`), or one seed an environment.
+            options: passed to every environment, but for `reset_mask`, a boolean array of shape (num_envs,).
+
+        Returns:
+            Observations (a tuple of N texts) and the batched info.
+        """
+        options = dict(options or {})
+        mask = self._reset_mask(options.pop("reset_mask", None))
+        infos: dict[str, Any] = {}
+        for index, env_seed in enumerate(self._seeds(seed)):
+            if mask[index]:
+                self._observations[index], info = self.envs[index].reset(seed=env_seed, options=dict(options))
+                infos = self._add_info(infos, info, index)
+        self._ended[mask] = False
+        return tuple(self._observations), infos
+
+    def step(self, actions: Sequence[str]) -> VectorStepReturn:
+        """Steps every environment; all their calls are executed together.
+
+        Args:
+            actions: one model turn an environment.
+
+        Returns:
+            Observations (N texts), rewards, terminations, truncations (arrays of shape (N,)) and the batched info.
+
+        Raises:
+            ActionTypeError: not N strings; no environment was stepped then.
+            EpisodeError: an episode ended and was not reset ("Disabled" mode).
+        """
+        self._check_actions(actions)
+        resets = self._ended.copy() if self.autoreset_mode is AutoresetMode.NEXT_STEP else np.zeros_like(self._ended)
+        results = self._step_together(actions, np.flatnonzero(~resets))
+        rewards = np.zeros(self.num_envs, dtype=np.float64)
+        terminations = np.zeros(self.num_envs, dtype=np.bool_)
+        truncations = np.zeros(self.num_envs, dtype=np.bool_)
+        infos: dict[str, Any] = {}
+        for index, env in enumerate(self.envs):
+            if resets[index]:
+                self._observations[index], info = env.reset()
+            else:
+                observation, rewards[index], terminations[index], truncations[index], info = results[index]
+                self._observations[index] = observation
+                ended = terminations[index] or truncations[index]
+                if ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
+                    infos = self._add_info(infos, {"final_obs": observation, "final_info": info}, index)
+                    self._observations[index], info = env.reset()
+            infos = self._add_info(infos, info, index)
+        self._ended = terminations | truncations
+        return tuple(self._observations), rewards, terminations, truncations, infos
+
+    def render(self) -> tuple[Any, ...]:
+        """Returns what every environment renders."""
+        return tuple(env.render() for env in self.envs)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Returns the attribute `name` of every environment, called with the arguments if it is callable."""
+        found = [getattr(env, name) for env in self.envs]
+        return tuple(value(*args, **kwargs) if callable(value) else value for value in found)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Returns the attribute `name` of every environment."""
+        return tuple(getattr(env, name) for env in self.envs)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Sets the attribute `name`: one value for all, or a list or tuple with one an environment."""
+        each = values if isinstance(values, list | tuple) else [values] * self.num_envs
+        if len(each) != self.num_envs:
+            raise ConfigurationError(f"set_attr needs {self.num_envs} values, got {len(each)}.")
+        for env, value in zip(self.envs, each, strict=True):
+            setattr(env, name, value)
+
+    @property
+    def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]  # as in SyncVectorEnv
+        """The seed of every environment."""
+        return self.get_attr("np_random_seed")
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]  # as in SyncVectorEnv
+        """The generator of every environment."""
+        return self.get_attr("np_random")
+
+    def close_extras(self, **_options: Any) -> None:
+        """Closes every environment."""
+        for env in self.envs:
+            env.close()
+
+    def _step_together(self, actions: Sequence[str], live: npt.NDArray[np.int_]) -> dict[int, StepReturn]:
+        """Begins the live environments' steps, executes all their calls as one, and finishes them."""
+        pending = [(index, self.envs[index].begin_step(actions[index])) for index in live.tolist()]
+        outcomes = execute_calls([call for _, calls in pending for call in calls])
+        results: dict[int, StepReturn] = {}
+        position = 0
+        for index, calls in pending:
+            results[index] = self.envs[index].finish_step(outcomes[position : position + len(calls)])
+            position += len(calls)
+        return results
+
+    def _check_actions(self, actions: Sequence[str]) -> None:
+        if isinstance(actions, str) or len(actions) != self.num_envs:
+            size = "one string" if isinstance(actions, str) else len(actions)
+            raise ActionTypeError(f"Expected {self.num_envs} actions, one string an environment, got {size}.")
+        for index, action in enumerate(actions):
+            if not isinstance(action, str):
+                raise ActionTypeError(f"Action {index} must be a string, got {type(action).__name__}.")
+
+    def _reset_mask(self, mask: Any) -> Flags:
+        if mask is None:
+            return np.ones(self.num_envs, dtype=np.bool_)
+        array = np.asarray(mask)
+        if array.shape != (self.num_envs,) or array.dtype != np.bool_ or not array.any():
+            raise ConfigurationError(
+                f"options['reset_mask'] must be a boolean array of shape ({self.num_envs},) with at least one True, "
+                f"got {mask!r}."
+            )
+        return array
+
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, int | np.integer):
+            return [int(seed) + index for index in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ConfigurationError(f"Expected one seed or {self.num_envs} seeds, got {len(seed)}.")
+        return seed
+
+
+@dataclass(frozen=True)
+class VectorOf:
+    """A vector entry point: builds a `ToolVectorEnv` of the environment class at `entry_point` ("module:Class")."""
+
+    entry_point: str | Callable[..., ToolEnv]
+
+    def __call__(
+        self,
+        num_envs: int = 1,
+        *,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        **options: Any,
+    ) -> ToolVectorEnv:
+        """Returns a vector of `num_envs` environments made with `options`; the class shares their heavy parts."""
+        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+            raise ConfigurationError(f"num_envs must be an integer of at least 1, got {num_envs!r}.")
+        creator = _resolve(self.entry_point)
+        return ToolVectorEnv([creator(**options) for _ in range(num_envs)], autoreset_mode=autoreset_mode)
+
+
+def _resolve(entry_point: str | Callable[..., ToolEnv]) -> Callable[..., ToolEnv]:
+    if callable(entry_point):
+        return entry_point
+    module, _, name = entry_point.partition(":")
+    creator: Callable[..., ToolEnv] = getattr(importlib.import_module(module), name)
+    return creator
+
+
+def register(id: str, entry_point: str | Callable[..., ToolEnv], *, kwargs: Mapping[str, Any] | None = None) -> None:
+    """Registers a `ToolEnv` with Gymnasium, so that `gym.make(id)` and `gym.make_vec(id)` return this suite's classes.
+
+    A ToolEnv checks actions and the order of calls itself; Gymnasium's wrappers that would do it again are left out.
+
+    Args:
+        id: "Namespace/Name-v0".
+        entry_point: the class, or "module:Class".
+        kwargs: default options of the environment.
+    """
+    gymnasium.register(
+        id,
+        entry_point=entry_point,
+        vector_entry_point=VectorOf(entry_point),
+        order_enforce=False,
+        disable_env_checker=True,
+        kwargs=dict(kwargs or {}),
+    )
