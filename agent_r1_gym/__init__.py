@@ -3,7 +3,7 @@
 `import agent_r1_gym` registers every environment, so that `gymnasium.make("AgentR1/HotpotQA-v0")` works.
 """
 
-import agent_r1_gym.envs  # registers the environments
+from agent_r1_gym import envs  # registers the environments
 from agent_r1_gym._version import __version__
 from agent_r1_gym.core import EpisodeState, ToolEnv
 from agent_r1_gym.rewards import RewardTerm
@@ -25,6 +25,7 @@ __all__ = [
     "ToolVectorEnv",
     "Transition",
     "__version__",
+    "envs",
     "register",
     "tool",
 ]

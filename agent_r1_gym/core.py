@@ -176,6 +176,11 @@ class ToolEnv(gymnasium.Env[str, str]):
         return self.rewards.range
 
     @property
+    def episode_tools(self) -> tuple[Tool, ...]:
+        """The tools of the current episode."""
+        return tuple(self._by_name.values())
+
+    @property
     def tool_schemas(self) -> list[dict[str, Any]]:
         """The tools of the current episode as OpenAI-style function schemas."""
         return [tool.schema for tool in self._by_name.values()]
@@ -476,5 +481,6 @@ def _check_positive(name: str, value: Any, least: int) -> None:
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raises a `ConfigurationError` that suggests near names unless `value` is one of `choices`."""
     if value not in choices:
         raise ConfigurationError(f"Unknown {name} {value!r}. {suggest(str(value), choices)}")

@@ -17,7 +17,7 @@ from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.scoring import SCORERS, AnswerScorer
-from agent_r1_gym.types import Transition
+from agent_r1_gym.types import Passage, Task, Transition
 
 TermFunction = Callable[[Transition], float]
 _NOT_PARSED = frozenset({"no_action", "empty_answer", "several_answers"})
@@ -135,16 +135,25 @@ def failed_call(transition: Transition) -> float:
 def new_support(transition: Transition) -> float:
     """Share of the task's gold passages that this step retrieved for the first time in the episode, in [0, 1].
 
-    Summed over an episode it is at most 1. A passage counts by its title, as in the data sets' supporting facts;
-    0 for tasks without gold passages.
+    Summed over an episode it is at most 1. A passage counts by its title, as in the data sets' supporting facts, unless
+    it is known to be a namesake of the gold one (MuSiQue splits articles); 0 for tasks without gold passages.
     """
     gold = frozenset(getattr(transition.task, "supporting_titles", ()))
     if not gold or not transition.outcomes:
         return 0.0
-    found = gold.intersection(_retrieved_titles(transition))
+    namesakes = _namesakes(transition.task, gold)
+    found = gold.intersection(_retrieved_titles(transition, namesakes))
     for step in transition.earlier if found else ():
-        found = found.difference(_retrieved_titles(step))
+        found = found.difference(_retrieved_titles(step, namesakes))
     return len(found) / len(gold)
+
+
+def _namesakes(task: Task, gold: frozenset[str]) -> frozenset[str]:
+    """Returns the ids of the task's own paragraphs that carry a gold title but are not gold."""
+    ids = task.metadata.get("supporting_passages")
+    if not ids:
+        return frozenset()
+    return frozenset(p.id for p in getattr(task, "context", ()) if p.title in gold and p.id not in ids)
 
 
 def repeated_query(transition: Transition) -> float:
@@ -172,13 +181,13 @@ def _answered_keys(step: Transition) -> Iterator[str]:
             yield _query_key(call.key)
 
 
-def _retrieved_titles(step: Transition) -> Iterator[str]:
+def _retrieved_titles(step: Transition, namesakes: frozenset[str]) -> Iterator[str]:
     """Yields the titles of the passages in the structured outcomes of a step (`SearchTool` puts hits there)."""
     for outcome in step.outcomes:
         for hit in outcome.data if isinstance(outcome.data, tuple) else ():
-            title = getattr(getattr(hit, "passage", None), "title", None)
-            if title is not None:
-                yield title
+            passage = getattr(hit, "passage", None)
+            if isinstance(passage, Passage) and passage.id not in namesakes:
+                yield passage.title
 
 
 def _steps(transition: Transition) -> tuple[Transition, ...]:

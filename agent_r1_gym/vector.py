@@ -99,7 +99,9 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
         """
         self._check_actions(actions)
         resets = self._ended.copy() if self.autoreset_mode is AutoresetMode.NEXT_STEP else np.zeros_like(self._ended)
-        results = self._step_together(actions, np.flatnonzero(~resets))
+        live = np.flatnonzero(~resets).tolist()
+        steps = step_together([self.envs[index] for index in live], [actions[index] for index in live])
+        results = dict(zip(live, steps, strict=True))
         rewards = np.zeros(self.num_envs, dtype=np.float64)
         terminations = np.zeros(self.num_envs, dtype=np.bool_)
         truncations = np.zeros(self.num_envs, dtype=np.bool_)
@@ -154,17 +156,6 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
         for env in self.envs:
             env.close()
 
-    def _step_together(self, actions: Sequence[str], live: npt.NDArray[np.int_]) -> dict[int, StepReturn]:
-        """Begins the live environments' steps, executes all their calls as one, and finishes them."""
-        pending = [(index, self.envs[index].begin_step(actions[index])) for index in live.tolist()]
-        outcomes = execute_calls([call for _, calls in pending for call in calls])
-        results: dict[int, StepReturn] = {}
-        position = 0
-        for index, calls in pending:
-            results[index] = self.envs[index].finish_step(outcomes[position : position + len(calls)])
-            position += len(calls)
-        return results
-
     def _check_actions(self, actions: Sequence[str]) -> None:
         if isinstance(actions, str) or len(actions) != self.num_envs:
             size = "one string" if isinstance(actions, str) else len(actions)
@@ -192,6 +183,26 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
         if len(seed) != self.num_envs:
             raise ConfigurationError(f"Expected one seed or {self.num_envs} seeds, got {len(seed)}.")
         return seed
+
+
+def step_together(envs: Sequence[ToolEnv], actions: Sequence[str]) -> list[StepReturn]:
+    """Steps environments side by side: all their calls are executed as one batch a tool.
+
+    Args:
+        envs: environments with a running episode each.
+        actions: one model turn an environment.
+
+    Returns:
+        What `step` of each environment would have returned.
+    """
+    pending = [env.begin_step(action) for env, action in zip(envs, actions, strict=True)]
+    outcomes = execute_calls([call for calls in pending for call in calls])
+    results = []
+    position = 0
+    for env, calls in zip(envs, pending, strict=True):
+        results.append(env.finish_step(outcomes[position : position + len(calls)]))
+        position += len(calls)
+    return results
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,7 @@
+"""`python -m agent_r1_gym` is `agent-r1`."""
+
+import sys
+
+from agent_r1_gym.cli import main
+
+sys.exit(main())

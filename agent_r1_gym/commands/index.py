@@ -1,0 +1,48 @@
+"""`agent-r1 index CORPUS`: indexes a corpus file for a retriever."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from agent_r1_gym.commands.base import say
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.retrieval import make_retriever
+from agent_r1_gym.retrieval.base import Retriever
+from agent_r1_gym.retrieval.corpus import corpus_fingerprint, read_corpus
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of this subcommand."""
+    parser.add_argument("corpus", type=Path, metavar="CORPUS", help="passages: JSON, JSONL or JSONL.gz")
+    parser.add_argument("--retriever", default="bm25", help="bm25, lucene or dense:ENCODER_DIR (default: bm25)")
+    parser.add_argument(
+        "--out", type=Path, help="folder of the index (lucene only; default: the package's home folder)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Builds the index whole or not at all, and says how to use it."""
+    if options.out is not None:
+        return _lucene_folder(options)
+    corpus_retriever(options.corpus, options.retriever).search("warm up", 1)
+    say(f"indexed; serve it with: agent-r1 serve-retriever --corpus {options.corpus} --retriever {options.retriever}")
+    return 0
+
+
+def corpus_retriever(corpus: Path, spec: str) -> Retriever:
+    """Returns the retriever over a corpus file; its index is kept in the package's home folder."""
+    fingerprint = corpus_fingerprint(read_corpus(corpus))
+    return make_retriever(spec, passages=lambda: read_corpus(corpus), fingerprint=fingerprint)
+
+
+def _lucene_folder(options: argparse.Namespace) -> int:
+    from agent_r1_gym.retrieval.lucene import build_lucene_index
+
+    if options.retriever != "lucene":
+        raise ConfigurationError(f"--out needs --retriever lucene, got {options.retriever!r}.")
+    if options.out.exists():
+        raise ConfigurationError(f"{options.out} exists; choose another --out or remove it.")
+    number = build_lucene_index(read_corpus(options.corpus), options.out, progress=True)
+    say(f"indexed {number} passages in {options.out}; use it as --retriever lucene:{options.out}")
+    return 0

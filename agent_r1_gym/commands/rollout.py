@@ -1,0 +1,133 @@
+"""`agent-r1 rollout ENV`: plays episodes with a policy, scores them, and writes their traces."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent_r1_gym.commands.base import add_env_arguments, env_options, make_envs, say, table
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.policies import POLICIES, Policy, ReplayPolicy, make_policy
+from agent_r1_gym.report import write_html
+from agent_r1_gym.rollout import rollout
+from agent_r1_gym.scoring import SCORERS
+from agent_r1_gym.trajectory import Trajectory, append_trace
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of this subcommand."""
+    add_env_arguments(parser)
+    parser.add_argument("--policy", default="oracle", help=f"who acts: {', '.join(POLICIES)} (default: oracle)")
+    parser.add_argument("-n", "--episodes", type=int, help="episodes: the first N tasks (default: all, at most 100)")
+    parser.add_argument("--num-envs", type=int, default=16, help="episodes side by side (default: 16)")
+    parser.add_argument(
+        "--out", type=Path, help="new folder for trace.jsonl and trace.html (default: runs/rollout-...)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plays the episodes; what is finished is in the trace file also after Ctrl-C."""
+    policy = make_policy(options.policy)
+    if options.num_envs < 1:
+        raise ConfigurationError(f"--num-envs must be at least 1, got {options.num_envs}.")
+    first = make_envs(options.env, 1, env_options(options))[0]
+    indices = task_indices(first, policy, options.episodes)
+    others = make_envs(options.env, min(options.num_envs, len(indices)) - 1, env_options(options))
+    folder = new_folder(options.out or default_folder(options.env, policy.name))
+    trajectories = play([first, *others], policy, indices, folder / "trace.jsonl")
+    write_html(trajectories, folder / "trace.html")
+    say(f"served: {first.describe_dataset()}")
+    say(score_table([trajectories]))
+    say(f"traces: {folder / 'trace.jsonl'}, to look at: {folder / 'trace.html'}")
+    return 0
+
+
+def task_indices(env: ToolEnv, policy: Policy, episodes: int | None) -> list[int]:
+    """Returns which tasks to play: those of a replayed trace, else the first `episodes`.
+
+    Raises:
+        ConfigurationError: fewer than one episode, or more than there are tasks.
+    """
+    available: Sequence[int] = policy.task_indices if isinstance(policy, ReplayPolicy) else range(len(env.tasks))
+    number = min(len(available), 100) if episodes is None else episodes
+    if not 1 <= number <= len(available):
+        raise ConfigurationError(f"-n must be between 1 and the number of tasks, {len(available)}; got {number}.")
+    return list(available[:number])
+
+
+def play(envs: Sequence[ToolEnv], policy: Policy, indices: Sequence[int], trace: Path) -> list[Trajectory]:
+    """Plays the tasks under a progress bar, writing each trajectory to `trace` as its episode ends."""
+    from tqdm import tqdm
+
+    trajectories: list[Trajectory] = []
+    with tqdm(total=len(indices), desc=policy.name, unit="episode") as bar:
+        for trajectory in rollout(envs, policy, indices):
+            append_trace(trace, [trajectory])
+            trajectories.append(trajectory)
+            mean = sum(t.episode_return for t in trajectories) / len(trajectories)
+            bar.set_postfix({"return": f"{mean:.3f}"}, refresh=False)
+            bar.update()
+    return trajectories
+
+
+def score_table(groups: Sequence[Sequence[Trajectory]]) -> str:
+    """Returns one row of mean scores for each group of trajectories of one policy."""
+    header = ("policy", "episodes", "answered right", "EM", "F1", "return", "turns", "calls", "failed calls", "dropped")
+    return table(header, [_scores(trajectories) for trajectories in groups if trajectories])
+
+
+def _scores(trajectories: Sequence[Trajectory]) -> tuple[str | int | float, ...]:
+    scored = [t for t in trajectories if t.infrastructure_error is None]
+    number = max(len(scored), 1)
+    turns = [turn for t in scored for turn in t.turns]
+    errors = [error for turn in turns for error in turn.outcome_errors]
+    matches = [_score(t, "em") for t in scored]
+    return (
+        trajectories[0].policy,
+        len(scored),
+        f"{int(sum(matches))}/{len(scored)}",
+        sum(matches) / number,
+        sum(_score(t, "f1") for t in scored) / number,
+        sum(t.episode_return for t in scored) / number,
+        len(turns) / number,
+        len(errors) / number,
+        sum(error is not None for error in errors) + sum(bool(turn.parse_errors) for turn in turns),
+        len(trajectories) - len(scored),
+    )
+
+
+def _score(trajectory: Trajectory, metric: str) -> float:
+    scorer = SCORERS[_scorer_name(trajectory)]
+    if trajectory.answer is None or not trajectory.gold_answers:
+        return 0.0
+    return (
+        scorer.em(trajectory.answer, trajectory.gold_answers)
+        if metric == "em"
+        else scorer.f1(trajectory.answer, trajectory.gold_answers)
+    )
+
+
+def _scorer_name(trajectory: Trajectory) -> str:
+    name = trajectory.dataset.split("/", 1)[0].removesuffix("-sample")
+    return name if name in SCORERS else "hotpotqa"
+
+
+def default_folder(env: str, policy: str) -> Path:
+    """Returns a folder name that says what was run and when."""
+    name = env.split("/")[-1]
+    return Path("runs") / f"rollout-{name}-{policy.split(':')[0]}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def new_folder(path: Path) -> Path:
+    """Creates the folder; refuses one that holds something, so that no run overwrites another.
+
+    Raises:
+        ConfigurationError: the folder is not empty, or a file stands there.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigurationError(f"{path} exists and is not an empty folder; choose another --out.")
+    path.mkdir(parents=True, exist_ok=True)
+    return path

@@ -1,0 +1,315 @@
+"""A fictional world as a pure function of (seed, split, index): no tables, so millions of entities cost nothing.
+
+Entities are numbered within their kind. A keyed permutation gives entity i its name, and one for each relation gives
+it its target: `target = outer(inner(i) % targets)`. That is functional, spreads the subjects evenly over the targets
+and can be inverted, so that entities which share a target are found without a search.
+"""
+
+from __future__ import annotations
+
+import abc
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from math import isqrt, prod
+from typing import NamedTuple
+
+from agent_r1_gym.errors import ConfigurationError
+
+FICTION_SPLITS = ("train", "validation", "test", "ood")
+SYMMETRIC = "spouse"
+"""The one relation that is its own inverse; never followed twice in a row, never compared."""
+
+_PRIME = (1 << 61) - 1
+_TIER_SLACK = 4  # a name space should be at least this many times larger than what is drawn from it
+_ROUNDING = 16  # more entities than any kind can gain by rounding
+
+
+def words(text: str, separator: str | None = None) -> tuple[str, ...]:
+    """Returns the parts of `text` between separators (None: white space)."""
+    return tuple(text.split(separator))
+
+
+class Permutation:
+    """A keyed permutation of `range(size)` in O(1) memory.
+
+    A Feistel network of four rounds over two mixed-radix digits. Its round functions are squares modulo a prime:
+    linear ones would send neighbours to equally spaced places. The few values beyond `size` are walked over.
+
+    Args:
+        size: number of elements.
+        key: what makes this permutation differ from others; equal keys give equal permutations in every process.
+    """
+
+    __slots__ = ("_left", "_right", "_rounds", "size")
+
+    def __init__(self, size: int, key: str) -> None:
+        self.size = size
+        self._left = isqrt(max(size - 1, 0)) + 1
+        self._right = -(-size // self._left)
+        digest = blake2b(key.encode(), digest_size=64).digest()
+        keys = [int.from_bytes(digest[start : start + 8], "big") % _PRIME for start in range(0, 64, 8)]
+        self._rounds = ((keys[0], keys[1], keys[2], keys[3]), (keys[4], keys[5], keys[6], keys[7]))
+
+    def __call__(self, element: int) -> int:
+        """Returns where `element` goes."""
+        left_size, right_size = self._left, self._right
+        while True:
+            left, right = divmod(element, right_size)
+            for a, b, c, d in self._rounds:
+                left = (left + (a * right + b) ** 2 % _PRIME) % left_size
+                right = (right + (c * left + d) ** 2 % _PRIME) % right_size
+            element = left * right_size + right
+            if element < self.size:
+                return element
+
+    def inverse(self, element: int) -> int:
+        """Returns what comes to `element`: `p.inverse(p(i)) == i`."""
+        left_size, right_size = self._left, self._right
+        while True:
+            left, right = divmod(element, right_size)
+            for a, b, c, d in reversed(self._rounds):
+                right = (right - (c * left + d) ** 2 % _PRIME) % right_size
+                left = (left - (a * right + b) ** 2 % _PRIME) % left_size
+            element = left * right_size + right
+            if element < self.size:
+                return element
+
+
+@dataclass(frozen=True, slots=True)
+class NameSpace:
+    """All names of one sort, as vectors of digits.
+
+    The splits share the space without sharing a name: split number s owns the vectors whose digits sum to s modulo
+    the number of splits. Every single digit, so every part of a name, occurs in all of them.
+
+    Attributes:
+        tiers: possible sizes of the first digit, ascending; small worlds take the smallest tier that is roomy.
+        radices: sizes of the other digits; the last is a multiple of `len(FICTION_SPLITS)`.
+        spell: digits to name, one to one.
+    """
+
+    tiers: tuple[int, ...]
+    radices: tuple[int, ...]
+    spell: Callable[[Sequence[int]], str]
+
+    def capacity(self, tier: int) -> int:
+        """Returns how many names one split has when the first digit has `tier` values."""
+        return tier * prod(self.radices) // len(FICTION_SPLITS)
+
+    def name(self, position: int, split: int) -> str:
+        """Returns name number `position` of split number `split`."""
+        splits = len(FICTION_SPLITS)
+        position, last = divmod(position, self.radices[-1] // splits)
+        digits = []
+        for radix in reversed(self.radices[:-1]):
+            position, digit = divmod(position, radix)
+            digits.append(digit)
+        digits.append(position)
+        digits.reverse()
+        digits.append(splits * last + (split - sum(digits)) % splits)
+        return self.spell(digits)
+
+
+class Kind(NamedTuple):
+    """A kind of entity: its share of the world in per cent, and the key of its `NameSpace`."""
+
+    percent: int
+    names: str
+
+
+class Entity(NamedTuple):
+    """One entity: its kind and its number within it."""
+
+    kind: str
+    serial: int
+
+
+class Style(abc.ABC):
+    """A schema (kinds and relations) and the words for it. Stateless.
+
+    Attributes:
+        name: as in `fiction_dataset(style=...)`.
+        kinds: what there is; the first kind takes what rounding leaves over.
+        relations: for every kind, its relations and their target: another kind, or a key of `values`. Kinds form
+            no circle (apart from `SYMMETRIC`), so a chain of relations never meets an entity twice.
+        values: lists of what a relation may have as a value; ordered where `ordered` compares it.
+        names: the name spaces; no name is in two of them.
+        ordered: relations that "which is earlier / larger" questions compare.
+        shared: relations that "do both have the same" questions compare.
+    """
+
+    name: str
+    kinds: Mapping[str, Kind]
+    relations: Mapping[str, Mapping[str, str]]
+    values: Mapping[str, Sequence[str]]
+    names: Mapping[str, NameSpace]
+    ordered: frozenset[str]
+    shared: frozenset[str]
+
+    @abc.abstractmethod
+    def sentences(self, world: World, entity: Entity) -> list[str]:
+        """Returns the passage about `entity`, sentence by sentence; it states all relations of the entity."""
+
+    @abc.abstractmethod
+    def sentence_of(self, world: World, entity: Entity, relation: str) -> int:
+        """Returns the index of the sentence that states `relation` of `entity`."""
+
+    @abc.abstractmethod
+    def mention(self, world: World, entity: Entity) -> str:
+        """Returns how a question names `entity`."""
+
+    @abc.abstractmethod
+    def ask(self, relation: str, subject: str, rng: random.Random) -> str:
+        """Returns the question for `relation` of `subject` (a mention, a description or "#n")."""
+
+    @abc.abstractmethod
+    def describe(self, relation: str, subject: str, rng: random.Random) -> str:
+        """Returns a description of the target of `relation` that does not name it."""
+
+    @abc.abstractmethod
+    def ask_order(self, relation: str, rng: random.Random) -> tuple[str, bool]:
+        """Returns a template with {a} and {b} that asks for the lower or, if the flag is True, the higher of two."""
+
+    @abc.abstractmethod
+    def ask_same(self, relation: str, rng: random.Random) -> str:
+        """Returns a yes/no template with {a} and {b}."""
+
+
+class _Link(NamedTuple):
+    inner: Permutation
+    outer: Permutation
+    kind: str | None
+    values: Sequence[str]
+
+
+class World:
+    """Who is who in one split of one seed, computed on demand.
+
+    Args:
+        style: schema and words.
+        seed: another seed, another world.
+        entities: number of entities of all kinds together.
+        split: one of `FICTION_SPLITS`.
+
+    Raises:
+        ConfigurationError: the style has not enough names for so many entities.
+    """
+
+    def __init__(self, style: Style, *, seed: int, entities: int, split: str) -> None:
+        self.style, self.seed, self.entities, self.split = style, seed, entities, split
+        limit = largest_world(style)
+        if entities > limit:
+            raise ConfigurationError(
+                f"entities={entities} is too many for style {style.name!r}: its names are enough for {limit} entities "
+                f"per split."
+            )
+        self.counts = _count_kinds(style, entities)
+        self.key = f"fiction/1/{style.name}/{seed}/{split}/{entities}"
+        self._starts = [sum(list(self.counts.values())[:position]) for position in range(len(self.counts))]
+        self._first = dict(zip(self.counts, self._starts, strict=True))
+        self._links = {(kind, name): self._link(kind, name) for kind in style.kinds for name in style.relations[kind]}
+        self._names = self._place_names()
+        self.title = lru_cache(1 << 14)(self._title)
+        self.noise = lru_cache(1 << 12)(self._noise)
+
+    def __reduce__(self) -> tuple[Callable[..., World], tuple[Style, int, int, str]]:
+        return _rebuild, (self.style, self.seed, self.entities, self.split)
+
+    def entity(self, number: int) -> Entity:
+        """Returns the entity with `number` in `range(entities)`, all kinds counted through."""
+        place = bisect_right(self._starts, number) - 1
+        return Entity(tuple(self.counts)[place], number - self._starts[place])
+
+    def number(self, entity: Entity) -> int:
+        """Returns the number of `entity`, all kinds counted through."""
+        return self._first[entity.kind] + entity.serial
+
+    def target(self, entity: Entity, relation: str) -> int:
+        """Returns the number, within its kind or list of values, of what `relation` gives for `entity`."""
+        if relation == SYMMETRIC:
+            return entity.serial ^ 1
+        inner, outer, _, _ = self._links[entity.kind, relation]
+        return outer(inner(entity.serial) % outer.size)
+
+    def follow(self, entity: Entity, relation: str) -> Entity:
+        """Returns the entity that `relation`, whose target is a kind, gives for `entity`."""
+        return Entity(self.style.relations[entity.kind][relation], self.target(entity, relation))
+
+    def state(self, entity: Entity, relation: str) -> str:
+        """Returns, as text, what `relation` gives for `entity`: a title or a value."""
+        link = self._links[entity.kind, relation]
+        target = self.target(entity, relation)
+        return link.values[target] if link.kind is None else self.title(Entity(link.kind, target))
+
+    def targets(self, kind: str, relation: str) -> int:
+        """Returns how many different targets `relation` can have; positions equal modulo it share their target."""
+        return self._links[kind, relation].outer.size
+
+    def position(self, entity: Entity, relation: str) -> int:
+        """Returns the place of `entity` in the order in which `relation` deals out its targets."""
+        return self._links[entity.kind, relation].inner(entity.serial)
+
+    def at(self, kind: str, relation: str, position: int) -> Entity:
+        """Returns the entity at `position`: the inverse of `position`."""
+        return Entity(kind, self._links[kind, relation].inner.inverse(position))
+
+    def _title(self, entity: Entity) -> str:
+        space, order, first = self._names[entity.kind]
+        return space.name(order(first + entity.serial), FICTION_SPLITS.index(self.split))
+
+    def _noise(self, entity: Entity) -> int:
+        """Returns 64 random bits that belong to `entity`, for choices of wording."""
+        return int.from_bytes(blake2b(f"{self.key}/{entity.kind}/{entity.serial}".encode(), digest_size=8).digest())
+
+    def _link(self, kind: str, relation: str) -> _Link:
+        target = self.style.relations[kind][relation]
+        is_kind = target in self.counts
+        values = () if is_kind else self.style.values[target]
+        key = f"{self.key}/{kind}/{relation}"
+        return _Link(
+            inner=Permutation(self.counts[kind], f"{key}/inner"),
+            outer=Permutation(self.counts[target] if is_kind else len(values), f"{key}/outer"),
+            kind=target if is_kind else None,
+            values=values,
+        )
+
+    def _place_names(self) -> dict[str, tuple[NameSpace, Permutation, int]]:
+        placed = {}
+        for key, space in self.style.names.items():
+            kinds = [kind for kind, facts in self.style.kinds.items() if facts.names == key]
+            need = sum(self.counts[kind] for kind in kinds)
+            roomy = (tier for tier in space.tiers if space.capacity(tier) >= _TIER_SLACK * need)
+            order = Permutation(space.capacity(next(roomy, space.tiers[-1])), f"{self.key}/names/{key}")
+            first = 0
+            for kind in kinds:
+                placed[kind] = (space, order, first)
+                first += self.counts[kind]
+        return placed
+
+
+def _rebuild(style: Style, seed: int, entities: int, split: str) -> World:
+    return World(style, seed=seed, entities=entities, split=split)
+
+
+def largest_world(style: Style) -> int:
+    """Returns the largest number of entities that `style` has names for, per split."""
+    percent = dict.fromkeys(style.names, 0)
+    for kind in style.kinds.values():
+        percent[kind.names] += kind.percent
+    rooms = {key: space.capacity(space.tiers[-1]) - _ROUNDING for key, space in style.names.items()}
+    return min(100 * rooms[key] // percent[key] for key in rooms)
+
+
+def _count_kinds(style: Style, entities: int) -> dict[str, int]:
+    """Deals out `entities` over the kinds; kinds with spouses get an even number."""
+    counts = {kind: entities * facts.percent // 100 for kind, facts in style.kinds.items()}
+    for kind in counts:
+        if SYMMETRIC in style.relations[kind]:
+            counts[kind] -= counts[kind] % 2
+    first = next(iter(counts))
+    counts[first] += entities - sum(counts.values())
+    return counts

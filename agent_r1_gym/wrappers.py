@@ -1,0 +1,391 @@
+"""Wrappers that change what a policy sees: token ids, chat messages, or a window on a long history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, cast
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box, Dict, MultiBinary, Space
+from gymnasium.utils import RecordConstructorArgs
+
+from agent_r1_gym.core import ToolEnv, check_choice
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.markup import neutralise
+from agent_r1_gym.rendering import render_text
+from agent_r1_gym.spaces import UnicodeText, is_encodable
+from agent_r1_gym.types import Message, to_chat
+
+Info = dict[str, Any]
+Chat = tuple[dict[str, Any], ...]
+Tokens = dict[str, npt.NDArray[Any]]
+Encode = Callable[[str], Sequence[int]]
+
+_SAMPLE_CHARS = 64
+REMOVED_NOTE = "(older output removed)"
+"""What `ContextWindow` shows instead of older tool output, unless told otherwise."""
+
+
+class _Observer(gymnasium.Wrapper[Any, str, Any, str], RecordConstructorArgs):
+    """Replaces observation and info by what `observe` makes of them, after `reset` and after `step`."""
+
+    def __init__(self, env: gymnasium.Env[Any, str]) -> None:
+        super().__init__(env)
+        if not isinstance(env.unwrapped, ToolEnv):
+            raise ConfigurationError(f"{type(self).__name__} wraps a ToolEnv, got {env}.")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        """Starts an episode (see `ToolEnv.reset`)."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self.observe(observation, info)
+
+    def step(self, action: str) -> tuple[Any, Any, bool, bool, Info]:
+        """Takes one model turn (see `ToolEnv.step`)."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        observation, info = self.observe(observation, info)
+        return observation, reward, terminated, truncated, info
+
+    def observe(self, observation: Any, info: Info) -> tuple[Any, Info]:
+        """Returns the new observation, and `info`, which it may change in place."""
+        raise NotImplementedError
+
+
+class ChatSpace(Space[Chat]):
+    """Chat histories: tuples of `{"role", "content"}` dictionaries as `types.Message.to_dict` makes them.
+
+    A message may also hold "name" and "tool_call_id" (texts) and "tool_calls" (a list). There is no bound on length.
+
+    Args:
+        seed: seed of `sample`.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("system", "user", "assistant", "tool")
+    _optional: ClassVar[Mapping[str, type]] = {"name": str, "tool_call_id": str, "tool_calls": list}
+
+    def __init__(self, seed: int | np.random.Generator | None = None) -> None:
+        super().__init__(None, None, seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """False: the number of messages varies."""
+        return False
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Chat:
+        """Returns one to four random messages.
+
+        Raises:
+            ConfigurationError: a mask is given.
+        """
+        if mask is not None or probability is not None:
+            raise ConfigurationError("ChatSpace has no masks; call sample() without arguments.")
+        content = UnicodeText(_SAMPLE_CHARS, seed=self.np_random)
+        roles = self.np_random.choice(self.roles, size=self.np_random.integers(1, 5))
+        return tuple({"role": str(role), "content": content.sample()} for role in roles)
+
+    def contains(self, x: Any) -> bool:
+        """Returns whether `x` is a tuple of messages."""
+        return isinstance(x, tuple) and all(isinstance(message, dict) and self._is_message(message) for message in x)
+
+    def _is_message(self, message: dict[str, Any]) -> bool:
+        content = message.get("content")
+        if message.get("role") not in self.roles or not isinstance(content, str) or not is_encodable(content):
+            return False
+        optional = message.keys() - {"role", "content"}
+        return all(key in self._optional and isinstance(message[key], self._optional[key]) for key in optional)
+
+    def __repr__(self) -> str:
+        return "ChatSpace()"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ChatSpace)
+
+    __hash__ = None  # type: ignore[assignment]  # spaces are mutable: they hold a generator
+
+
+class MessageObservation(_Observer):
+    """Observations as chat messages, fit for `tokenizer.apply_chat_template` and for OpenAI-style endpoints.
+
+    The observation is a tuple of dictionaries, new ones in every step. Over a `ContextWindow` it shows the window.
+    AsyncVectorEnv needs `shared_memory=False`: a chat has no fixed size.
+
+    Args:
+        env: a `ToolEnv`, bare or wrapped.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, str]) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        self.observation_space = ChatSpace()
+
+    def observe(self, observation: Any, info: Info) -> tuple[Chat, Info]:
+        """Returns the history as chat dictionaries."""
+        return tuple(to_chat(info["messages"])), info
+
+
+class ContextWindow(_Observer):
+    """Keeps long histories short: older tool output is removed or summarised, in observation and `info["messages"]`.
+
+    The tool messages of the last `keep_last` turns that called tools stay as they are; older ones become `note`, or
+    what `mode` makes of them, where that is shorter. The environment keeps the full history (`get_state().messages`)
+    and its budgets count it. `info["context_rewritten"]` is True in a step in which text that the model has seen before
+    changed: there the tokens so far are no prefix of what comes next.
+
+    Args:
+        env: a `ToolEnv`, bare or wrapped.
+        keep_last: turns whose tool output stays, at least 1.
+        mode: "drop", or a function that gets one tool message's text, nothing else, and returns a shorter text; called
+            once for a text and episode, its result is neutralised like any foreign text. What it raises, `step` raises.
+        max_chars: rewrite only while the history is longer than this, oldest first; None: always.
+        note: what "drop" shows; give a text of your vocabulary if the default's words are not in it.
+
+    Raises:
+        ConfigurationError: an argument has a wrong value, or, from `step`, the function returned no text.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[str, str],
+        *,
+        keep_last: int = 2,
+        mode: str | Callable[[str], str] = "drop",
+        max_chars: int | None = None,
+        note: str = REMOVED_NOTE,
+    ) -> None:
+        RecordConstructorArgs.__init__(
+            self, keep_last=keep_last, mode=mode, max_chars=max_chars, note=note, _disable_deepcopy=True
+        )
+        super().__init__(env)
+        if not callable(mode):
+            check_choice("mode of ContextWindow (or a function)", mode, ("drop",))
+        _require_text(env, "ContextWindow rewrites text", "put it below the other wrappers")
+        self._keep_last = _integer("keep_last", keep_last)
+        self._max_chars = None if max_chars is None else _integer("max_chars", max_chars)
+        self._mode = mode
+        self._note = note
+        self._markup = cast(ToolEnv, env.unwrapped)._markup
+        self._summaries: dict[str, str] = {}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        """Starts an episode and forgets the summaries of the last one."""
+        self._summaries.clear()
+        return super().reset(seed=seed, options=options)
+
+    def observe(self, observation: str, info: Info) -> tuple[str, Info]:
+        """Returns the history as the window shows it."""
+        messages: tuple[Message, ...] = info["messages"]
+        seen = messages[: len(messages) - len(info["new_messages"])]
+        window = self._rewrite(messages)
+        info["context_rewritten"] = window[: len(seen)] != self._rewrite(seen)
+        if window == messages:
+            return observation, info
+        info["messages"] = window
+        return render_text(window)[: cast(UnicodeText, self.observation_space).max_length], info
+
+    def _rewrite(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        window = list(messages)
+        excess = None if self._max_chars is None else len(render_text(messages)) - self._max_chars
+        for position in _older_tool_messages(messages, self._keep_last):
+            if excess is not None and excess <= 0:
+                break
+            content = messages[position].content
+            shorter = self._shorten(content)
+            if len(shorter) < len(content):
+                window[position] = replace(messages[position], content=shorter)
+                excess = None if excess is None else excess - len(content) + len(shorter)
+        return tuple(window)
+
+    def _shorten(self, content: str) -> str:
+        if not callable(self._mode):
+            return self._note
+        if content not in self._summaries:
+            summary = self._mode(content)
+            if not isinstance(summary, str):
+                raise ConfigurationError(f"The summariser must return a text, got {type(summary).__name__}.")
+            self._summaries[content] = neutralise(summary, self._markup)
+        return self._summaries[content]
+
+
+def _older_tool_messages(messages: Sequence[Message], keep_last: int) -> list[int]:
+    """Returns the positions of tool messages, but for those of the last `keep_last` turns that have any."""
+    turns: list[list[int]] = [[]]
+    for position, message in enumerate(messages):
+        if message.role == "assistant":
+            turns.append([])
+        elif message.role == "tool":
+            turns[-1].append(position)
+    with_output = [positions for positions in turns if positions]
+    return [position for positions in with_output[:-keep_last] for position in positions]
+
+
+class TokenObservation(_Observer):
+    """Observations as token ids, for token-level RL code.
+
+    The observation is `{"input_ids": int64 (max_tokens,), "attention_mask": int8 (max_tokens,)}`, padded, so that it
+    batches and travels through shared memory. `info["observation_tokens"]` is the number of tokens before truncation.
+
+    A tokenizer takes its special tokens for such wherever they stand in a text: give the environment
+    `markup=tokenizer.all_special_tokens`, so that no tool output can forge one.
+
+    Args:
+        env: a `ToolEnv`, bare or wrapped.
+        tokenizer: a transformers tokenizer, a `tokenizers.Tokenizer`, or a function from text to a list of ids.
+        max_tokens: length of the observation.
+        truncation_side: which end of a longer history is cut, "left" (the oldest tokens) or "right".
+        padding_side: where padding stands, "right" or "left" (for generation).
+        pad_id: id of the padding; None: the tokenizer's own.
+        vocab_size: number of ids; None: the tokenizer's own.
+        chat_template: encode `tokenizer.apply_chat_template(messages)` instead of the text observation.
+        template_options: further arguments of `apply_chat_template`, such as `{"tools": env.unwrapped.tool_schemas}`;
+            `add_generation_prompt` is True unless set here.
+
+    Raises:
+        ConfigurationError: an argument has a wrong value or is missing, or, from `reset` and `step`, the tokenizer
+            returned an id outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, str],
+        tokenizer: Any,
+        *,
+        max_tokens: int = 4_096,
+        truncation_side: str = "left",
+        padding_side: str = "right",
+        pad_id: int | None = None,
+        vocab_size: int | None = None,
+        chat_template: bool = False,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        RecordConstructorArgs.__init__(
+            self,
+            tokenizer=tokenizer,
+            max_tokens=max_tokens,
+            truncation_side=truncation_side,
+            padding_side=padding_side,
+            pad_id=pad_id,
+            vocab_size=vocab_size,
+            chat_template=chat_template,
+            template_options=template_options,
+            _disable_deepcopy=True,
+        )
+        super().__init__(env)
+        check_choice("truncation_side", truncation_side, ("left", "right"))
+        check_choice("padding_side", padding_side, ("left", "right"))
+        self._max_tokens = _integer("max_tokens", max_tokens)
+        self._keep_end = truncation_side == "left"
+        self._pad_left = padding_side == "left"
+        self._pad_id = _pad_id(tokenizer, pad_id)
+        self._vocab_size = _vocab_size(tokenizer, vocab_size)
+        self._encode = self._encoder(tokenizer, chat_template, template_options)
+        highest = max(self._vocab_size - 1, self._pad_id)
+        self.observation_space = Dict(
+            input_ids=Box(0, highest, (max_tokens,), np.int64), attention_mask=MultiBinary(max_tokens)
+        )
+
+    def _encoder(
+        self, tokenizer: Any, chat_template: bool, options: Mapping[str, Any] | None
+    ) -> Callable[[Any, Info], Sequence[int]]:
+        """Returns the function from observation and info to token ids."""
+        if chat_template:
+            template = _template_encoder(tokenizer, options or {})
+            return lambda _observation, info: template(to_chat(info["messages"]))
+        if options is not None:
+            raise ConfigurationError("template_options needs chat_template=True.")
+        _require_text(self.env, "TokenObservation encodes text", "drop that wrapper or give chat_template=True")
+        encode = _text_encoder(tokenizer)
+        return lambda observation, _info: encode(observation)
+
+    def observe(self, observation: Any, info: Info) -> tuple[Tokens, Info]:
+        """Returns the padded ids and their mask."""
+        ids = np.asarray(self._encode(observation, info), dtype=np.int64)
+        if ids.size and not 0 <= ids.min() <= ids.max() < self._vocab_size:
+            raise ConfigurationError(
+                f"The tokenizer returned ids from {ids.min()} to {ids.max()}, outside vocab_size={self._vocab_size}; "
+                "pass the number of all its ids, added tokens included."
+            )
+        info["observation_tokens"] = len(ids)
+        kept = ids[max(0, len(ids) - self._max_tokens) :] if self._keep_end else ids[: self._max_tokens]
+        padding = self._max_tokens - len(kept)
+        where = slice(padding, None) if self._pad_left else slice(0, len(kept))
+        input_ids = np.full(self._max_tokens, self._pad_id, dtype=np.int64)
+        mask = np.zeros(self._max_tokens, dtype=np.int8)
+        input_ids[where], mask[where] = kept, 1
+        return {"input_ids": input_ids, "attention_mask": mask}, info
+
+
+def _text_encoder(tokenizer: Any) -> Encode:
+    """Returns text to ids, without the tokens that a tokenizer adds around a text."""
+    if not hasattr(tokenizer, "encode"):
+        if not callable(tokenizer):
+            raise ConfigurationError(
+                "tokenizer must be a transformers tokenizer, a tokenizers.Tokenizer or a function from text to ids, "
+                f"got {type(tokenizer).__name__}."
+            )
+        encode: Encode = tokenizer
+        return encode
+
+    def ids(text: str) -> Sequence[int]:
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        found: Sequence[int] = getattr(encoding, "ids", encoding)
+        return found
+
+    return ids
+
+
+def _template_encoder(tokenizer: Any, options: Mapping[str, Any]) -> Callable[[list[dict[str, Any]]], Sequence[int]]:
+    if not hasattr(tokenizer, "apply_chat_template"):
+        raise ConfigurationError(
+            "chat_template=True needs a transformers tokenizer with apply_chat_template, got "
+            f"{type(tokenizer).__name__}."
+        )
+    if not getattr(tokenizer, "chat_template", None) and "chat_template" not in options:
+        raise ConfigurationError(
+            "The tokenizer has no chat template; set tokenizer.chat_template, or pass "
+            'template_options={"chat_template": ...}.'
+        )
+    arguments = {"add_generation_prompt": True, **options}
+
+    def ids(chat: list[dict[str, Any]]) -> Sequence[int]:
+        found: Sequence[int] = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False, **arguments)
+        return found
+
+    return ids
+
+
+def _pad_id(tokenizer: Any, given: int | None) -> int:
+    """Returns the padding id that was given, or the tokenizer's own."""
+    if given is None:
+        given = getattr(tokenizer, "pad_token_id", None)
+    if given is None:
+        given = (getattr(tokenizer, "padding", None) or {}).get("pad_id")
+    if given is None:
+        raise ConfigurationError(
+            "The tokenizer names no padding token; pass pad_id= (any id will do, the attention mask hides it; often "
+            "tokenizer.eos_token_id)."
+        )
+    return _integer("pad_id", given, least=0)
+
+
+def _vocab_size(tokenizer: Any, given: int | None) -> int:
+    """Returns the vocabulary size that was given, or the tokenizer's own, added tokens included."""
+    if given is None and hasattr(tokenizer, "get_vocab_size"):
+        given = tokenizer.get_vocab_size(with_added_tokens=True)
+    if given is None and hasattr(tokenizer, "__len__"):
+        given = len(tokenizer)
+    if given is None:
+        raise ConfigurationError("The tokenizer does not say how many ids it has; pass vocab_size=.")
+    return _integer("vocab_size", given)
+
+
+def _integer(name: str, value: Any, *, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigurationError(f"{name} must be an integer of at least {least}, got {value!r}.")
+    return value
+
+
+def _require_text(env: gymnasium.Env[Any, str], why: str, cure: str) -> None:
+    if not isinstance(env.observation_space, UnicodeText):
+        raise ConfigurationError(f"{why}, but {env} observes {env.observation_space}; {cure}.")
