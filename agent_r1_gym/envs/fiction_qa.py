@@ -28,18 +28,17 @@ class FictionQAEnv(MultiHopQAEnv):
     `UnicodeText(max_history_chars)`: one model turn, free text; formats as in `AgentR1/HotpotQA-v0`.
 
     ## Observation Space
-    `UnicodeText(max_history_chars)`: the whole history as text, one `[role]` header a turn.
+    `UnicodeText(max_history_chars)`: the whole history as text, as in `AgentR1/HotpotQA-v0`.
 
     ## Starting State
-    A system turn (none in compact style) and a user turn (the question), of a question drawn uniformly with the
-    environment's generator; `options={"task_index": i}` or `{"task": Question(...)}` choose it.
+    A system turn (none in compact style) and a user turn, as in `AgentR1/HotpotQA-v0`.
 
     ## Rewards
     ### Outcome
     Given once, when the episode ends. "em" (default): 1 if the answer equals the gold answer after HotpotQA's
     normalisation, else 0. "f1": token F1. "agent_r1": the paper's formula, one of 1, 0, -0.5, -1.
     ### Process
-    Preset "process" as in `AgentR1/HotpotQA-v0`: between -0.2 and +1.25 a step.
+    Preset "process", as in `AgentR1/HotpotQA-v0`.
 
     ## Episode End
     ### Termination
@@ -48,15 +47,14 @@ class FictionQAEnv(MultiHopQAEnv):
     `max_turns` model turns are used up, or the history exceeds `max_history_chars` characters.
 
     ## Information
-    `messages`, `new_messages`, `task_id`, `dataset`, `turn`, `answer`, `reward_terms`, `tool_calls`, `tool_outcomes`,
-    `parse_errors`, `end_reason`, `infrastructure_error`: see `ToolEnv`.
+    As in `AgentR1/HotpotQA-v0`.
 
     ## Arguments
     `world_seed=0`, `entities=600`, `questions=None` (a number that fits the world), `split="train"` ("validation" and
     "test": other entities; "ood": other entities and other question paths), `style="natural"` or "compact" (a closed
-    vocabulary for tiny models; its defaults are system_prompt="", feedback="short", search_style="plain", top_k=1), `mix`
-    (weight by question type), and `dataset` (a `QADataset` of your own instead of the generator's). Further: `setting`,
-    `retriever`, `top_k` and those of `ToolEnv`, as in `AgentR1/HotpotQA-v0`.
+    vocabulary for tiny models; its defaults are system_prompt="", feedback="short", search_style="plain", top_k=1),
+    `mix=None` (weight by question type), `dataset=None` (a `QADataset` of your own instead of the generator's). Further
+    `setting`, `retriever`, `top_k` and those of `ToolEnv`, as in `AgentR1/HotpotQA-v0`.
 
     ## References
     Agent-R1 (arXiv 2511.14460); the generator is this project's own (`datasets/fiction.py`).
@@ -64,6 +62,8 @@ class FictionQAEnv(MultiHopQAEnv):
     ## Version History
     v0: first release.
     """
+
+    dataset_name = "fiction"
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class FictionQAEnv(MultiHopQAEnv):
         if dataset is None:
             weights = tuple(sorted(mix.items())) if mix is not None else None
             dataset = _shared_world(world_seed, entities, questions, split, style, weights)
-        super().__init__(dataset, **{"scorer": "fiction", **(_COMPACT if style == "compact" else {}), **options})
+        super().__init__(dataset=dataset, **{**(_COMPACT if style == "compact" else {}), **options})
 
 
 @functools.lru_cache(maxsize=8)

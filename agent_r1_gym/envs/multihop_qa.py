@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -9,12 +10,12 @@ from typing import Any, ClassVar
 from agent_r1_gym.core import ToolEnv, check_choice
 from agent_r1_gym.datasets import load_dataset
 from agent_r1_gym.datasets.base import QADataset, Question
-from agent_r1_gym.errors import DatasetError
+from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.retrieval import make_retriever
 from agent_r1_gym.retrieval.base import Hit, Retriever
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.tools.search import SearchTool
-from agent_r1_gym.types import Task
+from agent_r1_gym.types import Passage, Task
 
 SETTINGS = ("open", "distractor")
 
@@ -23,62 +24,69 @@ class MultiHopQAEnv(ToolEnv):
     """Questions that need several passages, and a tool that searches for them; base of the registered classes.
 
     Args:
-        dataset: the questions, already loaded.
-        setting: "open": one corpus for all questions; "distractor": each episode searches only its question's paragraphs.
-        retriever: what the open setting searches, see `retrieval.make_retriever`; ignored by nothing: giving one in
-            the distractor setting is refused.
+        dataset: "auto" (data prepared on this machine, else a bundled fictional sample, with a warning), "sample",
+            "hub", a path, or a loaded `QADataset`.
+        split: which part of the data set; None: its training split.
+        setting: "open": one corpus for all questions; "distractor": an episode searches its question's own paragraphs.
+        retriever: what the open setting searches, see `retrieval.make_retriever`; None: embedded BM25.
         top_k: passages per query.
         search_style: how passages are shown, see `SearchTool`.
         **options: see `ToolEnv`.
 
     Raises:
         ConfigurationError: an argument has a wrong value.
-        DatasetError: a question has no gold answer, or no paragraphs for the distractor setting.
+        DatasetError: the data are missing or malformed, have no gold answers, or no paragraphs for "distractor".
     """
 
+    dataset_name: ClassVar[str] = "hotpotqa"
+    """Short name of the data set, for `datasets.load_dataset`, and of its official scorer."""
+
     instructions: ClassVar[str] = (
-        "Answer the question. It needs facts from more than one passage of an encyclopedia: search for one fact at a time, "
-        "read what comes back, then search for the next."
+        "Answer the question. It needs facts from more than one passage of an encyclopedia: search for one fact at a "
+        "time, read what comes back, then search for the next."
     )
 
     def __init__(
         self,
-        dataset: QADataset,
         *,
+        dataset: str | os.PathLike[str] | QADataset = "auto",
+        split: str | None = None,
         setting: str = "open",
         retriever: str | Retriever | None = None,
         top_k: int = 5,
         search_style: str = "numbered",
+        scorer: str | None = None,
         **options: Any,
     ) -> None:
         check_choice("setting", setting, SETTINGS)
-        self.dataset = dataset
+        self.dataset = load_dataset(self.dataset_name, dataset, split=split)
         self.setting = setting
-        self._top_k = top_k
-        self._search_style = search_style
-        self._description = dataset.describe()
-        _check_questions(dataset, setting)
-        source = _DISTRACTOR if setting == "distractor" else retriever or "bm25"
-        if setting == "distractor" and retriever is not None:
-            raise DatasetError("setting='distractor' searches each question's own paragraphs; drop retriever=.")
-        shared = source if isinstance(source, Retriever) else self._shared_retriever(source)
-        super().__init__(tasks=dataset, tools=[self._search_tool(shared)], **options)
+        self._description = self.dataset.describe()
+        self._make_search = functools.partial(SearchTool, top_k=top_k, style=search_style)
+        _check_questions(self.dataset, setting)
+        tool = self._make_search(self._open_retriever(retriever))
+        super().__init__(tasks=self.dataset, tools=[tool], scorer=scorer or self.dataset_name, **options)
 
     def make_tools(self, task: Task) -> Sequence[Tool]:
         """Returns the shared search tool, or in the distractor setting one over the question's own paragraphs."""
         if self.setting == "open":
             return self.tools
-        return [self._search_tool(ParagraphRetriever(task))]
+        return [self._make_search(ParagraphRetriever(task))]
 
     def describe_dataset(self) -> str:
         """Returns name, split, size and source of the questions."""
         return self._description
 
-    def _shared_retriever(self, spec: str) -> Retriever:
-        return make_retriever(spec, passages=self.dataset.passages, fingerprint=self.dataset.fingerprint)
-
-    def _search_tool(self, retriever: Retriever) -> SearchTool:
-        return SearchTool(retriever, top_k=self._top_k, style=self._search_style)
+    def _open_retriever(self, retriever: str | Retriever | None) -> Retriever:
+        if self.setting == "open":
+            passages, fingerprint = self.dataset.passages, self.dataset.fingerprint
+            return make_retriever(retriever or "bm25", passages=passages, fingerprint=fingerprint)
+        if retriever is not None:
+            raise ConfigurationError(
+                f"setting='distractor' searches each question's own paragraphs; drop retriever={retriever!r} or use "
+                "setting='open'."
+            )
+        return ParagraphRetriever(self.dataset[0])
 
 
 class ParagraphRetriever(Retriever):
@@ -86,7 +94,7 @@ class ParagraphRetriever(Retriever):
 
     call_timeout = None
 
-    def __init__(self, task: Task | None) -> None:
+    def __init__(self, task: Task) -> None:
         self._task = task
         self._index: Retriever | None = None
 
@@ -99,15 +107,10 @@ class ParagraphRetriever(Retriever):
         return self._index.search_batch(queries, k)
 
 
-_DISTRACTOR = ParagraphRetriever(None)
-"""Stands for the tool before the first episode, so that its schema is known."""
-
-
-def _paragraphs(task: Task | None) -> Sequence[Any]:
+def _paragraphs(task: Task) -> tuple[Passage, ...]:
     if isinstance(task, Question) and task.context:
         return task.context
-    name = task.id if task else None
-    raise DatasetError(f"Task {name!r} has no paragraphs of its own to search; use setting='open'.")
+    raise DatasetError(f"Task {task.id!r} has no paragraphs of its own to search; use setting='open'.")
 
 
 def _check_questions(dataset: QADataset, setting: str) -> None:
@@ -116,8 +119,8 @@ def _check_questions(dataset: QADataset, setting: str) -> None:
         raise DatasetError(f"{dataset.describe()} holds no question.")
     if not dataset[0].answers:
         raise DatasetError(
-            f"{dataset.describe()} has no gold answers (a test split with hidden answers?), so that nothing can be rewarded; "
-            "choose another split or file."
+            f"{dataset.describe()} has no gold answers (a test split that hides them?), so that nothing can be "
+            "rewarded; choose another split or file."
         )
     if setting == "distractor":
         _paragraphs(dataset[0])
@@ -127,8 +130,8 @@ class HotpotQAEnv(MultiHopQAEnv):
     """HotpotQA: bridge and comparison questions over Wikipedia introductions.
 
     ## Description
-    The agent gets a question that needs two passages, searches for them over several turns, and answers. 113k crowd-sourced
-    questions; 80 % are of type "bridge" (find A to find B), 20 % "comparison" (of A with B).
+    The agent gets a question that needs two passages, searches for them over several turns, and answers. 113k
+    crowd-sourced questions; 80 % are of type "bridge" (find A to find B), 20 % "comparison" (of A with B).
 
     ## Tools
     `search(query: string)`: the `top_k` best passages of the corpus, as `(rank) Title: text`, one a line.
@@ -147,12 +150,13 @@ class HotpotQAEnv(MultiHopQAEnv):
 
     ## Rewards
     ### Outcome
-    Given once, when the episode ends. "em" (default): 1 if the answer equals a gold answer after HotpotQA's normalisation,
-    else 0. "f1": HotpotQA's token F1. "agent_r1": the paper's formula, one of 1, 0, -0.5, -1.
+    Given once, when the episode ends. "em" (default): 1 if the answer equals a gold answer after HotpotQA's
+    normalisation, else 0. "f1": HotpotQA's token F1. "agent_r1": the paper's formula, one of 1, 0, -0.5, -1.
     ### Process
     Preset "process" adds to "em", each at most once a turn: valid_call +0.05 (first good call of the episode),
-    malformed_call -0.1 (the turn does not parse), failed_call -0.05 (unknown tool, bad arguments, tool error), new_support
-    +0.2 x the share of gold passages found for the first time, repeated_query -0.05.
+    malformed_call -0.1 (the turn does not parse), failed_call -0.05 (unknown tool, bad arguments, tool error),
+    new_support +0.2 x the share of gold passages found for the first time, repeated_query -0.05. One step earns between
+    -0.2 and 1.25.
 
     ## Episode End
     ### Termination
@@ -165,10 +169,9 @@ class HotpotQAEnv(MultiHopQAEnv):
     `parse_errors`, `end_reason`, `infrastructure_error`: see `ToolEnv`.
 
     ## Arguments
-    `dataset="auto"` (data prepared on this machine, else a bundled fictional sample with a warning; "sample", "hub" or a
-    path), `split=None` (the data set's training split), `setting="open"` or "distractor", `retriever="bm25"`, `top_k=5`,
-    `search_style="numbered"`, and those of `ToolEnv`: `parser="hermes"`, `reward="em"`, `reward_weights`, `max_turns=5`,
-    `max_history_chars=65536`, `system_prompt`, `feedback="full"`, `markup`, `render_mode`.
+    `dataset="auto"`, `split=None`, `setting="open"`, `retriever=None`, `top_k=5`, `search_style="numbered"`: see
+    `MultiHopQAEnv`. `parser="hermes"`, `reward="em"`, `reward_weights=None`, `max_turns=5`, `max_history_chars=65536`,
+    `system_prompt=None`, `feedback="full"`, `markup=()`, `render_mode=None`: see `ToolEnv`.
 
     ## References
     Yang et al., HotpotQA (EMNLP 2018, arXiv 1809.09600). Agent-R1 (arXiv 2511.14460).
@@ -177,38 +180,34 @@ class HotpotQAEnv(MultiHopQAEnv):
     v0: first release.
     """
 
-    def __init__(
-        self, *, dataset: str | os.PathLike[str] | QADataset = "auto", split: str | None = None, **options: Any
-    ):
-        super().__init__(load_dataset("hotpotqa", dataset, split=split), **{"scorer": "hotpotqa", **options})
+    dataset_name = "hotpotqa"
 
 
 class TwoWikiMultihopQAEnv(MultiHopQAEnv):
-    """2WikiMultihopQA: compositional, inference, comparison and bridge-comparison questions over Wikipedia.
+    """2WikiMultihopQA: questions made from paths of two to four Wikidata facts.
 
     ## Description
-    The agent gets a question made from Wikidata paths of two to four facts, searches for the passages over several turns,
-    and answers. 192k questions in four types.
+    The agent gets a compositional, inference, comparison or bridge-comparison question, searches for its passages over
+    several turns, and answers. 192k questions generated from templates.
 
     ## Tools
-    `search(query: string)`: the `top_k` best passages of the corpus, as `(rank) Title: text`, one a line.
+    `search(query: string)`, as in `AgentR1/HotpotQA-v0`.
 
     ## Action Space
     `UnicodeText(max_history_chars)`: one model turn, free text; formats as in `AgentR1/HotpotQA-v0`.
 
     ## Observation Space
-    `UnicodeText(max_history_chars)`: the whole history as text, one `[role]` header a turn.
+    `UnicodeText(max_history_chars)`: the whole history as text, as in `AgentR1/HotpotQA-v0`.
 
     ## Starting State
-    A system turn (task, tools, format) and a user turn (the question), of a question drawn uniformly with the
-    environment's generator; `options={"task_index": i}` or `{"task": Question(...)}` choose it.
+    A system and a user turn, as in `AgentR1/HotpotQA-v0`.
 
     ## Rewards
     ### Outcome
     Given once, when the episode ends. "em" (default): 1 if the answer equals the gold answer or an alias after the
     official normalisation, else 0. "f1": token F1. "agent_r1": the paper's formula, one of 1, 0, -0.5, -1.
     ### Process
-    Preset "process" as in `AgentR1/HotpotQA-v0`: between -0.2 and +1.25 a step.
+    Preset "process", as in `AgentR1/HotpotQA-v0`.
 
     ## Episode End
     ### Termination
@@ -217,11 +216,10 @@ class TwoWikiMultihopQAEnv(MultiHopQAEnv):
     `max_turns` model turns are used up, or the history exceeds `max_history_chars` characters.
 
     ## Information
-    `messages`, `new_messages`, `task_id`, `dataset`, `turn`, `answer`, `reward_terms`, `tool_calls`, `tool_outcomes`,
-    `parse_errors`, `end_reason`, `infrastructure_error`: see `ToolEnv`.
+    As in `AgentR1/HotpotQA-v0`.
 
     ## Arguments
-    As `AgentR1/HotpotQA-v0`.
+    As in `AgentR1/HotpotQA-v0`.
 
     ## References
     Ho et al., Constructing A Multi-hop QA Dataset (COLING 2020, arXiv 2011.01060). Agent-R1 (arXiv 2511.14460).
@@ -230,41 +228,35 @@ class TwoWikiMultihopQAEnv(MultiHopQAEnv):
     v0: first release.
     """
 
-    def __init__(
-        self, *, dataset: str | os.PathLike[str] | QADataset = "auto", split: str | None = None, **options: Any
-    ):
-        super().__init__(
-            load_dataset("2wikimultihopqa", dataset, split=split), **{"scorer": "2wikimultihopqa", **options}
-        )
+    dataset_name = "2wikimultihopqa"
 
 
 class MuSiQueEnv(MultiHopQAEnv):
     """MuSiQue: two- to four-hop questions that cannot be answered by skipping a hop.
 
     ## Description
-    The agent gets a question composed of two to four single-hop questions, searches over several turns, and answers. 25k
-    answerable questions; in the paper the out-of-domain test set.
+    The agent gets a question composed of two to four single-hop questions, searches over several turns, and answers.
+    25k answerable questions; in the paper the out-of-domain test set.
 
     ## Tools
-    `search(query: string)`: the `top_k` best passages of the corpus, as `(rank) Title: text`, one a line.
+    `search(query: string)`, as in `AgentR1/HotpotQA-v0`.
 
     ## Action Space
     `UnicodeText(max_history_chars)`: one model turn, free text; formats as in `AgentR1/HotpotQA-v0`.
 
     ## Observation Space
-    `UnicodeText(max_history_chars)`: the whole history as text, one `[role]` header a turn.
+    `UnicodeText(max_history_chars)`: the whole history as text, as in `AgentR1/HotpotQA-v0`.
 
     ## Starting State
-    A system turn (task, tools, format) and a user turn (the question), of a question drawn uniformly with the
-    environment's generator; `options={"task_index": i}` or `{"task": Question(...)}` choose it.
+    A system and a user turn, as in `AgentR1/HotpotQA-v0`.
 
     ## Rewards
     ### Outcome
-    Given once, when the episode ends. "em" (default): 1 if the answer equals the gold answer or one of its aliases after
-    the official normalisation, else 0. "f1": MuSiQue's token F1, best over the aliases. "agent_r1": the paper's formula,
+    Given once, when the episode ends. "em" (default): 1 if the answer equals the gold answer or an alias after the
+    official normalisation, else 0. "f1": MuSiQue's token F1, best over the aliases. "agent_r1": the paper's formula,
     one of 1, 0, -0.5, -1.
     ### Process
-    Preset "process" as in `AgentR1/HotpotQA-v0`: between -0.2 and +1.25 a step.
+    Preset "process", as in `AgentR1/HotpotQA-v0`.
 
     ## Episode End
     ### Termination
@@ -273,11 +265,10 @@ class MuSiQueEnv(MultiHopQAEnv):
     `max_turns` model turns are used up, or the history exceeds `max_history_chars` characters.
 
     ## Information
-    `messages`, `new_messages`, `task_id`, `dataset`, `turn`, `answer`, `reward_terms`, `tool_calls`, `tool_outcomes`,
-    `parse_errors`, `end_reason`, `infrastructure_error`: see `ToolEnv`.
+    As in `AgentR1/HotpotQA-v0`.
 
     ## Arguments
-    As `AgentR1/HotpotQA-v0`.
+    As in `AgentR1/HotpotQA-v0`.
 
     ## References
     Trivedi et al., MuSiQue (TACL 2022, arXiv 2108.00573). Agent-R1 (arXiv 2511.14460).
@@ -286,7 +277,4 @@ class MuSiQueEnv(MultiHopQAEnv):
     v0: first release.
     """
 
-    def __init__(
-        self, *, dataset: str | os.PathLike[str] | QADataset = "auto", split: str | None = None, **options: Any
-    ):
-        super().__init__(load_dataset("musique", dataset, split=split), **{"scorer": "musique", **options})
+    dataset_name = "musique"

@@ -1,0 +1,214 @@
+"""The command line: every command, its output, its exit status, bad input, interruption."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from agent_r1_gym.cli import _COMMANDS, build_parser, main
+from agent_r1_gym.retrieval.corpus import write_corpus
+from agent_r1_gym.types import Passage
+
+_PASSAGES = [Passage("1", "Oslo", "Oslo is the capital of Norway."), Passage("2", "Rome", "Rome lies in Italy.")]
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    status = main(words)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_help_describes_every_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["--help"])
+    assert leaving.value.code == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in _COMMANDS)
+    for command in _COMMANDS:
+        with pytest.raises(SystemExit):
+            build_parser(command).parse_args([command, "--help"])
+        assert "show this help message" in capsys.readouterr().out
+
+
+def test_envs_lists_ids_and_shows_specifications(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capsys, "envs")
+    assert status == 0
+    assert "AgentR1/HotpotQA-v0" in out
+    assert "AgentR1/FictionQA-v0" in out
+    status, out, _ = call(capsys, "envs", "musique")
+    assert status == 0
+    assert "## Episode End" in out
+
+
+def test_rollout_writes_traces_that_replay_to_the_same_scores(
+    capsys: pytest.CaptureFixture[str], run_folder: Path
+) -> None:
+    status, out, _ = call(capsys, "rollout", "FictionQA", "-n", "12", "--policy", "oracle", "--out", "first")
+    assert status == 0
+    assert "12/12" in out
+    rows = [json.loads(line) for line in (run_folder / "first/trace.jsonl").read_text().splitlines()]
+    assert [row["task_index"] for row in sorted(rows, key=lambda row: row["task_index"])] == list(range(12))
+    assert "<details>" in (run_folder / "first/trace.html").read_text()
+    status, out, _ = call(capsys, "rollout", "FictionQA", "--policy", "replay:first/trace.jsonl", "--out", "second")
+    assert status == 0
+    assert "12/12" in out
+    again = [json.loads(line) for line in (run_folder / "second/trace.jsonl").read_text().splitlines()]
+    key = [(row["task_id"], row["messages"]) for row in rows]
+    assert sorted(key, key=str) == sorted([(row["task_id"], row["messages"]) for row in again], key=str)
+
+
+def test_rollout_never_overwrites(capsys: pytest.CaptureFixture[str], run_folder: Path) -> None:
+    (run_folder / "kept").mkdir()
+    (run_folder / "kept/trace.jsonl").write_text("precious")
+    status, _, err = call(capsys, "rollout", "FictionQA", "-n", "1", "--out", "kept")
+    assert status == 2
+    assert "kept" in err
+    assert (run_folder / "kept/trace.jsonl").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["rollout", "FictionQ"], "fictionqa"),
+        (["rollout", "FictionQA", "--policy", "orakle"], "oracle"),
+        (["rollout", "FictionQA", "-n", "0"], "between 1 and"),
+        (["rollout", "FictionQA", "-n", "99999"], "between 1 and"),
+        (["rollout", "FictionQA", "--option", "max_trns=3"], "max_turns"),
+        (["rollout", "FictionQA", "--option", "nonsense"], "NAME=VALUE"),
+        (["rollout", "FictionQA", "--num-envs", "0"], "num-envs"),
+        (["rollout", "FictionQA", "--policy", "replay:absent.jsonl"], "absent.jsonl"),
+        (["rollout", "HotpotQA", "--dataset", "no/such/file.json"], "file.json"),
+        (["rollout", "CartPole-v1"], "not a ToolEnv"),
+        (["envs", "Nope"], "Known"),
+        (["index", "absent.jsonl"], "absent.jsonl"),
+        (["serve-retriever"], "--corpus"),
+        (["serve-retriever", "--dataset", "sample"], "--env"),
+        (["prepare", "hotpot"], "hotpotqa"),
+    ],
+)
+def test_wrong_input_ends_with_status_2_and_a_hint(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str], run_folder: Path
+) -> None:
+    status, _, err = call(capsys, *words)
+    assert status == 2
+    assert hint in err
+    assert "Traceback" not in err
+
+
+def test_a_malformed_trace_names_file_and_line(capsys: pytest.CaptureFixture[str], run_folder: Path) -> None:
+    (run_folder / "bad.jsonl").write_text(
+        '{"task_id": "a", "task_index": 0, "turns": [{"action": "x"}]}\n{"task_id": 5}\n'
+    )
+    status, _, err = call(capsys, "rollout", "FictionQA", "--policy", "replay:bad.jsonl")
+    assert status == 2
+    assert "bad.jsonl, line 2" in err
+
+
+def test_play_answers_to_a_person(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, run_folder: Path
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("where is it\nshow\nraw nonsense\n= wrong\n"))
+    status, out, _ = call(capsys, "play", "FictionQA", "--task", "0")
+    assert status == 0
+    assert "[tool: search]" in out
+    assert "no_action" in out
+    assert "The episode ended (answer)" in out
+
+
+def test_play_leaves_at_the_end_of_the_input(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert call(capsys, "play", "FictionQA", "--seed", "1")[0] == 0
+
+
+def test_doctor_reports_as_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capsys, "doctor")
+    assert status == 0
+    assert "gymnasium" in out
+    report = json.loads(call(capsys, "doctor", "--json")[1])
+    assert report["packages"]["base"]["gymnasium"]
+    assert "java" in report
+
+
+def test_prepare_takes_an_official_file_and_auto_then_serves_it(
+    capsys: pytest.CaptureFixture[str], run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENT_R1_HOME", str(run_folder / "home"))
+    row = {
+        "_id": "x1", "question": "Where is Oslo?", "answer": "Norway", "type": "bridge", "level": "easy",
+        "supporting_facts": [["Oslo", 0]], "context": [["Oslo", ["Oslo is in Norway."]]],
+    }  # fmt: skip
+    (run_folder / "hotpot_train_v1.1.json").write_text(json.dumps([row]))
+    status, out, err = call(capsys, "prepare", "hotpotqa", "--source", "hotpot_train_v1.1.json")
+    assert status == 0, err
+    assert "prepared" in out
+    status, out, _ = call(capsys, "rollout", "HotpotQA", "--out", "real")
+    assert status == 0
+    assert "1/1" in out
+    assert "FICTIONAL" not in out
+
+
+def test_index_builds_for_a_corpus_file(capsys: pytest.CaptureFixture[str], run_folder: Path) -> None:
+    write_corpus(_PASSAGES, run_folder / "corpus.jsonl")
+    status, out, _ = call(capsys, "index", "corpus.jsonl")
+    assert status == 0
+    assert "serve-retriever" in out
+
+
+def _start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "agent_r1_gym", *arguments],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ),
+    )  # fmt: skip
+
+
+def test_serve_retriever_speaks_both_formats_and_ends_on_ctrl_c(run_folder: Path) -> None:
+    pytest.importorskip("fastapi", reason="the server extra is not installed")
+    write_corpus(_PASSAGES, run_folder / "corpus.jsonl")
+    server = _start(["serve-retriever", "--corpus", "corpus.jsonl", "--port", "0"], run_folder)
+    try:
+        assert server.stdout is not None
+        url = next(line for line in server.stdout if "serving POST" in line).split()[2].removesuffix("/retrieve")
+        body = json.dumps({"queries": ["Oslo"], "topk": 1, "return_scores": True}).encode()
+        request = urllib.request.Request(f"{url}/retrieve", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            found = json.loads(answer.read())["result"][0][0]
+        assert found["document"]["contents"].startswith('"Oslo"')
+        with urllib.request.urlopen(f"{url}/search?query=Rome&top_k=1", timeout=10) as answer:
+            assert "Rome" in json.dumps(json.loads(answer.read())["query_results"])
+        server.send_signal(signal.SIGINT)
+        _, err = server.communicate(timeout=10)
+        assert "Traceback" not in err
+    finally:
+        server.kill()
+
+
+def test_ctrl_c_keeps_the_finished_episodes(run_folder: Path) -> None:
+    slow = (
+        "import time, sys, agent_r1_gym.policies as p\n"
+        "act = p.OraclePolicy.act\n"
+        "p.OraclePolicy.act = lambda self, inputs: (time.sleep(0.05), act(self, inputs))[1]\n"
+        "from agent_r1_gym.cli import main\n"
+        "sys.exit(main(['rollout', 'FictionQA', '-n', '100', '--num-envs', '1', '--out', 'run']))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", slow], cwd=run_folder, stderr=subprocess.PIPE, text=True)
+    trace = run_folder / "run/trace.jsonl"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not (trace.exists() and trace.read_text().count("\n") >= 3):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert all(json.loads(line)["turns"] for line in trace.read_text().splitlines())
