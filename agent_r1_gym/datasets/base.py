@@ -89,6 +89,9 @@ class QADataset(Sequence[Question]):
     def __getitem__(self, index: int) -> Question:  # type: ignore[override]  # slices are not needed
         return self._questions[index]
 
+    def __iter__(self) -> Iterator[Question]:
+        return iter(self._questions)
+
     def passages(self) -> Iterator[Passage]:
         """Yields every passage of the open setting once (contexts: by title and text)."""
         if self._corpus is not None:

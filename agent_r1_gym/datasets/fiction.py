@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from hashlib import blake2b
+from typing import SupportsIndex
 
 from agent_r1_gym.datasets.base import QADataset
 from agent_r1_gym.datasets.fiction_compact import COMPACT, compact_vocabulary
@@ -40,25 +41,24 @@ def fiction_dataset(
     Types of questions: "1hop", "bridge" (2 hops), "3hop" and "4hop" follow a chain of relations and name only its
     start; "comparison" asks of two entities of a kind which is earlier or larger (half of them; the answer is named
     first as often as second) or whether they share something (half; "yes" as often as "no"). `level` is "easy" for
-    one hop, "medium" for two, "hard" for more. Supporting facts, shuffled context (gold passages and distractors,
-    among them some that share a gold value or kind) and the gold decomposition come with each.
-    `metadata["path"]` is the tuple of relations that a question follows, `metadata["style"]` the style, and
-    comparisons have `metadata["comparison"]`, "order" or "same".
+    one hop, "medium" for two, "hard" for more. Each has supporting facts, a gold decomposition and a shuffled context
+    (some distractors share a gold value or kind). `metadata` has "path", the tuple of relations that the question
+    follows, "style", and for comparisons "comparison": "order" or "same".
 
     Splits: the worlds of two splits share no entity name, and their relations are dealt out anew. "train",
     "validation" and "test" ask along the same paths. "ood" asks only along paths that never occur in those: every
     path of two to four relations holds a pair of successive relations that the others never ask, not even within a
     longer path, and 1hop and comparison questions are about other relations. What is new is the combination: every
-    relation occurs in the paths of all splits (`fiction_pools.HELD_OUT` is the list).
+    relation that "ood" uses occurs in paths of the others too (`fiction_pools.HELD_OUT` is the list).
 
-    Styles: "natural" is varied English for instruct models: ten kinds, 27 relations, up to 6 million entities.
+    Styles: "natural" is varied English for instruct models: ten kinds, 28 relations, up to 6 million entities.
     "compact" has a closed lower-case vocabulary (`compact_vocabulary()`), words between single spaces and names of
     two tokens, for tiny models trained from scratch: six kinds, 18 relations, up to 2,466 entities.
 
     Args:
         seed: another seed, another world.
         entities: entities, and so passages, of the world; at least 100.
-        questions: number of questions; None: a third of `entities`, or as many as there are if they are fewer.
+        questions: how many; None: a third of `entities`, or as many as there are.
         split: one of `FICTION_SPLITS`.
         style: "natural" or "compact".
         mix: question type to weight, in any unit, exact to 0.001 of their sum; None: `DEFAULT_MIX`.
@@ -69,21 +69,20 @@ def fiction_dataset(
     """
     _check_choice("split", split, FICTION_SPLITS)
     _check_choice("style", style, FICTION_STYLES)
-    _check_count("seed", seed, low=0)
-    _check_count("entities", entities, low=SMALLEST_WORLD)
-    _check_count("distractors", distractors, low=0, high=entities // 2)
-    if questions is not None:
-        _check_count("questions", questions, low=1)
+    seed = _check_count("seed", seed, low=0)
+    entities = _check_count("entities", entities, low=SMALLEST_WORLD)
+    distractors = _check_count("distractors", distractors, low=0, high=entities // 2)
+    length = None if questions is None else _check_count("questions", questions, low=1)
     weights = _check_mix(DEFAULT_MIX if mix is None else mix)
     world = World(FICTION_STYLES[style], seed=seed, entities=entities, split=split)
     corpus = FictionCorpus(world)
-    asked = FictionQuestions(corpus, weights, distractors=distractors, length=questions)
-    settings = f"seed={seed}, entities={entities}, split={split!r}, style={style!r}"
+    asked = FictionQuestions(corpus, weights, distractors=distractors, length=length)
     return QADataset(
         asked,
         name="fiction",
         split=split,
-        source=f"fiction_dataset({settings}, questions={len(asked)}, mix={weights}, distractors={distractors})",
+        source=f"fiction_dataset(seed={seed}, entities={entities}, questions={len(asked)}, split={split!r}, "
+        f"style={style!r}, mix={weights}, distractors={distractors})",
         fingerprint=blake2b(world.key.encode(), digest_size=8).hexdigest(),
         corpus=corpus,
     )
@@ -94,10 +93,12 @@ def _check_choice(name: str, value: object, known: Mapping[str, object] | tuple[
         raise ConfigurationError(f"{name}={value!r} is unknown. {suggest(str(value), known)}")
 
 
-def _check_count(name: str, value: object, *, low: int, high: int | None = None) -> None:
-    bounds = f"at least {low}" if high is None else f"from {low} to {high}"
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+def _check_count(name: str, value: object, *, low: int, high: int | None = None) -> int:
+    number = value.__index__() if isinstance(value, SupportsIndex) and not isinstance(value, bool) else low - 1
+    if number < low or (high is not None and number > high):
+        bounds = f"at least {low}" if high is None else f"from {low} to {high}"
         raise ConfigurationError(f"{name} must be an integer, {bounds}, got {value!r}.")
+    return number
 
 
 def _check_mix(mix: object) -> dict[str, float]:

@@ -1,0 +1,152 @@
+"""Small tasks, tools and retrievers that tests share; none of them needs a data set or a network."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.retrieval.base import Hit, Retriever
+from agent_r1_gym.tool import Tool
+from agent_r1_gym.types import Message, Passage, Task, ToolOutcome
+
+TASKS = (
+    Task("t0", "What is the capital of France?", ("Paris", "City of Light")),
+    Task("t1", "Who wrote Faust?", ("Johann Wolfgang von Goethe", "Goethe")),
+    Task("t2", "Is 7 prime?", ("yes",)),
+)
+TEXT_PARAMETERS = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}},
+    "required": ["text"],
+    "additionalProperties": False,
+}
+
+
+class EchoTool(Tool):
+    """Returns its text; `executed` keeps the texts in the order of execution."""
+
+    def __init__(self, name: str = "echo", **limits: Any) -> None:
+        super().__init__(name, "Returns the text.", TEXT_PARAMETERS, **{"timeout": None, **limits})
+        self.executed: list[str] = []
+
+    def execute(self, arguments: Mapping[str, Any]) -> str:
+        self.executed.append(arguments["text"])
+        return f"echo {arguments['text']}"
+
+
+class BatchTool(EchoTool):
+    """An `EchoTool` that takes whole batches; `batches` keeps their sizes."""
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(**limits)
+        self.batches: list[int] = []
+
+    def execute_batch(self, batch: Sequence[Mapping[str, Any]]) -> list[str]:
+        self.batches.append(len(batch))
+        return [self.execute(arguments) for arguments in batch]
+
+
+class SleepTool(Tool):
+    """Sleeps for the given time."""
+
+    def __init__(self, seconds: float, name: str = "sleep", **limits: Any) -> None:
+        super().__init__(name, "Sleeps.", TEXT_PARAMETERS, **limits)
+        self._seconds = seconds
+
+    def execute(self, arguments: Mapping[str, Any]) -> str:
+        time.sleep(self._seconds)
+        return f"slept {arguments['text']}"
+
+
+class GivenTool(Tool):
+    """Returns what it was given, or raises it."""
+
+    def __init__(self, given: Any, name: str = "given", **limits: Any) -> None:
+        super().__init__(name, "Returns something.", {"type": "object"}, **{"timeout": None, **limits})
+        self._given = given
+
+    def execute(self, arguments: Mapping[str, Any]) -> Any:
+        if isinstance(self._given, BaseException):
+            raise self._given
+        return self._given
+
+
+class CounterTool(Tool):
+    """Counts its calls: a tool with state."""
+
+    def __init__(self) -> None:
+        super().__init__("count", "Counts.", {"type": "object"}, timeout=None, deterministic=False)
+        self.log: list[int] = []
+
+    def execute(self, arguments: Mapping[str, Any]) -> str:
+        self.log.append(len(self.log) + 1)
+        return str(self.log)
+
+    def get_state(self) -> list[int]:
+        return self.log
+
+    def set_state(self, state: list[int]) -> None:
+        self.log = state
+
+
+class StubRetriever(Retriever):
+    """Finds the passages whose title or text holds a word of the query; `batches` keeps the queries it was asked."""
+
+    call_timeout = None
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self.passages = passages
+        self.batches: list[list[str]] = []
+
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        self.batches.append(list(queries))
+        return [self._find(query)[:k] for query in queries]
+
+    def _find(self, query: str) -> list[Hit]:
+        words = set(query.lower().split())
+        found = [p for p in self.passages if words & set(f"{p.title} {p.text}".lower().split())]
+        return [Hit(passage, 1.0) for passage in found]
+
+
+def call(name: str, **arguments: Any) -> str:
+    """Returns a Hermes call, written by hand and not by the parser under test."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def answer(text: str) -> str:
+    return f"<answer>{text}</answer>"
+
+
+def make_env(**options: Any) -> ToolEnv:
+    return ToolEnv(**{"tasks": TASKS, **options})
+
+
+def started(env: ToolEnv, index: int = 0) -> ToolEnv:
+    """Returns `env` with a running episode on task `index`."""
+    env.reset(seed=0, options={"task_index": index})
+    return env
+
+
+def outcome_of(tool: Tool, **arguments: Any) -> ToolOutcome:
+    """Returns what `tool` makes of one call."""
+    from agent_r1_gym.types import ToolCall
+
+    (outcome,) = tool.run([ToolCall(tool.name, arguments)])
+    return outcome
+
+
+_HEADER_LINE = re.compile(r"\[(system|user|assistant|tool)(?:: ([^\n]*))?\]")
+
+
+def split_observation(text: str) -> list[tuple[str, str | None]]:
+    """Returns (role, tool name) of each turn header in an observation, read as a naive consumer would."""
+    matches = [_HEADER_LINE.fullmatch(line) for line in text.splitlines()]
+    return [(match.group(1), match.group(2)) for match in matches if match]
+
+
+def headers_of(messages: Sequence[Message]) -> list[tuple[str, str | None]]:
+    return [(message.role, message.name) for message in messages]

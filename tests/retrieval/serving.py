@@ -1,0 +1,31 @@
+"""A retrieval server in a thread, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent_r1_gym.retrieval.base import Retriever
+from agent_r1_gym.retrieval.server import create_app
+
+
+@contextlib.contextmanager
+def served(retriever: Retriever, **limits: Any) -> Iterator[str]:
+    """Yields the URL of a server that answers with `retriever` until the block ends."""
+    uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    pytest.importorskip("fastapi", reason="fastapi is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        config = uvicorn.Config(create_app(retriever, **limits), log_level="critical", lifespan="off")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(timeout=10)

@@ -1,0 +1,430 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent_r1_gym.errors import ConfigurationError, InfrastructureTimeout, RetrievalError, RetrievalTimeout
+from agent_r1_gym.retrieval.base import Hit, Retriever
+from agent_r1_gym.retrieval.client import CircuitBreaker, HTTPRetriever
+from agent_r1_gym.retrieval.wire import encode_answer
+from agent_r1_gym.types import Passage
+from tests.retrieval.queries import BAD_QUERIES
+from tests.retrieval.serving import served
+
+HIT = Hit(Passage("a", "T", "x"), 1.5)
+Behaviour = Callable[[socket.socket, bytes], None]
+
+
+class Echo(Retriever):
+    """Answers with the query itself, so that mixed-up answers are seen."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def search_batch(self, queries, k):
+        self.batches.append(len(queries))
+        return [[Hit(Passage(str(rank), query, "x"), 1.0 / (rank + 1)) for rank in range(k)] for query in queries]
+
+
+class RawServer:
+    """A server of raw sockets that behaves as badly as it is told."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self.behaviour = behaviour
+        self.requests: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection = self._listener.accept()[0]
+            except OSError:
+                return
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                while request := self._read(connection):
+                    self.requests.append(request)
+                    self.behaviour(connection, request)
+            except OSError:
+                return
+
+    def _read(self, connection: socket.socket) -> bytes:
+        received = b""
+        while b"\r\n\r\n" not in received:
+            part = connection.recv(65536)
+            if not part:
+                return b""
+            received += part
+        head, _, body = received.partition(b"\r\n\r\n")
+        length = next((int(line.split(b":")[1]) for line in head.split(b"\r\n") if b"ength" in line), 0)
+        while len(body) < length:
+            body += connection.recv(65536)
+        return head + b"\r\n\r\n" + body
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def _response(body: bytes, status: str = "200 OK") -> bytes:
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
+
+
+GOOD = _response(encode_answer("search-r1", ["q"], [[HIT]]))
+
+
+@pytest.fixture
+def raw_server() -> Iterator[Callable[[Behaviour], RawServer]]:
+    servers: list[RawServer] = []
+
+    def start(behaviour: Behaviour) -> RawServer:
+        servers.append(RawServer(behaviour))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def _drip(connection: socket.socket, data: bytes) -> None:
+    for position in range(len(data)):
+        connection.sendall(data[position : position + 1])
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("protocol", ["auto", "search-r1", "agent-r1"])
+def test_hits_arrive_in_the_order_of_the_queries(protocol):
+    with served(Echo()) as url:
+        retriever = HTTPRetriever(url, protocol=protocol)
+        answers = retriever.search_batch(["one", "two", "one"], 2)
+        assert [[hit.passage.title for hit in hits] for hits in answers] == [["one"] * 2, ["two"] * 2, ["one"] * 2]
+        assert answers[0][0].score == 1.0
+        assert retriever.health()["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("ending", "path"), [("/retrieve", b"/retrieve"), ("/search", b"/search"), ("/retrieve/", b"/retrieve")]
+)
+def test_an_endpoint_in_the_url_tells_the_protocol(raw_server, ending, path):
+    body = encode_answer("agent-r1" if "search" in ending else "search-r1", ["q"], [[HIT]])
+    server = raw_server(lambda connection, request: connection.sendall(_response(body)))
+    assert HTTPRetriever(server.url + ending).search("q") == [HIT]
+    assert [request.split()[1] for request in server.requests] == [path]
+
+
+def test_auto_asks_for_health_once_and_takes_404_for_search_r1(raw_server):
+    def behave(connection, request):
+        found = request.startswith(b"POST /retrieve")
+        connection.sendall(GOOD if found else _response(b"no", "404 Not Found"))
+
+    server = raw_server(behave)
+    retriever = HTTPRetriever(server.url)
+    assert [retriever.search("q") for _ in range(3)] == [[HIT]] * 3
+    assert [request.split()[1] for request in server.requests] == [b"/health"] + [b"/retrieve"] * 3
+
+
+def test_a_path_in_front_of_the_endpoint_is_kept(raw_server):
+    server = raw_server(lambda connection, request: connection.sendall(GOOD))
+    HTTPRetriever(f"{server.url}/wiki/retrieve").search("q")
+    assert server.requests[0].startswith(b"POST /wiki/retrieve HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://host", "http://", "http://host?x=1", "bm25", None, 3])
+def test_what_is_not_an_address_is_refused(url):
+    with pytest.raises(ConfigurationError, match=r"address|URL"):
+        HTTPRetriever(url)
+
+
+@pytest.mark.parametrize(
+    "options", [{"timeout": 0}, {"retries": -1}, {"pool_size": 0}, {"breaker_cooldown": -1}, {"protocol": "agentr1"}]
+)
+def test_settings_are_checked(options):
+    with pytest.raises(ConfigurationError):
+        HTTPRetriever("http://127.0.0.1:1", **options)
+
+
+@pytest.mark.parametrize("query", BAD_QUERIES.values(), ids=BAD_QUERIES)
+def test_every_text_is_a_valid_query(query):
+    with served(Echo()) as url:
+        bad, good = HTTPRetriever(url).search_batch([query, "good"], 1)
+    assert [hit.passage.title for hit in good] == ["good"]
+    assert len(bad) == bool(query.split())
+
+
+def test_nothing_is_asked_for_empty_queries():
+    assert HTTPRetriever("http://127.0.0.1:1").search_batch(["", " "], 3) == [[], []]
+    assert HTTPRetriever("http://127.0.0.1:1").search_batch([], 3) == []
+
+
+def test_long_batches_are_sent_in_parts():
+    backend = Echo()
+    with served(backend) as url:
+        answers = HTTPRetriever(url, max_batch=4).search_batch([str(number) for number in range(10)], 1)
+    assert [hits[0].passage.title for hits in answers] == [str(number) for number in range(10)]
+    assert backend.batches == [4, 4, 2]
+
+
+def test_one_connection_serves_many_searches(raw_server):
+    accepted = []
+    server = raw_server(lambda connection, request: (accepted.append(connection), connection.sendall(GOOD)))
+    retriever = HTTPRetriever(server.url, protocol="search-r1")
+    for _ in range(5):
+        retriever.search("q")
+    assert len(set(map(id, accepted))) == 1
+
+
+# Faults --------------------------------------------------------------------------------------------------------------
+
+
+def _closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_dead_server_is_a_retrieval_error_in_bounded_time():
+    begin = time.monotonic()
+    with pytest.raises(RetrievalError, match=r"http://127.0.0.1:\d+.* cannot be reached"):
+        HTTPRetriever(_closed_port(), timeout=2).search("q")
+    assert time.monotonic() - begin < 2
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        lambda connection, request: time.sleep(5),
+        lambda connection, request: _drip(connection, b"HTTP/1.1 200 OK\r\n" + b"X-Slow: yes\r\n" * 100),
+        lambda connection, request: _drip(connection, GOOD + b" " * 1000),
+        lambda connection, request: connection.sendall(GOOD[:20]) or _drip(connection, GOOD[20:] * 100),
+        lambda connection, request: (
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n") or _drip(connection, b" " * 500)
+        ),
+        lambda connection, request: (
+            connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            or _drip(connection, b"1\r\n{\r\n" * 500)
+        ),
+        lambda connection, request: (
+            connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n") or _drip(connection, b" " * 500)
+        ),
+    ],
+    ids=["hangs", "drips headers", "drips all", "drips the rest", "drips a body", "drips chunks", "drips until close"],
+)
+def test_a_slow_server_is_a_timeout_within_the_timeout(raw_server, behaviour):
+    retriever = HTTPRetriever(raw_server(behaviour).url, protocol="search-r1", timeout=0.4)
+    begin = time.monotonic()
+    with pytest.raises(RetrievalTimeout, match=r"/retrieve gave no full answer within 0.4 s") as caught:
+        retriever.search("q")
+    assert 0.3 < time.monotonic() - begin < 1.0
+    assert isinstance(caught.value, InfrastructureTimeout)
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        (_response(b"<html>oops</html>"), "sent no search-r1 answer: not JSON"),
+        (_response(b'{"result": []}'), "0 result lists for 1 queries"),
+        (_response(b'{"result": [[{"document": {"text": "x"}, "score": NaN}]]}'), "finite score"),
+        (_response(b"Traceback ...", "500 Internal Server Error"), "answered HTTP 500: 'Traceback ...'"),
+        (_response(b'{"error": "k"}', "400 Bad Request"), 'answered HTTP 400: \'{"error": "k"}\''),
+        (_response(b"", "302 Found\r\nLocation: http://127.0.0.1:1/"), "answered HTTP 302"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\nConnection: close\r\n\r\nshort", "cannot be reached"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "cannot be reached"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X-Many: headers\r\n" * 500 + b"\r\n", "cannot be reached"),
+        (b"", "cannot be reached"),
+    ],
+)
+def test_a_broken_answer_is_a_retrieval_error_that_names_url_and_what_came(raw_server, answer, complaint):
+    def behave(connection, request):
+        connection.sendall(answer)
+        connection.shutdown(socket.SHUT_WR)
+        connection.close()
+
+    server = raw_server(behave)
+    with pytest.raises(RetrievalError, match=complaint) as caught:
+        HTTPRetriever(server.url, protocol="search-r1", retries=0, timeout=3).search("q")
+    assert server.url in str(caught.value)
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_an_endless_answer_is_cut_off(raw_server, sized):
+    head = b"HTTP/1.1 200 OK\r\n" + (b"Content-Length: 99999999999\r\n\r\n" if sized else b"\r\n")
+
+    def behave(connection, request):
+        connection.sendall(head)
+        while True:
+            connection.sendall(b" " * 65536)
+
+    retriever = HTTPRetriever(raw_server(behave).url, protocol="search-r1", retries=0, max_bytes=100_000, timeout=5)
+    with pytest.raises(RetrievalError, match="more than 100000 bytes"):
+        retriever.search("q")
+
+
+def test_a_lost_connection_and_a_busy_server_are_tried_again(raw_server):
+    answers = [b"", _response(b"later", "503 Service Unavailable"), GOOD]
+
+    def behave(connection, request):
+        answer = answers.pop(0)
+        connection.sendall(answer)
+        if not answer:
+            connection.close()
+
+    assert HTTPRetriever(raw_server(behave).url, protocol="search-r1").search("q") == [HIT]
+    assert answers == []
+
+
+def test_a_refusal_is_not_tried_again(raw_server):
+    server = raw_server(lambda connection, request: connection.sendall(_response(b"no", "400 Bad Request")))
+    with pytest.raises(RetrievalError, match="HTTP 400"):
+        HTTPRetriever(server.url, protocol="search-r1").search("q")
+    assert len(server.requests) == 1
+
+
+def test_the_timeout_includes_attempts_and_pauses(raw_server):
+    server = raw_server(lambda connection, request: connection.sendall(_response(b"no", "503 Service Unavailable")))
+    begin = time.monotonic()
+    with pytest.raises(RetrievalError, match="HTTP 503"):
+        HTTPRetriever(server.url, protocol="search-r1", retries=1000, timeout=0.5).search("q")
+    assert time.monotonic() - begin < 0.8
+    assert len(server.requests) < 10
+
+
+def test_a_server_that_closes_idle_connections_is_no_failure(raw_server):
+    def behave(connection, request):
+        connection.sendall(GOOD)
+        connection.close()
+
+    retriever = HTTPRetriever(raw_server(behave).url, protocol="search-r1")
+    for _ in range(3):
+        assert retriever.search("q") == [HIT]
+        time.sleep(0.05)
+
+
+def test_the_breaker_fails_at_once_and_recovers(raw_server):
+    healthy = threading.Event()
+
+    def behave(connection, request):
+        connection.sendall(GOOD if healthy.is_set() else _response(b"no", "500 Internal Server Error"))
+
+    server = raw_server(behave)
+    retriever = HTTPRetriever(server.url, protocol="search-r1", retries=0, breaker_failures=3, breaker_cooldown=0.3)
+    for _ in range(3):
+        with pytest.raises(RetrievalError, match="HTTP 500"):
+            retriever.search("q")
+    with pytest.raises(RetrievalError, match=r"failed 3 times in a row and is left alone.*HTTP 500"):
+        retriever.search("q")
+    assert len(server.requests) == 3
+    time.sleep(0.35)
+    with pytest.raises(RetrievalError, match="HTTP 500"):
+        retriever.search("q")
+    with pytest.raises(RetrievalError, match="left alone"):
+        retriever.search("q")
+    healthy.set()
+    time.sleep(0.35)
+    assert [retriever.search("q") for _ in range(3)] == [[HIT]] * 3
+
+
+def test_a_half_open_breaker_lets_one_caller_probe():
+    breaker = CircuitBreaker(1, 0.1)
+    breaker.failed(RetrievalError("down"))
+    time.sleep(0.12)
+    breaker.check("url")
+    with pytest.raises(RetrievalError, match="left alone"):
+        breaker.check("url")
+    breaker.abandoned()
+    breaker.check("url")
+    breaker.succeeded()
+    breaker.check("url")
+
+
+def test_a_breaker_of_zero_never_opens():
+    breaker = CircuitBreaker(0, 10)
+    for _ in range(20):
+        breaker.failed(RetrievalError("down"))
+        breaker.check("url")
+
+
+# Processes and threads ------------------------------------------------------------------------------------------------
+
+
+def _search(retriever, queue, number):
+    try:
+        answers = [retriever.search(f"{number}-{turn}", 1)[0].passage.title for turn in range(20)]
+        queue.put((number, answers))
+    except RetrievalError as error:
+        queue.put((number, str(error)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_forked_and_spawned_workers_use_connections_of_their_own(method):
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    with served(Echo()) as url:
+        retriever = HTTPRetriever(url)
+        retriever.search("parent")
+        workers = [context.Process(target=_search, args=(retriever, queue, number)) for number in range(3)]
+        for worker in workers:
+            worker.start()
+        parents = [retriever.search(f"p-{turn}", 1)[0].passage.title for turn in range(20)]
+        answers = dict(queue.get(timeout=60) for _ in workers)
+        for worker in workers:
+            worker.join()
+    assert parents == [f"p-{turn}" for turn in range(20)]
+    assert answers == {number: [f"{number}-{turn}" for turn in range(20)] for number in range(3)}
+
+
+def test_threads_may_share_one_client():
+    answers: dict[int, list[str]] = {}
+
+    def work(number):
+        answers[number] = [retriever.search(f"{number}-{turn}", 1)[0].passage.title for turn in range(20)]
+
+    with served(Echo()) as url:
+        retriever = HTTPRetriever(url, pool_size=2)
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert answers == {number: [f"{number}-{turn}" for turn in range(20)] for number in range(8)}
+
+
+def test_a_pickle_holds_address_and_settings():
+    retriever = HTTPRetriever("http://127.0.0.1:9/retrieve", timeout=3, max_batch=7)
+    again = pickle.loads(pickle.dumps(retriever))
+    assert again.__getstate__() == retriever.__getstate__()
+    assert again.__getstate__()["timeout"] == 3
+    assert len(pickle.dumps(retriever)) < 600
+
+
+def test_a_closed_client_opens_again():
+    with served(Echo()) as url:
+        retriever = HTTPRetriever(url)
+        for _ in range(2):
+            assert len(retriever.search("q", 1)) == 1
+            retriever.close()
+            retriever.close()
+
+
+def test_proxy_settings_are_not_used(monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with served(Echo()) as url:
+        assert len(HTTPRetriever(url, retries=0).search("q", 1)) == 1
+
+
+def test_answers_longer_than_k_are_cut(raw_server):
+    answer = _response(json.dumps({"result": [[{"document": {"text": "x"}, "score": 1}] * 9]}).encode())
+    server = raw_server(lambda connection, request: connection.sendall(answer))
+    assert len(HTTPRetriever(server.url, protocol="search-r1").search("q", 2)) == 2

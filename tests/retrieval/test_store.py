@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import time
+
+import pytest
+
+from agent_r1_gym.errors import RetrievalError
+from agent_r1_gym.retrieval.bm25 import BM25Retriever
+from agent_r1_gym.retrieval.store import PassageStore, is_intact, open_or_build
+from agent_r1_gym.types import Passage
+
+SLOW_BUILD = """
+import sys, time
+from pathlib import Path
+from agent_r1_gym.retrieval.store import open_or_build
+
+def build(directory):
+    (directory / "part").write_text("new" * 1000)
+    print("building", flush=True)
+    time.sleep(60)
+
+open_or_build(Path(sys.argv[1]), build, load=lambda directory: directory)
+"""
+SMALL_DISK = """
+import resource, sys
+from pathlib import Path
+from agent_r1_gym.errors import RetrievalError
+from agent_r1_gym.retrieval.bm25 import BM25Retriever
+from agent_r1_gym.types import Passage
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+corpus = [Passage(str(n), "", f"word{n} and word{n + 1}") for n in range(5000)]
+try:
+    BM25Retriever(corpus, cache_dir=Path(sys.argv[1]), fingerprint="f")
+except RetrievalError as error:
+    print(error)
+"""
+
+
+def _build(word):
+    return lambda directory: (directory / "part").write_text(word)
+
+
+def _read(directory):
+    return (directory / "part").read_text()
+
+
+def test_it_is_built_once_and_then_opened(tmp_path):
+    index = tmp_path / "index"
+    assert open_or_build(index, _build("one"), load=_read) == "one"
+    assert open_or_build(index, _build("two"), load=_read) == "one"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda index: (index / "part").unlink(),
+        lambda index: (index / "part").write_text("o"),
+        lambda index: (index / "manifest.json").unlink(),
+        lambda index: (index / "manifest.json").write_text("[]"),
+        lambda index: (index / "manifest.json").write_text('{"part'),
+    ],
+)
+def test_an_incomplete_index_is_built_again(tmp_path, damage):
+    index = tmp_path / "index"
+    open_or_build(index, _build("one"), load=_read)
+    damage(index)
+    assert not is_intact(index)
+    assert open_or_build(index, _build("two"), load=_read) == "two"
+
+
+def test_a_damaged_bm25_cache_of_full_size_is_built_again(passages, tmp_path, caplog):
+    expected = BM25Retriever(passages, cache_dir=tmp_path, fingerprint="f").search("king", 3)
+    (index,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    for name in ("vocab.index.json", "data.csc.index.npy", "passages.offsets.npy"):
+        size = (index / name).stat().st_size
+        (index / name).write_bytes(b"\0" * size)
+        again = BM25Retriever(passages, cache_dir=tmp_path, fingerprint="f")
+        assert again.search("king", 3) == expected
+        assert "is damaged" in caplog.text
+        caplog.clear()
+
+
+def test_a_failed_build_leaves_nothing_and_the_next_one_works(tmp_path):
+    def failing(directory):
+        (directory / "part").write_text("half")
+        raise ValueError("bad passage")
+
+    with pytest.raises(ValueError, match="bad passage"):
+        open_or_build(tmp_path / "index", failing, load=_read)
+    assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")] == []
+    assert open_or_build(tmp_path / "index", _build("one"), load=_read) == "one"
+
+
+def _run(code, *arguments):
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_killed_build_leaves_the_old_index_or_none(tmp_path, old):
+    index = tmp_path / "index"
+    if old:
+        open_or_build(index, _build("old"), load=_read)
+        (index / "manifest.json").unlink()
+    with _run(SLOW_BUILD, str(index)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "building\n"
+        process.kill()
+    assert index.exists() == old
+    if old:
+        assert _read(index) == "old"
+    begin = time.monotonic()
+    assert open_or_build(index, _build("one"), load=_read) == "one"
+    assert time.monotonic() - begin < 5
+
+
+def test_a_full_disk_is_an_error_that_names_the_index_and_leaves_none(tmp_path):
+    with _run(SMALL_DISK, str(tmp_path)) as process:
+        said = process.communicate(timeout=60)[0]
+    assert "cannot be written" in said
+    assert "bm25-f" in said
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_a_place_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RetrievalError, match="cannot be written"):
+        open_or_build(tmp_path / "file" / "index", _build("one"), load=_read)
+
+
+def _build_slowly(directory, log, queue):
+    def build(empty):
+        with log.open("a") as file:
+            file.write("built\n")
+        time.sleep(0.3)
+        (empty / "part").write_text("one")
+
+    queue.put(open_or_build(directory, build, load=_read))
+
+
+def test_of_processes_that_want_one_index_one_builds_and_all_get_it(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    log = tmp_path / "log"
+    arguments = (tmp_path / "index", log, queue)
+    processes = [context.Process(target=_build_slowly, args=arguments) for _ in range(3)]
+    for process in processes:
+        process.start()
+    assert [queue.get(timeout=60) for _ in processes] == ["one"] * 3
+    for process in processes:
+        process.join()
+    assert log.read_text() == "built\n"
+
+
+def test_stored_passages_are_the_same_in_every_process(passages, tmp_path):
+    odd = [*passages, Passage("\ud800", "a\nb", "\x00\udfff")]
+    PassageStore.write(odd, tmp_path)
+    stored = PassageStore(tmp_path)
+    assert list(stored) == odd
+    assert list(pickle.loads(pickle.dumps(stored))) == odd
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if list(stored) == odd else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_an_empty_store(tmp_path):
+    PassageStore.write([], tmp_path)
+    assert list(PassageStore(tmp_path)) == []

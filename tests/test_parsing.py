@@ -1,0 +1,445 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.parsing import HermesParser, OpenAIParser, Parser, SearchR1Parser, make_parser
+from agent_r1_gym.types import PARSE_ERROR_CODES, ParsedTurn, ToolCall
+
+PARSERS: tuple[Parser, ...] = (HermesParser(), SearchR1Parser(), OpenAIParser())
+all_parsers = pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
+
+
+def codes(turn: ParsedTurn) -> list[str]:
+    return [error.code for error in turn.errors]
+
+
+def hermes_body(body: str) -> str:
+    return f"<tool_call>{body}</tool_call>"
+
+
+def openai_calls(*entries: object) -> str:
+    return json.dumps({"content": None, "tool_calls": list(entries)})
+
+
+def function(name: object, arguments: object) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+# --- good turns ------------------------------------------------------------------------------------------------------
+
+
+def test_hermes_reads_several_calls_in_order() -> None:
+    text = (
+        "First this.\n"
+        '<tool_call>\n{"name": "search", "arguments": {"query": "a"}}\n</tool_call>\nthen\n'
+        '<tool_call>{"arguments": {"query": "b"}, "name": "lookup"}</tool_call>'
+    )
+    turn = HermesParser().parse(text)
+    assert turn == ParsedTurn((ToolCall("search", {"query": "a"}), ToolCall("lookup", {"query": "b"})))
+
+
+def test_hermes_takes_a_call_without_arguments_as_a_call_with_none() -> None:
+    assert HermesParser().parse(hermes_body('{"name": "now"}')).calls == (ToolCall("now", {}),)
+
+
+def test_search_r1_reads_queries_as_calls() -> None:
+    turn = SearchR1Parser().parse("Hm.\n<search> who wrote Faust? </search> and <search>b</search>")
+    assert turn.calls == (ToolCall("search", {"query": "who wrote Faust?"}), ToolCall("search", {"query": "b"}))
+    assert turn.errors == ()
+
+
+def test_search_r1_calls_the_tool_and_argument_it_is_told() -> None:
+    turn = SearchR1Parser(tool="wiki", argument="q").parse("<search>a</search>")
+    assert turn.calls == (ToolCall("wiki", {"q": "a"}),)
+
+
+def test_openai_reads_arguments_as_object_or_as_json_text() -> None:
+    text = openai_calls({"id": "c1", **function("search", {"query": "a"})}, function("search", '{"query": "b"}'))
+    turn = OpenAIParser().parse(text)
+    assert turn.calls == (ToolCall("search", {"query": "a"}, "c1"), ToolCall("search", {"query": "b"}))
+    assert turn.errors == ()
+
+
+def test_openai_message_carries_its_calls_outside_the_text() -> None:
+    parser = OpenAIParser()
+    text = json.dumps({"content": "Let me see.", "tool_calls": [{"id": "c1", **function("search", '{"query": "a"}')}]})
+    message = parser.to_message(text, parser.parse(text))
+    assert (message.content, message.tool_calls) == ("Let me see.", (ToolCall("search", {"query": "a"}, "c1"),))
+    assert message.to_dict()["tool_calls"][0]["id"] == "c1"
+    assert json.loads(message.to_dict()["tool_calls"][0]["function"]["arguments"]) == {"query": "a"}
+
+
+def test_openai_takes_plain_text_as_content() -> None:
+    parser = OpenAIParser()
+    assert parser.parse("I know: <answer>42</answer>").answer == "42"
+    assert parser.to_message("plain", parser.parse("plain")).content == "plain"
+
+
+@all_parsers
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<answer>Paris</answer>", "Paris"),
+        ("So it is <answer>\n Paris \n</answer>.", "Paris"),
+        ("<answer>two\nlines</answer>", "two\nlines"),
+        ("<think>Paris? London?</think><answer>Paris</answer>", "Paris"),
+        ("<think><answer>London</answer></think><answer>Paris</answer>", "Paris"),
+        ("the template opened it</think><answer>Paris</answer>", "Paris"),
+        ("<answer>London</answer> no, wait</think><answer>Paris</answer>", "Paris"),
+        ("a</think>b<think>c</think><answer>Paris</answer>", "Paris"),
+        ("<think>a<think>b</think><answer>Paris</answer>", "Paris"),
+        ("<answer>東京 – Zürich 🙂</answer>", "東京 – Zürich 🙂"),
+        ("<answer>1 < 2 & x > y</answer>", "1 < 2 & x > y"),
+    ],
+)
+def test_answer_is_what_stands_between_the_tags(parser: Parser, text: str, expected: str) -> None:
+    assert parser.parse(text) == ParsedTurn((), expected, ())
+
+
+def test_calls_inside_a_thought_are_not_calls() -> None:
+    turn = HermesParser().parse("<think>" + hermes_body('{"name": "a"}') + "</think>" + hermes_body('{"name": "b"}'))
+    assert [call.name for call in turn.calls] == ["b"]
+
+
+def test_an_answer_inside_a_call_is_no_answer() -> None:
+    body = '{"name": "search", "arguments": {"query": "<answer>Paris</answer>"}}'
+    turn = HermesParser().parse(hermes_body(body))
+    assert turn.answer is None
+    assert turn.calls == (ToolCall("search", {"query": "<answer>Paris</answer>"}),)
+
+
+def test_a_good_call_survives_a_bad_neighbour() -> None:
+    turn = HermesParser().parse(hermes_body('{"name": "a"}') + hermes_body("{") + hermes_body('{"name": "b"}'))
+    assert [call.name for call in turn.calls] == ["a", "b"]
+    assert codes(turn) == ["bad_json"]
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+HERMES_MISTAKES = [
+    ("", ["no_action"]),
+    ("Just talk.", ["no_action"]),
+    ("\ufeff", ["no_action"]),
+    ("<Answer>Paris</Answer>", ["no_action"]),
+    ("<think>thought</think>", ["no_action"]),
+    ("<think>thought</think> talk", ["no_action"]),
+    ("<think>never closed <answer>Paris</answer>", ["unclosed_tag"]),
+    ("Well. <think>never closed <answer>Paris</answer>", ["unclosed_tag"]),
+    ("<answer>Paris", ["unclosed_tag"]),
+    ('<tool_call>{"name": "a"}', ["unclosed_tag"]),
+    ('<tool_call>{"name": "a"} <answer>Paris</answer>', ["unclosed_tag"]),
+    ("Paris</answer>", ["unopened_tag"]),
+    ('{"name": "a"}</tool_call>', ["unopened_tag"]),
+    ("</answer><answer>Paris</answer>", ["unopened_tag"]),
+    ("<answer></answer>", ["empty_answer"]),
+    ("<answer> \n </answer>", ["empty_answer"]),
+    ("<answer>a</answer><answer>b</answer>", ["several_answers"]),
+    ("<answer>a</answer><answer>a</answer>", ["several_answers"]),
+    ('<tool_call>{"name": "a"}</tool_call><answer>Paris</answer>', ["call_and_answer"]),
+    ('<answer>Paris</answer><tool_call>{"name": "a"}</tool_call>', ["call_and_answer"]),
+    ('<answer><tool_call>{"name": "a"}</tool_call></answer>', ["call_and_answer"]),
+    ("<answer>a <answer>b</answer>", ["unclosed_tag"]),
+    (hermes_body(""), ["empty_call"]),
+    (hermes_body(" \n"), ["empty_call"]),
+    (hermes_body("{"), ["bad_json"]),
+    (hermes_body("search(query='a')"), ["bad_json"]),
+    (hermes_body('{"name": "a"} trailing'), ["bad_json"]),
+    (hermes_body('{"name": "a",}'), ["bad_json"]),
+    (hermes_body("{'name': 'a'}"), ["bad_json"]),
+    (hermes_body('\ufeff{"name": "a"}'), ["bad_json"]),
+    (hermes_body('{"name": "a", "arguments": {"x": NaN}}'), ["bad_json"]),
+    (hermes_body('{"name": "a", "arguments": {"x": -Infinity}}'), ["bad_json"]),
+    (hermes_body('{"name": "a", "arguments": {"x": 1e999}}'), ["bad_json"]),
+    (hermes_body('{"name": "a", "arguments": {"x": ' + "9" * 5_000 + "}}"), ["bad_json"]),
+    (hermes_body('{"name": "a", "name": "b"}'), ["bad_json"]),
+    (hermes_body('{"name": "a", "arguments": {"x": 1, "x": 2}}'), ["bad_json"]),
+    (hermes_body("[" * 5_000), ["bad_json"]),
+    (hermes_body('{"name": "a", "arguments": {"x": ' + "[" * 5_000 + "]" * 5_000 + "}}"), ["bad_json"]),
+    (hermes_body("```json\n{}\n```"), ["bad_json"]),
+    (hermes_body("5"), ["not_an_object"]),
+    (hermes_body("null"), ["not_an_object"]),
+    (hermes_body('[{"name": "a"}]'), ["not_an_object"]),
+    (hermes_body('"search"'), ["not_an_object"]),
+    (hermes_body('{"name": "a", "arguments": [1]}'), ["not_an_object"]),
+    (hermes_body('{"name": "a", "arguments": null}'), ["not_an_object"]),
+    (hermes_body("{}"), ["missing_name"]),
+    (hermes_body('{"name": ""}'), ["missing_name"]),
+    (hermes_body('{"name": 5}'), ["missing_name"]),
+    (hermes_body('{"function": "a"}'), ["missing_name"]),
+]
+SEARCH_R1_MISTAKES = [
+    ("talk", ["no_action"]),
+    ("<search>", ["unclosed_tag"]),
+    ("</search>", ["unopened_tag"]),
+    ("<search> </search>", ["empty_call"]),
+    ("<search>a</search><answer>b</answer>", ["call_and_answer"]),
+    ("<think>open <search>a</search>", ["unclosed_tag"]),
+    ("<answer>a</answer><answer>b</answer>", ["several_answers"]),
+]
+OPENAI_MISTAKES = [
+    ("talk", ["no_action"]),
+    ("{}", ["no_action"]),
+    ("{", ["bad_json"]),
+    ('{"content": "<answer>a"}', ["unclosed_tag"]),
+    ('{"content": "<think>open <answer>a</answer>"}', ["unclosed_tag"]),
+    ('{"content": "<answer></answer>"}', ["empty_answer"]),
+    ('{"content": ["<answer>a</answer>"]}', ["not_an_object"]),
+    ('{"tool_calls": {}}', ["not_an_object"]),
+    ('{"tool_calls": [5]}', ["not_an_object"]),
+    ('{"tool_calls": [{"function": "a"}]}', ["not_an_object"]),
+    (openai_calls(function(None, {})), ["missing_name"]),
+    (openai_calls(function("a", "{")), ["bad_json"]),
+    (openai_calls(function("a", "5")), ["not_an_object"]),
+    (openai_calls(function("a", 5)), ["not_an_object"]),
+    (json.dumps({"content": "<answer>a</answer>", "tool_calls": [function("a", {})]}), ["call_and_answer"]),
+    ('{"content": "\ud800"}', ["no_action"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "expected"),
+    [(parser, *case) for parser, cases in zip(PARSERS, (HERMES_MISTAKES, SEARCH_R1_MISTAKES, OPENAI_MISTAKES), strict=True)
+     for case in cases],
+)  # fmt: skip
+def test_mistakes_are_named(parser: Parser, text: str, expected: list[str]) -> None:
+    turn = parser.parse(text)
+    assert codes(turn) == expected
+    assert turn.answer is None
+    assert turn.calls == ()
+
+
+def test_every_code_but_the_environments_own_is_covered_above() -> None:
+    seen = {code for _, expected in HERMES_MISTAKES + SEARCH_R1_MISTAKES + OPENAI_MISTAKES for code in expected}
+    assert seen == set(PARSE_ERROR_CODES) - {"too_many_calls"}
+
+
+@pytest.mark.parametrize(
+    ("text", "phrase"),
+    [
+        (hermes_body('{"name": "a", "arguments": {"x": oops}}'), "near"),
+        (hermes_body('{"name": "a", "arguments": {"x": oops}}'), "oops"),
+        (hermes_body("[]"), "an array"),
+        (hermes_body("true"), "a boolean"),
+        (hermes_body('{"name": "a", "arguments": [1]}'), '"arguments"'),
+        ("<answer>x", "</answer>"),
+        ("<think>x", "</think>"),
+        ("<answer>a</answer>" * 3, "got 3"),
+    ],
+)
+def test_messages_say_what_came(text: str, phrase: str) -> None:
+    assert phrase in HermesParser().parse(text).errors[0].message
+
+
+def test_quotes_of_bad_json_stay_short() -> None:
+    message = HermesParser().parse(hermes_body("x" * 100_000)).errors[0].message
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+@pytest.mark.parametrize("letter", ["e", "é"])
+def test_every_depth_of_nesting_is_read_or_refused(opening: str, letter: str) -> None:
+    closing = "]" if opening == "[" else "}"
+    for depth in [*range(1, 40), *range(40, 1_100, 7)]:
+        value = opening * depth + ("" if opening == "[" else "1") + closing * depth
+        turn = HermesParser().parse(hermes_body(f'{{"name": "{letter}", "arguments": {{"x": {value}}}}}'))
+        assert bool(turn.calls) != bool(turn.errors)
+        for call in turn.calls:
+            assert json.loads(json.dumps(call.arguments)) == call.arguments
+            assert call.key
+
+
+def test_lone_surrogates_and_nul_in_escapes_become_encodable() -> None:
+    turn = HermesParser().parse(
+        hermes_body(r'{"name": "a\ud800", "arguments": {"k\udfff": ["v\udc00", {"n": "\u0000"}]}}')
+    )
+    assert turn.calls == (ToolCall("a\ufffd", {"k\ufffd": ["v\ufffd", {"n": "\ufffd"}]}),)
+
+
+# --- formatting ------------------------------------------------------------------------------------------------------
+
+readable = st.characters(exclude_categories=["Cs"], exclude_characters="\x00")
+fragments = st.sampled_from(
+    [
+        "<tool_call>",
+        "</tool_call>",
+        "<answer>",
+        "</answer>",
+        "<think>",
+        "</think>",
+        "<search>",
+        "</search>",
+        "{",
+        "\\",
+        '"',
+    ]
+)
+texts = st.lists(st.one_of(st.text(readable, max_size=20), fragments), max_size=6).map("".join)
+numbers = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
+json_values = st.recursive(
+    st.none() | st.booleans() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+tool_calls = st.builds(ToolCall, texts.filter(bool), st.dictionaries(texts, json_values, max_size=4))
+
+
+@given(tool_calls)
+def test_hermes_understands_the_calls_it_formats(call: ToolCall) -> None:
+    assert HermesParser().parse(HermesParser().format_call(call)) == ParsedTurn((call,))
+
+
+@given(tool_calls)
+def test_openai_understands_the_calls_it_formats(call: ToolCall) -> None:
+    (parsed,) = OpenAIParser().parse(OpenAIParser().format_call(call)).calls
+    assert (parsed.name, parsed.arguments) == (call.name, call.arguments)
+
+
+@given(texts)
+def test_search_r1_understands_or_refuses_what_it_formats(query: str) -> None:
+    call = ToolCall("search", {"query": query})
+    try:
+        text = SearchR1Parser().format_call(call)
+    except ConfigurationError:
+        assert "<" in query or not query.strip()
+        return
+    assert SearchR1Parser().parse(text).calls == (ToolCall("search", {"query": query.strip()}),)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ToolCall("lookup", {"query": "a"}),
+        ToolCall("search", {"query": "a", "k": 1}),
+        ToolCall("search", {}),
+        ToolCall("search", {"query": "</search><answer>a</answer>"}),
+    ],
+)
+def test_search_r1_refuses_calls_it_cannot_express(call: ToolCall) -> None:
+    with pytest.raises(ConfigurationError, match="search-r1"):
+        SearchR1Parser().format_call(call)
+
+
+@all_parsers
+@given(answer=st.text(readable).filter(lambda text: text.strip() and "<" not in text))
+def test_formatted_answers_are_understood(parser: Parser, answer: str) -> None:
+    assert parser.parse(parser.format_answer(answer)) == ParsedTurn((), answer.strip(), ())
+
+
+def test_instructions_name_the_tags_that_the_parser_reads() -> None:
+    schema = {"type": "function", "function": {"name": "zoom", "description": "é", "parameters": {}}}
+    for parser, tag in zip(PARSERS, ("<tool_call>", "<search>", "<answer>"), strict=True):
+        assert tag in parser.instructions([schema])
+        assert "<answer>" in parser.instructions([schema])
+    assert '"zoom"' in HermesParser().instructions([schema])
+
+
+# --- any text, in bounded time ---------------------------------------------------------------------------------------
+
+any_character = st.characters() | st.characters(categories=["Cs"])
+soup = st.lists(
+    st.one_of(
+        st.text(any_character, max_size=8), fragments, st.sampled_from(['{"name": "a"}', '{"tool_calls": [', "]}"])
+    ),
+    max_size=14,
+).map("".join)
+
+
+@all_parsers
+@given(text=soup)
+def test_any_text_gives_a_consistent_turn(parser: Parser, text: str) -> None:
+    turn = parser.parse(text)
+    assert set(codes(turn)) <= set(PARSE_ERROR_CODES)
+    assert turn.calls or turn.errors or turn.answer
+    if turn.answer is not None:
+        assert turn.calls == turn.errors == ()
+        assert turn.answer == turn.answer.strip()
+        turn.answer.encode()
+    for call in turn.calls:
+        call.key.encode()
+        json.dumps(call.arguments, ensure_ascii=False, allow_nan=False).encode()
+    parser.to_message(text, turn)
+
+
+_MEGABYTE = 1_000_000
+ADVERSARIES: dict[str, Callable[[int], str]] = {
+    fragment: lambda n, fragment=fragment: fragment * (n // len(fragment))
+    for fragment in (
+        "<think>",
+        "</think>",
+        "<think></think>",
+        "</think><think>",
+        "<answer>",
+        "</answer>",
+        "<answer></answer>",
+        "<answer>a</answer>",
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_call>{</tool_call>",
+        '<tool_call>{"name":"a"}</tool_call>',
+        "<search>",
+        "<search>a</search>",
+        "<search><answer>",
+        "<",
+        "</",
+        "<t",
+        "{",
+        "[",
+        '{"a":',
+        '"',
+        "\\",
+        " ",
+        "\n",
+        "\x00",
+        "\ud800",
+        "é",
+    )
+}
+ADVERSARIES |= {
+    "long string": lambda n: hermes_body('{"name": "' + "a" * n),
+    "escapes": lambda n: hermes_body('{"name": "' + "\\ud800" * (n // 6) + '"}'),
+    "digits": lambda n: hermes_body('{"name": "a", "arguments": {"x": ' + "9" * n + "}}"),
+    "decimals": lambda n: hermes_body('{"name": "a", "arguments": {"x": 0.' + "9" * n + "}}"),
+    "brackets": lambda n: hermes_body("[" * n),
+    "brackets, wide": lambda n: hermes_body('{"name": "é", "arguments": {"x": [' + "[]," * (n // 3) + "0]}}"),
+    "openai entries": lambda n: '{"tool_calls": [' + "5," * (n // 2) + "5]}",
+    "openai content": lambda n: json.dumps({"content": "<answer>" * (n // 8)}),
+}
+
+
+@all_parsers
+@pytest.mark.parametrize("adversary", ADVERSARIES.values(), ids=ADVERSARIES.keys())
+def test_a_megabyte_of_anything_is_parsed_in_bounded_time(parser: Parser, adversary: Callable[[int], str]) -> None:
+    text = adversary(_MEGABYTE)
+    start = time.perf_counter()
+    turn = parser.parse(text)
+    parser.to_message(text, turn)
+    assert time.perf_counter() - start < 5.0
+
+
+# --- choosing a parser -----------------------------------------------------------------------------------------------
+
+
+def test_parsers_are_made_by_name_or_taken_as_they_are() -> None:
+    assert isinstance(make_parser("hermes"), HermesParser)
+    assert isinstance(make_parser("search-r1"), SearchR1Parser)
+    assert isinstance(make_parser("openai"), OpenAIParser)
+    own = SearchR1Parser(tool="wiki")
+    assert make_parser(own) is own
+
+
+@pytest.mark.parametrize("wrong", ["hermess", "", None, 5, [], HermesParser])
+def test_unknown_parsers_are_refused(wrong: object) -> None:
+    with pytest.raises(ConfigurationError, match="parser"):
+        make_parser(wrong)  # type: ignore[arg-type]
+
+
+def test_near_names_are_suggested() -> None:
+    with pytest.raises(ConfigurationError, match="Did you mean 'hermes'"):
+        make_parser("hermess")
