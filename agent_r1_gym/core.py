@@ -6,17 +6,16 @@ process rewards, packages the new state. It knows no token ids and no chat templ
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import gymnasium
 
 from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError, suggest
 from agent_r1_gym.markup import encodable, neutralise
+from agent_r1_gym.options import check_choice, check_integer, check_known
 from agent_r1_gym.parsing import Parser, make_parser
 from agent_r1_gym.rendering import render_ansi, render_message, render_text
 from agent_r1_gym.rewards import RewardSet, RewardTerm, make_rewards
@@ -80,10 +79,7 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     def __new__(cls, *_args: Any, **options: Any) -> ToolEnv:
         """Refuses options that no constructor of the class knows, with near names."""
-        known = _constructor_options(cast(Hashable, cls))
-        for name in options:
-            if name not in known:
-                raise ConfigurationError(f"{cls.__name__} has no option {name!r}. {suggest(name, known)}")
+        check_known(cls, options)
         return super().__new__(cls)
 
     def __init__(
@@ -102,8 +98,8 @@ class ToolEnv(gymnasium.Env[str, str]):
         markup: Sequence[str] = (),
         render_mode: str | None = None,
     ) -> None:
-        _check_positive("max_turns", max_turns, 1)
-        _check_positive("max_history_chars", max_history_chars, 256)
+        check_integer("max_turns", max_turns, 1)
+        check_integer("max_history_chars", max_history_chars, 256)
         check_choice("feedback", feedback, ("full", "short"))
         if render_mode is not None:
             check_choice("render_mode", render_mode, self.metadata["render_modes"])
@@ -128,7 +124,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         self._messages: list[Message] = []
         self._text = ""
         self._infrastructure_error: str | None = None
-        self._index_tools()
+        self._index_tools(self.tools)
 
     # --- hooks for subclasses ----------------------------------------------------------------------------------------
 
@@ -349,23 +345,24 @@ class ToolEnv(gymnasium.Env[str, str]):
         self._pending = None
         self._transitions = []
         self._infrastructure_error = None
-        self._index_tools()
-        system = self._system_text()
-        self._messages = [Message("system", system)] if system else []
-        self._messages.append(Message("user", neutralise(self.task_prompt(task), self._markup)))
-        self._text = render_text(self._messages)
+        tools = tuple(self.make_tools(task))
+        if tools != self._indexed_tools:
+            self._index_tools(tools)
+        user = Message("user", neutralise(self.task_prompt(task), self._markup))
+        self._messages = [*self._system, user]
+        self._text = self._system_rendered + render_message(user)
 
-    def _index_tools(self) -> None:
-        """Looks the episode's tools up once, and refuses two of one name."""
-        tools = self.tools if self._task is None else self.make_tools(self._task)
+    def _index_tools(self, tools: tuple[Tool, ...]) -> None:
+        """Looks the episode's tools up and writes the system turn, once for all episodes with the same tools."""
+        self._indexed_tools = tools
         self._by_name = {tool.name: tool for tool in tools}
         if len(self._by_name) < len(tools):
             raise ConfigurationError(f"Two tools have one name: {[tool.name for tool in tools]}.")
-
-    def _system_text(self) -> str:
-        if self._system_prompt is not None:
-            return self._system_prompt
-        return f"{self.instructions}\n\n{self.parser.instructions(self.tool_schemas)}"
+        text = self._system_prompt
+        if text is None:
+            text = f"{self.instructions}\n\n{self.parser.instructions(self.tool_schemas)}"
+        self._system = (Message("system", text),) if text else ()
+        self._system_rendered = render_text(self._system)
 
     def _admit(self, call: ToolCall) -> PendingCall | ToolOutcome:
         """Returns the call with its tool, or the outcome that says why it cannot be executed."""
@@ -459,28 +456,3 @@ class _PendingStep:
         self.parsed = parsed
         self.slots = slots
         self.overlong = overlong
-
-
-@functools.lru_cache(maxsize=256)
-def _constructor_options(cls: Hashable) -> frozenset[str]:
-    """Returns the names of the arguments that the constructors of `cls` take, down to the first without `**kwargs`."""
-    names: set[str] = set()
-    for base in cast(type, cls).__mro__:
-        if "__init__" not in vars(base):
-            continue
-        parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
-        names.update(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
-    return frozenset(names)
-
-
-def _check_positive(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(f"{name} must be an integer of at least {least}, got {value!r}.")
-
-
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Raises a `ConfigurationError` that suggests near names unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ConfigurationError(f"Unknown {name} {value!r}. {suggest(str(value), choices)}")

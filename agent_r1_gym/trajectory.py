@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,72 @@ class Trajectory:
         row = asdict(self)
         row["messages"] = [message.to_dict() for message in self.messages]
         return json.dumps(row, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTurn:
+    """The tokens of one model turn.
+
+    Attributes:
+        start: index in `completion_ids` of the first token that the model sampled in this turn.
+        end: index after the last one.
+        reward: reward of the step.
+    """
+
+    start: int
+    end: int
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTrajectory:
+    """One episode as tokens, for training. Every token got its id, its mask and its log-prob when it was made.
+
+    Attributes:
+        prompt_ids: tokens before the first model turn.
+        completion_ids: all later tokens: the model's, and those that the environment and the chat template added.
+        loss_mask: 1 for tokens that the model sampled, 0 for all others; as long as `completion_ids`.
+        logprobs: log-probability of each sampled token under the sampling distribution's policy, None for others.
+        turns: spans of the model's turns, in order.
+        terminated: the task ended by its own rules.
+        truncated: a budget ran out.
+        infrastructure_error: what backend failed, None if none did; such a trajectory is excluded from the update.
+        metrics: numbers to log (reward terms, calls, failures ...).
+
+    Raises:
+        ValueError: lengths, masks or spans do not fit together.
+    """
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    turns: tuple[TokenTurn, ...]
+    terminated: bool
+    truncated: bool
+    infrastructure_error: str | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        length = len(self.completion_ids)
+        if len(self.loss_mask) != length or len(self.logprobs) != length:
+            raise ValueError(
+                f"completion_ids, loss_mask and logprobs must be equally long, got {length}, {len(self.loss_mask)} and "
+                f"{len(self.logprobs)}."
+            )
+        sampled = [False] * length
+        end_before = 0
+        for turn in self.turns:
+            if not end_before <= turn.start < turn.end <= length:
+                raise ValueError(f"Turn spans must be non-empty, in order and inside 0..{length}, got {self.turns}.")
+            sampled[turn.start : turn.end] = [True] * (turn.end - turn.start)
+            end_before = turn.end
+        for position, (mask, logprob) in enumerate(zip(self.loss_mask, self.logprobs, strict=True)):
+            if not bool(mask) == sampled[position] == (logprob is not None):
+                raise ValueError(
+                    f"Token {position}: loss_mask {mask}, log-prob {logprob} and the turn spans {self.turns} disagree "
+                    "on whether the model sampled it."
+                )
 
 
 def read_trace(path: Path) -> Iterator[dict[str, Any]]:
