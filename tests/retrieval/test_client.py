@@ -97,6 +97,12 @@ def raw_server() -> Iterator[Callable[[Behaviour], RawServer]]:
         server.close()
 
 
+@pytest.fixture(scope="module")
+def echo_url() -> Iterator[str]:
+    with served(Echo()) as url:
+        yield url
+
+
 def _drip(connection: socket.socket, data: bytes) -> None:
     for position in range(len(data)):
         connection.sendall(data[position : position + 1])
@@ -104,13 +110,12 @@ def _drip(connection: socket.socket, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["auto", "search-r1", "agent-r1"])
-def test_hits_arrive_in_the_order_of_the_queries(protocol):
-    with served(Echo()) as url:
-        retriever = HTTPRetriever(url, protocol=protocol)
-        answers = retriever.search_batch(["one", "two", "one"], 2)
-        assert [[hit.passage.title for hit in hits] for hits in answers] == [["one"] * 2, ["two"] * 2, ["one"] * 2]
-        assert answers[0][0].score == 1.0
-        assert retriever.health()["status"] == "ok"
+def test_hits_arrive_in_the_order_of_the_queries(echo_url, protocol):
+    retriever = HTTPRetriever(echo_url, protocol=protocol)
+    answers = retriever.search_batch(["one", "two", "one"], 2)
+    assert [[hit.passage.title for hit in hits] for hits in answers] == [["one"] * 2, ["two"] * 2, ["one"] * 2]
+    assert answers[0][0].score == 1.0
+    assert retriever.health()["status"] == "ok"
 
 
 @pytest.mark.parametrize(
@@ -155,9 +160,8 @@ def test_settings_are_checked(options):
 
 
 @pytest.mark.parametrize("query", BAD_QUERIES.values(), ids=BAD_QUERIES)
-def test_every_text_is_a_valid_query(query):
-    with served(Echo()) as url:
-        bad, good = HTTPRetriever(url).search_batch([query, "good"], 1)
+def test_every_text_is_a_valid_query(echo_url, query):
+    bad, good = HTTPRetriever(echo_url).search_batch([query, "good"], 1)
     assert [hit.passage.title for hit in good] == ["good"]
     assert len(bad) == bool(query.split())
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 
 import pytest
 import urllib3
@@ -16,6 +17,7 @@ from agent_r1_gym.retrieval.base import Retriever
 from agent_r1_gym.retrieval.bm25 import BM25Retriever
 from agent_r1_gym.retrieval.client import HTTPRetriever
 from agent_r1_gym.retrieval.server import serve
+from agent_r1_gym.types import Passage
 from tests.retrieval.queries import BAD_QUERIES
 from tests.retrieval.serving import served
 
@@ -37,6 +39,12 @@ print("stopped", flush=True)
 class Broken(Retriever):
     def search_batch(self, queries, k):
         raise RetrievalError("the disk is on fire")
+
+
+@pytest.fixture(scope="module")
+def strict_url() -> Iterator[str]:
+    with served(BM25Retriever([Passage("a", "T", "king")]), max_queries=8, max_k=50, max_bytes=150_000) as url:
+        yield url
 
 
 def _ask(url, path, body, method="POST"):
@@ -99,9 +107,8 @@ def test_our_client_gets_the_very_hits_of_the_backend(passages):
     ],
 )
 @pytest.mark.parametrize("path", ["/retrieve", "/search"])
-def test_a_bad_request_is_told_what_is_wrong(passages, path, body, complaint):
-    with served(BM25Retriever(passages), max_queries=8, max_k=50) as url:
-        status, answer = _ask(url, path, body)
+def test_a_bad_request_is_told_what_is_wrong(strict_url, path, body, complaint):
+    status, answer = _ask(strict_url, path, body)
     assert status == 400
     assert complaint in answer["error"]
 
@@ -109,17 +116,15 @@ def test_a_bad_request_is_told_what_is_wrong(passages, path, body, complaint):
 @pytest.mark.parametrize(
     "parameters", ["", "?top_k=3", "?query=king&top_k=many", "?query=king&top_k=-1", "?query=a&top_k="]
 )
-def test_a_bad_get_is_told_what_is_wrong(passages, parameters):
-    with served(BM25Retriever(passages)) as url:
-        status, answer = _ask(url, f"/search{parameters}", b"", "GET")
+def test_a_bad_get_is_told_what_is_wrong(strict_url, parameters):
+    status, answer = _ask(strict_url, f"/search{parameters}", b"", "GET")
     assert (status, list(answer)) == (400, ["error"])
 
 
-def test_a_huge_body_is_refused(passages):
-    with served(BM25Retriever(passages), max_bytes=1000) as url:
-        status, answer = _ask(url, "/retrieve", {"queries": ["x" * 2000]})
+def test_a_huge_body_is_refused(strict_url):
+    status, answer = _ask(strict_url, "/retrieve", {"queries": ["x" * 200_000]})
     assert status == 413
-    assert "1000 bytes" in answer["error"]
+    assert "150000 bytes" in answer["error"]
 
 
 def test_a_failing_backend_is_a_503_that_our_client_understands():

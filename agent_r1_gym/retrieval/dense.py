@@ -1,0 +1,267 @@
+"""Dense retrieval: exact inner products (FAISS) of sentence embeddings."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from agent_r1_gym.errors import ConfigurationError, MissingDependencyError, RetrievalError
+from agent_r1_gym.retrieval.base import Hit, Retriever, check_k, clean_query
+from agent_r1_gym.types import Passage
+
+Vectors = npt.NDArray[np.float32]
+Encoder = Callable[[list[str]], Any]
+Pooling = Literal["mean", "cls"]
+
+
+class DenseRetriever(Retriever):
+    """Nearest passages by cosine similarity of embeddings, exact (FAISS flat index).
+
+    Every non-empty query has hits; scores are cosines. It runs in your process with PyTorch: give forked or many
+    workers a `serve-retriever` and its address instead.
+
+    Args:
+        passages: the corpus; not read if a cached index exists.
+        encoder: folder (or hub name) of a sentence encoder, see `SentenceEncoder`; or a function from a list of n texts
+            to an array (n, dimension).
+        batch_size: texts that are encoded at once.
+        cache_dir: where the embeddings are kept; None keeps them in memory only.
+        fingerprint: identity of the corpus, part of the cache's name; required with `cache_dir`.
+        query_prefix: put before each query ("query: " for E5).
+        passage_prefix: put before each passage ("passage: " for E5).
+        pooling: how token vectors become one; None: as the encoder's folder says, "mean" if it says nothing.
+
+    Raises:
+        ConfigurationError: `cache_dir` without `fingerprint`, or with a function as encoder that has no name.
+        MissingDependencyError: FAISS, PyTorch or Transformers is not installed.
+        RetrievalError: the encoder cannot be loaded, or returns something else than finite vectors.
+    """
+
+    call_timeout = None
+
+    def __init__(
+        self,
+        passages: Iterable[Passage],
+        *,
+        encoder: str | Path | Encoder,
+        batch_size: int = 64,
+        cache_dir: Path | None = None,
+        fingerprint: str | None = None,
+        query_prefix: str = "",
+        passage_prefix: str = "",
+        pooling: Pooling | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigurationError(f"batch_size must be at least 1, got {batch_size!r}.")
+        _faiss()
+        self._encoder: Encoder = encoder if callable(encoder) else SentenceEncoder(encoder, pooling=pooling)
+        self._batch_size = batch_size
+        self._query_prefix, self._passage_prefix = query_prefix, passage_prefix
+        self._passages: Sequence[Passage]
+        if cache_dir is None:
+            self._passages = list(passages)
+            self._index = self._build(self._passages)
+            return
+        if fingerprint is None:
+            raise ConfigurationError("DenseRetriever(cache_dir=...) also needs fingerprint=..., the corpus's identity.")
+        from agent_r1_gym.retrieval import store
+
+        def build(directory: Path) -> None:
+            store.PassageStore.write(passages, directory)
+            _faiss().write_index(self._build(store.PassageStore(directory)), str(directory / "vectors.faiss"))
+
+        settings = json.dumps([_encoder_identity(encoder), pooling, passage_prefix])
+        key = hashlib.blake2b(settings.encode(), digest_size=6).hexdigest()
+        directory = Path(cache_dir) / f"dense-{fingerprint}-{key}"
+        self._index, self._passages = store.open_or_build(directory, build, load=_load_index)
+
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """Returns for each query the `k` nearest passages (see `Retriever.search_batch`)."""
+        k = check_k(k)
+        cleaned = [clean_query(query) for query in queries]
+        asked = [position for position, query in enumerate(cleaned) if query]
+        answers: list[list[Hit]] = [[] for _ in cleaned]
+        if not asked or not len(self._passages):
+            return answers
+        vectors = self._encode([self._query_prefix + cleaned[position] for position in asked])
+        if vectors.shape[1] != self._index.d:
+            raise RetrievalError(f"The encoder gave {vectors.shape[1]} dimensions, the index has {self._index.d}.")
+        scores, rows = self._index.search(vectors, min(k, len(self._passages)))
+        for position, found, cosines in zip(asked, rows, scores, strict=True):
+            order = np.lexsort((found, -cosines))  # Equal scores in corpus order.
+            answers[position] = [Hit(self._passages[int(found[i])], float(cosines[i])) for i in order]
+        return answers
+
+    def __len__(self) -> int:
+        return len(self._passages)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DenseRetriever:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_index": _faiss().serialize_index(self._index)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._index = _faiss().deserialize_index(state["_index"])
+
+    def _build(self, passages: Sequence[Passage]) -> Any:
+        faiss = _faiss()
+        index = None
+        for start in range(0, len(passages), 64 * self._batch_size):
+            part = [passages[row] for row in range(start, min(start + 64 * self._batch_size, len(passages)))]
+            texts = [f"{self._passage_prefix}{passage.title}\n{passage.text}".strip() for passage in part]
+            vectors = self._encode(texts)
+            index = index or faiss.IndexFlatIP(vectors.shape[1])
+            index.add(vectors)
+        return index or faiss.IndexFlatIP(1)
+
+    def _encode(self, texts: list[str]) -> Vectors:
+        """Returns L2-normalised vectors (n, dimension) of n texts; texts of like length share a batch."""
+        order = sorted(range(len(texts)), key=lambda position: len(texts[position]))
+        parts = []
+        for start in range(0, len(texts), self._batch_size):
+            batch = [texts[position] for position in order[start : start + self._batch_size]]
+            vectors = np.asarray(self._encoder(batch), dtype=np.float32)
+            if vectors.ndim != 2 or len(vectors) != len(batch) or not np.isfinite(vectors).all():
+                raise RetrievalError(
+                    f"The encoder must return one finite vector for each of {len(batch)} texts, got an array of shape "
+                    f"{vectors.shape}."
+                )
+            parts.append(vectors)
+        stacked = np.concatenate(parts)
+        stacked /= np.maximum(np.linalg.norm(stacked, axis=1, keepdims=True), 1e-12)
+        result = np.empty_like(stacked)
+        result[order] = stacked
+        return result
+
+
+class SentenceEncoder:
+    """Turns texts into vectors with a Transformers encoder; loads it on first use and again after a fork.
+
+    Args:
+        source: folder or hub name of the model. Where it has sentence-transformers' `1_Pooling/config.json`, that
+            decides the pooling.
+        pooling: "mean" over the tokens or the first ("cls"); None: as the folder says, "mean" if it says nothing.
+        max_length: tokens that are read of a text; the model's own limit if that is lower.
+    """
+
+    def __init__(self, source: str | Path, *, pooling: Pooling | None = None, max_length: int = 512) -> None:
+        if pooling not in (None, "mean", "cls"):
+            raise ConfigurationError(f"pooling must be 'mean' or 'cls', got {pooling!r}.")
+        self.source = str(Path(source).expanduser()) if Path(source).expanduser().exists() else str(source)
+        self._pooling = pooling or _declared_pooling(Path(self.source))
+        self._max_length = max_length
+        self._loaded: tuple[Any, Any] | None = None
+        self._pid = os.getpid()
+
+    def __call__(self, texts: list[str]) -> Vectors:
+        """Returns vectors (n, dimension), not normalised, of n texts."""
+        torch = _import("torch")
+        tokenizer, model = self._load()
+        limit = min(self._max_length, tokenizer.model_max_length)
+        inputs = tokenizer(texts, padding=True, truncation=True, max_length=limit, return_tensors="pt")
+        with torch.inference_mode():
+            states = model(**inputs).last_hidden_state
+        if self._pooling == "cls":
+            pooled = states[:, 0]
+        else:
+            mask = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
+            pooled = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
+        vectors: Vectors = pooled.float().numpy()
+        return vectors
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": None}
+
+    def _load(self) -> tuple[Any, Any]:
+        if self._pid != os.getpid():
+            # The thread pools of PyTorch and FAISS do not survive a fork; one thread needs no pool.
+            self._pid = os.getpid()
+            _import("torch").set_num_threads(1)
+            _faiss().omp_set_num_threads(1)
+        if self._loaded is None:
+            transformers = _import("transformers")
+            try:
+                with _no_progress_bar(transformers.utils.logging):
+                    tokenizer = transformers.AutoTokenizer.from_pretrained(self.source)
+                    model = transformers.AutoModel.from_pretrained(self.source).eval()
+            except (OSError, ValueError, KeyError) as error:
+                raise RetrievalError(f"The sentence encoder {self.source!r} cannot be loaded: {error}") from error
+            self._loaded = tokenizer, model
+        return self._loaded
+
+
+@contextlib.contextmanager
+def _no_progress_bar(transformers_logging: Any) -> Iterator[None]:
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def _declared_pooling(folder: Path) -> Pooling:
+    """Returns what sentence-transformers' pooling module says, "mean" without one."""
+    path = folder / "1_Pooling" / "config.json"
+    if not path.is_file():
+        return "mean"
+    try:
+        config = json.loads(path.read_text())
+        modes = {name for name, on in config.items() if name.startswith("pooling_mode") and on is True}
+        modes |= {config["pooling_mode"]} if isinstance(config.get("pooling_mode"), str) else set()
+    except (ValueError, AttributeError) as error:
+        raise ConfigurationError(f"{path} is not a pooling configuration: {error}.") from error
+    if modes and modes <= {"pooling_mode_cls_token", "cls"}:
+        return "cls"
+    if modes and modes <= {"pooling_mode_mean_tokens", "mean"}:
+        return "mean"
+    raise ConfigurationError(f"{path} asks for {sorted(modes)}; supported are mean and cls. Give pooling=... instead.")
+
+
+def _load_index(directory: Path) -> tuple[Any, Sequence[Passage]]:
+    from agent_r1_gym.retrieval import store
+
+    passages = store.PassageStore(directory)
+    try:
+        index = _faiss().read_index(str(directory / "vectors.faiss"))
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
+    if index.ntotal != len(passages):
+        raise ValueError(f"{index.ntotal} passages are indexed, {len(passages)} are stored")
+    return index, passages
+
+
+def _encoder_identity(encoder: str | Path | Encoder) -> list[Any]:
+    """Returns what changes with the encoder: its name, and for a folder the state of its files."""
+    if not callable(encoder):
+        files = [(file.name, file.stat()) for file in Path(encoder).expanduser().glob("*") if file.is_file()]
+        return [str(encoder), sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)]
+    name = getattr(encoder, "__qualname__", "<lambda>")
+    if "<" in name:
+        raise ConfigurationError("A cached index needs an encoder with a name: a folder or a module's function.")
+    return [getattr(encoder, "__module__", ""), name]
+
+
+def _faiss() -> Any:
+    return _import("faiss")
+
+
+def _import(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f'Dense retrieval needs {package}: pip install "agent-r1-gym[dense]" ({error}).'
+        ) from error

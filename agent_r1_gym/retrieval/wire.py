@@ -1,0 +1,103 @@
+r"""The two wire formats of retrieval servers, as pure functions.
+
+- search-r1: `POST /retrieve {"queries", "topk", "return_scores"}`
+  -> `{"result": [[{"document", "score"}]]}`
+- agent-r1: `POST /search {"queries", "top_k"}`
+  -> `{"query_results": [{"query", "results": [{"document", "score"}]}]}`
+
+A document is `{"id", "title", "contents": '"Title"\ntext'}` (see `corpus.passage_to_document`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from agent_r1_gym.retrieval.base import Hit
+
+Protocol = Literal["search-r1", "agent-r1"]
+PATHS: dict[Protocol, str] = {"search-r1": "/retrieve", "agent-r1": "/search"}
+_LARGEST_SCORE = 10**300
+
+
+def encode_request(protocol: Protocol, queries: Sequence[str], k: int) -> bytes:
+    """Returns the body of a batch request."""
+    body: dict[str, Any] = {"queries": list(queries)}
+    body |= {"topk": k, "return_scores": True} if protocol == "search-r1" else {"top_k": k}
+    return json.dumps(body).encode()
+
+
+def encode_answer(
+    protocol: Protocol, queries: Sequence[str], answers: Sequence[Sequence[Hit]], *, scores: bool = True
+) -> bytes:
+    """Returns the body of the answer to a batch request; `scores=False` leaves bare documents (search-r1 only)."""
+    from agent_r1_gym.retrieval.corpus import passage_to_document
+
+    lists: list[Any] = [
+        [{"document": passage_to_document(passage), "score": score} for passage, score in hits] for hits in answers
+    ]
+    if protocol == "agent-r1":
+        pairs = zip(queries, lists, strict=True)
+        return json.dumps({"query_results": [{"query": query, "results": hits} for query, hits in pairs]}).encode()
+    if not scores:
+        lists = [[hit["document"] for hit in hits] for hits in lists]
+    return json.dumps({"result": lists}).encode()
+
+
+def decode_answer(protocol: Protocol, body: bytes, *, expected: int) -> list[list[Hit]]:
+    """Returns the hits in an answer to `expected` queries.
+
+    Raises:
+        ValueError: the answer does not have the protocol's shape; the message says what came instead.
+    """
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error}): {body[:80]!r}") from error
+    field = "result" if protocol == "search-r1" else "query_results"
+    lists = _list(answer, field)
+    if len(lists) != expected:
+        raise ValueError(f"{len(lists)} result lists for {expected} queries")
+    if protocol == "agent-r1":
+        lists = [_list(item, "results") for item in lists]
+    return [_hits(hits) for hits in lists]
+
+
+def _list(answer: Any, field: str) -> list[Any]:
+    if not isinstance(answer, dict) or not isinstance(answer.get(field), list):
+        raise ValueError(f"expected an object with a list {field!r}, got {_short(answer)}")
+    found: list[Any] = answer[field]
+    return found
+
+
+def _hits(hits: Any) -> list[Hit]:
+    from agent_r1_gym.retrieval.corpus import passage_from_document
+
+    if not isinstance(hits, list):
+        raise ValueError(f"expected a list of hits, got {_short(hits)}")
+    found = []
+    for rank, item in enumerate(hits):
+        if not isinstance(item, dict) or "document" not in item:
+            raise ValueError(f"expected a hit with 'document' and 'score', got {_short(item)}")
+        document = item["document"]
+        if isinstance(document, str):
+            document = {"contents": document}
+        passage = passage_from_document(document, default_id=f"rank-{rank}")
+        found.append(Hit(passage, _finite(item.get("score"))))
+    return found
+
+
+def _finite(score: Any) -> float:
+    if not isinstance(score, float):
+        if isinstance(score, bool) or not isinstance(score, int):
+            raise ValueError(f"expected a number as score, got {_short(score)}")
+        score = float(score) if abs(score) < _LARGEST_SCORE else math.inf
+    if not math.isfinite(score):
+        raise ValueError(f"expected a finite score, got {score}")
+    return float(score)
+
+
+def _short(value: Any) -> str:
+    return f"{type(value).__name__} {value!r:.80}"

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from agent_r1_gym.errors import ConfigurationError, RetrievalError
+from agent_r1_gym.retrieval.dense import DenseRetriever, SentenceEncoder
+from agent_r1_gym.types import Passage
+from tests.retrieval.queries import BAD_QUERIES
+
+pytest.importorskip("faiss", reason='faiss is not installed (pip install "agent-r1-gym[dense]")')
+
+WORDS = ["king", "england", "paris", "film", "married", "lothair"]
+
+
+def count_words(texts):
+    """An encoder that a person can follow: how often each of a few words occurs, plus a little of everything."""
+    return np.array([[0.01 + text.lower().count(word) for word in WORDS] for text in texts])
+
+
+def _ids(hits):
+    return [hit.passage.id for hit in hits]
+
+
+def test_hits_are_ordered_by_cosine(passages):
+    hits = DenseRetriever(passages, encoder=count_words).search("Lothair married", 4)
+    vectors = count_words([f"{passage.title}\n{passage.text}".strip() for passage in passages])
+    query = count_words(["Lothair married"])[0]
+    cosines = vectors @ query / np.linalg.norm(vectors, axis=1) / np.linalg.norm(query)
+    order = np.argsort(-cosines)
+    assert _ids(hits) == [passages[row].id for row in order]
+    assert [hit.score for hit in hits] == pytest.approx(cosines[order].tolist(), abs=1e-5)
+
+
+def test_batches_and_their_order_do_not_matter(passages):
+    corpus = [Passage(str(number), "", "king " * (number % 7) + "film " * number) for number in range(50)]
+    queries = ["film", "king", "film king", "", "king"]
+    whole = DenseRetriever(corpus, encoder=count_words).search_batch(queries, 5)
+    parts = DenseRetriever(corpus, encoder=count_words, batch_size=3).search_batch(queries, 5)
+    assert [_ids(hits) for hits in whole] == [_ids(hits) for hits in parts]
+    assert whole[3] == []
+    assert whole[1] == whole[4]
+
+
+def test_prefixes_are_put_before_queries_and_passages():
+    seen: list[str] = []
+
+    def encoder(texts):
+        seen.extend(texts)
+        return np.ones((len(texts), 2))
+
+    DenseRetriever(
+        [Passage("a", "T", "x")], encoder=encoder, query_prefix="query: ", passage_prefix="passage: "
+    ).search("q", 1)
+    assert seen == ["passage: T\nx", "query: q"]
+
+
+@pytest.mark.parametrize("query", BAD_QUERIES.values(), ids=BAD_QUERIES)
+def test_every_text_is_a_valid_query(passages, query):
+    bad, good = DenseRetriever(passages, encoder=count_words).search_batch([query, "Lothair"], 1)
+    assert _ids(good) == ["b"]
+    assert len(bad) == bool(query.split())
+
+
+def test_k_and_queries_are_checked(passages):
+    retriever = DenseRetriever(passages, encoder=count_words)
+    assert len(retriever.search("king", np.int64(100))) == len(passages)
+    with pytest.raises(ConfigurationError, match="positive integer"):
+        retriever.search("king", 0)
+    with pytest.raises(TypeError):
+        retriever.search(None, 1)
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        lambda texts: np.ones(len(texts)),
+        lambda texts: np.ones((len(texts) + 1, 3)),
+        lambda texts: np.full((len(texts), 3), np.nan),
+    ],
+)
+def test_an_encoder_that_returns_garbage_is_a_retrieval_error(passages, encoder):
+    with pytest.raises(RetrievalError, match="one finite vector for each"):
+        DenseRetriever(passages, encoder=encoder)
+
+
+def test_an_empty_corpus_finds_nothing():
+    assert DenseRetriever([], encoder=count_words).search("king", 3) == []
+
+
+def test_copies_and_pickles(passages):
+    retriever = DenseRetriever(passages, encoder=count_words)
+    assert copy.deepcopy(retriever) is retriever
+    assert pickle.loads(pickle.dumps(retriever)).search("king", 3) == retriever.search("king", 3)
+
+
+def test_a_cached_index_is_not_encoded_again(passages, tmp_path):
+    expected = DenseRetriever(passages, encoder=count_words).search("king", 3)
+    DenseRetriever(passages, encoder=count_words, cache_dir=tmp_path, fingerprint="f")
+
+    def unread():
+        raise AssertionError("the corpus was read")
+        yield
+
+    opened = DenseRetriever(unread(), encoder=count_words, cache_dir=tmp_path, fingerprint="f")
+    assert opened.search("king", 3) == expected
+    other = DenseRetriever(passages, encoder=count_words, cache_dir=tmp_path, fingerprint="f", passage_prefix="film ")
+    assert other.search("king", 3) != expected
+
+
+def test_a_damaged_cache_is_built_again(passages, tmp_path):
+    expected = DenseRetriever(passages, encoder=count_words, cache_dir=tmp_path, fingerprint="f").search("king", 3)
+    (file,) = tmp_path.glob("*/vectors.faiss")
+    file.write_bytes(b"\0" * file.stat().st_size)
+    again = DenseRetriever(passages, encoder=count_words, cache_dir=tmp_path, fingerprint="f")
+    assert again.search("king", 3) == expected
+
+
+def test_a_cache_needs_names(passages, tmp_path):
+    with pytest.raises(ConfigurationError, match="fingerprint"):
+        DenseRetriever(passages, encoder=count_words, cache_dir=tmp_path)
+    with pytest.raises(ConfigurationError, match="an encoder with a name"):
+        DenseRetriever(passages, encoder=lambda texts: texts, cache_dir=tmp_path, fingerprint="f")
+
+
+# Sentence encoders ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def encoder_folder(tmp_path_factory):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    folder = tmp_path_factory.mktemp("encoder")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "the", "of", "in", "a"]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary))
+    transformers.BertTokenizerFast(vocab=str(folder / "vocab.txt"), model_max_length=16).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_sentence_encoder_ignores_padding_and_cuts_long_texts(encoder_folder):
+    encode = SentenceEncoder(encoder_folder)
+    alone, padded = encode(["king of england"]), encode(["king of england", "a film in paris of the king " * 20])
+    np.testing.assert_allclose(alone[0], padded[0], atol=1e-5)
+    assert padded.shape == (2, 16)
+
+
+def test_mean_pooling_is_the_mean_of_the_tokens(encoder_folder):
+    import torch
+    import transformers
+
+    model = transformers.AutoModel.from_pretrained(encoder_folder).eval()
+    tokens = transformers.AutoTokenizer.from_pretrained(encoder_folder)("king of england", return_tensors="pt")
+    with torch.inference_mode():
+        states = model(**tokens).last_hidden_state[0].numpy()
+    np.testing.assert_allclose(SentenceEncoder(encoder_folder)(["king of england"])[0], states.mean(0), atol=1e-5)
+    cls = SentenceEncoder(encoder_folder, pooling="cls")(["king of england"])[0]
+    np.testing.assert_allclose(cls, states[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode": "cls"}, "cls"),
+    ],
+)
+def test_the_folders_own_pooling_counts(tmp_path, config, pooling):
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    assert SentenceEncoder(tmp_path)._pooling == pooling
+
+
+def test_a_pooling_that_is_not_supported_is_refused(tmp_path):
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))
+    with pytest.raises(ConfigurationError, match="supported are mean and cls"):
+        SentenceEncoder(tmp_path)
+    assert SentenceEncoder(tmp_path, pooling="mean")._pooling == "mean"
+    with pytest.raises(ConfigurationError, match="'mean' or 'cls'"):
+        SentenceEncoder(tmp_path, pooling="max")
+
+
+def test_a_folder_makes_a_retriever_that_finds_the_same_text(encoder_folder, passages, tmp_path):
+    corpus = [Passage(word, "", f"{word} of the {other}") for word in WORDS for other in WORDS]
+    retriever = DenseRetriever(corpus, encoder=encoder_folder, cache_dir=tmp_path, fingerprint="f")
+    hit = retriever.search("king of the film", 1)[0]
+    assert hit.passage.text == "king of the film"
+    assert hit.score == pytest.approx(1.0, abs=1e-4)
+    again = pickle.loads(pickle.dumps(retriever))
+    assert again.search("king of the film", 1)[0].passage == hit.passage
+
+
+def test_a_missing_encoder_is_a_retrieval_error(passages, tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    with pytest.raises(RetrievalError, match="cannot be loaded"):
+        DenseRetriever(passages, encoder=tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_worker_can_search(encoder_folder):
+    code = f"""
+import os
+from agent_r1_gym.retrieval.dense import DenseRetriever
+from agent_r1_gym.types import Passage
+
+corpus = [Passage(str(n), "", "king of england " * (n % 9 + 1)) for n in range(400)]
+retriever = DenseRetriever(corpus, encoder={str(encoder_folder)!r})
+expected = [hit.passage.id for hit in retriever.search("king of england", 5)]
+child = os.fork()
+if child == 0:
+    os._exit(0 if len(retriever.search_batch(["king of england"] * 50, 5)) == 50 else 1)
+print(os.waitpid(child, 0)[1])
+"""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment, check=False
+    )
+    assert run.stdout.split() == ["0"], run.stderr

