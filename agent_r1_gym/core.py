@@ -281,6 +281,24 @@ class ToolEnv(gymnasium.Env[str, str]):
             self._print(first_new)
         return self._text, float(reward), transition.terminated, transition.truncated, info
 
+    def truncate(self) -> float:
+        """Ends the running episode because a budget outside the environment ran out (a trainer's tokens, say).
+
+        Returns:
+            The reward of that end: what an empty turn that is truncated earns.
+
+        Raises:
+            EpisodeError: no episode is running.
+        """
+        if self._ended:
+            raise EpisodeError("There is no running episode to truncate.")
+        transition = Transition(
+            self.task, len(self._transitions), ParsedTurn(), (), False, True, tuple(self._transitions)
+        )
+        self._transitions.append(transition)
+        self._ended = True
+        return self.rewards(transition)[0]
+
     def render(self) -> str | None:
         """Returns the history in terminal colours ("ansi"); in "human" mode steps print themselves."""
         if self.render_mode == "ansi":

@@ -107,6 +107,11 @@ class Tool(abc.ABC):
         return id(self)
 
     @property
+    def is_instant(self) -> bool:
+        """Whether a call takes about a millisecond, so that a caller may wait for it instead of using a thread."""
+        return False
+
+    @property
     def schema(self) -> dict[str, Any]:
         """The tool as an OpenAI-style function schema."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}

@@ -94,6 +94,7 @@ class ParagraphRetriever(Retriever):
     """Embedded BM25 over the paragraphs of one question, indexed at the first search."""
 
     call_timeout = None
+    in_process = True
 
     def __init__(self, task: Task) -> None:
         self._task = task

@@ -31,9 +31,11 @@ class Retriever(abc.ABC):
     Attributes:
         call_timeout: seconds after which a caller should give a search up; None where the retriever bounds its
             own time (in-process scoring, a client with timeouts).
+        in_process: a search takes about a millisecond, so that waiting for it is cheaper than a thread.
     """
 
     call_timeout: float | None = 30.0
+    in_process: bool = False
 
     @abc.abstractmethod
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Hit]]:

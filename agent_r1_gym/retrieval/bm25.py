@@ -89,6 +89,7 @@ class BM25Retriever(Retriever):
     """
 
     call_timeout = None
+    in_process = True
 
     def __init__(
         self,

@@ -47,6 +47,11 @@ class SearchTool(Tool):
         """Equal for tools that search the same retriever in the same way."""
         return (type(self), self.name, id(self.retriever), self.top_k, self._style, self.timeout, self.max_output_chars)
 
+    @property
+    def is_instant(self) -> bool:
+        """True for a retriever in this process."""
+        return self.retriever.in_process
+
     def execute(self, arguments: Arguments) -> ToolOutcome:
         """Returns the hits for one query."""
         return self.execute_batch([arguments])[0]
