@@ -6,6 +6,9 @@ process rewards, packages the new state. It knows no token ids and no chat templ
 
 from __future__ import annotations
 
+import copy
+import operator
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ import gymnasium
 
 from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError, suggest
 from agent_r1_gym.markup import encodable, neutralise
-from agent_r1_gym.options import check_choice, check_integer, check_known
+from agent_r1_gym.options import check_choice, check_integer, check_items, check_known
 from agent_r1_gym.parsing import Parser, make_parser
 from agent_r1_gym.rendering import render_ansi, render_message, render_text
 from agent_r1_gym.rewards import RewardSet, RewardTerm, make_rewards
@@ -27,6 +30,7 @@ from agent_r1_gym.types import Message, ParsedTurn, ParseError, Task, ToolCall, 
 StepReturn = tuple[str, float, bool, bool, dict[str, Any]]
 _CUT_NOTE = "\n[the history budget is spent]"
 _MAX_CALLS_PER_TURN = 16
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +107,13 @@ class ToolEnv(gymnasium.Env[str, str]):
         check_choice("feedback", feedback, ("full", "short"))
         if render_mode is not None:
             check_choice("render_mode", render_mode, self.metadata["render_modes"])
-        if len(tasks) == 0:
-            raise ConfigurationError("tasks is empty; an environment needs at least one task to sample.")
+        _check_tasks(tasks)
+        check_items("tools", tools, Tool)
+        check_items("markup", markup, str)
+        if "" in markup:
+            raise ConfigurationError("markup holds an empty string; every string in it must have a character to break.")
+        if system_prompt is not None and not isinstance(system_prompt, str):
+            raise ConfigurationError(f"system_prompt must be a text or None, got {system_prompt!r:.80}.")
         self.tasks = tasks
         self.tools = tuple(tools)
         self.parser = make_parser(parser)
@@ -201,7 +210,12 @@ class ToolEnv(gymnasium.Env[str, str]):
             ConfigurationError: unknown option, index out of range, or a task longer than the history budget.
         """
         super().reset(seed=seed)
-        task = self._choose_task(options or {})
+        task = self._choose_task({} if options is None else options)
+        if not task.answers and any(term.needs_answers for term in self.rewards):
+            raise ConfigurationError(
+                f"Task {task.id!r} has no gold answer, but the reward needs one; use other RewardTerms."
+            )
+        self._ended = True  # what follows may raise
         self._start(task)
         if len(self._text) > self.max_history_chars:
             raise ConfigurationError(
@@ -262,11 +276,16 @@ class ToolEnv(gymnasium.Env[str, str]):
             outcomes: one per call that `begin_step` returned, in order.
 
         Raises:
-            EpisodeError: no step was begun.
+            EpisodeError: no step was begun, or the number of outcomes is not that of its calls.
         """
         pending = self._pending
         if pending is None:
             raise EpisodeError("finish_step() was called without begin_step().")
+        expected = sum(isinstance(slot, PendingCall) for slot in pending.slots)
+        if len(outcomes) != expected:
+            raise EpisodeError(
+                f"finish_step() expected {expected} outcomes, one per pending call, got {len(outcomes)}."
+            )
         self._pending = None
         executed = iter(outcomes)
         merged = tuple([next(executed) if isinstance(s, PendingCall) else s for s in pending.slots])
@@ -295,6 +314,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         transition = Transition(
             self.task, len(self._transitions), ParsedTurn(), (), False, True, tuple(self._transitions)
         )
+        self._pending = None
         self._transitions.append(transition)
         self._ended = True
         return self.rewards(transition)[0]
@@ -317,14 +337,19 @@ class ToolEnv(gymnasium.Env[str, str]):
             self._ended,
             self._infrastructure_error,
             self.np_random.bit_generator.state,
-            tuple(tool.get_state() for tool in self._by_name.values()),
+            tuple(copy.deepcopy(tool.get_state()) for tool in self._by_name.values()),
         )
 
     def set_state(self, state: EpisodeState) -> None:
         """Continues from a snapshot, which stays valid and may be set again, here or in another environment."""
-        if state.task is None:
-            raise EpisodeError("The snapshot holds no episode.")
+        if not isinstance(state, EpisodeState) or state.task is None:
+            raise EpisodeError(f"set_state() takes a snapshot that get_state() made, got {type(state).__name__}.")
+        self._ended = True  # what follows may raise
         self._start(state.task)
+        if len(state.tools) != len(self._by_name):
+            raise EpisodeError(
+                f"The snapshot is of {len(state.tools)} tools, this environment has {len(self._by_name)}."
+            )
         self._messages = list(state.messages)
         self._text = state.text
         self._transitions = list(state.transitions)
@@ -332,16 +357,18 @@ class ToolEnv(gymnasium.Env[str, str]):
         self._infrastructure_error = state.infrastructure_error
         self.np_random.bit_generator.state = state.generator
         for tool, tool_state in zip(self._by_name.values(), state.tools, strict=True):
-            tool.set_state(tool_state)
+            tool.set_state(copy.deepcopy(tool_state))
 
     def close(self) -> None:
         """Closes the tools; may be called twice."""
-        for tool in self._by_name.values():
+        for tool in dict.fromkeys((*self.tools, *self._indexed_tools)):
             tool.close()
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _choose_task(self, options: Mapping[str, Any]) -> Task:
+        if not isinstance(options, Mapping):
+            raise ConfigurationError(f"reset options must be a dictionary, got {type(options).__name__}.")
         for key in options:
             check_choice("reset option", key, ("task", "task_index"))
         if len(options) > 1:
@@ -353,10 +380,14 @@ class ToolEnv(gymnasium.Env[str, str]):
             return task
         if "task_index" not in options:
             return self.sample_task()
-        index = options["task_index"]
-        if not hasattr(index, "__index__") or isinstance(index, bool) or not 0 <= index < len(self.tasks):
-            raise ConfigurationError(f"options['task_index'] must be in 0..{len(self.tasks) - 1}, got {index!r}.")
-        return self.tasks[int(index)]
+        asked = options["task_index"]
+        try:
+            index = -1 if isinstance(asked, bool) else operator.index(asked)
+        except TypeError:
+            index = -1
+        if not 0 <= index < len(self.tasks):
+            raise ConfigurationError(f"options['task_index'] must be in 0..{len(self.tasks) - 1}, got {asked!r}.")
+        return self.tasks[index]
 
     def _start(self, task: Task) -> None:
         self._task = task
@@ -372,10 +403,10 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     def _index_tools(self, tools: tuple[Tool, ...]) -> None:
         """Looks the episode's tools up and writes the system turn, once for all episodes with the same tools."""
+        if len({tool.name for tool in tools}) < len(tools):
+            raise ConfigurationError(f"Two tools have one name: {[tool.name for tool in tools]}.")
         self._indexed_tools = tools
         self._by_name = {tool.name: tool for tool in tools}
-        if len(self._by_name) < len(tools):
-            raise ConfigurationError(f"Two tools have one name: {[tool.name for tool in tools]}.")
         text = self._system_prompt
         if text is None:
             text = f"{self.instructions}\n\n{self.parser.instructions(self.tool_schemas)}"
@@ -399,7 +430,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         for position, (call, outcome) in enumerate(zip(pending.parsed.calls, outcomes, strict=True)):
             identifier = (call.id or f"call_{position}") if new[0].tool_calls else None
             content = neutralise(self._outcome_text(outcome), self._markup)
-            new.append(Message("tool", content, neutralise(call.name[:64]), identifier))
+            new.append(Message("tool", content, _NOT_IN_A_NAME.sub("_", call.name[:64]), identifier))
             if outcome.is_infrastructure_failure:
                 self._infrastructure_error = f"{call.name}: {outcome.error}: {outcome.content}"
         if pending.parsed.errors:
@@ -460,6 +491,15 @@ class ToolEnv(gymnasium.Env[str, str]):
     def _print(self, first_new: int) -> None:
         sys.stdout.write(render_ansi(self._messages[first_new:]))
         sys.stdout.flush()
+
+
+def _check_tasks(tasks: Any) -> None:
+    if isinstance(tasks, str | Mapping) or not (hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__")):
+        raise ConfigurationError(f"tasks must be a sequence of Task, got {type(tasks).__name__}.")
+    if len(tasks) == 0:
+        raise ConfigurationError("tasks is empty; an environment needs at least one task to sample.")
+    if not isinstance(tasks[0], Task):
+        raise ConfigurationError(f"tasks must be a sequence of Task, got one of {type(tasks[0]).__name__}.")
 
 
 class _PendingStep:

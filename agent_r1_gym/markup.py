@@ -9,20 +9,25 @@ from collections.abc import Iterable
 _TAG_NAMES = (
     "answer|tool_calls?|tool_responses?|tools|search|information|think|thinking|results?|observation|function_calls?|"
     "function_results|function|parameter|invoke|arg_key|arg_value|start_of_turn|end_of_turn|start_of_image|"
-    "end_of_image|bos|eos|pad|unk|mask|sep|cls|s|im_start|im_end|begin_of_text|end_of_text|endoftext|assistant|user|"
-    "system|tool|developer"
+    "end_of_image|image_soft_token|start_function_call|end_function_call|escape|bos|eos|pad|unk|mask|sep|cls|s|sop|eop|"
+    r"im_start|im_end|begin_of_text|end_of_text|endoftext|unused\d+|extra_id_\d+|special_\d+|reserved_\d+|\w+_token|"
+    r"toolcall|assistant|user|system|tool|developer|(?:seed|minimax):\w+"
 )
 _TAG = re.compile(
     r"<(?=/?(?:" + _TAG_NAMES + r")\b[^<>\n]{0,64}>)"  # <answer>, </tool_call>, <function=search>
-    r"|<(?=[|｜])"  # <|im_end|>, <｜User｜>
+    r"|<(?=/?[|｜])"  # <|im_end|>, <｜User｜>, </｜DSML｜invoke>
+    r"|<(?=\w{1,32}\|>)"  # <turn|> of Gemma 4
     r"|<(?=<\s*/?\s*SYS\s*>>)",  # <<SYS>> of Llama 2
     re.IGNORECASE,
 )
+# A turn header of this suite's own rendering, at the start of what any splitter takes for a line.
+_HEADER_PATTERN = r"(?:^|(?<=[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]))\[(?=(?:system|user|assistant|tool)(?:\]|: ))"
+_HEADER = re.compile(_HEADER_PATTERN)
 _BRACKET = re.compile(
-    r"\[(?=/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|SYSTEM_PROMPT|TOOL_CONTENT|ARGS|CALL_ID|IMG|THINK)\])"
-    r"|(?m:^)\[(?=(?:system|user|assistant|tool)\b[^\]\n]{0,80}\])"  # the turn headers of this suite's own rendering
+    r"\[(?=/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|SYSTEM_PROMPT|TOOL_CONTENT|ARGS|CALL_ID|THINK|IMG|IMG_BREAK|"
+    r"IMG_END|AUDIO|BEGIN_AUDIO|PREFIX|MIDDLE|SUFFIX|BOS|EOS|PAD|UNK|CLS|SEP|[gs]?MASK)\]|\|)"  # [INST], [|assistant|]
+    rf"|{_HEADER_PATTERN}"
 )
-_HEADER = re.compile(r"(?m:^)\[(?=(?:system|user|assistant|tool)\b[^\]\n]{0,80}\])")
 _UNENCODABLE = re.compile("[\x00\ud800-\udfff]")
 REPLACEMENT = "\ufffd"
 
@@ -45,7 +50,9 @@ def neutralise(text: str, extra: Iterable[str] = ()) -> str:
         text = _BRACKET.sub("⟦", text)
     for literal in extra:
         if literal in text:
-            text = text.replace(literal, f"{literal[0]}\u200b{literal[1:]}" if len(literal) > 1 else REPLACEMENT)
+            # A look-ahead, so that overlapping copies break too.
+            rest = f"(?={re.escape(literal[1:])})" if len(literal) > 1 else ""
+            text = re.sub(re.escape(literal[0]) + rest, f"{literal[0]}\u200b" if rest else REPLACEMENT, text)
     return text
 
 

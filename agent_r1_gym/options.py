@@ -38,6 +38,12 @@ def check_integer(name: str, value: Any, least: int) -> None:
         raise ConfigurationError(f"{name} must be an integer of at least {least}, got {value!r}.")
 
 
+def check_items(name: str, value: Any, kind: type) -> None:
+    """Raises a `ConfigurationError` unless `value` is a list, tuple or other sequence of `kind`; a text is none."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(item, kind) for item in value):
+        raise ConfigurationError(f"{name} must be a sequence of {kind.__name__}, got {value!r:.200}.")
+
+
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Raises a `ConfigurationError` that suggests near names unless `value` is one of `choices`."""
     if value not in choices:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from agent_r1_gym.markup import encodable
 from agent_r1_gym.types import Message, ParsedTurn, ParseError, ToolCall
 
 _MAX_QUOTE = 80
+_MAX_DEPTH = 64
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 
 
@@ -80,6 +82,10 @@ def visible_text(text: str) -> str:
     return "".join(kept)
 
 
+def _is_thought_open(text: str) -> bool:
+    return text.rfind(_THINK_OPEN) > text.rfind(_THINK_CLOSE)
+
+
 class TagParser(Parser):
     """Shared machinery of formats that mark calls and the answer with a pair of tags each.
 
@@ -112,7 +118,7 @@ class TagParser(Parser):
                 calls.append(call)
             else:
                 errors.append(call)
-        return _combine(calls, answers, errors, unclosed_thought=_THINK_OPEN in text and not visible.strip())
+        return _combine(calls, answers, errors, unclosed_thought=_is_thought_open(text))
 
 
 def _scan(pattern: re.Pattern[str], text: str) -> tuple[list[tuple[str, str]], list[ParseError]]:
@@ -131,8 +137,16 @@ def _scan(pattern: re.Pattern[str], text: str) -> tuple[list[tuple[str, str]], l
             errors.append(ParseError("unclosed_tag", f"<{tag}> is not closed by </{tag}>."))
             break
         bodies.append((tag, text[position:end]))
+        if tag == "answer" and (inner := pattern.search(text, position, end)):
+            errors.append(_nested(inner.group(), inner.group(2)))
         position = end + len(tag) + 3
     return bodies, errors
+
+
+def _nested(written: str, tag: str) -> ParseError:
+    if tag == "answer":
+        return ParseError("unclosed_tag", f"<answer> is not closed before the next {written}.")
+    return ParseError("call_and_answer", f"The answer holds {written}; give either a call or the answer.")
 
 
 def _combine(
@@ -157,8 +171,12 @@ def _combine(
 
 def _no_action(unclosed_thought: bool) -> ParseError:
     if unclosed_thought:
-        return ParseError("unclosed_tag", "<think> hides the whole turn; close it with </think>, then act.")
+        return ParseError("unclosed_tag", "<think> hides what follows it; close it with </think>, then act.")
     return ParseError("no_action", "The turn holds neither a tool call nor a final answer; give one of them.")
+
+
+_TAG_IN_JSON = re.compile(r"<(?=/?(?:tool_call|think)>)")
+_ESCAPED = r"\\u003c"
 
 
 class HermesParser(TagParser):
@@ -194,9 +212,9 @@ class HermesParser(TagParser):
         )
 
     def format_call(self, call: ToolCall) -> str:
-        """Returns `call` between its tags (see the base class)."""
+        """Returns `call` between its tags (see the base class); tags inside its texts are escaped, as JSON allows."""
         body = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
-        return f"<tool_call>\n{body}\n</tool_call>"
+        return f"<tool_call>\n{_TAG_IN_JSON.sub(_ESCAPED, body)}\n</tool_call>"
 
 
 class SearchR1Parser(TagParser):
@@ -239,7 +257,13 @@ class SearchR1Parser(TagParser):
             raise ConfigurationError(
                 f"The search-r1 format can only call {self._tool}({self._argument}=...), got {call}; use 'hermes'."
             )
-        return f"<search>{call.arguments[self._argument]}</search>"
+        query = str(call.arguments[self._argument])
+        text = f"<search>{query}</search>"
+        if self.parse(text).calls != (ToolCall(self._tool, {self._argument: query.strip()}),):
+            raise ConfigurationError(
+                f"The search-r1 format cannot express the query {query!r:.200}: empty, or with a tag."
+            )
+        return text
 
 
 class OpenAIParser(Parser):
@@ -247,7 +271,7 @@ class OpenAIParser(Parser):
 
     `{"content": "...", "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "search",
     "arguments": {"query": "..."}}}]}`; `arguments` may also be a JSON text, as endpoints send it. The final answer
-    is `<answer>...</answer>` in `content`. Text that is no JSON object is taken as the content alone.
+    is `<answer>...</answer>` in `content`. Text that does not start with "{" is taken as the content alone.
     """
 
     name = "openai"
@@ -267,8 +291,14 @@ class OpenAIParser(Parser):
             else:
                 errors.append(call)
         content = message.get("content")
-        bodies, tag_errors = _scan(self._answer, visible_text(content) if isinstance(content, str) else "")
-        return _combine(calls, [body.strip() for _, body in bodies], errors + tag_errors)
+        if content is None:
+            content = ""
+        elif not isinstance(content, str):
+            errors.append(ParseError("not_an_object", f'"content" must be a text, got {_json_type(content)}.'))
+            content = ""
+        bodies, tag_errors = _scan(self._answer, visible_text(content))
+        answers = [body.strip() for _, body in bodies]
+        return _combine(calls, answers, errors + tag_errors, unclosed_thought=_is_thought_open(content))
 
     def to_message(self, text: str, parsed: ParsedTurn) -> Message:
         """Returns a message with the calls outside its text (see the base class)."""
@@ -316,7 +346,7 @@ def make_parser(parser: str | Parser) -> Parser:
     """
     if isinstance(parser, Parser):
         return parser
-    if parser not in _PARSERS:
+    if not isinstance(parser, str) or parser not in _PARSERS:
         raise ConfigurationError(f"Unknown parser {parser!r}. {suggest(str(parser), _PARSERS)}")
     return _PARSERS[parser]()
 
@@ -349,7 +379,38 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"the number {digits[:20]} is too large")
+    return value
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("an object has the same key twice")
+    return value
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unambiguous)
+
+
+_TOO_DEEP = ParseError("bad_json", f"Not valid JSON: nested more than {_MAX_DEPTH} levels deep.")
 
 
 def _decode(text: str) -> Any:
@@ -360,9 +421,11 @@ def _decode(text: str) -> Any:
         around = encodable(text[max(0, error.pos - _MAX_QUOTE // 2) : error.pos + _MAX_QUOTE // 2])
         return ParseError("bad_json", f"Not valid JSON: {error.msg} at character {error.pos}, near {around!r}.")
     except RecursionError:
-        return ParseError("bad_json", "Not valid JSON: nested too deeply.")
+        return _TOO_DEEP
     except ValueError as error:
         return ParseError("bad_json", f"Not valid JSON: {str(error)[:_MAX_QUOTE]}.")
+    if text.count("[") + text.count("{") > _MAX_DEPTH and _is_too_deep(value):
+        return _TOO_DEEP
     if "\\u" in text or not text.isascii():
         return _encodable_value(value)
     return value

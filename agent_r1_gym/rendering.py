@@ -17,11 +17,11 @@ def render_message(message: Message) -> str:
     history can be split into its turns without doubt.
     """
     header = f"[{message.role}: {message.name}]" if message.name else f"[{message.role}]"
-    content = neutralise_headers(message.content)
+    content = message.content
     if message.tool_calls:
         calls = "\n".join(f"(calls {call.name} {dict(call.arguments)})" for call in message.tool_calls)
         content = f"{content}\n{calls}" if content else calls
-    return f"{header}\n{content}\n\n"
+    return f"{header}\n{neutralise_headers(content)}\n\n"
 
 
 def render_text(messages: Iterable[Message]) -> str:

@@ -11,11 +11,13 @@ References:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.options import check_items
 from agent_r1_gym.scoring import SCORERS, AnswerScorer
 from agent_r1_gym.types import Passage, Task, Transition
 
@@ -33,6 +35,7 @@ class RewardTerm:
         weight: factor in the sum.
         low: smallest raw value in one step.
         high: largest raw value in one step.
+        needs_answers: the function scores against gold answers, so that every task must have one.
     """
 
     name: str
@@ -40,6 +43,7 @@ class RewardTerm:
     weight: float = 1.0
     low: float = 0.0
     high: float = 1.0
+    needs_answers: bool = False
 
     @property
     def range(self) -> tuple[float, float]:
@@ -76,7 +80,7 @@ def exact_match(scorer: AnswerScorer) -> TermFunction:
     """Returns the term "1 if the answer equals a gold answer after the data set's normalisation, else 0"."""
 
     def term(transition: Transition) -> float:
-        answer = transition.parsed.answer
+        answer = _final_answer(transition)
         return float(scorer.em(answer, transition.task.answers)) if answer is not None else 0.0
 
     return term
@@ -86,10 +90,15 @@ def f1(scorer: AnswerScorer) -> TermFunction:
     """Returns the term "largest token F1 between the answer and a gold answer", in [0, 1]."""
 
     def term(transition: Transition) -> float:
-        answer = transition.parsed.answer
+        answer = _final_answer(transition)
         return float(scorer.f1(answer, transition.task.answers)) if answer is not None else 0.0
 
     return term
+
+
+def _final_answer(transition: Transition) -> str | None:
+    """Returns the answer of the step that ends the episode; an environment may go on after an answer."""
+    return transition.parsed.answer if transition.terminated or transition.truncated else None
 
 
 def agent_r1(scorer: AnswerScorer) -> TermFunction:
@@ -164,7 +173,7 @@ def repeated_query(transition: Transition) -> float:
     seen = {key for step in transition.earlier for key in _answered_keys(step)}
     for call, outcome in zip(calls, transition.outcomes, strict=True):
         key = _query_key(call.key)
-        if key in seen:
+        if key in seen and not outcome.is_infrastructure_failure:
             return 1.0
         if outcome.ok:
             seen.add(key)
@@ -206,7 +215,7 @@ def _malformed(step: Transition) -> bool:
 
 def _process_terms(scorer: AnswerScorer) -> tuple[RewardTerm, ...]:
     return (
-        RewardTerm("em", exact_match(scorer)),
+        RewardTerm("em", exact_match(scorer), needs_answers=True),
         RewardTerm("valid_call", valid_call, 0.05),
         RewardTerm("malformed_call", malformed_call, -0.1),
         RewardTerm("failed_call", failed_call, -0.05),
@@ -216,9 +225,9 @@ def _process_terms(scorer: AnswerScorer) -> tuple[RewardTerm, ...]:
 
 
 _PRESETS: dict[str, Callable[[AnswerScorer], tuple[RewardTerm, ...]]] = {
-    "em": lambda scorer: (RewardTerm("em", exact_match(scorer)),),
-    "f1": lambda scorer: (RewardTerm("f1", f1(scorer)),),
-    "agent_r1": lambda scorer: (RewardTerm("agent_r1", agent_r1(scorer), low=-1.0),),
+    "em": lambda scorer: (RewardTerm("em", exact_match(scorer), needs_answers=True),),
+    "f1": lambda scorer: (RewardTerm("f1", f1(scorer), needs_answers=True),),
+    "agent_r1": lambda scorer: (RewardTerm("agent_r1", agent_r1(scorer), low=-1.0, needs_answers=True),),
     "process": _process_terms,
 }
 REWARD_PRESETS = tuple(_PRESETS)
@@ -245,15 +254,18 @@ def make_rewards(
             raise ConfigurationError(f"Unknown reward preset {reward!r}. {suggest(reward, _PRESETS)}")
         terms = _PRESETS[reward](_scorer(scorer))
     else:
+        check_items("reward (a preset or terms)", reward, RewardTerm)
         terms = tuple(reward)
     names = [term.name for term in terms]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"Two reward terms have one name: {names}.")
-    for name, weight in (weights or {}).items():
+    overrides = {} if weights is None else weights
+    if not isinstance(overrides, Mapping):
+        raise ConfigurationError(f"reward_weights must be a dictionary of numbers by term, got {overrides!r:.80}.")
+    for name in overrides:
         if name not in names:
-            raise ConfigurationError(f"reward_weights names an unknown term {name!r}. {suggest(name, names)}")
-        _check_weight(name, weight)
-    return RewardSet(replace(term, weight=float((weights or {}).get(term.name, term.weight))) for term in terms)
+            raise ConfigurationError(f"reward_weights names an unknown term {name!r}. {suggest(str(name), names)}")
+    return RewardSet(replace(term, weight=_weight(term.name, overrides.get(term.name, term.weight))) for term in terms)
 
 
 def _scorer(scorer: str | AnswerScorer) -> AnswerScorer:
@@ -261,10 +273,13 @@ def _scorer(scorer: str | AnswerScorer) -> AnswerScorer:
         if scorer not in SCORERS:
             raise ConfigurationError(f"Unknown scorer {scorer!r}. {suggest(scorer, SCORERS)}")
         return SCORERS[scorer]
+    if not isinstance(scorer, AnswerScorer):
+        raise ConfigurationError(f"scorer must be a name or an AnswerScorer, got {scorer!r:.80}.")
     return scorer
 
 
-def _check_weight(name: str, weight: Any) -> None:
+def _weight(name: str, weight: Any) -> float:
     number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if not number or weight != weight or abs(weight) == float("inf"):
-        raise ConfigurationError(f"The weight of {name!r} must be a finite number, got {weight!r}.")
+    if not number or not abs(weight) <= sys.float_info.max:
+        raise ConfigurationError(f"The weight of {name!r} must be a finite number, got {weight!r:.40}.")
+    return float(weight)

@@ -53,15 +53,26 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
     try:
         yield temporary
+        temporary.chmod(0o755)
         if path.exists():
-            replaced = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", suffix=".tmp", dir=path.parent))
-            path.replace(replaced / path.name)
-            temporary.replace(path)
-            shutil.rmtree(replaced, ignore_errors=True)
+            _swap(temporary, path)
         else:
             temporary.replace(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _swap(new: Path, path: Path) -> None:
+    """Puts `new` in the place of the folder `path`; brings the old one back if that fails."""
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", suffix=".tmp", dir=path.parent))
+    path.replace(aside / path.name)
+    try:
+        new.replace(path)
+    except BaseException:
+        (aside / path.name).replace(path)
+        aside.rmdir()
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextlib.contextmanager

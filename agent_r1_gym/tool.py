@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout
+from agent_r1_gym.options import check_integer
 from agent_r1_gym.types import ErrorKind, ToolCall, ToolOutcome
 
 Arguments = Mapping[str, Any]
@@ -56,17 +57,20 @@ class Tool(abc.ABC):
             raise ConfigurationError(
                 f"A tool's name is up to 64 letters, digits, '_' and '-', starting with a letter or '_'; got {name!r}."
             )
-        if timeout is not None and not timeout > 0:
+        if timeout is not None and not _is_positive_time(timeout):
             raise ConfigurationError(f"timeout of tool {name!r} must be positive seconds or None, got {timeout!r}.")
-        if max_output_chars < 1:
-            raise ConfigurationError(f"max_output_chars of tool {name!r} must be at least 1, got {max_output_chars!r}.")
+        check_integer(f"max_output_chars of tool {name!r}", max_output_chars, 1)
         self.name = name
         self.description = description
         self.parameters = parameters
         self.timeout = timeout
         self.max_output_chars = max_output_chars
         self.deterministic = deterministic
-        self._validate = _compile(json.dumps(parameters, sort_keys=True), name)
+        try:
+            schema = json.dumps(parameters, sort_keys=True)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"parameters of tool {name!r} are not JSON: {error}.") from error
+        self._validate = _compile(schema, name)
 
     @abc.abstractmethod
     def execute(self, arguments: Arguments) -> str | ToolOutcome:
@@ -122,7 +126,7 @@ class Tool(abc.ABC):
         try:
             self._validate(arguments)
         except (ValueError, RecursionError) as error:
-            problem = str(error).replace("data", "arguments", 1)[:_MAX_ERROR_CHARS]
+            problem = _describe(error).replace("data", "arguments", 1)[:_MAX_ERROR_CHARS]
             return f"{problem}. Expected arguments: {_signature(self.parameters)}."
         return None
 
@@ -145,8 +149,9 @@ class Tool(abc.ABC):
     def _run_batch(self, batch: Sequence[Arguments]) -> list[ToolOutcome]:
         job = functools.partial(self._guard, functools.partial(self.execute_batch, batch), len(batch))
         outcomes = job() if self.timeout is None else self._in_threads([job], [len(batch)])[0]
-        if len(batch) > 1 and all(outcome.error == "tool_error" for outcome in outcomes):
-            # One bad call may have failed the whole batch: the others must not pay for it.
+        # One exception for all: a single bad call may have failed the batch, the others must not pay for it.
+        raised = outcomes[0].error == "tool_error" and all(outcome is outcomes[0] for outcome in outcomes)
+        if len(batch) > 1 and raised and self.deterministic:
             return [self._run_batch([arguments])[0] for arguments in batch]
         return outcomes
 
@@ -155,8 +160,12 @@ class Tool(abc.ABC):
         start = time.perf_counter()
         try:
             raw = job()
-            if len(raw) != size:
-                raise ConfigurationError(f"Tool {self.name!r} returned {len(raw)} outcomes for {size} calls.")
+            if not isinstance(raw, list | tuple) or len(raw) != size:
+                raise ConfigurationError(
+                    f"Tool {self.name!r} must return {size} outcomes for {size} calls, got {raw!r:.80}."
+                )
+            latency = time.perf_counter() - start
+            return [self._finish(item, latency) for item in raw]
         except InfrastructureTimeout as error:
             return self._failures("timeout", error, size, start)
         except InfrastructureError as error:
@@ -165,17 +174,18 @@ class Tool(abc.ABC):
             raise
         except Exception as error:
             return self._failures("tool_error", error, size, start)
-        latency = time.perf_counter() - start
-        return [self._finish(item, latency) for item in raw]
 
     def _failures(self, kind: ErrorKind, error: Exception, size: int, start: float) -> list[ToolOutcome]:
-        content = f"{str(error) or type(error).__name__}"[:_MAX_ERROR_CHARS]
+        try:
+            content = (str(error) or type(error).__name__)[:_MAX_ERROR_CHARS]
+        except Exception:  # a broken __str__ of somebody's exception
+            content = type(error).__name__
         outcome = ToolOutcome(content, ok=False, error=kind, latency=time.perf_counter() - start)
         return [outcome] * size
 
     def _finish(self, item: str | ToolOutcome, latency: float) -> ToolOutcome:
         outcome = item if isinstance(item, ToolOutcome) else ToolOutcome(_to_text(item))
-        content = outcome.content
+        content = _to_text(outcome.content)
         if len(content) > self.max_output_chars:
             content = f"{content[: self.max_output_chars]}\n... [cut, {len(content)} characters in all]"
         return ToolOutcome(content, outcome.ok, outcome.error, outcome.data, latency)
@@ -226,13 +236,48 @@ def execute_calls(pending: Sequence[PendingCall]) -> list[ToolOutcome]:
         key = call.key if tool.deterministic else str(position)
         positions.setdefault(tool.batch_key, {}).setdefault(key, []).append(position)
     outcomes: list[ToolOutcome | None] = [None] * len(pending)
-    for by_key in positions.values():
-        firsts = [found[0] for found in by_key.values()]
-        tool = pending[firsts[0]].tool
-        for found, outcome in zip(by_key.values(), tool.run([pending[i].call for i in firsts]), strict=True):
+    batches = [[found[0] for found in by_key.values()] for by_key in positions.values()]
+    done = _run_side_by_side([(pending[firsts[0]].tool, [pending[i].call for i in firsts]) for firsts in batches])
+    for by_key, results in zip(positions.values(), done, strict=True):
+        for found, outcome in zip(by_key.values(), results, strict=True):
             for position in found:
                 outcomes[position] = outcome
     return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _run_side_by_side(batches: Sequence[tuple[Tool, list[ToolCall]]]) -> list[list[ToolOutcome]]:
+    """Runs one batch a tool: tools with a timeout each in a thread, so that none waits for another, the rest here."""
+    jobs = [functools.partial(tool.run, calls) for tool, calls in batches]
+    apart = [i for i, (tool, _) in enumerate(batches) if tool.timeout is not None] if len(batches) > 1 else []
+    results: list[Any] = [None] * len(jobs)
+    for first in range(0, len(apart), _MAX_THREADS):
+        wave = [
+            threading.Thread(target=_store, args=(jobs[i], results, i), daemon=True)
+            for i in apart[first:][:_MAX_THREADS]
+        ]
+        for thread in wave:
+            thread.start()
+        for thread in wave:
+            thread.join()
+    for i in sorted(set(range(len(jobs))) - set(apart)):
+        results[i] = jobs[i]()
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def _is_positive_time(seconds: Any) -> bool:
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    return number and 0 < seconds <= threading.TIMEOUT_MAX
+
+
+def _describe(error: Exception) -> str:
+    """Returns what a validator says; unknown names sorted, for the order of its set differs between processes."""
+    if getattr(error, "rule", None) != "additionalProperties":
+        return str(error)
+    known = error.definition.get("properties", ())  # type: ignore[attr-defined]
+    return f"{error.name} must not contain {sorted(set(error.value) - set(known))}"  # type: ignore[attr-defined]
 
 
 def _store(job: Callable[[], list[ToolOutcome]], results: list[Any], index: int) -> None:
@@ -247,7 +292,7 @@ def _to_text(value: Any) -> str:
         return value
     try:
         return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return str(value)
 
 
@@ -263,7 +308,7 @@ def _compile(schema: str, name: str) -> Callable[[Any], Any]:
         )
     try:
         validator: Callable[[Any], Any] = fastjsonschema.compile(parameters, use_default=False)
-    except (fastjsonschema.JsonSchemaDefinitionException, AttributeError, TypeError) as error:
+    except Exception as error:  # a wrong schema fails in many ways, also as AttributeError, TypeError or re.error
         raise ConfigurationError(f"parameters of tool {name!r} are not a valid JSON schema: {error}.") from error
     return validator
 
@@ -273,7 +318,18 @@ def _signature(parameters: Mapping[str, Any]) -> str:
     required = parameters.get("required", ())
     properties = parameters.get("properties", {})
     parts = [
-        f"{name} ({schema.get('type', 'any')}{'' if name in required else ', optional'})"
-        for name, schema in properties.items()
+        f"{name} ({_kind(schema)}{'' if name in required else ', optional'})" for name, schema in properties.items()
     ]
     return ", ".join(parts) or "none"
+
+
+def _kind(schema: Any) -> str:
+    """Returns what a property takes, in a word or a few: "integer", '"C" or "F"', "integer or null"."""
+    if not isinstance(schema, Mapping):
+        return "any"
+    if "enum" in schema:
+        return " or ".join(map(json.dumps, schema["enum"]))
+    if "anyOf" in schema:
+        return " or ".join(map(_kind, schema["anyOf"]))
+    kind = schema.get("type", "any")
+    return kind if isinstance(kind, str) else " or ".join(kind)

@@ -34,7 +34,7 @@ class ToolCall:
     @property
     def key(self) -> str:
         """Canonical text of name and arguments: equal for calls that ask for the same thing."""
-        return self.name + json.dumps(self.arguments, sort_keys=True, separators=(",", ":"))
+        return self.name + json.dumps(dict(self.arguments), sort_keys=True, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Transition:
     outcomes: tuple[ToolOutcome, ...]
     terminated: bool
     truncated: bool
-    earlier: tuple[Transition, ...] = ()
+    earlier: tuple[Transition, ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

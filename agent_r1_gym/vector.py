@@ -50,6 +50,8 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
         self.envs = list(envs)
         self.num_envs = len(self.envs)
         first = self.envs[0]
+        if len(set(map(id, self.envs))) < self.num_envs:
+            raise ConfigurationError("One environment stands twice in the vector; each place needs one of its own.")
         for env in self.envs:
             if (env.observation_space, env.action_space) != (first.observation_space, first.action_space):
                 raise ConfigurationError("All environments of a vector need equal observation and action spaces.")
@@ -157,8 +159,9 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
             env.close()
 
     def _check_actions(self, actions: Sequence[str]) -> None:
-        if isinstance(actions, str) or len(actions) != self.num_envs:
-            size = "one string" if isinstance(actions, str) else len(actions)
+        sized = isinstance(actions, Sequence | np.ndarray) and not isinstance(actions, str)
+        if not sized or len(actions) != self.num_envs:
+            size = len(actions) if sized else f"one {type(actions).__name__}"
             raise ActionTypeError(f"Expected {self.num_envs} actions, one string an environment, got {size}.")
         for index, action in enumerate(actions):
             if not isinstance(action, str):
@@ -182,7 +185,7 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
             return [int(seed) + index for index in range(self.num_envs)]
         if len(seed) != self.num_envs:
             raise ConfigurationError(f"Expected one seed or {self.num_envs} seeds, got {len(seed)}.")
-        return seed
+        return [None if one is None else int(one) for one in seed]
 
 
 def step_together(envs: Sequence[ToolEnv], actions: Sequence[str]) -> list[StepReturn]:

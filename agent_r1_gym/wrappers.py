@@ -12,9 +12,10 @@ import numpy.typing as npt
 from gymnasium.spaces import Box, Dict, MultiBinary, Space
 from gymnasium.utils import RecordConstructorArgs
 
-from agent_r1_gym.core import ToolEnv, check_choice
+from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.markup import neutralise
+from agent_r1_gym.options import check_choice, check_integer
 from agent_r1_gym.rendering import render_text
 from agent_r1_gym.spaces import UnicodeText, is_encodable
 from agent_r1_gym.types import Message, to_chat
@@ -161,8 +162,10 @@ class ContextWindow(_Observer):
         if not callable(mode):
             check_choice("mode of ContextWindow (or a function)", mode, ("drop",))
         _require_text(env, "ContextWindow rewrites text", "put it below the other wrappers")
-        self._keep_last = _integer("keep_last", keep_last)
-        self._max_chars = None if max_chars is None else _integer("max_chars", max_chars)
+        check_integer("keep_last", keep_last, 1)
+        check_integer("max_chars", 1 if max_chars is None else max_chars, 1)
+        self._keep_last = keep_last
+        self._max_chars = max_chars
         self._mode = mode
         self._note = note
         self._markup = cast(ToolEnv, env.unwrapped)._markup
@@ -274,7 +277,8 @@ class TokenObservation(_Observer):
         super().__init__(env)
         check_choice("truncation_side", truncation_side, ("left", "right"))
         check_choice("padding_side", padding_side, ("left", "right"))
-        self._max_tokens = _integer("max_tokens", max_tokens)
+        check_integer("max_tokens", max_tokens, 1)
+        self._max_tokens = max_tokens
         self._keep_end = truncation_side == "left"
         self._pad_left = padding_side == "left"
         self._pad_id = _pad_id(tokenizer, pad_id)
@@ -366,7 +370,8 @@ def _pad_id(tokenizer: Any, given: int | None) -> int:
             "The tokenizer names no padding token; pass pad_id= (any id will do, the attention mask hides it; often "
             "tokenizer.eos_token_id)."
         )
-    return _integer("pad_id", given, least=0)
+    check_integer("pad_id", given, 0)
+    return given
 
 
 def _vocab_size(tokenizer: Any, given: int | None) -> int:
@@ -377,13 +382,8 @@ def _vocab_size(tokenizer: Any, given: int | None) -> int:
         given = len(tokenizer)
     if given is None:
         raise ConfigurationError("The tokenizer does not say how many ids it has; pass vocab_size=.")
-    return _integer("vocab_size", given)
-
-
-def _integer(name: str, value: Any, *, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(f"{name} must be an integer of at least {least}, got {value!r}.")
-    return value
+    check_integer("vocab_size", given, 1)
+    return given
 
 
 def _require_text(env: gymnasium.Env[Any, str], why: str, cure: str) -> None:

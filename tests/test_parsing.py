@@ -203,11 +203,12 @@ OPENAI_MISTAKES = [
 ]
 
 
+MISTAKES = ((HERMES_MISTAKES, PARSERS[0]), (SEARCH_R1_MISTAKES, PARSERS[1]), (OPENAI_MISTAKES, PARSERS[2]))
+
+
 @pytest.mark.parametrize(
-    ("parser", "text", "expected"),
-    [(parser, *case) for parser, cases in zip(PARSERS, (HERMES_MISTAKES, SEARCH_R1_MISTAKES, OPENAI_MISTAKES), strict=True)
-     for case in cases],
-)  # fmt: skip
+    ("parser", "text", "expected"), [(parser, *case) for cases, parser in MISTAKES for case in cases]
+)
 def test_mistakes_are_named(parser: Parser, text: str, expected: list[str]) -> None:
     turn = parser.parse(text)
     assert codes(turn) == expected

@@ -165,3 +165,20 @@ class TestSharedMemory:
         memory = create_shared_memory(space, 2)
         write_to_shared_memory(space, 1, {"text": "é", "number": 2}, memory)
         assert read_from_shared_memory(space, memory, 2)["text"] == ("", "é")
+
+    def test_what_was_read_follows_later_writes_and_deep_copies_do_not(self):
+        """AsyncVectorEnv reads once, at its construction, and returns deep copies of what it got."""
+        memory = create_shared_memory(SPACE, 2)
+        view = read_from_shared_memory(SPACE, memory, 2)
+        before = copy.deepcopy(view)
+        write_to_shared_memory(SPACE, 0, "é", memory)
+        assert view == ("é", "")
+        assert before == ("", "")
+        assert type(before) is tuple
+
+    def test_a_text_that_is_too_long_cannot_overwrite_its_neighbour(self):
+        memory = create_shared_memory(SPACE, 2)
+        write_to_shared_memory(SPACE, 1, "neighbour", memory)
+        with pytest.raises(ValueError, match="51 characters"):
+            write_to_shared_memory(SPACE, 0, "x" * 51, memory)
+        assert read_from_shared_memory(SPACE, memory, 2) == ("", "neighbour")

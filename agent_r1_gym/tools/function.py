@@ -9,11 +9,12 @@ import typing
 from collections.abc import Callable
 from typing import Any, Literal, Union
 
-from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.tool import Arguments, Tool
 from agent_r1_gym.types import ToolOutcome
 
 _SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
+_OPTIONS = ("name", "timeout", "max_output_chars", "deterministic")
 _ARGS_SECTION = re.compile(r"^\s*Args:\s*$(.*?)(?=^\s*(?:Returns|Raises|Yields|Examples?|Note):\s*$|\Z)", re.M | re.S)
 _ARGUMENT = re.compile(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(.+?)(?=^\s*\w+(?:\s*\([^)]*\))?:\s|\Z)", re.M | re.S)
 
@@ -22,6 +23,8 @@ class FunctionTool(Tool):
     """A tool made of a function; calling it calls the function."""
 
     def __init__(self, function: Callable[..., Any], *, name: str | None = None, **limits: Any) -> None:
+        if not inspect.isroutine(function):
+            raise ConfigurationError(f"@tool takes a function or a method, got {function!r:.80}.")
         if inspect.iscoroutinefunction(function):
             raise ConfigurationError(f"{function.__name__} is a coroutine; @tool takes an ordinary function.")
         documentation = inspect.getdoc(function) or ""
@@ -36,8 +39,15 @@ class FunctionTool(Tool):
 
     def execute(self, arguments: Arguments) -> str | ToolOutcome:
         """Calls the function with `arguments` by keyword; values that are not text become JSON."""
-        value: str | ToolOutcome = self._function(**arguments)
+        value: str | ToolOutcome = self._function(
+            **{name: self._integral(name, given) for name, given in arguments.items()}
+        )
         return value
+
+    def _integral(self, name: str, value: Any) -> Any:
+        """Returns 3.0 as 3 where an integer is expected: JSON schema takes both for integers, Python does not."""
+        expected = self.parameters["properties"][name].get("type")
+        return int(value) if isinstance(value, float) and expected == "integer" else value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function itself."""
@@ -67,6 +77,9 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     Raises:
         ConfigurationError: no docstring, a parameter without or with an unsupported annotation, a coroutine.
     """
+    for option in options:
+        if option not in _OPTIONS:
+            raise ConfigurationError(f"@tool has no option {option!r}. {suggest(option, _OPTIONS)}")
     if function is None:
         return lambda decorated: FunctionTool(decorated, **options)
     return FunctionTool(function)
@@ -74,7 +87,10 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 def parameter_schema(function: Callable[..., Any]) -> dict[str, Any]:
     """Returns the JSON schema of a function's arguments, from its annotations and its docstring's `Args:` section."""
-    hints = typing.get_type_hints(function)
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError) as error:
+        raise ConfigurationError(f"{function.__name__}: an annotation cannot be read: {error}.") from error
     descriptions = _argument_descriptions(inspect.getdoc(function) or "")
     properties: dict[str, Any] = {}
     required = []
@@ -93,16 +109,18 @@ def parameter_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _type_schema(annotation: Any, where: str) -> dict[str, Any]:
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation in _SIMPLE:
+    if isinstance(annotation, type) and annotation in _SIMPLE:
         return {"type": _SIMPLE[annotation]}
     if annotation is type(None):
         return {"type": "null"}
-    if origin is Literal:
+    if origin is Literal and all(isinstance(part, str | int | None) for part in parts):
         return {"enum": list(parts)}
     if origin is list:
-        return {"type": "array", "items": _type_schema(parts[0], where)}
-    if origin is dict:
+        return {"type": "array", "items": _type_schema(parts[0], where)} if parts else {"type": "array"}
+    if origin is dict and not parts:
         return {"type": "object"}
+    if origin is dict and parts[0] is str:
+        return {"type": "object", "additionalProperties": _type_schema(parts[1], where)}
     if origin in (Union, types.UnionType):
         return {"anyOf": [_type_schema(part, where) for part in parts]}
     raise ConfigurationError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.errors import AgentR1Error, ConfigurationError, RetrievalError, suggest
 from agent_r1_gym.retrieval.base import Hit, Retriever, check_k
 from agent_r1_gym.tool import Arguments, Tool
 from agent_r1_gym.types import ToolOutcome
@@ -58,7 +58,14 @@ class SearchTool(Tool):
 
     def execute_batch(self, batch: Sequence[Arguments]) -> list[ToolOutcome]:
         """Returns the hits for all queries, asked of the retriever as one batch."""
-        hits = self.retriever.search_batch([arguments["query"] for arguments in batch], self.top_k)
+        try:
+            hits = self.retriever.search_batch([arguments["query"] for arguments in batch], self.top_k)
+        except AgentR1Error:
+            raise
+        except Exception as error:  # whatever a retriever of somebody's own raises, the model is not to blame
+            raise RetrievalError(f"{type(error).__name__}: {error}") from error
+        if not isinstance(hits, Sequence) or len(hits) != len(batch):
+            raise RetrievalError(f"The retriever returned no list of hits for each of {len(batch)} queries.")
         return [ToolOutcome(self._show(found), data=tuple(found)) for found in hits]
 
     def _show(self, hits: Sequence[Hit]) -> str:

@@ -1,0 +1,223 @@
+"""Every registered environment of this suite; the ids come from Gymnasium's registry."""
+
+import inspect
+import json
+import pickle
+import re
+import subprocess
+import sys
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.utils.env_checker import check_env
+
+import agent_r1_gym  # noqa: F401 - registers the environments
+from agent_r1_gym.checker import check_tool_env
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.envs.multihop_qa import MultiHopQAEnv
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.vector import ToolVectorEnv
+
+IDS = sorted(spec.id for spec in gymnasium.registry.values() if spec.namespace == "AgentR1")
+HEADINGS = [
+    "Description",
+    "Tools",
+    "Action Space",
+    "Observation Space",
+    "Starting State",
+    "Rewards",
+    "Outcome",
+    "Process",
+    "Episode End",
+    "Termination",
+    "Truncation",
+    "Information",
+    "Arguments",
+    "References",
+    "Version History",
+]
+pytestmark = pytest.mark.filterwarnings("error")
+
+every_id = pytest.mark.parametrize("env_id", IDS)
+
+
+def creator(env_id):
+    return load_env_creator(gymnasium.spec(env_id).entry_point)
+
+
+def offline(env_id):
+    """Returns the options that keep an environment off data prepared on this machine."""
+    return {} if env_id == "AgentR1/FictionQA-v0" else {"dataset": "sample"}
+
+
+@pytest.fixture
+def make():
+    """Makes environments and closes them."""
+    made = []
+
+    def build(env_id, **options):
+        made.append(gymnasium.make(env_id, **{**offline(env_id), **options}))
+        return made[-1]
+
+    yield build
+    for env in made:
+        env.close()
+
+
+def test_the_issue_s_environments_are_registered():
+    names = {"HotpotQA", "2WikiMultihopQA", "MuSiQue", "FictionQA"}
+    assert {f"AgentR1/{name}-v0" for name in names} <= set(IDS)
+
+
+@every_id
+class TestContract:
+    def test_gymnasium_finds_nothing_to_warn_of(self, env_id, make):
+        check_env(make(env_id))
+
+    @pytest.mark.parametrize(
+        "options", [{}, {"reward": "process"}, {"reward": "agent_r1"}], ids=["em", "process", "paper"]
+    )
+    def test_the_suite_s_own_checker(self, env_id, options, make):
+        check_tool_env(make(env_id, **options))
+
+    @pytest.mark.parametrize("parser", ["search-r1", "openai"])
+    def test_the_suite_s_own_checker_with_other_formats(self, env_id, parser, make):
+        check_tool_env(make(env_id, parser=parser))
+
+    def test_the_suite_s_own_checker_in_the_distractor_setting(self, env_id, make):
+        if not issubclass(creator(env_id), MultiHopQAEnv):
+            pytest.skip("has no distractor setting")
+        check_tool_env(make(env_id, setting="distractor", reward="process"))
+
+    def test_it_is_made_without_wrappers(self, env_id, make):
+        assert isinstance(make(env_id), ToolEnv)
+
+    def test_an_unknown_option_is_refused_with_a_hint(self, env_id):
+        with pytest.raises(ConfigurationError, match="Did you mean 'max_turns'"):
+            gymnasium.make(env_id, max_turn=3)
+
+    @pytest.mark.parametrize("mode", ["ansi", "human"])
+    def test_render_modes(self, env_id, mode, make, capsys):
+        env = make(env_id, render_mode=mode)
+        env.reset(seed=0)
+        env.step("hello")
+        shown = env.render() if mode == "ansi" else capsys.readouterr().out
+        assert "hello" in shown
+
+
+@every_id
+class TestSpec:
+    def test_it_pickles(self, env_id):
+        spec = pickle.loads(pickle.dumps(gymnasium.spec(env_id)))
+        assert spec == gymnasium.spec(env_id)
+
+    def test_it_survives_json_and_makes_the_same_environment(self, env_id, make):
+        env = make(env_id, max_turns=2)
+        again = gymnasium.make(EnvSpec.from_json(env.spec.to_json()))
+        assert again.unwrapped.max_turns == 2
+        assert again.reset(seed=4)[0] == env.reset(seed=4)[0]
+        assert json.loads(env.spec.to_json())["id"] == env_id
+
+    def test_it_prints(self, env_id):
+        assert env_id in gymnasium.spec(env_id).pprint(disable_print=True, print_all=True)
+
+
+def test_the_compact_style_of_fiction_keeps_the_contract(make):
+    check_tool_env(make("AgentR1/FictionQA-v0", style="compact", reward="process"))
+
+
+def test_the_registry_prints(capsys):
+    gymnasium.pprint_registry()
+    shown = capsys.readouterr().out
+    assert all(env_id in shown for env_id in IDS)
+
+
+@every_id
+class TestVector:
+    def test_make_vec_returns_the_transitions_of_single_environments(self, env_id, make):
+        vector = gymnasium.make_vec(env_id, num_envs=3, **offline(env_id))
+        assert isinstance(vector.unwrapped, ToolVectorEnv)
+        singles = [make(env_id) for _ in range(3)]
+        observations, _ = vector.reset(seed=5)
+        assert list(observations) == [env.reset(seed=5 + index)[0] for index, env in enumerate(singles)]
+        call = '<tool_call>{"name": "search", "arguments": {"query": "founded"}}</tool_call>'
+        actions = [call, "<answer>x</answer>", "neither"]
+        observations, rewards, terminations, truncations, _ = vector.step(actions)
+        steps = [env.step(action) for env, action in zip(singles, actions, strict=True)]
+        assert list(observations) == [step[0] for step in steps]
+        assert rewards.tolist() == [step[1] for step in steps]
+        assert terminations.tolist() == [step[2] for step in steps]
+        assert truncations.tolist() == [step[3] for step in steps]
+        vector.close()
+
+    def test_environments_of_a_vector_share_data_and_tools(self, env_id):
+        vector = gymnasium.make_vec(env_id, num_envs=2, **offline(env_id)).unwrapped
+        first, second = vector.envs
+        assert first.tasks is second.tasks
+        assert first.tools[0].batch_key == second.tools[0].batch_key
+        vector.close()
+
+
+@every_id
+class TestSpecification:
+    def test_the_docstring_has_its_headings_in_order(self, env_id):
+        documentation = inspect.getdoc(creator(env_id))
+        assert re.findall(r"^#{2,3} (.+)$", documentation, re.MULTILINE) == HEADINGS
+
+    def test_no_heading_stands_empty(self, env_id):
+        sections = re.split(r"^#{2,3} .+$", inspect.getdoc(creator(env_id)), flags=re.MULTILINE)
+        empty = [heading for heading, body in zip(HEADINGS, sections[1:], strict=True) if not body.strip()]
+        assert empty in ([], ["Rewards", "Episode End"])
+
+    def test_the_docstring_lists_the_arguments_or_says_whose_they_are(self, env_id):
+        arguments = inspect.getdoc(creator(env_id)).split("## Arguments")[1].split("\n## ")[0]
+        names = [
+            parameter.name
+            for parameter in inspect.signature(creator(env_id).__init__).parameters.values()
+            if parameter.default is not parameter.empty
+        ]
+        missing = [name for name in names if f"`{name}=" not in arguments]
+        assert not missing or "As in `AgentR1/" in arguments
+
+    def test_the_bounds_of_the_process_preset(self, env_id, make):
+        """As the docstring of HotpotQAEnv states them."""
+        assert make(env_id, reward="process").reward_bounds == pytest.approx((-0.2, 1.25))
+
+
+@every_id
+def test_the_default_call_works_and_says_when_it_serves_the_sample(env_id):
+    """A fresh process, because the warning comes once in one; data prepared on this machine gives none."""
+    code = (
+        "import warnings; warnings.simplefilter('always')\n"
+        "import gymnasium\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        f"    env = gymnasium.make('agent_r1_gym:{env_id}'); env.reset(seed=0); env.step('hello')\n"
+        f"    gymnasium.make({env_id!r})\n"
+        "print([w.category.__name__ for w in caught])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() in ("[]", "['SampleDataWarning']")
+
+
+@every_id
+def test_samples_of_the_action_space_can_be_played(env_id, make):
+    env = make(env_id)
+    env.action_space.seed(0)
+    env.reset(seed=0)
+    for _ in range(40):
+        _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        assert np.isfinite(reward)
+        if terminated or truncated:
+            env.reset()
+
+
+def test_nothing_above_warns_when_the_package_is_imported_again():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", "import agent_r1_gym"], capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 0, done.stderr
