@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.sharedctypes import SynchronizedArray
 from types import ModuleType
 from typing import Any
@@ -116,6 +116,8 @@ def _create_shared_memory(space: UnicodeText, n: int = 1, ctx: ModuleType = mult
 
 @write_to_shared_memory.register(UnicodeText)
 def _write_to_shared_memory(space: UnicodeText, index: int, value: str, shared_memory: SynchronizedArray[Any]) -> None:
+    if len(value) > space.max_length:
+        raise ValueError(f"A text of {len(value)} characters does not fit into {space}.")
     encoded = value.encode()
     buffer = memoryview(shared_memory.get_obj()).cast("B")
     start = index * _stride(space)
@@ -125,13 +127,41 @@ def _write_to_shared_memory(space: UnicodeText, index: int, value: str, shared_m
 
 
 @read_from_shared_memory.register(UnicodeText)
-def _read_from_shared_memory(space: UnicodeText, shared_memory: SynchronizedArray[Any], n: int = 1) -> tuple[str, ...]:
-    buffer = memoryview(shared_memory.get_obj()).cast("B")
+def _read_from_shared_memory(space: UnicodeText, shared_memory: SynchronizedArray[Any], n: int = 1) -> SharedTexts:
+    return SharedTexts(space, shared_memory, n)
 
-    def read(index: int) -> str:
-        start = index * _stride(space)
+
+class SharedTexts(Sequence[str]):
+    """The texts in shared memory as they are now; a deep copy is a tuple of what they were then.
+
+    `AsyncVectorEnv` reads once, at its construction, and from then on returns deep copies of what it got: arrays are
+    views and follow the memory, so texts must do so too.
+    """
+
+    def __init__(self, space: UnicodeText, shared_memory: SynchronizedArray[Any], n: int) -> None:
+        self._stride = _stride(space)
+        self._shared_memory = shared_memory
+        self._n = n
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # slices are not needed
+        if not -self._n <= index < self._n:
+            raise IndexError(f"There are {self._n} texts, asked for {index}.")
+        buffer = memoryview(self._shared_memory.get_obj()).cast("B")
+        start = index % self._n * self._stride
         body = start + _HEADER_BYTES
         length = int.from_bytes(buffer[start:body], "little")
         return bytes(buffer[body : body + length]).decode()
 
-    return tuple(read(index) for index in range(n))
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple | SharedTexts) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> tuple[str, ...]:
+        return tuple(self)
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))

@@ -172,8 +172,9 @@ class HotpotQAEnv(MultiHopQAEnv):
 
     ## Arguments
     `dataset="auto"`, `split=None`, `setting="open"`, `retriever=None`, `top_k=5`, `search_style="numbered"`: see
-    `MultiHopQAEnv`. `parser="hermes"`, `reward="em"`, `reward_weights=None`, `max_turns=5`, `max_history_chars=65536`,
-    `system_prompt=None`, `feedback="full"`, `markup=()`, `render_mode=None`: see `ToolEnv`.
+    `MultiHopQAEnv`. `parser="hermes"`, `reward="em"`, `reward_weights=None`, `scorer=None` (the data set's own),
+    `max_turns=5`, `max_history_chars=65536`, `system_prompt=None`, `feedback="full"`, `markup=()`, `render_mode=None`:
+    see `ToolEnv`.
 
     ## References
     Yang et al., HotpotQA (EMNLP 2018, arXiv 1809.09600). Agent-R1 (arXiv 2511.14460).
