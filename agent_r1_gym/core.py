@@ -7,6 +7,7 @@ process rewards, packages the new state. It knows no token ids and no chat templ
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 import re
 import sys
@@ -410,8 +411,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         text = self._system_prompt
         if text is None:
             text = f"{self.instructions}\n\n{self.parser.instructions(self.tool_schemas)}"
-        self._system = (Message("system", text),) if text else ()
-        self._system_rendered = render_text(self._system)
+        self._system, self._system_rendered = _system_turn(text)
 
     def _admit(self, call: ToolCall) -> PendingCall | ToolOutcome:
         """Returns the call with its tool, or the outcome that says why it cannot be executed."""
@@ -514,3 +514,10 @@ class _PendingStep:
         self.parsed = parsed
         self.slots = slots
         self.overlong = overlong
+
+
+@functools.lru_cache(maxsize=64)
+def _system_turn(text: str) -> tuple[tuple[Message, ...], str]:
+    """Returns the system turn as messages and as text, one object for all environments with the same prompt."""
+    system = (Message("system", text),) if text else ()
+    return system, render_text(system)

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import abc
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.markup import encodable
+from agent_r1_gym.strict_json import decode
 from agent_r1_gym.types import Message, ParsedTurn, ParseError, ToolCall
 
-_MAX_QUOTE = 80
-_MAX_DEPTH = 64
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 
 
@@ -79,7 +77,7 @@ def visible_text(text: str) -> str:
         if end == -1:
             break
         position = end + len(_THINK_CLOSE)
-    return "".join(kept)
+    return " ".join(kept)  # not "": pieces of a tag around a thought must not make one
 
 
 def _is_thought_open(text: str) -> bool:
@@ -193,7 +191,7 @@ class HermesParser(TagParser):
         """Returns the call that the JSON object `body` describes, or what is wrong with it."""
         if not body.strip():
             return ParseError("empty_call", "The tool call is empty; expected a JSON object.")
-        value = _decode(body)
+        value = decode(body)
         if isinstance(value, ParseError):
             return value
         if not isinstance(value, dict):
@@ -323,7 +321,7 @@ class OpenAIParser(Parser):
     def _message(text: str) -> dict[str, Any] | ParseError:
         if not text.lstrip().startswith("{"):
             return {"content": text}
-        value = _decode(text)
+        value = decode(text)
         return value if isinstance(value, dict | ParseError) else {"content": text}
 
     @staticmethod
@@ -367,79 +365,12 @@ def _to_call(value: dict[str, Any], identifier: str | None = None) -> ToolCall |
         return ParseError("missing_name", 'A tool call needs a "name" that is a text.')
     arguments = value.get("arguments", {})
     if isinstance(arguments, str):
-        arguments = _decode(arguments)
+        arguments = decode(arguments)
         if isinstance(arguments, ParseError):
             return arguments
     if not isinstance(arguments, dict):
         return ParseError("not_an_object", f'"arguments" must be a JSON object, got {_json_type(arguments)}.')
     return ToolCall(name, arguments, identifier)
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if math.isinf(value):
-        raise ValueError(f"the number {digits[:20]} is too large")
-    return value
-
-
-def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise ValueError("an object has the same key twice")
-    return value
-
-
-def _is_too_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(_MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return False
-    return True
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unambiguous)
-
-
-_TOO_DEEP = ParseError("bad_json", f"Not valid JSON: nested more than {_MAX_DEPTH} levels deep.")
-
-
-def _decode(text: str) -> Any:
-    """Returns the JSON value of `text`, or a `ParseError` that quotes the place where it breaks."""
-    try:
-        value = _DECODER.decode(text)
-    except json.JSONDecodeError as error:
-        around = encodable(text[max(0, error.pos - _MAX_QUOTE // 2) : error.pos + _MAX_QUOTE // 2])
-        return ParseError("bad_json", f"Not valid JSON: {error.msg} at character {error.pos}, near {around!r}.")
-    except RecursionError:
-        return _TOO_DEEP
-    except ValueError as error:
-        return ParseError("bad_json", f"Not valid JSON: {str(error)[:_MAX_QUOTE]}.")
-    if text.count("[") + text.count("{") > _MAX_DEPTH and _is_too_deep(value):
-        return _TOO_DEEP
-    if "\\u" in text or not text.isascii():
-        return _encodable_value(value)
-    return value
-
-
-def _encodable_value(value: Any) -> Any:
-    """Returns a JSON value with every text in it made encodable (JSON escapes can smuggle lone surrogates in)."""
-    if isinstance(value, str):
-        return encodable(value)
-    if isinstance(value, list):
-        return [_encodable_value(item) for item in value]
-    if isinstance(value, dict):
-        return {encodable(key): _encodable_value(item) for key, item in value.items()}
-    return value
 
 
 def _json_type(value: Any) -> str:

@@ -11,6 +11,7 @@ References:
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -60,7 +61,10 @@ class RewardSet(tuple[RewardTerm, ...]):
     def __call__(self, transition: Transition) -> tuple[float, dict[str, float]]:
         """Returns the reward of `transition` and its raw terms by name."""
         terms = {term.name: term.function(transition) for term in self}
-        return sum([term.weight * terms[term.name] for term in self]), terms
+        reward = sum([term.weight * terms[term.name] for term in self])
+        if not math.isfinite(reward):
+            raise ConfigurationError(f"A reward term returned no finite number: {terms}.")
+        return reward, terms
 
     @property
     def range(self) -> tuple[float, float]:

@@ -91,6 +91,8 @@ def _stride(space: UnicodeText) -> int:
 @batch_space.register(UnicodeText)
 def _batch(space: UnicodeText, n: int = 1) -> Tuple[Any]:
     batched = Tuple(tuple(UnicodeText(space.max_length) for _ in range(n)))
+    if space._np_random is None:  # never seeded: so are the copies, and a vector of 1,000 saves 2,000 generators
+        return batched  # type: ignore[unreachable]  # Gymnasium's annotation leaves None out
     # Seeds are drawn from a copy of the state, so that sampling here and there stay independent.
     generator = np.random.Generator(type(space.np_random.bit_generator)())
     generator.bit_generator.state = space.np_random.bit_generator.state

@@ -34,7 +34,9 @@ class Tool(abc.ABC):
         description: what it does, for the model.
         parameters: JSON schema of the arguments object.
         timeout: seconds per call, None where the tool bounds its own time. A call with a timeout runs in a thread of
-            its own; Python cannot kill a thread, so a call that hangs is given up, not stopped.
+            its own; Python cannot kill a thread, so a call that hangs is given up, not stopped. It counts as a failure
+            of infrastructure: a tool whose arguments can make it slow should bound itself and raise `ToolError`, or a
+            model learns to have its bad episodes dropped.
         max_output_chars: longer outputs are cut, with a note that says so.
         deterministic: equal arguments give equal outcomes, so that a call asked for twice in one vector step may be
             executed once. Set False for tools with randomness or side effects.
@@ -70,7 +72,8 @@ class Tool(abc.ABC):
             schema = json.dumps(parameters, sort_keys=True)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"parameters of tool {name!r} are not JSON: {error}.") from error
-        self._validate = _compile(schema, name)
+        self._schema_text = schema
+        _compile(schema, name)  # refuses a wrong one now; `check` looks it up again, for a validator does not pickle
 
     @abc.abstractmethod
     def execute(self, arguments: Arguments) -> str | ToolOutcome:
@@ -124,7 +127,7 @@ class Tool(abc.ABC):
     def check(self, arguments: Arguments) -> str | None:
         """Returns what is wrong with `arguments` under `parameters`, None if nothing is."""
         try:
-            self._validate(arguments)
+            _compile(self._schema_text, self.name)(arguments)
         except (ValueError, RecursionError) as error:
             problem = _describe(error).replace("data", "arguments", 1)[:_MAX_ERROR_CHARS]
             return f"{problem}. Expected arguments: {_signature(self.parameters)}."
@@ -133,17 +136,26 @@ class Tool(abc.ABC):
     def run(self, calls: Sequence[ToolCall]) -> list[ToolOutcome]:
         """Executes `calls` within the limits of this tool. Never raises on a tool's failure.
 
-        Calls of a tool with a timeout run side by side, each in a thread; a tool that overrides `execute_batch` gets
-        all calls in one batch instead.
+        Calls of a tool with a timeout run side by side, each in a thread; those of a tool with state (that overrides
+        `get_state`) one after another, in order; a tool that overrides `execute_batch` gets all calls in one batch.
         """
-        batch = [call.arguments for call in calls]
+        batch = [dict(call.arguments) for call in calls]  # a tool that changes them must not change the history
         batched = type(self).execute_batch is not Tool.execute_batch
         if batched:
             return self._run_batch(batch)
         jobs = [
             functools.partial(self._guard, functools.partial(Tool.execute_batch, self, [item]), 1) for item in batch
         ]
-        results = [job() for job in jobs] if self.timeout is None else self._in_threads(jobs, [1] * len(jobs))
+        return self._run_each(jobs)
+
+    def _run_each(self, jobs: Sequence[Callable[[], list[ToolOutcome]]]) -> list[ToolOutcome]:
+        """Runs jobs of one call each: side by side, but those of a tool with state one after another, in order."""
+        if self.timeout is None:
+            results = [job() for job in jobs]
+        elif type(self).get_state is not Tool.get_state:
+            results = [self._in_threads([job], [1])[0] for job in jobs]
+        else:
+            results = self._in_threads(jobs, [1] * len(jobs))
         return [outcomes[0] for outcomes in results]
 
     def _run_batch(self, batch: Sequence[Arguments]) -> list[ToolOutcome]:
@@ -152,7 +164,8 @@ class Tool(abc.ABC):
         # One exception for all: a single bad call may have failed the batch, the others must not pay for it.
         raised = outcomes[0].error == "tool_error" and all(outcome is outcomes[0] for outcome in outcomes)
         if len(batch) > 1 and raised and self.deterministic:
-            return [self._run_batch([arguments])[0] for arguments in batch]
+            singles = [functools.partial(self._guard, functools.partial(self.execute_batch, [one]), 1) for one in batch]
+            return self._run_each(singles)
         return outcomes
 
     def _guard(self, job: Callable[[], Sequence[str | ToolOutcome]], size: int) -> list[ToolOutcome]:
@@ -172,10 +185,10 @@ class Tool(abc.ABC):
             return self._failures("unavailable", error, size, start)
         except ConfigurationError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a tool that exits must not take the training with it
             return self._failures("tool_error", error, size, start)
 
-    def _failures(self, kind: ErrorKind, error: Exception, size: int, start: float) -> list[ToolOutcome]:
+    def _failures(self, kind: ErrorKind, error: Exception | SystemExit, size: int, start: float) -> list[ToolOutcome]:
         try:
             content = (str(error) or type(error).__name__)[:_MAX_ERROR_CHARS]
         except Exception:  # a broken __str__ of somebody's exception

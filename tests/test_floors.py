@@ -22,6 +22,7 @@ ROOT = Path(importlib.util.find_spec(PACKAGE).submodule_search_locations[0])
 
 FLOORS = (
     ("errors", "types", "storage", "_version", "markup", "spaces"),
+    ("strict_json",),
     ("options", "parsing", "scoring", "rendering", "trajectory", "datasets", "retrieval"),
     ("tool", "rewards"),
     ("core",),

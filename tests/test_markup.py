@@ -136,7 +136,7 @@ def test_a_megabyte_is_neutralised_in_bounded_time(fragment: str) -> None:
     start = time.perf_counter()
     neutralise(text)
     neutralise_headers(text)
-    assert time.perf_counter() - start < 3.0
+    assert time.perf_counter() - start < 5.0
 
 
 def test_encodable_replaces_nul_and_lone_surrogates_only() -> None:

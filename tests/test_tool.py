@@ -21,7 +21,14 @@ from agent_r1_gym.errors import (
 )
 from agent_r1_gym.tool import PendingCall, Tool, execute_calls
 from agent_r1_gym.types import ToolCall, ToolOutcome
-from tests.helpers import BatchTool, EchoTool, GivenTool, SleepTool, outcome_of
+from tests.helpers import (
+    BatchTool,
+    CounterTool,
+    EchoTool,
+    GivenTool,
+    SleepTool,
+    outcome_of,
+)
 
 OBJECT = {"type": "object"}
 
@@ -41,7 +48,9 @@ def test_good_names(name: str) -> None:
     assert StubTool(name, "d", OBJECT).schema["function"]["name"] == name
 
 
-@pytest.mark.parametrize("name", ["", "1a", "-a", "a b", "a\n", "é", "A" * 65, "a]", "<answer>", None, 5])
+@pytest.mark.parametrize(
+    "name", ["", "1a", "-a", "a b", "a\n", "é", "A" * 65, "a]", "<answer>", None, 5]
+)
 def test_bad_names_are_refused(name: Any) -> None:
     with pytest.raises(ConfigurationError, match="name"):
         StubTool(name, "d", OBJECT)
@@ -111,7 +120,12 @@ TYPED = {
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"query": "x"}, {"query": "", "limit": -3}, {"query": "x", "kind": "a"}, {"query": "x", "any": [None]}],
+    [
+        {"query": "x"},
+        {"query": "", "limit": -3},
+        {"query": "x", "kind": "a"},
+        {"query": "x", "any": [None]},
+    ],
 )
 def test_valid_arguments(arguments: dict[str, Any]) -> None:
     assert StubTool("zoom", "d", TYPED).check(arguments) is None
@@ -130,7 +144,9 @@ def test_valid_arguments(arguments: dict[str, Any]) -> None:
         ({"query": None}, ["arguments.query"]),
     ],
 )
-def test_invalid_arguments_are_told_with_what_was_expected(arguments: dict[str, Any], phrases: list[str]) -> None:
+def test_invalid_arguments_are_told_with_what_was_expected(
+    arguments: dict[str, Any], phrases: list[str]
+) -> None:
     problem = StubTool("zoom", "d", TYPED).check(arguments)
     assert problem is not None
     assert "query (string)" in problem
@@ -201,7 +217,9 @@ class UnprintableError(Exception):
         raise RuntimeError("no text for you")
 
 
-@pytest.mark.parametrize("value", [deep_list(), ToolOutcome(None), ToolOutcome(5), UnprintableError()])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "value", [deep_list(), ToolOutcome(None), ToolOutcome(5), UnprintableError()]
+)  # type: ignore[arg-type]
 def test_odd_values_of_a_tool_are_its_failure_not_the_environments(value: Any) -> None:
     assert outcome_of(GivenTool(value)).error in ("tool_error", None)
 
@@ -213,6 +231,7 @@ def test_odd_values_of_a_tool_are_its_failure_not_the_environments(value: Any) -
         (ValueError("no such table"), "tool_error"),
         (RecursionError("no such table"), "tool_error"),
         (StopIteration("no such table"), "tool_error"),
+        (SystemExit("no such table"), "tool_error"),
         (DatasetError("no such table"), "tool_error"),
         (InfrastructureError("no such table"), "unavailable"),
         (RetrievalError("no such table"), "unavailable"),
@@ -221,9 +240,15 @@ def test_odd_values_of_a_tool_are_its_failure_not_the_environments(value: Any) -
     ],
 )
 @pytest.mark.parametrize("timeout", [None, 5.0])
-def test_exceptions_become_typed_outcomes(error: Exception, kind: str, timeout: float | None) -> None:
+def test_exceptions_become_typed_outcomes(
+    error: BaseException, kind: str, timeout: float | None
+) -> None:
     outcome = outcome_of(GivenTool(error, timeout=timeout))
-    assert (outcome.content, outcome.ok, outcome.error) == ("no such table", False, kind)
+    assert (outcome.content, outcome.ok, outcome.error) == (
+        "no such table",
+        False,
+        kind,
+    )
 
 
 def test_an_exception_without_text_is_named() -> None:
@@ -236,7 +261,9 @@ def test_long_errors_are_cut() -> None:
 
 @pytest.mark.parametrize("timeout", [None, 5.0])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ConfigurationError("wrong")])
-def test_interrupts_and_programmers_mistakes_pass_through(error: BaseException, timeout: float | None) -> None:
+def test_interrupts_and_programmers_mistakes_pass_through(
+    error: BaseException, timeout: float | None
+) -> None:
     with pytest.raises(type(error)):
         outcome_of(GivenTool(error, timeout=timeout))
 
@@ -244,7 +271,10 @@ def test_interrupts_and_programmers_mistakes_pass_through(error: BaseException, 
 def test_output_is_capped_and_says_so() -> None:
     tool = EchoTool(max_output_chars=10)
     assert outcome_of(tool, text="12345") == ToolOutcome("echo 12345")
-    assert outcome_of(tool, text="123456").content == "echo 12345\n... [cut, 11 characters in all]"
+    assert (
+        outcome_of(tool, text="123456").content
+        == "echo 12345\n... [cut, 11 characters in all]"
+    )
 
 
 # --- time ------------------------------------------------------------------------------------------------------------
@@ -254,17 +284,25 @@ def test_a_hanging_call_is_given_up_in_time() -> None:
     start = time.perf_counter()
     outcome = outcome_of(SleepTool(5.0, timeout=0.1), text="x")
     assert time.perf_counter() - start < 1.0
-    assert (outcome.ok, outcome.error, outcome.is_infrastructure_failure) == (False, "timeout", True)
+    assert (outcome.ok, outcome.error, outcome.is_infrastructure_failure) == (
+        False,
+        "timeout",
+        True,
+    )
     assert "0.1 s" in outcome.content
 
 
 def test_one_hanging_call_does_not_fail_its_neighbours() -> None:
     class Picky(SleepTool):
         def execute(self, arguments: Mapping[str, Any]) -> str:
-            return super().execute(arguments) if arguments["text"] == "hang" else "quick"
+            return (
+                super().execute(arguments) if arguments["text"] == "hang" else "quick"
+            )
 
     tool = Picky(5.0, timeout=0.2)
-    outcomes = tool.run([ToolCall("sleep", {"text": text}) for text in ("a", "hang", "b")])
+    outcomes = tool.run(
+        [ToolCall("sleep", {"text": text}) for text in ("a", "hang", "b")]
+    )
     assert [outcome.error for outcome in outcomes] == [None, "timeout", None]
 
 
@@ -273,12 +311,21 @@ def test_a_process_with_a_hanging_call_can_end() -> None:
         "from tests.helpers import SleepTool, outcome_of\n"
         "print(outcome_of(SleepTool(120.0, timeout=0.1), text='x').error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
     assert done.stdout.strip() == "timeout"
 
 
 def calls_of(tool: Tool, count: int) -> list[PendingCall]:
-    return [PendingCall(tool, ToolCall(tool.name, {"text": str(position)})) for position in range(count)]
+    return [
+        PendingCall(tool, ToolCall(tool.name, {"text": str(position)}))
+        for position in range(count)
+    ]
 
 
 def test_slow_calls_run_side_by_side() -> None:
@@ -286,21 +333,46 @@ def test_slow_calls_run_side_by_side() -> None:
     start = time.perf_counter()
     outcomes = execute_calls(pending)
     assert time.perf_counter() - start < 0.5
-    assert [outcome.content for outcome in outcomes] == [f"slept {position}" for position in range(64)]
+    assert [outcome.content for outcome in outcomes] == [
+        f"slept {position}" for position in range(64)
+    ]
 
 
 def test_slow_calls_of_different_tools_run_side_by_side_too() -> None:
     """Each environment of a vector may own its tools."""
-    pending = [calls_of(SleepTool(0.05), position + 1)[position] for position in range(32)]
+    pending = [
+        calls_of(SleepTool(0.05), position + 1)[position] for position in range(32)
+    ]
     start = time.perf_counter()
     outcomes = execute_calls(pending)
     assert time.perf_counter() - start < 0.5
-    assert [outcome.content for outcome in outcomes] == [f"slept {position}" for position in range(32)]
+    assert [outcome.content for outcome in outcomes] == [
+        f"slept {position}" for position in range(32)
+    ]
 
 
 def test_more_calls_than_threads_still_come_back_in_order() -> None:
-    outcomes = SleepTool(0.001).run([ToolCall("sleep", {"text": str(position)}) for position in range(300)])
-    assert [outcome.content for outcome in outcomes] == [f"slept {position}" for position in range(300)]
+    outcomes = SleepTool(0.001).run(
+        [ToolCall("sleep", {"text": str(position)}) for position in range(300)]
+    )
+    assert [outcome.content for outcome in outcomes] == [
+        f"slept {position}" for position in range(300)
+    ]
+
+
+@pytest.mark.parametrize("timeout", [None, 5.0])
+def test_calls_of_a_tool_with_state_are_executed_in_order(
+    timeout: float | None,
+) -> None:
+    class Slower(CounterTool):
+        def execute(self, arguments: Mapping[str, Any]) -> str:
+            time.sleep(0.02 if not self.log else 0.0)
+            return super().execute(arguments)
+
+    tool = Slower()
+    tool.timeout = timeout
+    outcomes = tool.run([ToolCall("count", {})] * 3)
+    assert [outcome.content for outcome in outcomes] == ["[1]", "[1, 2]", "[1, 2, 3]"]
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------
@@ -321,14 +393,34 @@ def test_a_batch_override_gets_all_calls_at_once(timeout: float | None) -> None:
     tool = BatchTool(timeout=timeout)
     outcomes = execute_calls(calls_of(tool, 5))
     assert tool.batches == [5]
-    assert [outcome.content for outcome in outcomes] == [f"echo {position}" for position in range(5)]
+    assert [outcome.content for outcome in outcomes] == [
+        f"echo {position}" for position in range(5)
+    ]
 
 
 def test_one_bad_call_does_not_fail_the_batch() -> None:
     tool = RowTool()
-    outcomes = tool.run([ToolCall("echo", {"text": text}) for text in ("a", "bad", "b")])
+    outcomes = tool.run(
+        [ToolCall("echo", {"text": text}) for text in ("a", "bad", "b")]
+    )
     assert [outcome.error for outcome in outcomes] == [None, "tool_error", None]
     assert [outcome.content for outcome in outcomes] == ["echo a", "bad row", "echo b"]
+
+
+def test_calls_that_a_bad_one_failed_are_tried_again_side_by_side() -> None:
+    class Slow(BatchTool):
+        def execute_batch(self, batch: Sequence[Mapping[str, Any]]) -> list[str]:
+            if len(batch) > 1:
+                raise ToolError("one is bad")
+            time.sleep(0.05)
+            return ["ok"]
+
+    start = time.perf_counter()
+    outcomes = Slow(timeout=5.0).run(
+        [ToolCall("echo", {"text": str(position)}) for position in range(32)]
+    )
+    assert time.perf_counter() - start < 0.8
+    assert [outcome.content for outcome in outcomes] == ["ok"] * 32
 
 
 def test_failed_outcomes_are_taken_as_given_and_nothing_is_executed_twice() -> None:
@@ -345,7 +437,9 @@ def test_failed_outcomes_are_taken_as_given_and_nothing_is_executed_twice() -> N
 
 @pytest.mark.parametrize("wrong", [[], ["a"], ["a"] * 3, None, 5])
 @pytest.mark.parametrize("timeout", [None, 5.0])
-def test_a_batch_of_the_wrong_length_is_the_programmers_mistake(wrong: Any, timeout: float | None) -> None:
+def test_a_batch_of_the_wrong_length_is_the_programmers_mistake(
+    wrong: Any, timeout: float | None
+) -> None:
     class Lossy(BatchTool):
         def execute_batch(self, batch: Sequence[Mapping[str, Any]]) -> Any:
             return wrong
@@ -373,9 +467,13 @@ def test_a_dead_backend_fails_the_batch_once() -> None:
 def test_equal_calls_of_a_deterministic_tool_are_executed_once() -> None:
     tool = EchoTool()
     texts = ["a", "b", "a", "a", "c", "b"]
-    outcomes = execute_calls([PendingCall(tool, ToolCall("echo", {"text": text})) for text in texts])
+    outcomes = execute_calls(
+        [PendingCall(tool, ToolCall("echo", {"text": text})) for text in texts]
+    )
     assert sorted(tool.executed) == ["a", "b", "c"]
-    assert [outcome.content for outcome in outcomes] == [f"echo {text}" for text in texts]
+    assert [outcome.content for outcome in outcomes] == [
+        f"echo {text}" for text in texts
+    ]
 
 
 def test_equal_calls_of_a_tool_with_side_effects_are_all_executed() -> None:
@@ -384,14 +482,22 @@ def test_equal_calls_of_a_tool_with_side_effects_are_all_executed() -> None:
     assert tool.executed == ["a"] * 4
 
 
-@pytest.mark.parametrize(("first", "second"), [(1, True), (1, 1.0), ("1", 1), (None, "null"), ([], {}), (0, False)])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(1, True), (1, 1.0), ("1", 1), (None, "null"), ([], {}), (0, False)],
+)
 def test_calls_that_only_look_equal_are_both_executed(first: Any, second: Any) -> None:
     class Typed(EchoTool):
         def execute(self, arguments: Mapping[str, Any]) -> str:
             return f"{arguments['text']!r}"
 
     tool = Typed()
-    outcomes = execute_calls([PendingCall(tool, ToolCall("echo", {"text": text})) for text in (first, second)])
+    outcomes = execute_calls(
+        [
+            PendingCall(tool, ToolCall("echo", {"text": text}))
+            for text in (first, second)
+        ]
+    )
     assert [outcome.content for outcome in outcomes] == [repr(first), repr(second)]
 
 
@@ -405,14 +511,21 @@ def test_other_tools_do_not_share_executions_unless_their_batch_key_says_so() ->
 
     for kind, expected in ((EchoTool, 2), (Shared, 1)):
         tools = [kind(), kind()]
-        execute_calls([PendingCall(tool, ToolCall("echo", {"text": "a"})) for tool in tools])
+        execute_calls(
+            [PendingCall(tool, ToolCall("echo", {"text": "a"})) for tool in tools]
+        )
         assert sum(len(tool.executed) for tool in tools) == expected
 
 
 def test_outcomes_keep_the_order_of_calls_across_tools() -> None:
     first, second = EchoTool(), BatchTool()
-    pending = [PendingCall((first, second)[i % 2], ToolCall("echo", {"text": str(i % 5)})) for i in range(20)]
-    assert [outcome.content for outcome in execute_calls(pending)] == [f"echo {i % 5}" for i in range(20)]
+    pending = [
+        PendingCall((first, second)[i % 2], ToolCall("echo", {"text": str(i % 5)}))
+        for i in range(20)
+    ]
+    assert [outcome.content for outcome in execute_calls(pending)] == [
+        f"echo {i % 5}" for i in range(20)
+    ]
     assert second.batches == [5]
 
 
@@ -426,4 +539,6 @@ def test_a_tool_without_timeout_runs_in_the_callers_thread() -> None:
             return threading.current_thread().name
 
     outcomes = execute_calls(calls_of(Where(timeout=None), 3))
-    assert {outcome.content for outcome in outcomes} == {threading.current_thread().name}
+    assert {outcome.content for outcome in outcomes} == {
+        threading.current_thread().name
+    }

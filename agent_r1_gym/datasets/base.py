@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agent_r1_gym.types import Passage, Task
 
@@ -88,6 +88,9 @@ class QADataset(Sequence[Question]):
 
     def __getitem__(self, index: int) -> Question:  # type: ignore[override]  # slices are not needed
         return self._questions[index]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QADataset:
+        return self  # immutable, and large
 
     def __iter__(self) -> Iterator[Question]:
         return iter(self._questions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.types import Passage
@@ -49,6 +49,9 @@ class Retriever(abc.ABC):
     def search(self, query: str, k: int = 5) -> list[Hit]:
         """Returns at most `k` hits for one query, best first."""
         return self.search_batch([query], k)[0]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Retriever:
+        return self  # shared by design: wrappers deep-copy the arguments of an environment
 
     def close(self) -> None:  # noqa: B027 - in-process retrievers own nothing
         """Frees connections, processes and memory; may be called twice."""
