@@ -267,8 +267,9 @@ class ToolEnv(gymnasium.Env[str, str]):
             # What they bring back could not be shown any more.
             parsed = ParsedTurn(errors=parsed.errors)
         slots = [self._admit(call) for call in parsed.calls]
-        self._pending = _PendingStep(action, parsed, slots, overlong)
-        return tuple([slot for slot in slots if isinstance(slot, PendingCall)])
+        calls = tuple([slot for slot in slots if isinstance(slot, PendingCall)])
+        self._pending = _PendingStep(action, parsed, slots, calls, overlong)
+        return calls
 
     def finish_step(self, outcomes: Sequence[ToolOutcome]) -> StepReturn:
         """Second half of `step`: takes the outcomes of the pending calls and returns what `step` returns.
@@ -282,10 +283,9 @@ class ToolEnv(gymnasium.Env[str, str]):
         pending = self._pending
         if pending is None:
             raise EpisodeError("finish_step() was called without begin_step().")
-        expected = sum(isinstance(slot, PendingCall) for slot in pending.slots)
-        if len(outcomes) != expected:
+        if len(outcomes) != len(pending.calls):
             raise EpisodeError(
-                f"finish_step() expected {expected} outcomes, one per pending call, got {len(outcomes)}."
+                f"finish_step() expected {len(pending.calls)} outcomes, one per pending call, got {len(outcomes)}."
             )
         self._pending = None
         executed = iter(outcomes)
@@ -430,7 +430,8 @@ class ToolEnv(gymnasium.Env[str, str]):
         for position, (call, outcome) in enumerate(zip(pending.parsed.calls, outcomes, strict=True)):
             identifier = (call.id or f"call_{position}") if new[0].tool_calls else None
             content = neutralise(self._outcome_text(outcome), self._markup)
-            new.append(Message("tool", content, _NOT_IN_A_NAME.sub("_", call.name[:64]), identifier))
+            name = call.name if call.name in self._by_name else _NOT_IN_A_NAME.sub("_", call.name[:64])
+            new.append(Message("tool", content, name, identifier))
             if outcome.is_infrastructure_failure:
                 self._infrastructure_error = f"{call.name}: {outcome.error}: {outcome.content}"
         if pending.parsed.errors:
@@ -505,14 +506,20 @@ def _check_tasks(tasks: Any) -> None:
 class _PendingStep:
     """What `begin_step` leaves for `finish_step`."""
 
-    __slots__ = ("action", "overlong", "parsed", "slots")
+    __slots__ = ("action", "calls", "overlong", "parsed", "slots")
 
     def __init__(
-        self, action: str, parsed: ParsedTurn, slots: Sequence[PendingCall | ToolOutcome], overlong: bool
+        self,
+        action: str,
+        parsed: ParsedTurn,
+        slots: Sequence[PendingCall | ToolOutcome],
+        calls: tuple[PendingCall, ...],
+        overlong: bool,
     ) -> None:
         self.action = action
         self.parsed = parsed
         self.slots = slots
+        self.calls = calls
         self.overlong = overlong
 
 

@@ -60,28 +60,22 @@ def visible_text(text: str) -> str:
     Some chat templates open the thinking block in the prompt, so that only its end is in the model's turn.
     An unclosed `<think>` hides the rest of the turn.
     """
-    if _THINK_OPEN not in text and _THINK_CLOSE not in text:
+    start, end = text.find(_THINK_OPEN), text.find(_THINK_CLOSE)
+    if start == end == -1:
         return text
-    first_open, first_close = text.find(_THINK_OPEN), text.find(_THINK_CLOSE)
     position = 0
-    if first_close != -1 and (first_open == -1 or first_close < first_open):
-        position = first_close + len(_THINK_CLOSE)
+    if end != -1 and (start == -1 or end < start):
+        position = end + len(_THINK_CLOSE)
     kept = []
-    while True:
-        start = text.find(_THINK_OPEN, position)
-        if start == -1:
-            kept.append(text[position:])
-            break
+    while (start := text.find(_THINK_OPEN, position)) != -1:
         kept.append(text[position:start])
         end = text.find(_THINK_CLOSE, start)
         if end == -1:
             break
         position = end + len(_THINK_CLOSE)
+    else:
+        kept.append(text[position:])
     return " ".join(kept)  # not "": pieces of a tag around a thought must not make one
-
-
-def _is_thought_open(text: str) -> bool:
-    return text.rfind(_THINK_OPEN) > text.rfind(_THINK_CLOSE)
 
 
 class TagParser(Parser):
@@ -116,7 +110,7 @@ class TagParser(Parser):
                 calls.append(call)
             else:
                 errors.append(call)
-        return _combine(calls, answers, errors, unclosed_thought=_is_thought_open(text))
+        return _combine(calls, answers, errors, text)
 
 
 def _scan(pattern: re.Pattern[str], text: str) -> tuple[list[tuple[str, str]], list[ParseError]]:
@@ -147,13 +141,11 @@ def _nested(written: str, tag: str) -> ParseError:
     return ParseError("call_and_answer", f"The answer holds {written}; give either a call or the answer.")
 
 
-def _combine(
-    calls: list[ToolCall], answers: list[str], errors: list[ParseError], *, unclosed_thought: bool = False
-) -> ParsedTurn:
+def _combine(calls: list[ToolCall], answers: list[str], errors: list[ParseError], text: str) -> ParsedTurn:
     """Returns the parsed turn under the rules that hold for every format: one answer, and nothing beside it."""
     if not answers:
         if not calls and not errors:
-            errors.append(_no_action(unclosed_thought))
+            errors.append(_no_action(text))
         return ParsedTurn(tuple(calls), None, tuple(errors))
     if calls:
         message = "A turn must hold either tool calls or the final answer, not both; nothing was executed."
@@ -167,8 +159,8 @@ def _combine(
     return ParsedTurn((), encodable(answers[0]), ())
 
 
-def _no_action(unclosed_thought: bool) -> ParseError:
-    if unclosed_thought:
+def _no_action(text: str) -> ParseError:
+    if text.rfind(_THINK_OPEN) > text.rfind(_THINK_CLOSE):
         return ParseError("unclosed_tag", "<think> hides what follows it; close it with </think>, then act.")
     return ParseError("no_action", "The turn holds neither a tool call nor a final answer; give one of them.")
 
@@ -296,7 +288,7 @@ class OpenAIParser(Parser):
             content = ""
         bodies, tag_errors = _scan(self._answer, visible_text(content))
         answers = [body.strip() for _, body in bodies]
-        return _combine(calls, answers, errors + tag_errors, unclosed_thought=_is_thought_open(content))
+        return _combine(calls, answers, errors + tag_errors, content)
 
     def to_message(self, text: str, parsed: ParsedTurn) -> Message:
         """Returns a message with the calls outside its text (see the base class)."""

@@ -60,8 +60,10 @@ class RewardSet(tuple[RewardTerm, ...]):
 
     def __call__(self, transition: Transition) -> tuple[float, dict[str, float]]:
         """Returns the reward of `transition` and its raw terms by name."""
-        terms = {term.name: term.function(transition) for term in self}
-        reward = sum([term.weight * terms[term.name] for term in self])
+        reward, terms = 0.0, {}
+        for term in self:
+            value = terms[term.name] = term.function(transition)
+            reward += term.weight * value
         if not math.isfinite(reward):
             raise ConfigurationError(f"A reward term returned no finite number: {terms}.")
         return reward, terms

@@ -6,18 +6,18 @@ import abc
 import functools
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from threading import TIMEOUT_MAX
 from typing import Any, NamedTuple
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout
 from agent_r1_gym.options import check_integer
+from agent_r1_gym.threads import run_side_by_side
 from agent_r1_gym.types import ErrorKind, ToolCall, ToolOutcome
 
 Arguments = Mapping[str, Any]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-_MAX_THREADS = 128
 _MAX_ERROR_CHARS = 500
 
 
@@ -140,39 +140,34 @@ class Tool(abc.ABC):
         `get_state`) one after another, in order; a tool that overrides `execute_batch` gets all calls in one batch.
         """
         batch = [dict(call.arguments) for call in calls]  # a tool that changes them must not change the history
-        batched = type(self).execute_batch is not Tool.execute_batch
-        if batched:
+        if type(self).execute_batch is not Tool.execute_batch:
             return self._run_batch(batch)
-        jobs = [
-            functools.partial(self._guard, functools.partial(Tool.execute_batch, self, [item]), 1) for item in batch
-        ]
-        return self._run_each(jobs)
+        return self._run_each(batch)
 
-    def _run_each(self, jobs: Sequence[Callable[[], list[ToolOutcome]]]) -> list[ToolOutcome]:
-        """Runs jobs of one call each: side by side, but those of a tool with state one after another, in order."""
-        if self.timeout is None:
-            results = [job() for job in jobs]
-        elif type(self).get_state is not Tool.get_state:
-            results = [self._in_threads([job], [1])[0] for job in jobs]
-        else:
-            results = self._in_threads(jobs, [1] * len(jobs))
-        return [outcomes[0] for outcomes in results]
+    def _run_each(self, batch: Sequence[Arguments]) -> list[ToolOutcome]:
+        """Runs the calls singly: side by side, but those of a tool with state one after another, in order."""
+        singles = [[arguments] for arguments in batch]
+        if type(self).get_state is Tool.get_state:
+            return [outcomes[0] for outcomes in self._run_parts(singles)]
+        return [self._run_parts([single])[0][0] for single in singles]
 
     def _run_batch(self, batch: Sequence[Arguments]) -> list[ToolOutcome]:
-        job = functools.partial(self._guard, functools.partial(self.execute_batch, batch), len(batch))
-        outcomes = job() if self.timeout is None else self._in_threads([job], [len(batch)])[0]
+        outcomes = self._run_parts([batch])[0]
         # One exception for all: a single bad call may have failed the batch, the others must not pay for it.
         raised = outcomes[0].error == "tool_error" and all(outcome is outcomes[0] for outcome in outcomes)
-        if len(batch) > 1 and raised and self.deterministic:
-            singles = [functools.partial(self._guard, functools.partial(self.execute_batch, [one]), 1) for one in batch]
-            return self._run_each(singles)
-        return outcomes
+        return self._run_each(batch) if len(batch) > 1 and raised and self.deterministic else outcomes
 
-    def _guard(self, job: Callable[[], Sequence[str | ToolOutcome]], size: int) -> list[ToolOutcome]:
-        """Returns the outcomes of `job`, exceptions as typed outcomes, outputs capped, latency measured."""
-        start = time.perf_counter()
+    def _run_parts(self, parts: Sequence[Sequence[Arguments]]) -> list[list[ToolOutcome]]:
+        """Executes each part as one batch; side by side in threads, if this tool has a timeout."""
+        if self.timeout is None:
+            return [self._guard(part) for part in parts]
+        return self._in_threads([functools.partial(self._guard, part) for part in parts], list(map(len, parts)))
+
+    def _guard(self, batch: Sequence[Arguments]) -> list[ToolOutcome]:
+        """Returns the outcomes of one batch: exceptions as typed outcomes, outputs capped, latency measured."""
+        start, size = time.perf_counter(), len(batch)
         try:
-            raw = job()
+            raw = self.execute_batch(batch)
             if not isinstance(raw, list | tuple) or len(raw) != size:
                 raise ConfigurationError(
                     f"Tool {self.name!r} must return {size} outcomes for {size} calls, got {raw!r:.80}."
@@ -208,16 +203,8 @@ class Tool(abc.ABC):
     ) -> list[list[ToolOutcome]]:
         """Runs `jobs` side by side; one that outlasts `timeout` is given up."""
         assert self.timeout is not None
-        results: list[list[ToolOutcome] | BaseException | None] = [None] * len(jobs)
-        for first in range(0, len(jobs), _MAX_THREADS):
-            wave = range(first, min(first + _MAX_THREADS, len(jobs)))
-            threads = [threading.Thread(target=_store, args=(jobs[i], results, i), daemon=True) for i in wave]
-            deadline = time.monotonic() + self.timeout
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(max(0.0, deadline - time.monotonic()))
-        return [self._collect(result, size) for result, size in zip(list(results), sizes, strict=True)]
+        results = run_side_by_side(jobs, timeout=self.timeout)
+        return [self._collect(result, size) for result, size in zip(results, sizes, strict=True)]
 
     def _collect(self, result: list[ToolOutcome] | BaseException | None, size: int) -> list[ToolOutcome]:
         if isinstance(result, BaseException):
@@ -263,15 +250,8 @@ def _run_side_by_side(batches: Sequence[tuple[Tool, list[ToolCall]]]) -> list[li
     jobs = [functools.partial(tool.run, calls) for tool, calls in batches]
     apart = [i for i, (tool, _) in enumerate(batches) if tool.timeout is not None] if len(batches) > 1 else []
     results: list[Any] = [None] * len(jobs)
-    for first in range(0, len(apart), _MAX_THREADS):
-        wave = [
-            threading.Thread(target=_store, args=(jobs[i], results, i), daemon=True)
-            for i in apart[first:][:_MAX_THREADS]
-        ]
-        for thread in wave:
-            thread.start()
-        for thread in wave:
-            thread.join()
+    for i, result in zip(apart, run_side_by_side([jobs[i] for i in apart]), strict=True):
+        results[i] = result
     for i in sorted(set(range(len(jobs))) - set(apart)):
         results[i] = jobs[i]()
     for result in results:
@@ -282,7 +262,7 @@ def _run_side_by_side(batches: Sequence[tuple[Tool, list[ToolCall]]]) -> list[li
 
 def _is_positive_time(seconds: Any) -> bool:
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    return number and 0 < seconds <= threading.TIMEOUT_MAX
+    return number and 0 < seconds <= TIMEOUT_MAX
 
 
 def _describe(error: Exception) -> str:
@@ -291,13 +271,6 @@ def _describe(error: Exception) -> str:
         return str(error)
     known = error.definition.get("properties", ())  # type: ignore[attr-defined]
     return f"{error.name} must not contain {sorted(set(error.value) - set(known))}"  # type: ignore[attr-defined]
-
-
-def _store(job: Callable[[], list[ToolOutcome]], results: list[Any], index: int) -> None:
-    try:
-        results[index] = job()
-    except BaseException as error:  # handed to the waiting thread, which raises it
-        results[index] = error
 
 
 def _to_text(value: Any) -> str:

@@ -13,6 +13,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 ErrorKind = Literal["malformed_call", "unknown_tool", "bad_arguments", "tool_error", "timeout", "unavailable"]
 """Why a call has no proper outcome. The first three are the model's mistakes, the last two infrastructure."""
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 MODEL_MISTAKES: frozenset[str] = frozenset({"malformed_call", "unknown_tool", "bad_arguments"})
 INFRASTRUCTURE_FAILURES: frozenset[str] = frozenset({"timeout", "unavailable"})
 
@@ -34,7 +35,7 @@ class ToolCall:
     @property
     def key(self) -> str:
         """Canonical text of name and arguments: equal for calls that ask for the same thing."""
-        return self.name + json.dumps(dict(self.arguments), sort_keys=True, separators=(",", ":"))
+        return self.name + _CANONICAL.encode(dict(self.arguments))
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,13 +78,12 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
         """
         options = dict(options or {})
         mask = self._reset_mask(options.pop("reset_mask", None))
-        infos: dict[str, Any] = {}
+        infos: list[dict[str, Any] | None] = [None] * self.num_envs
         for index, env_seed in enumerate(self._seeds(seed)):
             if mask[index]:
-                self._observations[index], info = self.envs[index].reset(seed=env_seed, options=dict(options))
-                infos = self._add_info(infos, info, index)
+                self._observations[index], infos[index] = self.envs[index].reset(seed=env_seed, options=dict(options))
         self._ended[mask] = False
-        return tuple(self._observations), infos
+        return tuple(self._observations), batch_infos(infos)
 
     def step(self, actions: Sequence[str]) -> VectorStepReturn:
         """Steps every environment; all their calls are executed together.
@@ -107,7 +106,7 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
         rewards = np.zeros(self.num_envs, dtype=np.float64)
         terminations = np.zeros(self.num_envs, dtype=np.bool_)
         truncations = np.zeros(self.num_envs, dtype=np.bool_)
-        infos: dict[str, Any] = {}
+        infos: list[dict[str, Any] | None] = []
         for index, env in enumerate(self.envs):
             if resets[index]:
                 self._observations[index], info = env.reset()
@@ -116,11 +115,12 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
                 self._observations[index] = observation
                 ended = terminations[index] or truncations[index]
                 if ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
-                    infos = self._add_info(infos, {"final_obs": observation, "final_info": info}, index)
+                    final = {"final_obs": observation, "final_info": info}
                     self._observations[index], info = env.reset()
-            infos = self._add_info(infos, info, index)
+                    info |= final
+            infos.append(info)
         self._ended = terminations | truncations
-        return tuple(self._observations), rewards, terminations, truncations, infos
+        return tuple(self._observations), rewards, terminations, truncations, batch_infos(infos)
 
     def render(self) -> tuple[Any, ...]:
         """Returns what every environment renders."""
@@ -186,6 +186,33 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
         if len(seed) != self.num_envs:
             raise ConfigurationError(f"Expected one seed or {self.num_envs} seeds, got {len(seed)}.")
         return [None if one is None else int(one) for one in seed]
+
+
+def batch_infos(infos: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
+    """Returns what `VectorEnv._add_info` makes of the infos of all environments, a key at a time instead of a cell.
+
+    Args:
+        infos: one an environment, None where there is none; a key has values of one type.
+
+    Returns:
+        Per key an array over the environments (numbers: of their type; dictionaries: batched likewise; all else:
+        objects) and under "_key" the mask of those that have it.
+    """
+    batched: dict[str, Any] = {}
+    for key in dict.fromkeys(key for info in infos if info for key in info):
+        values = [info.get(key) if info else None for info in infos]
+        mask = np.array([info is not None and key in info for info in infos], dtype=np.bool_)
+        batched[key], batched[f"_{key}"] = _batch_values(values, values[int(mask.argmax())]), mask
+    return batched
+
+
+def _batch_values(values: list[Any], first: Any) -> Any:
+    if isinstance(first, dict):
+        return batch_infos(values)
+    if type(first) in (bool, int, float):
+        return np.array([value or 0 for value in values], dtype=type(first))
+    # Not np.array(values, dtype=object), which would take tuples of one length for a second dimension.
+    return np.fromiter(values, dtype=object, count=len(values))
 
 
 def step_together(envs: Sequence[ToolEnv], actions: Sequence[str]) -> list[StepReturn]:

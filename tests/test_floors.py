@@ -21,7 +21,7 @@ PACKAGE = "agent_r1_gym"
 ROOT = Path(importlib.util.find_spec(PACKAGE).submodule_search_locations[0])
 
 FLOORS = (
-    ("errors", "types", "storage", "_version", "markup", "spaces"),
+    ("errors", "types", "storage", "threads", "_version", "markup", "spaces"),
     ("strict_json",),
     ("options", "parsing", "scoring", "rendering", "trajectory", "datasets", "retrieval"),
     ("tool", "rewards"),
