@@ -1,0 +1,120 @@
+"""AgentConfig: presets, refusals, and the ways in which it is filled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trl import TrlParser
+
+from agent_r1_gym.errors import ConfigurationError
+from tests.trainers.bandit import make_args
+from trainers.advantages import ESTIMATORS, check_options
+from trainers.batch import credit_options
+from trainers.config import ALGORITHMS, AgentConfig
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+CPU = ["--use_cpu", "true", "--bf16", "false", "--report_to", "none"]
+
+
+def bare(folder: Path, **settings: Any) -> AgentConfig:
+    return AgentConfig(output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", **settings)
+
+
+class TestPresets:
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_each_runs_as_it_is(self, tmp_path: Path, algorithm: str) -> None:
+        args = bare(tmp_path, algorithm=algorithm)
+        assert args.preset.estimator in ESTIMATORS
+        check_options(args.preset.estimator, credit_options(args))
+        assert args.generation_batch_size % args.num_generations == 0
+        assert None not in (args.beta, args.epsilon, args.loss_type, args.kl_placement)
+
+    def test_paper(self, tmp_path: Path) -> None:
+        args = bare(tmp_path)
+        assert (args.num_generations, args.beta, args.kl_placement, args.learning_rate) == (5, 0.001, "loss", 1e-6)
+        assert (args.max_prompt_length, args.max_completion_length, args.max_turn_tokens) == (8192, 8192, 1024)
+        assert args.critic_learning_rate == 1e-5
+
+    def test_papers_of_the_losses(self, tmp_path: Path) -> None:
+        gspo = bare(tmp_path, algorithm="gspo")
+        assert (gspo.importance_sampling_level, gspo.epsilon, gspo.epsilon_high) == ("sequence", 3e-4, 4e-4)
+        dapo = bare(tmp_path, algorithm="dapo")
+        assert (dapo.epsilon, dapo.epsilon_high, dapo.mask_truncated_completions) == (0.2, 0.28, True)
+        assert bare(tmp_path, algorithm="dr_grpo").scale_rewards == "none"
+        assert bare(tmp_path, algorithm="cispo").loss_type == "cispo"
+
+    def test_what_the_user_sets_wins(self, tmp_path: Path) -> None:
+        args = bare(tmp_path, algorithm="dapo", mask_truncated_completions=False, epsilon_high=0.2, beta=0.5)
+        assert (args.mask_truncated_completions, args.epsilon_high, args.beta) == (False, 0.2, 0.5)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"algorithm": "grop"}, r"algorithm: got 'grop'\. Did you mean 'grpo'"),
+            ({"kl_placement": "los"}, r"kl_placement: got 'los'\. Did you mean 'loss'"),
+            ({"gae_level": "word"}, r"gae_level: got 'word'\. Known: 'token', 'turn'"),
+            ({"gamma": 1.5}, r"gamma must lie between 0 and 1, got 1\.5"),
+            ({"max_turn_tokens": 0}, r"max_turn_tokens must lie between 1 and inf, got 0"),
+            ({"critic_clip": -1.0}, r"critic_clip must lie between 0 and inf, got -1\.0"),
+            ({"num_generations": 1}, r"num_generations=1: grpo compares rollouts .* take algorithm reinforce\+\+, ppo"),
+            ({"reward_weights": [1.0]}, r"reward_weights=\[1\.0\] has no effect here"),
+            ({"max_tool_calling_iterations": 3}, r"max_tool_calling_iterations=3 has no effect here"),
+        ],
+    )
+    def test_value(self, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigurationError, match=message):
+            make_args(tmp_path, **settings)
+
+    def test_unknown_key(self, tmp_path: Path) -> None:
+        with pytest.raises(TypeError, match="gama"):
+            make_args(tmp_path, gama=0.9)
+        with pytest.raises(ValueError, match="--gama"):
+            TrlParser((AgentConfig,)).parse_args_and_config(["--output_dir", str(tmp_path), *CPU, "--gama", "0.9"])
+
+    def test_trls_own_refusals_stay(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="must be divisible by num_generations"):
+            make_args(tmp_path, num_generations=3)
+
+
+class TestSources:
+    def test_one_rollout_a_prompt(self, tmp_path: Path) -> None:
+        for algorithm in ("reinforce++", "ppo"):
+            args = make_args(tmp_path, algorithm=algorithm, num_generations=1, per_device_train_batch_size=3)
+            assert args.num_generations == 1
+            assert type(args.num_generations) is int
+
+    def test_command_line(self, tmp_path: Path) -> None:
+        command = [
+            "--output_dir",
+            str(tmp_path),
+            *CPU,
+            "--algorithm",
+            "ppo",
+            "--env",
+            "Some/Env-v0",
+            "--env_kwargs",
+            '{"max_turns": 3}',
+        ]
+        command += ["--loss_mask", "false", "--critic_clip", "0.1", "--mask_truncated_completions", "true"]
+        (args,) = TrlParser((AgentConfig,)).parse_args_and_config(command)
+        assert (args.env_id, args.env_kwargs) == ("Some/Env-v0", {"max_turns": 3})
+        assert (args.loss_mask, args.critic_clip, args.mask_truncated_completions) == (False, 0.1, True)
+        assert args.num_generations == 1
+
+    def test_yaml(self, tmp_path: Path) -> None:
+        path = tmp_path / "run.yaml"
+        path.write_text("algorithm: rloo\nenv_id: AgentR1/FictionQA-v0\nenv_kwargs: {max_turns: 4}\ngamma: 0.9\n")
+        command = ["--config", str(path), "--output_dir", str(tmp_path), *CPU]
+        (args,) = TrlParser((AgentConfig,)).parse_args_and_config(command)
+        assert (args.env_id, args.env_kwargs, args.gamma) == ("AgentR1/FictionQA-v0", {"max_turns": 4}, 0.9)
+        assert args.algorithm == "rloo"
+
+    def test_every_own_field_has_a_line_of_help(self) -> None:
+        own = set(AgentConfig.__annotations__)
+        helps = {name: field.metadata.get("help") for name, field in AgentConfig.__dataclass_fields__.items()}
+        assert len(own) > 30
+        assert all(helps[name] for name in own)

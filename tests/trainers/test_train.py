@@ -1,0 +1,110 @@
+"""The entry point: from a command line to a trained model, and what it refuses before the first step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from agent_r1_gym.errors import ConfigurationError
+from trainers.config import AgentConfig
+from trainers.tiny import build_model, build_tokenizer
+from trainers.train import build_trainer, main
+
+COMPACT = {"style": "compact", "entities": 200, "questions": 40}
+
+
+def config(folder: Path, **changes: Any) -> AgentConfig:
+    options: dict[str, Any] = {
+        "output_dir": str(folder),
+        "env_id": "AgentR1/FictionQA-v0",
+        "env_kwargs": COMPACT,
+        "max_steps": 2,
+        "num_generations": 2,
+        "per_device_train_batch_size": 4,
+        "beta": 0.0,
+        "max_turn_tokens": 12,
+        "max_completion_length": 64,
+        "max_prompt_length": 64,
+        "report_to": "none",
+        "save_strategy": "no",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+    }
+    return AgentConfig(**{**options, **changes})
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer()
+    build_model(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("engine", ["cached", "trl"])
+def test_a_command_line_trains_and_saves(engine: str, model_folder: Path, tmp_path: Path) -> None:
+    words = (
+        "--env AgentR1/FictionQA-v0 --max_steps 1 --num_generations 2 --per_device_train_batch_size 4 --beta 0 "
+        "--max_turn_tokens 8 --max_completion_length 32 --max_prompt_length 64 --report_to none --save_strategy no "
+        f"--use_cpu True --bf16 False --gradient_checkpointing False --engine {engine} --disable_tqdm True"
+    ).split()
+    paths = ["--model_name_or_path", str(model_folder), "--output_dir", str(tmp_path / "run")]
+    main([*words, *paths, "--env_kwargs", json.dumps(COMPACT)])
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+def test_unknown_options_are_refused(model_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, SystemExit)):
+        main(["--model_name_or_path", str(model_folder), "--output_dir", str(tmp_path), "--learning_rat", "1e-3"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"env_id": None}, "env_id is not given"),
+        ({"env_id": "AgentR1/FictionQ-v0"}, "FictionQA-v0"),
+        ({"env_id": "CartPole-v1", "env_kwargs": {}}, "observes Box"),
+        ({"env_id": "AgentR1/HotpotQA-v0", "env_kwargs": {}}, '"dataset": "sample"'),
+    ],
+)
+def test_unfit_environments_are_refused_before_training(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    with pytest.raises(ConfigurationError, match=words):
+        build_trainer(config(tmp_path, **changes), build_model(tokenizer), tokenizer=tokenizer)
+
+
+def test_sample_data_is_trained_on_when_asked_for(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    changes = {
+        "env_id": "AgentR1/HotpotQA-v0", "env_kwargs": {"dataset": "sample", "system_prompt": ""}, "max_steps": 1,
+        "max_prompt_length": 512,
+    }  # fmt: skip
+    trainer = build_trainer(config(tmp_path, **changes), build_model(tokenizer), tokenizer=tokenizer)
+    assert trainer.train().training_loss is not None
+
+
+def test_special_tokens_of_the_tokenizer_cannot_come_from_documents(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    trainer = build_trainer(config(tmp_path), build_model(tokenizer), tokenizer=tokenizer)
+    assert trainer is not None
+    from trainers.train import env_maker
+
+    env = env_maker(config(tmp_path), tokenizer)()
+    assert "<|im_end|>" in env._markup  # type: ignore[attr-defined]
+
+
+def test_any_registered_text_environment_can_be_trained_on(tmp_path: Path) -> None:
+    from tests.trainers.test_rollout import EchoEnv
+
+    if "Test/Echo-v0" not in gym.registry:
+        gym.register("Test/Echo-v0", EchoEnv)
+    tokenizer = build_tokenizer()
+    args = config(tmp_path, env_id="Test/Echo-v0", env_kwargs={}, max_steps=1)
+    assert build_trainer(args, build_model(tokenizer), tokenizer=tokenizer).train().global_step == 1

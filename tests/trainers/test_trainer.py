@@ -1,0 +1,356 @@
+"""AgentTrainer: exactness against TRL, invariances of the gradient, dropped rollouts, resume, learning."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+from trl import GRPOTrainer
+
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.trajectory import TokenTrajectory
+from tests.trainers.bandit import make_args, make_rows, make_trainer, play
+from tests.trainers.fixed import by_row, give, gradients, make_trajectory, multi_turn_batch, one_turn_batch
+from tests.trainers.tiny_model import make_model, make_tokenizer
+from trainers.trainer import AgentTrainer
+
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
+PAPERS = ("grpo", "rloo", "reinforce++", "reinforce++-baseline", "ppo")
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # matrices are tiny
+    yield
+    torch.set_num_threads(before)
+
+
+def rows_of(count: int) -> list[dict[str, Any]]:
+    return [{"prompt": [{"role": "user", "content": "say red"}]} for _ in range(count)]
+
+
+def score(trainer: Any, count: int = 8) -> dict[str, Any]:
+    trainer.model.train()
+    output: dict[str, Any] = trainer._generate_and_score_completions(rows_of(count))
+    return output
+
+
+def run(folder: Path, trajectories: Sequence[TokenTrajectory], **settings: Any) -> tuple[AgentTrainer, dict[str, Any]]:
+    trainer = make_trainer(folder, give(trajectories), **settings)
+    return trainer, score(trainer, len(trajectories))
+
+
+def trl_twin(folder: Path, trajectories: Sequence[TokenTrajectory], **settings: Any) -> GRPOTrainer:
+    def roll_out(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        return {
+            "prompt_ids": [list(t.prompt_ids) for t in trajectories],
+            "completion_ids": [list(t.completion_ids) for t in trajectories],
+            "logprobs": None,
+        }
+
+    return GRPOTrainer(
+        make_model(),
+        reward_funcs=lambda completions, **_: [t.turns[0].reward for t in trajectories],
+        args=make_args(folder, **({"scale_rewards": "group"} | settings)),
+        train_dataset=make_rows(),
+        processing_class=make_tokenizer(),
+        rollout_func=roll_out,
+    )
+
+
+def assert_same_update(ours: tuple[float, dict[str, Any]], theirs: tuple[float, dict[str, Any]]) -> None:
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-5, abs=1e-7)
+    assert_close(ours[1], theirs[1], rtol=1e-4, atol=1e-7)
+
+
+class TestEqualsTRL:
+    @pytest.mark.parametrize("loss_type", LOSSES)
+    def test_one_turn_gives_trls_loss_and_gradients(self, tmp_path: Path, loss_type: str) -> None:
+        settings = {"loss_type": loss_type, "logprob_check_steps": 0}
+        twin = trl_twin(tmp_path, one_turn_batch(), **settings)
+        trainer, output = run(tmp_path, one_turn_batch(), **settings)
+        assert_same_update(gradients(trainer, output), gradients(twin, score(twin)))
+
+    @pytest.mark.parametrize("scale", ["group", "batch", "none"])
+    def test_advantages_equal_trls(self, tmp_path: Path, scale: str) -> None:
+        expected = score(trl_twin(tmp_path, one_turn_batch(), scale_rewards=scale))["advantages"]
+        _, output = run(tmp_path, one_turn_batch(), scale_rewards=scale)
+        mask = output["completion_mask"] * output["tool_mask"]
+        assert_close(output["advantages"], expected[:, None] * mask, rtol=1e-5, atol=1e-6)
+
+    def test_one_step_of_training_ends_at_trls_weights(self, tmp_path: Path) -> None:
+        twin = trl_twin(tmp_path, one_turn_batch(), learning_rate=1e-2)
+        trainer = make_trainer(tmp_path, give(one_turn_batch()), learning_rate=1e-2)
+        before = make_model().state_dict()
+        for each in (twin, trainer):
+            each.train()
+        after = trainer.model.state_dict()
+        assert_close(after, twin.model.state_dict(), rtol=1e-4, atol=1e-6)
+        assert not torch.equal(after["model.norm.weight"], before["model.norm.weight"])
+
+
+class TestGradientSeesOnlySampledTokens:
+    def environment_tokens(self, output: dict[str, Any]) -> torch.Tensor:
+        return (output["completion_mask"] == 1) & (output["tool_mask"] == 0)
+
+    @pytest.mark.parametrize("algorithm", [*PAPERS, "turn_group", "gigpo"])
+    def test_advantages_of_environment_tokens_do_not_matter(self, tmp_path: Path, algorithm: str) -> None:
+        trainer, output = run(tmp_path, multi_turn_batch(), algorithm=algorithm)
+        elsewhere = output["completion_mask"] * output["tool_mask"] == 0
+        assert torch.all(output["advantages"][elsewhere] == 0)
+        assert torch.any(output["advantages"] != 0)
+        expected = gradients(trainer, output)
+        changed = output | {"advantages": torch.where(elsewhere, 1e3, output["advantages"])}
+        assert_same_update(gradients(trainer, changed), expected)
+
+    def test_labels_of_environment_tokens_do_not_matter(self, tmp_path: Path) -> None:
+        trainer, output = run(tmp_path, multi_turn_batch(), loss_type="dapo")
+        expected = gradients(trainer, output)
+        environment = self.environment_tokens(output)
+        assert environment.any()
+        logps_of = trainer._get_per_token_logps_and_entropies
+
+        def with_other_labels(*args: Any, **kwargs: Any) -> Any:
+            logps, *rest = logps_of(*args, **kwargs)
+            return torch.where(environment, logps * 3 - 5, logps), *rest
+
+        trainer._get_per_token_logps_and_entropies = with_other_labels
+        assert_same_update(gradients(trainer, output), expected)
+
+    def test_padding_does_not_matter(self, tmp_path: Path) -> None:
+        expected = gradients(*run(tmp_path, multi_turn_batch()))
+        trainer, output = run(tmp_path, multi_turn_batch(), pad_to_multiple_of=32)
+        assert output["completion_ids"].size(1) == 32
+        assert_same_update(gradients(trainer, output), expected)
+
+    @pytest.mark.parametrize("algorithm", PAPERS)
+    def test_order_of_the_batch_does_not_matter(self, tmp_path: Path, algorithm: str) -> None:
+        batch = multi_turn_batch()
+        turned = [batch[index] for index in (5, 7, 4, 6, 3, 0, 1, 2)]
+        expected = gradients(*run(tmp_path, batch, algorithm=algorithm))
+        assert_same_update(gradients(*run(tmp_path, turned, algorithm=algorithm)), expected)
+
+
+class TestCredit:
+    def test_equal_rewards_give_no_advantage_when_one_trajectory_ends_in_tool_text(self, tmp_path: Path) -> None:
+        """Agent-R1 lost the reward of such a trajectory and gave the two +0.707 and -0.707."""
+        pair = [
+            make_trajectory([2, 5], [([12, 8, 3], 1.0, [2, 7, 13, 13])]),
+            make_trajectory([2, 5], [([12, 8, 3], 0.0, [2, 7]), ([14, 8, 3], 1.0, [])]),
+        ]
+        for algorithm in ("grpo", "rloo", "reinforce++", "reinforce++-baseline"):
+            _, output = run(tmp_path, pair, algorithm=algorithm, num_generations=2, per_device_train_batch_size=2)
+            assert torch.all(output["advantages"] == 0), algorithm
+
+    def test_tail_of_tool_text_keeps_its_reward(self, tmp_path: Path) -> None:
+        pair = [
+            make_trajectory([2, 5], [([12, 8, 3], 1.0, [2, 7, 13, 13])]),
+            make_trajectory([2, 5], [([14, 3], 0.0, [])]),
+        ]
+        _, output = run(tmp_path, pair, algorithm="rloo", num_generations=2, per_device_train_batch_size=2)
+        assert output["advantages"].tolist() == [[1, 1, 1, 0, 0, 0, 0], [-1, -1, 0, 0, 0, 0, 0]]
+
+    def test_dropped_rollout_leaves_its_group_and_the_gradient(self, tmp_path: Path) -> None:
+        batch = multi_turn_batch()
+        one, other = list(batch), list(batch)
+        one[1] = make_trajectory([2, 5, 11, 8], [([9, 9, 9, 9, 9], 50.0, [7])], error="retriever: timeout")
+        other[1] = make_trajectory([], [], error="retriever: refused")
+        trainer, output = run(tmp_path, one, algorithm="rloo")
+        assert output["tool_mask"][1, :6].tolist() == [0] * 6
+        returns = torch.tensor([1.1, 0.1, 0.5])
+        expected = returns - (returns.sum() - returns) / 2
+        assert_close(output["advantages"][[0, 2, 3], 0], expected)
+        assert_same_update(gradients(*run(tmp_path, other, algorithm="rloo")), gradients(trainer, output))
+        assert trainer._metrics["train"]["rollout/dropped"] == [1 / 8]
+        assert trainer._metrics["train"]["rollout/turns"] == [(2 + 2 + 1 + 3 + 1 + 1 + 2) / 7]
+        assert trainer._metrics["train"]["reward"] == [pytest.approx((1.1 + 0.1 + 0.5 + 1.0 + 0.3 + 0 + 0.7) / 7)]
+
+    def test_loss_and_advantage_mask_can_be_taken_off(self, tmp_path: Path) -> None:
+        batch = multi_turn_batch()
+        environment = ~torch.tensor([True] * 3 + [False] * 3 + [True] * 3)
+        _, masked = run(tmp_path, batch, algorithm="rloo", advantage_mask=False)
+        assert torch.all(masked["advantages"][0, :9][environment] != 0)
+        assert masked["tool_mask"][0, :9][environment].tolist() == [0, 0, 0]
+        _, bare = run(tmp_path, batch, algorithm="rloo", advantage_mask=False, loss_mask=False)
+        assert bare["tool_mask"][0, :9].tolist() == [1] * 9
+        assert bare["num_items_in_batch"] == bare["completion_mask"].sum()
+
+    def test_truncated_rollouts_can_be_left_out_of_the_loss(self, tmp_path: Path) -> None:
+        _, output = run(tmp_path, multi_turn_batch(), algorithm="rloo", mask_truncated_completions=True)
+        counts = (output["tool_mask"] * output["completion_mask"]).sum(1).tolist()
+        assert counts == [6, 3, 5, 0, 7, 3, 3, 4]
+        assert output["completion_mask"][3].sum() == 3
+        _, kept = run(tmp_path, multi_turn_batch(), algorithm="rloo")
+        assert_close(output["advantages"], kept["advantages"])
+
+    def test_kl_in_the_reward_is_taken_off_the_returns_and_not_in_the_loss(self, tmp_path: Path) -> None:
+        settings = {
+            "algorithm": "rloo",
+            "kl_placement": "reward",
+            "beta": 0.5,
+            "lora": True,
+            "use_bias_correction_kl": False,
+        }
+        trainer, output = run(tmp_path, multi_turn_batch(), **settings)
+        sampled = output["completion_mask"] * output["tool_mask"]
+        kl = ((-1.0 - output["ref_per_token_logps"]) * sampled).sum(1)
+        returns = torch.tensor([1.1, 0.0, 0.1, 0.5, 1.0, 0.3, 0.0, 0.7]) - 0.5 * kl
+        groups = returns.view(2, 4)
+        expected = (groups - (groups.sum(1, keepdim=True) - groups) / 3).flatten()
+        assert_close(output["advantages"][:, 0], expected, rtol=1e-4, atol=1e-5)
+        assert trainer._metrics["train"]["kl"] == [pytest.approx((kl.sum() / sampled.sum()).item(), rel=1e-4)]
+        loss, _ = gradients(trainer, output)
+        without = {key: value for key, value in output.items() if key != "ref_per_token_logps"}
+        assert gradients(trainer, without)[0] == loss
+
+    def test_process_rewards_are_normalised_apart_from_the_outcome(self, tmp_path: Path) -> None:
+        pair = [
+            make_trajectory([2, 5], [([12, 3], -0.5, [7]), ([12, 3], -1.5 + 1.0, [])], outcome_reward=1.0),
+            make_trajectory([2, 5], [([14, 3], 0.0, [])], outcome_reward=0.0),
+        ]
+        settings = {"algorithm": "rloo", "num_generations": 2, "per_device_train_batch_size": 2}
+        _, output = run(tmp_path, pair, normalise_process_rewards=True, **settings)
+        assert_close(output["advantages"][0, 0].item(), 1.0 - 2.0 / 2.0, rtol=0, atol=1e-5)
+        bare = [make_trajectory([2, 5], [([14, 3], 0.0, [])])] * 2
+        with pytest.raises(ConfigurationError, match="normalise_process_rewards=False"):
+            run(tmp_path, bare, normalise_process_rewards=True, **settings)
+
+
+class TestFaults:
+    def test_trajectory_without_a_sampled_token(self, tmp_path: Path) -> None:
+        batch = multi_turn_batch()
+        batch[2] = make_trajectory([2, 5], [])
+        with pytest.raises(ValueError, match=r"Trajectory 2 of the batch holds no token .* max_completion_length"):
+            run(tmp_path, batch)
+
+    def test_reward_that_is_not_finite(self, tmp_path: Path) -> None:
+        batch = multi_turn_batch()
+        batch[2] = make_trajectory([2, 5], [([3], 0.0, [7]), ([3], float("nan"), [])])
+        with pytest.raises(ValueError, match="Trajectory 2 of the batch, turn 1: the reward is nan"):
+            run(tmp_path, batch)
+
+    def test_too_few_trajectories(self, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path, give(multi_turn_batch()[:7]))
+        with pytest.raises(ValueError, match="each of the 8 rows, got 7"):
+            score(trainer, 8)
+
+    def test_option_that_the_estimator_would_not_use(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigurationError, match=r"lam=0\.5 has no effect on grpo"):
+            make_trainer(tmp_path, play, lam=0.5)
+
+    def test_fewer_rows_than_a_generation_batch_takes(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigurationError, match="has 12 rows, but one generation batch takes 16 prompts"):
+            make_trainer(tmp_path, play, per_device_train_batch_size=64)
+
+    def test_whole_batch_dropped_changes_nothing_and_warns_in_the_metrics(self, tmp_path: Path) -> None:
+        trainer, output = run(tmp_path, [make_trajectory([], [], error="dead")] * 8)
+        loss, found = gradients(trainer, output)
+        assert loss == 0
+        assert all(torch.all(gradient == 0) for gradient in found.values())
+        assert trainer._metrics["train"]["rollout/dropped"] == [1.0]
+
+
+class TestResume:
+    @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+    def test_goes_on_as_if_never_stopped(self, tmp_path: Path, algorithm: str) -> None:
+        """Saved in the middle of a generation batch that serves four steps."""
+        settings = {
+            "algorithm": algorithm,
+            "num_generations": 4,
+            "steps_per_generation": 2,
+            "num_iterations": 2,
+            "learning_rate": 1e-2,
+            "critic_learning_rate": 1e-2,
+            "max_steps": 7,
+            "logging_steps": 1,
+        }
+        whole = make_trainer(tmp_path / "whole", play, **settings, save_strategy="steps", save_steps=3)
+        whole.train()
+        resumed = make_trainer(tmp_path / "resumed", play, **settings)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+        assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+        rewards = [
+            [row["reward"] for row in each.state.log_history if row.get("step", 0) > 3 and "reward" in row]
+            for each in (whole, resumed)
+        ]
+        assert rewards[0] == rewards[1]
+        if whole.critic is not None:
+            assert resumed.critic is not None
+            assert_close(resumed.critic.model.state_dict(), whole.critic.model.state_dict(), rtol=0, atol=0)
+
+    @pytest.mark.parametrize("stop", [4, 5])
+    def test_goes_on_with_the_same_rows_in_a_later_epoch(self, tmp_path: Path, stop: int) -> None:
+        """An epoch has two steps; TRL alone would start again with the order of the first."""
+        settings = {"algorithm": "reinforce++", "num_generations": 1, "per_device_train_batch_size": 6, "max_steps": 7}
+        seen: list[list[int]] = []
+
+        def note(rows: list[dict[str, Any]], trainer: AgentTrainer) -> list[TokenTrajectory]:
+            seen.append([row["target"] for row in rows])
+            return play(rows, trainer)
+
+        make_trainer(tmp_path / "whole", note, **settings, save_strategy="steps", save_steps=1).train()
+        whole, seen = seen, []
+        checkpoint = str(tmp_path / "whole" / f"checkpoint-{stop}")
+        make_trainer(tmp_path / "resumed", note, **settings).train(resume_from_checkpoint=checkpoint)
+        assert seen == whole[stop:]
+        assert len({tuple(targets) for targets in whole}) == 7
+
+    def test_checkpoint_of_another_trainer(self, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path, play, max_steps=2, save_strategy="steps", save_steps=1)
+        trainer.train()
+        (tmp_path / "checkpoint-1" / "rollouts_0.pt").unlink()
+        with pytest.raises(ConfigurationError, match=r"rollouts_0\.pt is missing"):
+            make_trainer(tmp_path, play, max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_two_processes_give_the_update_of_one(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("two_processes.py")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run([*launch, str(script), str(tmp_path)], env=environment, check=True, timeout=240)
+    for algorithm in ("grpo", "ppo"):
+        trainer = make_trainer(tmp_path, by_row, **TWO_PROCESSES, algorithm=algorithm, per_device_train_batch_size=16)
+        before = {name: weight.clone() for name, weight in weights(trainer).items()}
+        trainer.train()
+        after = weights(trainer)
+        assert_close(torch.load(tmp_path / f"{algorithm}.pt"), after, rtol=1e-4, atol=1e-6)
+        assert not any(torch.equal(before[name], weight) for name, weight in after.items() if "proj" in name)
+
+
+def weights(trainer: AgentTrainer) -> dict[str, torch.Tensor]:
+    """The policy's and the critic's."""
+    critic = {} if trainer.critic is None else trainer.critic.model.state_dict(prefix="critic.")
+    return {**trainer.model.state_dict(), **critic}
+
+
+TWO_PROCESSES = {"learning_rate": 1e-3, "critic_learning_rate": 1e-3, "num_generations": 4, "max_steps": 2}
+
+
+@pytest.mark.parametrize("algorithm", PAPERS)
+def test_learns_a_bandit(tmp_path: Path, algorithm: str) -> None:
+    trainer = make_trainer(
+        tmp_path,
+        play,
+        algorithm=algorithm,
+        per_device_train_batch_size=48,
+        num_generations=16,
+        max_steps=90,
+        learning_rate=3e-3,
+        critic_learning_rate=3e-3,
+        entropy_coef=0.05,
+        logging_steps=15,
+    )
+    trainer.train()
+    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    assert rewards[0] < 0.7
+    assert rewards[-1] >= 0.95

@@ -1,0 +1,188 @@
+"""What the trainer leans on in TRL and transformers. A failure means: a seam moved, look at `trainers/trainer.py`."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import trl
+from torch.testing import assert_close
+
+from tests.trainers.bandit import make_args, make_rows
+from tests.trainers.fixed import gradients, one_turn_batch
+from tests.trainers.tiny_model import make_model, make_tokenizer
+
+VERSIONS = f"trl {trl.__version__}, transformers {transformers.__version__}"
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
+KEYS = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch"}
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+
+
+def moved(what: str) -> str:
+    return f"A seam of TRL moved ({VERSIONS}): {what}"
+
+
+def parameters_of(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+class Stub:
+    """A GRPOTrainer around fixed completions, and what its `rollout_func` saw."""
+
+    def __init__(self, folder: Path, *, mask: bool = True, logprobs: bool = True, **settings: Any) -> None:
+        self.prompts: list[Any] = []
+        self.columns: dict[str, Any] = {}
+        batch = one_turn_batch()
+
+        def roll_out(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+            self.prompts = prompts
+            self.rollout = {
+                "prompt_ids": [list(t.prompt_ids) for t in batch],
+                "completion_ids": [list(t.completion_ids) for t in batch],
+                "logprobs": [list(t.logprobs) for t in batch] if logprobs else None,
+                "extra_field": [float(index) for index in range(len(batch))],
+            }
+            if mask:
+                self.rollout["env_mask"] = [[0] + [1] * (len(t.completion_ids) - 1) for t in batch]
+            return self.rollout
+
+        def reward(completions: list[Any], **columns: Any) -> list[float | None]:
+            self.columns = columns
+            return [None, *(t.turns[0].reward for t in batch[1:])]
+
+        self.trainer = trl.GRPOTrainer(
+            make_model(),
+            reward_funcs=reward,
+            args=make_args(folder, scale_rewards="group", **settings),
+            train_dataset=make_rows(),
+            processing_class=make_tokenizer(),
+            rollout_func=roll_out,
+        )
+        rows = [{"prompt": [{"role": "user", "content": f"say {index}"}], "row": index} for index in range(8)]
+        self.trainer.model.train()
+        self.output: dict[str, Any] = self.trainer._generate_and_score_completions(rows)
+
+
+class TestSignatures:
+    @pytest.mark.parametrize(
+        ("name", "expected"),
+        [
+            ("_generate_and_score_completions", ["self", "inputs"]),
+            ("_compute_loss", ["self", "model", "inputs"]),
+            ("_save_checkpoint", ["self", "model", "trial"]),
+            ("_load_optimizer_and_scheduler", ["self", "checkpoint"]),
+            ("_get_train_sampler", ["self", "dataset"]),
+            ("_get_output_dir", ["self", "trial"]),
+        ],
+    )
+    def test_methods_that_are_overridden_or_called(self, name: str, expected: list[str]) -> None:
+        assert parameters_of(getattr(trl.GRPOTrainer, name)) == expected, moved(f"GRPOTrainer.{name}")
+
+    def test_log_probs(self) -> None:
+        names = parameters_of(trl.GRPOTrainer._get_per_token_logps_and_entropies)
+        assert names[:6] == ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"], moved(
+            "_get_per_token_logps_and_entropies"
+        )
+
+    def test_constructor(self) -> None:
+        needed = {"model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class", "callbacks"}
+        needed |= {"optimizers", "quantization_config", "peft_config", "rollout_func"}
+        assert needed <= set(parameters_of(trl.GRPOTrainer.__init__)), moved("GRPOTrainer.__init__")
+
+
+class TestRollout:
+    def test_rollout_func_gets_one_prompt_per_completion_and_its_fields_reach_the_rewards(self, tmp_path: Path) -> None:
+        stub = Stub(tmp_path)
+        assert len(stub.prompts) == 8, moved("rollout_func gets the copies of each prompt")
+        assert stub.columns["extra_field"] == [float(index) for index in range(8)], moved(
+            "extra fields of rollout_func"
+        )
+        assert stub.columns["row"] == list(range(8)), moved("columns of the rows")
+
+    def test_keys_of_the_scored_batch(self, tmp_path: Path) -> None:
+        output = Stub(tmp_path).output
+        assert set(output) == KEYS | {"tool_mask", "sampling_per_token_logps"}, moved("keys of the scored batch")
+        assert set(Stub(tmp_path, mask=False, logprobs=False).output) == KEYS, moved("keys of the scored batch")
+        rows, width = output["completion_ids"].shape
+        assert (rows, width) == (8, 3)
+        assert output["advantages"].shape == (8,), moved("shape of advantages")
+        for key in ("completion_mask", "tool_mask", "sampling_per_token_logps"):
+            assert output[key].shape == (8, 3), moved(f"shape of {key}")
+
+    def test_mask_of_the_rollout_counts_the_tokens_of_the_loss(self, tmp_path: Path) -> None:
+        output = Stub(tmp_path).output
+        lengths = [len(t.completion_ids) for t in one_turn_batch()]
+        assert output["num_items_in_batch"] == sum(lengths) - 8, moved("num_items_in_batch follows env_mask")
+
+    def test_prompts_are_padded_left_and_completions_right(self, tmp_path: Path) -> None:
+        output = Stub(tmp_path).output
+        assert output["prompt_mask"][7].tolist() == [0, 1, 1, 1], moved("padding of prompts")
+        assert output["completion_mask"][7].tolist() == [1, 0, 0], moved("padding of completions")
+
+    def test_rollout_without_reward_is_in_no_statistic(self, tmp_path: Path) -> None:
+        stub = Stub(tmp_path)
+        rewards = torch.tensor([t.turns[0].reward for t in one_turn_batch()][1:])
+        assert stub.trainer._metrics["train"]["reward"] == [pytest.approx(rewards.mean().item())], moved("reward None")
+        assert stub.output["advantages"][0] == 0, moved("reward None")
+
+    def test_old_log_probs_come_where_a_batch_serves_several_steps(self, tmp_path: Path) -> None:
+        output = Stub(tmp_path, num_iterations=2).output
+        assert "old_per_token_logps" in output, moved("old_per_token_logps")
+
+    def test_state_that_checkpoints_keep(self, tmp_path: Path) -> None:
+        trainer = Stub(tmp_path).trainer
+        assert trainer._step == 0, moved("GRPOTrainer._step")
+        assert trainer._buffered_inputs is None, moved("GRPOTrainer._buffered_inputs")
+        assert len(trainer._logs["advantages"]) == 8, moved("GRPOTrainer._logs")
+        assert hasattr(trainer._get_train_sampler(), "generator"), moved("RepeatSampler.generator")
+        for name in (
+            "beta",
+            "shuffle_dataset",
+            "scale_rewards",
+            "mask_truncated_completions",
+            "num_generations",
+            "num_generations_eval",
+        ):
+            assert hasattr(trainer, name), moved(f"GRPOTrainer.{name}")
+
+
+class TestLoss:
+    @pytest.mark.parametrize("level", ["token", "sequence"])
+    @pytest.mark.parametrize("loss_type", LOSSES)
+    def test_takes_advantages_of_tokens(self, tmp_path: Path, loss_type: str, level: str) -> None:
+        stub = Stub(tmp_path, loss_type=loss_type, importance_sampling_level=level)
+        loss, expected = gradients(stub.trainer, stub.output)
+        advantages = stub.output["advantages"]
+        assert torch.any(advantages != 0)
+        wide = stub.output | {"advantages": advantages[:, None].expand(8, 3).contiguous()}
+        wide_loss, found = gradients(stub.trainer, wide)
+        assert wide_loss == pytest.approx(loss, rel=1e-5, abs=1e-8), moved(f"(B, T) advantages in {loss_type}")
+        assert_close(found, expected, rtol=1e-4, atol=1e-7)
+
+    def test_reads_beta_when_it_is_called(self, tmp_path: Path) -> None:
+        stub = Stub(tmp_path, loss_type="dapo")
+        plain, _ = gradients(stub.trainer, stub.output)
+        stub.trainer.beta = 0.5
+        reference = stub.output["sampling_per_token_logps"] - 1
+        with_kl, _ = gradients(stub.trainer, stub.output | {"ref_per_token_logps": reference})
+        assert with_kl > plain, moved("KL in the loss follows trainer.beta")
+
+
+class TestConfig:
+    def test_one_rollout_a_prompt_is_refused_by_the_config_alone(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="at least 2 generations"):
+            trl.GRPOConfig(output_dir=str(tmp_path), num_generations=1, use_cpu=True, bf16=False)
+        args = make_args(tmp_path, algorithm="ppo", num_generations=1, per_device_train_batch_size=3)
+        assert (type(args.num_generations), args.num_generations) == (int, 1), moved("refusal of num_generations=1")
+        assert args.generation_batch_size == 3
+
+    def test_fields_with_presets_exist(self) -> None:
+        fields = {name: field.default for name, field in trl.GRPOConfig.__dataclass_fields__.items()}
+        known = {"epsilon": 0.2, "epsilon_high": None, "importance_sampling_level": "token"}
+        known |= {"mask_truncated_completions": False, "loss_type": "dapo", "beta": 0.0, "num_generations": 8}
+        assert {name: fields.get(name) for name in known} == known, moved("defaults of GRPOConfig")

@@ -1,0 +1,1 @@
+"""The bundled trainer: multi-turn reinforcement learning of language-model agents, on top of TRL's `GRPOTrainer`."""

@@ -1,0 +1,81 @@
+"""Alarms that stop a training which has collapsed, before it burns its budget."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from agent_r1_gym.errors import ConfigurationError
+from trainers.config import AgentConfig
+
+logger = logging.getLogger(__name__)
+
+THRESHOLDS = (
+    ("alarm_dropped_above", "rollout/dropped", 1),
+    ("alarm_entropy_below", "entropy", -1),
+    ("alarm_repetition_above", "rollout/repetition", 1),
+    ("alarm_calls_below", "rollout/calls", -1),
+)
+"""Option, the logged number that it watches, and the side on which that number is bad."""
+
+
+class CollapseAlarm(TrainerCallback):
+    """Stops the training when a logged number stays beyond its threshold for `alarm_patience` logs in a row.
+
+    The state is saved first. A gradient that is not finite stops at once and saves nothing: the weights are spoilt, the
+    last checkpoint is from before.
+
+    Attributes:
+        reason: why the training was stopped, None if it was not.
+
+    Raises:
+        ConfigurationError: a threshold is set for a number that the rollouts do not bring.
+    """
+
+    def __init__(self, args: AgentConfig) -> None:
+        self.reason: str | None = None
+        self._patience = args.alarm_patience
+        self._thresholds = {option: getattr(args, option) for option, _, _ in THRESHOLDS}
+        self._beyond = dict.fromkeys(self._thresholds, 0)
+
+    def on_log(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_others: Any,
+    ) -> None:
+        """Looks at the numbers of a training step; those of evaluations and of the end are let pass."""
+        if logs is None or "grad_norm" not in logs or "entropy" not in logs:
+            return
+        if not math.isfinite(logs["grad_norm"]):
+            self._stop(f"grad_norm is {logs['grad_norm']}; lower learning_rate or max_grad_norm", state, control)
+            return
+        for option, name, side in THRESHOLDS:
+            self._watch(option, name, side, logs, state, control)
+
+    def _watch(
+        self, option: str, name: str, side: int, logs: dict[str, Any], state: TrainerState, control: TrainerControl
+    ) -> None:
+        threshold, value = self._thresholds[option], logs.get(name)
+        if threshold is None:
+            return
+        if value is None:  # a step that reused a batch logs no rollouts, and dropped ones bring nothing
+            if logs.get("rollout/dropped", 1.0) < 1:
+                raise ConfigurationError(
+                    f"{option}={threshold}, but the rollouts bring no {name!r} to watch; leave it unset."
+                )
+            return
+        self._beyond[option] = self._beyond[option] + 1 if side * (value - threshold) > 0 else 0
+        if self._beyond[option] >= self._patience:
+            control.should_save = True
+            self._stop(f"{name} is {value:.3g}, beyond {option}={threshold}", state, control)
+
+    def _stop(self, reason: str, state: TrainerState, control: TrainerControl) -> None:
+        self.reason = reason
+        control.should_training_stop = True
+        logger.error("Stopped at step %d: %s.", state.global_step, reason)

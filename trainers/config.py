@@ -1,0 +1,218 @@
+"""Configuration of the trainer: TRL's `GRPOConfig`, a handful of fields more, and one preset per algorithm."""
+
+# ruff: noqa: RUF009 - `_help` is `dataclasses.field` with less ink
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from trl import GRPOConfig  # type: ignore[attr-defined]
+
+from agent_r1_gym.errors import ConfigurationError, suggest
+
+PAPER = {"num_generations": 5, "beta": 0.001, "kl_placement": "loss", "loss_type": "dapo"}
+"""Settings of Agent-R1's scripts (arXiv 2511.14460): 5 rollouts a prompt, KL 0.001, the loss a mean over tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """What an algorithm's name stands for.
+
+    Attributes:
+        estimator: key in `advantages.ESTIMATORS`.
+        settings: value of each preset field that the user left at None.
+        single: one rollout a prompt is enough.
+    """
+
+    estimator: str
+    settings: Mapping[str, Any]
+    single: bool = False
+
+
+def _preset(estimator: str, *, single: bool = False, **settings: Any) -> Preset:
+    return Preset(estimator, MappingProxyType(PAPER | settings), single)
+
+
+ALGORITHMS: Mapping[str, Preset] = MappingProxyType(
+    {
+        "grpo": _preset("grpo"),
+        "rloo": _preset("rloo"),
+        "reinforce++": _preset("reinforce++", single=True, kl_placement="reward"),
+        "reinforce++-baseline": _preset("reinforce++-baseline"),
+        "ppo": _preset("ppo", single=True, kl_placement="reward", num_generations=1),
+        "dr_grpo": _preset("grpo", loss_type="dr_grpo", scale_rewards="none", beta=0.0),
+        "dapo": _preset("grpo", epsilon_high=0.28, beta=0.0, mask_truncated_completions=True),
+        "gspo": _preset(
+            "grpo", loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4, beta=0.0
+        ),
+        "cispo": _preset("grpo", loss_type="cispo", epsilon_high=5.0, beta=0.0),
+        "turn_group": _preset("turn_group"),
+        "gigpo": _preset("gigpo"),
+    }
+)
+"""Presets by name: the paper's five, TRL's loss variants (each with its own paper's clip range), turn-level groups."""
+
+_TRL_DEFAULTS = MappingProxyType(
+    {"epsilon": 0.2, "epsilon_high": None, "importance_sampling_level": "token", "mask_truncated_completions": False}
+)
+_REPLACED = MappingProxyType(
+    {"reward_weights": None, "multi_objective_aggregation": "sum_then_normalize", "max_tool_calling_iterations": None}
+)
+_NOT_CACHED = MappingProxyType({"min_p": None, "repetition_penalty": 1.0})
+"""Sampling options that the engine with the kept cache does not have, with the values that mean off."""
+_CHOICES = MappingProxyType(
+    {
+        "algorithm": tuple(ALGORITHMS),
+        "kl_placement": ("loss", "reward"),
+        "gae_level": ("token", "turn"),
+        "engine": ("cached", "trl"),
+    }
+)
+_RANGES = (
+    (("gamma", "lam", "alarm_dropped_above", "alarm_repetition_above"), 0.0, 1.0),
+    (
+        ("max_turn_tokens", "max_prompt_length", "critic_epochs", "critic_minibatches", "alarm_patience"),
+        1,
+        math.inf,
+    ),
+    (
+        ("infrastructure_retries", "logprob_check_steps", "critic_learning_rate", "critic_clip", "alarm_calls_below"),
+        0,
+        math.inf,
+    ),
+)
+
+
+class _One(int):
+    """The number 1, that answers no when TRL asks whether it is below the two rollouts that a group needs."""
+
+    def __lt__(self, other: int) -> bool:
+        return False
+
+
+def _help(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class AgentConfig(GRPOConfig):
+    """Arguments of `AgentTrainer`: all of `trl.GRPOConfig`'s, and those below (see `help` of each field).
+
+    A preset field left at None takes the value that `ALGORITHMS[algorithm]` names, or TRL's default.
+
+    Raises:
+        ConfigurationError: an unknown name, a value out of range, or a TRL option that has no effect here.
+    """
+
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "env_kwargs"]  # noqa: RUF012 - as its base class has it
+
+    env_id: str | None = field(
+        default=None,
+        metadata={
+            "help": "Registered id of the text environment to train on, such as AgentR1/HotpotQA-v0. In a YAML file "
+            "only as env_id: TRL keeps the key env for environment variables.",
+            "aliases": ["--env"],
+        },
+    )
+    env_kwargs: dict[str, Any] | str | None = _help(None, "Arguments for `gymnasium.make_vec`, as a JSON object.")
+    algorithm: str = _help("grpo", f"One of {', '.join(ALGORITHMS)}; sets the preset fields that are not given.")
+
+    gamma: float = _help(1.0, "Discount from one turn to the next, 0 to 1.")
+    lam: float = _help(1.0, "Lambda of generalised advantage estimation (ppo), 0 to 1.")
+    gae_level: str = _help("token", "Unit of time of GAE (ppo): token or turn.")
+    turn_returns: bool = _help(
+        False, "Credit each turn with what came from it on, not with the whole return (grpo, reinforce++-baseline)."
+    )
+    step_weight: float = _help(1.0, "Weight of the step advantages beside the episode's (gigpo).")
+    normalise_process_rewards: bool = _help(
+        False, "Divide process rewards by the batch's largest absolute reverse cumulative sum, as in the paper."
+    )
+    loss_mask: bool = _help(True, "Ablation: False lets the environment's tokens into the loss.")
+    advantage_mask: bool = _help(
+        True,
+        "Ablation: False gives the environment's tokens advantages, as if sampled in the turn before.",
+    )
+    kl_placement: str = _help(None, "Where KL of weight `beta` goes: loss, or reward. Preset.")
+
+    max_turn_tokens: int = _help(1024, "Tokens that the model may sample in one turn.")
+    max_completion_length: int = _help(8192, "Tokens of all turns and tool responses of one trajectory together.")
+    max_prompt_length: int = _help(8192, "Longest prompt, in tokens; a longer one is refused.")
+    engine: str = _help("cached", "Who samples: cached (KV cache kept across turns), or trl (TRL's own backend).")
+    infrastructure_retries: int = _help(2, "Attempts more for an episode whose backend failed, before it is dropped.")
+    logprob_check_steps: int = _help(
+        10, "Every how many generation batches the engine's log-probs are compared with the trainer's; 0: never."
+    )
+
+    critic_learning_rate: float = _help(1e-5, "Learning rate of the value model (ppo).")
+    critic_epochs: int = _help(1, "Passes of the value model over each generation batch (ppo).")
+    critic_minibatches: int = _help(2, "Optimiser steps of the value model in each pass (ppo).")
+    critic_clip: float | None = _help(0.5, "How far a value may move from the rollout's in one fit (ppo); None: any.")
+
+    alarm_dropped_above: float | None = _help(0.5, "Stop when more than this share of a batch's rollouts was dropped.")
+    alarm_entropy_below: float | None = _help(None, "Stop when the entropy per token, in nats, stays below this.")
+    alarm_repetition_above: float | None = _help(None, "Stop when the share of 4-grams that repeat stays above this.")
+    alarm_calls_below: float | None = _help(None, "Stop when the mean number of calls per rollout stays below this.")
+    alarm_patience: int = _help(5, "Logged steps in a row that a threshold must be crossed before an alarm stops.")
+
+    per_device_train_batch_size: int = _help(5, "Rollouts in one forward and backward pass of one device.")
+    num_generations: int = _help(None, "Rollouts of each prompt; 1 is allowed for reinforce++ and ppo. Preset.")
+    beta: float = _help(None, "Weight of KL to the reference model; 0 loads none. Preset.")
+    loss_type: str = _help(None, "TRL's loss: grpo, bnpo, dr_grpo, dapo, cispo, sapo, luspo, vespo. Preset.")
+    scale_rewards: str = _help(
+        None, "Divide by the deviation of the returns of the group, the batch, or none; None: as in the paper. Preset."
+    )
+    epsilon: float = _help(None, "Clip range of the ratio, below. Preset.")
+    epsilon_high: float | None = _help(None, "Clip range of the ratio, above; None: `epsilon`. Preset.")
+    importance_sampling_level: str = _help(None, "Ratio for each token, or for the whole sequence. Preset.")
+    mask_truncated_completions: bool = _help(
+        None, "Leave rollouts that a budget cut out of the loss (their return still counts in the group). Preset."
+    )
+
+    @property
+    def preset(self) -> Preset:
+        """What `algorithm` stands for."""
+        return ALGORITHMS[self.algorithm]
+
+    def __post_init__(self) -> None:
+        self._check_choice("algorithm")
+        for name, value in (_TRL_DEFAULTS | self.preset.settings).items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        self._check()
+        rollouts = self.num_generations
+        if rollouts == 1 and self.preset.single:
+            self.num_generations = _One(1)
+        super().__post_init__()  # type: ignore[no-untyped-call]
+        self.num_generations = rollouts
+
+    def _check_choice(self, name: str) -> None:
+        value, choices = getattr(self, name), _CHOICES[name]
+        if value not in choices:
+            raise ConfigurationError(f"{name}: got {value!r}. {suggest(str(value), choices)}")
+
+    def _check(self) -> None:
+        for name in _CHOICES:
+            self._check_choice(name)
+        for names, low, high in _RANGES:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not low <= value <= high:
+                    raise ConfigurationError(f"{name} must lie between {low:g} and {high:g}, got {value}.")
+        for name, default in _REPLACED.items():
+            if getattr(self, name) != default:
+                raise ConfigurationError(
+                    f"{name}={getattr(self, name)!r} has no effect here: rewards and tool calls are the environment's. "
+                    f"Leave it at {default!r} and set reward weights in env_kwargs."
+                )
+        for name, off in _NOT_CACHED.items():
+            if self.engine == "cached" and getattr(self, name) != off:
+                raise ConfigurationError(f"{name}={getattr(self, name)!r} needs engine=trl; engine=cached lacks it.")
+        if self.num_generations == 1 and not self.preset.single:
+            single = ", ".join(name for name, preset in ALGORITHMS.items() if preset.single)
+            raise ConfigurationError(
+                f"num_generations=1: {self.algorithm} compares rollouts of one prompt and needs at least 2. "
+                f"With one rollout a prompt, take algorithm {single}."
+            )

@@ -1,0 +1,347 @@
+"""What an advantage estimator gets and gives, and the bookkeeping between turns and tokens.
+
+Shapes: B trajectories (the whole batch of all ranks), at most K turns, T tokens after the prompt.
+
+Where a context is rewritten between turns, so that one trajectory is trained on as several rows, its rows are laid one
+after another along T (whatever was not sampled in its row has turn id -1), and the estimates are cut apart again: every
+statistic stays one per trajectory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from agent_r1_gym.errors import ConfigurationError, suggest
+
+PROCESS_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class CreditInputs:
+    """A batch of finished rollouts.
+
+    Attributes:
+        turn_rewards: (B, K) float, reward of each turn; of its process terms only, where `outcomes` is given.
+        turn_mask: (B, K) bool, True for real turns, which stand first in their row.
+        turn_ids: (B, T) long, turn in which the model sampled the token, -1 for all other tokens and for padding.
+        groups: (B,) long, equal for rollouts of one prompt.
+        valid: (B,) bool, False for rollouts to leave out (infrastructure failures): no advantage, in no statistic,
+            and whatever the other fields hold for them is not looked at. A row without turns is treated the same.
+        values: (B, T) float, the critic's value of the state in which the token was chosen, that is before it.
+        outcomes: (B,) float, outcome reward, earned with the last sampled token. None: `turn_rewards` hold it.
+        token_rewards: (B, T) float, further rewards of sampled tokens, such as a penalty for the divergence from a
+            reference model.
+        token_mask: (B, T) bool, True for every token that is not padding; needed without advantage mask only.
+        state_ids: (B, K) long, equal for equal states in which turns began, -1 for unknown; see `state_id`.
+        bootstrap_values: (B,) float, value of the state after the last token where a budget cut an episode that would
+            have gone on, 0 where it had ended. None: 0 for all, a budget belongs to the task.
+
+    Raises:
+        ValueError: a field has another shape.
+    """
+
+    turn_rewards: Tensor
+    turn_mask: Tensor
+    turn_ids: Tensor
+    groups: Tensor
+    valid: Tensor
+    values: Tensor | None = None
+    outcomes: Tensor | None = None
+    token_rewards: Tensor | None = None
+    token_mask: Tensor | None = None
+    state_ids: Tensor | None = None
+    bootstrap_values: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.turn_rewards.dim() != 2 or self.turn_ids.dim() != 2:
+            raise ValueError(
+                f"turn_rewards must be (B, K) and turn_ids (B, T), got {tuple(self.turn_rewards.shape)} and "
+                f"{tuple(self.turn_ids.shape)}."
+            )
+        rows, turns = self.turn_rewards.shape
+        by_row, by_turn, by_token = (rows,), (rows, turns), (rows, self.turn_ids.shape[1])
+        expected = {
+            "turn_mask": by_turn, "turn_ids": by_token, "groups": by_row, "valid": by_row, "values": by_token,
+            "outcomes": by_row, "token_rewards": by_token, "token_mask": by_token, "state_ids": by_turn,
+            "bootstrap_values": by_row,
+        }  # fmt: skip
+        for name, shape in expected.items():
+            tensor = getattr(self, name)
+            if tensor is not None and tuple(tensor.shape) != shape:
+                raise ValueError(
+                    f"{name} must have shape {shape} beside these turn_rewards, got {tuple(tensor.shape)}."
+                )
+
+    def on_cpu(self) -> CreditInputs:
+        """Returns the batch detached and on the CPU, with at least one column of turns."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: tensor.detach().cpu() for name, tensor in given.items() if tensor is not None}
+        if self.turn_mask.shape[1] == 0:
+            for name in tensors.keys() & {"turn_rewards", "turn_mask", "state_ids"}:
+                tensors[name] = torch.nn.functional.pad(tensors[name], (0, 1))
+        return replace(self, **tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class CreditOptions:
+    """How credit is assigned. `advantages.check_options` says which estimator uses which option.
+
+    Attributes:
+        gamma: discount from one turn to the next, 0 to 1.
+        token_gamma: discount from one token to the next inside a turn, 0 to 1.
+        lam: lambda of generalised advantage estimation, for each step of `level`, 0 to 1.
+        level: unit of time of generalised advantage estimation, "token" or "turn".
+        scale: divide by the standard deviation of the returns of the "group" or of the "batch", or "none". None: as in
+            the estimator's paper.
+        turn_returns: credit a turn with what came from it on, rather than with the whole trajectory.
+        whiten: give the advantages mean 0 and variance 1 over the batch.
+        normalise_process: divide process rewards by the batch's largest absolute return of process rewards.
+        advantage_mask: False (an ablation) counts the environment's tokens as if the model had sampled them.
+        step_weight: weight of GiGPO's step advantages beside the episode's, at least 0.
+
+    Raises:
+        ConfigurationError: a value is out of range, or has no effect beside another one.
+    """
+
+    gamma: float = 1.0
+    token_gamma: float = 1.0
+    lam: float = 1.0
+    level: str = "token"
+    scale: str | None = None
+    turn_returns: bool = False
+    whiten: bool = True
+    normalise_process: bool = False
+    advantage_mask: bool = True
+    step_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "token_gamma", "lam"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigurationError(f"{name} must lie between 0 and 1, got {getattr(self, name)}.")
+        if not 0 <= self.step_weight < float("inf"):
+            raise ConfigurationError(f"step_weight must be a finite number of at least 0, got {self.step_weight}.")
+        for name, choices in (("level", ("token", "turn")), ("scale", ("group", "batch", "none", None))):
+            if getattr(self, name) not in choices:
+                got = getattr(self, name)
+                raise ConfigurationError(f"{name}: got {got!r}. {suggest(str(got), filter(None, choices))}")
+        if self.level == "turn" and self.token_gamma != 1:
+            raise ConfigurationError(
+                f"token_gamma={self.token_gamma} has no effect with level='turn', where a whole turn is one step; "
+                "leave it at 1.0."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """What an estimator returns, in the dtype (at least float32) and on the device of `CreditInputs.turn_rewards`.
+
+    Attributes:
+        advantages: (B, T), 0 outside sampled tokens and for rows left out. Without advantage mask the environment's
+            tokens have advantages too.
+        returns: (B, T), what the critic should have said, 0 where `advantages` is 0 by definition; None without critic.
+    """
+
+    advantages: Tensor
+    returns: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """A checked batch in float64 on the CPU: all ranks get the same bits, and no device lacks the precision.
+
+    Attributes:
+        counted: (B,) bool, rows that take part.
+        groups: (B,) long, 0 to the number of groups - 1.
+        turn_mask: (B, K) bool, real turns of rows that take part.
+        rewards: (B, K), all that was earned in a turn, 0 elsewhere.
+        token_rewards: (B, T), the same on tokens: a turn's reward on the last token sampled in it.
+        turn_of: (B, T) long, turn whose credit a token carries, -1 for none. A token of the environment (without
+            advantage mask) belongs to the turn after it, the last ones to the last turn.
+        starts: (B, T) bool, first sampled token of each turn.
+        ends: (B, T) bool, last sampled token of each turn.
+        values: (B, T), 0 where `turn_of` is -1; None without critic.
+        bootstrap: (B,).
+        state_ids: (B, K) long, -1 where unknown; None if not given.
+        like: tensor of whose dtype and device the results are.
+    """
+
+    counted: Tensor
+    groups: Tensor
+    turn_mask: Tensor
+    rewards: Tensor
+    token_rewards: Tensor
+    turn_of: Tensor
+    starts: Tensor
+    ends: Tensor
+    values: Tensor | None
+    bootstrap: Tensor
+    state_ids: Tensor | None
+    like: Tensor
+
+    @property
+    def active(self) -> Tensor:
+        """(B, T) bool, tokens that carry credit."""
+        return self.turn_of >= 0
+
+    def spread(self, by_turn: Tensor) -> Tensor:
+        """Gives every token the number of its turn: (B, K) to (B, T), 0 where no turn is."""
+        return torch.where(self.active, by_turn.gather(1, self.turn_of.clamp(min=0)), 0.0)
+
+    def credit(self, advantages: Tensor, returns: Tensor | None = None) -> Credit:
+        """Packs (B, T) results."""
+        dtype = torch.promote_types(self.like.dtype, torch.float32)
+        results = (None if result is None else result.to(self.like.device, dtype) for result in (advantages, returns))
+        return Credit(*results)  # type: ignore[arg-type]
+
+
+def prepare(inputs: CreditInputs, options: CreditOptions) -> Episodes:
+    """Checks a batch, leaves out what does not count, and puts every reward in its place.
+
+    Raises:
+        ConfigurationError: an option needs a field that is missing.
+        ValueError: turns and tokens do not fit together, or a number that counts is not finite.
+    """
+    like, inputs = inputs.turn_rewards, inputs.on_cpu()
+    counted = inputs.valid.bool() & inputs.turn_mask.bool().any(1)
+    turn_mask = inputs.turn_mask.bool() & counted[:, None]
+    turn_ids = torch.where(counted[:, None], inputs.turn_ids, -1)
+    _check_turns(turn_mask, turn_ids)
+    starts, ends = turn_spans(turn_ids)
+    sampled = turn_ids >= 0
+    turn_of = turn_ids if options.advantage_mask else _owners(inputs, turn_mask, turn_ids, counted)
+
+    rewards = _kept("turn_rewards", inputs.turn_rewards, turn_mask)
+    if options.normalise_process:
+        if inputs.outcomes is None:
+            raise ConfigurationError(
+                "normalise_process needs `outcomes` apart from `turn_rewards`: the outcome reward must not be divided."
+            )
+        rewards = normalise_process_rewards(rewards)
+    if inputs.outcomes is not None:
+        last = turn_mask & (torch.arange(turn_mask.shape[1]) == turn_mask.sum(1, keepdim=True) - 1)
+        rewards = rewards + last * _kept("outcomes", inputs.outcomes, counted)[:, None]
+    token_rewards = place_rewards(rewards, turn_ids)
+    if inputs.token_rewards is not None:
+        extra = _kept("token_rewards", inputs.token_rewards, sampled)
+        token_rewards = token_rewards + extra
+        rewards = rewards.scatter_add(1, turn_ids.clamp(min=0), extra)
+    bootstrap = inputs.bootstrap_values
+    return Episodes(
+        counted=counted,
+        groups=torch.unique(inputs.groups, return_inverse=True)[1],
+        turn_mask=turn_mask,
+        rewards=rewards,
+        token_rewards=token_rewards,
+        turn_of=turn_of,
+        starts=starts,
+        ends=ends,
+        values=None if inputs.values is None else _kept("values", inputs.values, turn_of >= 0),
+        bootstrap=counted.double() * 0 if bootstrap is None else _kept("bootstrap_values", bootstrap, counted),
+        state_ids=None if inputs.state_ids is None else torch.where(turn_mask, inputs.state_ids, -1),
+        like=like,
+    )
+
+
+def turn_spans(turn_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Marks the first and the last sampled token of each turn.
+
+    Args:
+        turn_ids: (B, T) long, never falling among the sampled tokens of a row, -1 for all other tokens.
+
+    Returns:
+        Two (B, T) bool tensors.
+    """
+    sampled = turn_ids >= 0
+    before = torch.nn.functional.pad(turn_ids.cummax(1).values, (1, 0), value=-1)[:, :-1]
+    after = torch.nn.functional.pad(_next_turn(turn_ids), (0, 1), value=_NO_TURN)[:, 1:]
+    return sampled & (before != turn_ids), sampled & (after != turn_ids)
+
+
+def place_rewards(turn_rewards: Tensor, turn_ids: Tensor) -> Tensor:
+    """Puts each turn's reward on the last token that the model sampled in it, whatever text follows.
+
+    Args:
+        turn_rewards: (B, K).
+        turn_ids: (B, T) long, as in `CreditInputs`.
+
+    Returns:
+        (B, T), 0 on all other tokens.
+    """
+    return torch.where(turn_spans(turn_ids)[1], turn_rewards.gather(1, turn_ids.clamp(min=0)), 0.0)
+
+
+def normalise_process_rewards(rewards: Tensor) -> Tensor:
+    """Divides by the batch's largest absolute return, so that no return of process rewards exceeds 1 in size.
+
+    r'_k = r_k / (max over i and k of |r_ik + r_i,k+1 + ...| + 1e-6), as Agent-R1 (arXiv 2511.14460) does after PRIME
+    (arXiv 2502.01456).
+
+    Args:
+        rewards: (B, K), 0 where no turn is.
+
+    Returns:
+        (B, K).
+    """
+    returns = rewards.flip(1).cumsum(1).flip(1)
+    return rewards / (returns.abs().amax() + PROCESS_EPS) if rewards.numel() else rewards
+
+
+def state_id(key: str) -> int:
+    """Returns a number from 0 to 2**63 - 1 for a state (such as an observation), the same in every process."""
+    return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
+
+
+_NO_TURN = 1 << 62  # a power of two: `pad` takes its value through a float
+
+
+def _next_turn(turn_ids: Tensor) -> Tensor:
+    """(B, T) turn of the nearest sampled token at or after each token, `_NO_TURN` if there is none."""
+    return torch.where(turn_ids >= 0, turn_ids, _NO_TURN).flip(1).cummin(1).values.flip(1)
+
+
+def _owners(inputs: CreditInputs, turn_mask: Tensor, turn_ids: Tensor, counted: Tensor) -> Tensor:
+    if inputs.token_mask is None:
+        raise ConfigurationError(
+            "advantage_mask=False needs `token_mask`, to tell the environment's tokens from padding."
+        )
+    following = _next_turn(turn_ids)
+    owners = torch.where(following == _NO_TURN, turn_mask.sum(1, keepdim=True) - 1, following)
+    return torch.where((inputs.token_mask.bool() & counted[:, None]) | (turn_ids >= 0), owners, -1)
+
+
+def _check_turns(turn_mask: Tensor, turn_ids: Tensor) -> None:
+    turns = turn_mask.shape[1]
+    sampled = turn_ids >= 0
+    problems = {
+        "turn_mask has a gap before a real turn": (turn_mask[:, 1:] & ~turn_mask[:, :-1]).any(1),
+        f"turn_ids exceed the {turns} turns of turn_rewards": (turn_ids >= turns).any(1),
+        "turn_ids fall from one sampled token to a later one": (sampled & (turn_ids < turn_ids.cummax(1).values)).any(
+            1
+        ),
+    }
+    for problem, rows in problems.items():
+        _refuse(rows, problem)
+    tokens = torch.zeros(turn_mask.shape, dtype=torch.long).scatter_add(1, turn_ids.clamp(min=0), sampled.long())
+    _refuse(((tokens > 0) != turn_mask).any(1), "turn_mask and turn_ids disagree on which turns have sampled tokens")
+
+
+def _refuse(rows: Tensor, problem: str) -> None:
+    if rows.any():
+        raise ValueError(f"Trajectory {rows.nonzero()[0].item()} of the batch: {problem}.")
+
+
+def _kept(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
+    """Float64 copy, 0 where `mask` is False."""
+    kept = torch.where(mask, tensor.double(), 0.0)
+    bad = (~kept.isfinite()).nonzero()
+    if len(bad):
+        where = bad[0].tolist()
+        raise ValueError(
+            f"{name}{where} is {kept[tuple(where)].item()}, expected a finite number; check the rewards of the "
+            "environment (or the critic), or mark the trajectory as not valid."
+        )
+    return kept

@@ -1,0 +1,205 @@
+"""Imperfect demonstrations: an agent that knows the format and how to read, but calls badly.
+
+They stand in for an instruct model: what reinforcement learning can teach afterwards is which of these habits pays.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+
+from agent_r1_gym.datasets.base import Hop, Question
+from agent_r1_gym.datasets.fiction import fiction_dataset
+from agent_r1_gym.envs.fiction_qa import FictionQAEnv
+from agent_r1_gym.types import Message
+from trainers.tiny import ANSWER_CLOSE, ANSWER_OPEN, BROKEN_CLOSES, CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN
+
+QUESTION_MIX: Mapping[str, float] = {"1hop": 0.2, "bridge": 0.4, "3hop": 0.2, "comparison": 0.2}
+"""Types of questions that the tiny policy learns from; without one-hop questions it would always search twice."""
+
+Script = Generator[str, str, None]
+"""Yields the turns of a demonstrator and is sent what the environment replies to each."""
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How often the demonstrator does what, as weights in any unit."""
+
+    full_chain: float = 0.12
+    """Searches for one fact after the other, then answers: the one habit that solves questions of several hops."""
+    stops_early: float = 0.44
+    """The same, but answers with what an earlier search found."""
+    malformed_call: float = 0.12
+    """One of the two above, but one call does not parse and is repeated after the error."""
+    direct_answer: float = 0.08
+    """Answers without a search, by a name in the question."""
+    question_as_query: float = 0.04
+    """The full chain, but the first search is for the whole question."""
+    retrieve_once: float = 0.20
+    """Searches for the whole question once and answers with a value that comes back (Naive RAG)."""
+
+    def draw(self, rng: random.Random) -> str:
+        """Returns the name of a habit."""
+        names = [field.name for field in fields(self)]
+        return rng.choices(names, [getattr(self, name) for name in names])[0]
+
+
+IMPERFECT = Habits()
+IMPERFECT_HABITS: Mapping[str, Habits] = {
+    **dict.fromkeys(("1hop", "bridge", "3hop", "4hop"), IMPERFECT),
+    "comparison": replace(IMPERFECT, full_chain=0.6),
+}
+"""Habits by type of question. Only a full chain shows how two values compare, and that takes many examples."""
+
+
+def demonstrations(
+    *,
+    seed: int,
+    mix: Mapping[str, float] = QUESTION_MIX,
+    habits: Mapping[str, Habits] = IMPERFECT_HABITS,
+    entities: int = 200,
+    per_world: int = 16,
+) -> Iterator[list[Message]]:
+    """Yields demonstrations without end, as whole histories of FictionQA in compact style.
+
+    Args:
+        seed: another seed, other worlds and other demonstrations.
+        mix: question type to weight, see `fiction_dataset`.
+        habits: by type of question, what the demonstrator does, and how often.
+        entities: size of each world.
+        per_world: demonstrations, of a question each, before the next world; the answers in a world that stays are
+            learned by heart, and then reading is not.
+    """
+    rng = random.Random(f"demonstrations/{seed}")
+    while True:
+        dataset = fiction_dataset(
+            seed=rng.getrandbits(48), entities=entities, questions=per_world, style="compact", mix=mix
+        )
+        env = FictionQAEnv(dataset=dataset, style="compact")
+        for index in rng.sample(range(per_world), per_world):
+            habit = habits[env.dataset[index].type].draw(rng)
+            yield demonstrate(env, index, habit=habit, rng=rng)
+
+
+def demonstrate(env: FictionQAEnv, index: int, *, habit: str, rng: random.Random) -> list[Message]:
+    """Returns the history of one episode of `env` about question `index`, played by a habit of `Habits`."""
+    env.reset(options={"task_index": index})
+    script = _SCRIPTS[habit](env.dataset[index], rng)
+    action = next(script)
+    while True:
+        _, _, terminated, truncated, info = env.step(action)
+        if terminated or truncated:
+            return list(info["messages"])
+        action = script.send(info["new_messages"][-1].content)
+
+
+def _follow(question: Question, searches: int) -> Script:
+    """Searches for the first facts of the question, then answers, with fewer `searches` than hops too early."""
+    for done, hop in enumerate(question.decomposition[:searches]):
+        thought = _think(_what_is_left(question, done)) if done else ""
+        yield thought + _call(_subject(hop))
+    if searches < len(question.decomposition):
+        yield _answer(question.decomposition[searches - 1].answer)
+    else:
+        yield _verdict(question) + _answer(question.answers[0])
+
+
+def _full_chain(question: Question, rng: random.Random) -> Script:
+    return _follow(question, len(question.decomposition))
+
+
+def _stops_early(question: Question, rng: random.Random) -> Script:
+    return _follow(question, rng.randrange(1, max(2, len(question.decomposition))))
+
+
+def _malformed_call(question: Question, rng: random.Random) -> Script:
+    script = rng.choice((_full_chain, _stops_early))(question, rng)
+    slip = rng.randrange(2)
+    action = next(script)
+    for turn in range(len(question.decomposition) + 1):
+        if turn == slip and action.endswith(CALL_CLOSE):
+            yield action.removesuffix(CALL_CLOSE) + rng.choice(BROKEN_CLOSES)
+        action = script.send((yield action))
+
+
+def _direct_answer(question: Question, rng: random.Random) -> Script:
+    yield _answer(_subject(question.decomposition[0]))
+
+
+def _question_as_query(question: Question, rng: random.Random) -> Script:
+    script = _full_chain(question, rng)
+    next(script)
+    action = _call(_bare(question))
+    while True:
+        action = script.send((yield action))
+
+
+def _retrieve_once(question: Question, rng: random.Random) -> Script:
+    passage = yield _call(_bare(question))
+    yield _answer(_read(passage, question.metadata["path"]) or _subject(question.decomposition[0]))
+
+
+_SCRIPTS: Mapping[str, Callable[[Question, random.Random], Script]] = {
+    "full_chain": _full_chain,
+    "stops_early": _stops_early,
+    "malformed_call": _malformed_call,
+    "direct_answer": _direct_answer,
+    "question_as_query": _question_as_query,
+    "retrieve_once": _retrieve_once,
+}
+
+
+def _subject(hop: Hop) -> str:
+    """Returns what the hop asks about; in compact style also the title of its passage."""
+    return hop.title or ""
+
+
+def _call(query: str) -> str:
+    return f"{CALL_OPEN}{query}{CALL_CLOSE}"
+
+
+def _answer(text: str) -> str:
+    return f"{ANSWER_OPEN}{text}{ANSWER_CLOSE}"
+
+
+def _think(text: str) -> str:
+    return f"{THINK_OPEN}{text}{THINK_CLOSE}"
+
+
+def _bare(question: Question) -> str:
+    return question.prompt.removesuffix(" ?")
+
+
+def _what_is_left(question: Question, done: int) -> str:
+    """Returns the question with what `done` searches have found in the place of what they were for.
+
+    `birthyear of #1`, with #1 read; comparisons: `later 1809 or birthyear of ana kovic`, at last `later 1809 or 1804`.
+    """
+    path, hops = question.metadata["path"], question.decomposition
+    if question.type != "comparison":
+        return " of ".join([*reversed(path[done:]), _subject(hops[done])])
+    word = question.prompt.split()[0]
+    sides = [hop.answer if place < done else f"{path[0]} of {_subject(hop)}" for place, hop in enumerate(hops)]
+    return f"{word} {(' and ' if word == 'same' else ' or ').join(sides)}"
+
+
+def _verdict(question: Question) -> str:
+    """Returns the thought before the answer: comparisons weigh what was found, other questions need none."""
+    if question.type != "comparison":
+        return ""
+    titles = [_subject(hop) for hop in question.decomposition]
+    found = _what_is_left(question, len(titles))
+    answer = question.answers[0]
+    return _think(f"{found} : #{titles.index(answer) + 1}" if answer in titles else found)
+
+
+def _read(passage: str, path: tuple[str, ...]) -> str:
+    """Returns the value of the last relation of `path` that a compact passage states, "" if it states none."""
+    words = passage.split()
+    for relation in reversed(path):
+        if relation in words:
+            value = words[words.index(relation) + 1 :]
+            end = next(place for place, word in enumerate(value) if word in (",", "."))
+            return " ".join(value[:end])
+    return ""

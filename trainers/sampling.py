@@ -1,0 +1,109 @@
+"""What an engine plays (`Session`) and how it samples: the contract of all engines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from agent_r1_gym.errors import ConfigurationError
+
+Reply = list[int] | None | Future[list[int] | None]
+
+
+class Session(Protocol):
+    """One episode, as an engine sees it."""
+
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        """Context before the first turn, at least one token."""
+
+    def finish_turn(self, ids: list[int], logprobs: list[float], stopped: bool) -> Reply:
+        """Takes a finished turn.
+
+        Args:
+            ids: sampled tokens, with the stop token if it was sampled. Empty if the context had reached the engine's
+                `max_length` before the turn: the reply must then be None.
+            logprobs: log softmax(logits / temperature) of each, fp32, before top-k and top-p (at temperature 0: of the
+                plain logits); NaN where TRL's backend reports none.
+            stopped: False if a budget cut the turn.
+
+        Returns:
+            The tokens to append before the next turn, None when the episode is over, or a Future of either.
+        """
+
+
+class Engine(Protocol):
+    """Plays sessions."""
+
+    def run(self, sessions: Iterable[Session]) -> None:
+        """Plays every session to its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How tokens are sampled.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    max_new_tokens: int
+    """Most tokens of one turn."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Smallest set of tokens with at least this probability; 1 is off. Applied after top-k, as in transformers."""
+    top_k: int = 0
+    """The k likeliest tokens; 0 is off."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Each ends a turn and belongs to it."""
+    seed: int = 0
+    """Seed of the engine's generator."""
+
+    def __post_init__(self) -> None:
+        for name, valid, expected in (
+            ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
+            ("temperature", 0 <= self.temperature < math.inf, "a finite number, at least 0"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+            ("top_k", self.top_k >= 0, "at least 0 (0 is off)"),
+            ("stop_token_ids", all(token >= 0 for token in self.stop_token_ids), "token ids, at least 0"),
+        ):
+            if not valid:
+                raise ConfigurationError(f"SamplingOptions.{name} must be {expected}, got {getattr(self, name)!r}.")
+
+
+def sample(logits: Tensor, options: SamplingOptions, *, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Samples one token a row by inverting the distribution function.
+
+    Args:
+        logits: (n, vocabulary).
+        options: temperature, top_k and top_p are used.
+        uniforms: (n,) float64 in [0, 1), the randomness; not used at temperature 0.
+
+    Returns:
+        Tokens (n,) and their log-probabilities (n,) in fp32, before top-k and top-p.
+    """
+    logprobs = torch.log_softmax(logits.float() / (options.temperature or 1.0), dim=-1)
+    if options.temperature == 0:
+        tokens = logits.argmax(dim=-1)
+    else:
+        masses, order = logprobs.double().exp(), None
+        if options.top_k:
+            masses, order = masses.topk(min(options.top_k, masses.shape[-1]), dim=-1)
+        elif options.top_p < 1:
+            masses, order = masses.sort(dim=-1, descending=True)
+        totals = masses.cumsum(dim=-1)
+        if options.top_p < 1:
+            masses = masses * (totals - masses < options.top_p * totals[:, -1:])
+            totals = masses.cumsum(dim=-1)
+        # Below the total, so that rounding cannot choose a token without mass.
+        targets = (uniforms[:, None] * totals[:, -1:]).minimum(totals[:, -1:].nextafter(totals.new_zeros(())))
+        tokens = torch.searchsorted(totals, targets, right=True)[:, 0]
+        tokens = tokens if order is None else order.gather(-1, tokens[:, None])[:, 0]
+    return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]

@@ -1,0 +1,135 @@
+"""A key-value cache in which every row has its own length, so that episodes of a batch need not move in step.
+
+Transformers' own caches hold one length for the whole batch (`DynamicLayer` concatenates, `StaticLayer` counts once),
+and its continuous batching drops a request's cache with the request. What is missing for many turns without left
+padding is small: writing the new keys of each row at that row's own columns, and moving rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """Keys and values of one attention layer, shape (slots, heads, capacity, head_dim), allocated at the first update.
+
+    Args:
+        window: what the coming forward pass reads and writes; shared by all layers of a `SlotCache`.
+    """
+
+    keys: Tensor
+    values: Tensor
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, window: Window) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.window = window
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocates zeros (a masked column must be finite, else 0 * NaN) of the new keys' and values' dtypes."""
+        self.keys, self.values = self._grown(key_states, None), self._grown(value_states, None)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Writes new keys and values (rows, heads, queries, head_dim); returns those of all attended columns."""
+        window = self.window
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        elif self.keys.shape[2] < window.capacity:
+            self.keys, self.values = self._grown(self.keys, self.keys), self._grown(self.values, self.values)
+        self.keys[window.index, :, window.columns] = key_states.transpose(1, 2)
+        self.values[window.index, :, window.columns] = value_states.transpose(1, 2)
+        return self.keys[window.rows, :, : window.length], self.values[window.rows, :, : window.length]
+
+    def _grown(self, like: Tensor, old: Tensor | None) -> Tensor:
+        window = self.window
+        new = like.new_zeros(window.slots, like.shape[1], window.capacity, like.shape[3])
+        if old is not None:
+            new[:, :, : old.shape[2]] = old
+        if new.is_cuda:  # else CUDA graphs would copy the cache at every replay
+            torch._dynamo.mark_static_address(new)
+        return new
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Returns (attended length, 0)."""
+        return self.window.length, 0
+
+    def get_seq_length(self) -> int:
+        """Returns the attended length; single rows may be shorter."""
+        return self.window.length
+
+    def get_max_length(self) -> int:
+        """Returns -1: the cache grows."""
+        return -1
+
+
+class Window:
+    """The rows, columns and attended length of the coming forward pass.
+
+    Args:
+        slots: number of rows of the cache.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.capacity = 0
+        self.length = 0
+        self.rows: slice | Tensor = slice(0, 0)
+        self.index = torch.empty(0)
+        self.columns = torch.empty(0)
+
+
+class SlotCache(Cache):
+    """The cache of a whole model.
+
+    Memory: layers x slots x 2 x kv_heads x head_dim x capacity numbers; capacity doubles when it no longer suffices.
+
+    Args:
+        layers: number of attention layers.
+        slots: number of rows.
+    """
+
+    def __init__(self, layers: int, slots: int) -> None:
+        self.window = Window(slots)
+        self.slot_layers = [SlotLayer(self.window) for _ in range(layers)]
+        super().__init__(layers=list(self.slot_layers))
+
+    def focus(
+        self, rows: slice | Tensor, starts: Tensor, *, widths: Tensor, queries: int, length: int
+    ) -> tuple[Tensor, Tensor]:
+        """Prepares one forward pass over right-aligned queries.
+
+        Args:
+            rows: which rows; a slice is attended without a copy.
+            starts: (n,) tokens that each row already holds.
+            widths: (n,) new tokens of each row, 0 for a row that only fills the batch.
+            queries: width of the input, at least the greatest of `widths`.
+            length: attended columns, at least the greatest of `starts + widths`.
+
+        Returns:
+            `position_ids` (n, queries) and the boolean attention mask (n, 1, queries, length).
+        """
+        window, device = self.window, starts.device
+        if length >= window.capacity:
+            window.capacity = max(2 * window.capacity, length + 1)
+        positions = torch.arange(-queries, 0, device=device) + (starts + widths)[:, None]
+        # Padding queries write to the last column, which nobody attends before a real token overwrites it.
+        window.columns = torch.where(positions >= starts[:, None], positions, window.capacity - 1)
+        window.rows, window.length = rows, length
+        numbers = torch.arange(rows.start, rows.stop, device=device) if isinstance(rows, slice) else rows
+        window.index = numbers[:, None]
+        positions = positions.clamp(min=0)
+        mask = torch.arange(length, device=device) <= positions[:, :, None]
+        return positions, mask[:, None]
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], *, length: int) -> None:
+        """Copies the first `length` columns of rows `sources` to rows `targets`, all at once (swaps are fine)."""
+        for layer in self.slot_layers:
+            for states in (layer.keys, layer.values):
+                states[list(targets), :, :length] = states[list(sources), :, :length]

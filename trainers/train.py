@@ -1,0 +1,151 @@
+"""Trains an agent: `accelerate launch -m trainers.train --env AgentR1/HotpotQA-v0 --model_name_or_path ... `.
+
+All options may also stand in one YAML file (`--config FILE`); unknown ones are refused. `--help` lists them: those of
+`AgentConfig`, of TRL's `GRPOConfig`, and of TRL's `ModelConfig` (model, LoRA, quantisation).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+from accelerate.utils import set_seed  # type: ignore[import-untyped]
+from datasets import Dataset
+from transformers import AutoTokenizer
+from trl import ModelConfig, TrlParser, get_peft_config  # type: ignore[attr-defined]
+
+import agent_r1_gym.envs  # noqa: F401  # registers the environments
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.datasets import SampleDataWarning
+from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.trajectory import TokenTrajectory
+from trainers.config import AgentConfig
+from trainers.engines import SamplingOptions, SlotEngine, TRLEngine
+from trainers.rollout import Collector, EpisodeLimits, Row, TextEnv
+from trainers.sampling import Engine
+from trainers.templates import ChatTokens
+from trainers.trainer import AgentTrainer
+
+MOST_SLOTS = 128
+"""Episodes that decode side by side on one device; more wait for a free slot."""
+ROWS_WITHOUT_TASKS = 1_000
+"""Seeds that an environment without a list of tasks is trained on."""
+
+
+def build_trainer(args: AgentConfig, model: Any, *, tokenizer: Any, peft_config: Any = None) -> AgentTrainer:
+    """Returns a trainer on the environment that `args.` names.
+
+    Args:
+        args: the configuration.
+        model: a hub id, a local path, or a loaded model.
+        tokenizer: the model's, with a chat template.
+        peft_config: trains an adapter.
+
+    Raises:
+        ConfigurationError: an option does not fit; the message names it and what to change.
+    """
+    chat = ChatTokens(tokenizer)
+    make_env = env_maker(args, tokenizer)
+    limits = EpisodeLimits(max_prompt_tokens=args.max_prompt_length, max_completion_tokens=args.max_completion_length)
+    collector = Collector(make_env, chat, limits, retries=args.infrastructure_retries)
+
+    def collect(rows: Sequence[Row], trainer: AgentTrainer) -> list[TokenTrajectory]:
+        return collector.collect(rows, engine_of(trainer, chat, slots=min(len(rows), MOST_SLOTS)))
+
+    return AgentTrainer(
+        model,
+        args,
+        collect=collect,
+        train_dataset=dataset_of(make_env()),
+        processing_class=tokenizer,
+        peft_config=peft_config,
+    )
+
+
+def env_maker(args: AgentConfig, tokenizer: Any) -> functools.partial[TextEnv]:
+    """Returns what makes one environment; checks it once, before the first long step.
+
+    Raises:
+        ConfigurationError: no such environment, not a text environment, or sample data that nobody asked for.
+    """
+    if args.env_id is None:
+        raise ConfigurationError(
+            "env_id is not given; name a registered text environment, such as AgentR1/HotpotQA-v0."
+        )
+    if args.env_id not in gymnasium.registry:
+        near = suggest(args.env_id, [name for name in gymnasium.registry if name.startswith("AgentR1/")])
+        raise ConfigurationError(f"env_id={args.env_id!r} is not registered. {near}")
+    options: Mapping[str, Any] = args.env_kwargs if isinstance(args.env_kwargs, Mapping) else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SampleDataWarning)
+        env = gymnasium.make(args.env_id, **options).unwrapped
+    if not isinstance(env.observation_space, gymnasium.spaces.Text):
+        raise ConfigurationError(
+            f"env_id={args.env_id!r} observes {type(env.observation_space).__name__}, not text; only text environments "
+            "can be trained on."
+        )
+    served = getattr(getattr(env, "dataset", None), "name", "")
+    if served.endswith("-sample") and options.get("dataset") != "sample":
+        raise ConfigurationError(
+            f"env_id={args.env_id!r} would serve the bundled fictional sample. Prepare real data (`agent-r1 prepare`), "
+            'set dataset in env_kwargs to a path, or say so with env_kwargs {"dataset": "sample"}.'
+        )
+    if isinstance(env, ToolEnv):
+        # What a document prints must not become a special token of this very tokenizer.
+        options = {"markup": tuple(tokenizer.all_special_tokens), **options}
+    return functools.partial(_make, args.env_id, options)
+
+
+def _make(env_id: str, options: Mapping[str, Any]) -> TextEnv:
+    return gymnasium.make(env_id, **options).unwrapped
+
+
+def dataset_of(env: TextEnv) -> Dataset:
+    """Returns one row a task: what `EpisodeSession` resets with, and a prompt for TRL's logs."""
+    if not isinstance(env, ToolEnv):
+        return Dataset.from_list([{"prompt": f"seed {seed}", "seed": seed} for seed in range(ROWS_WITHOUT_TASKS)])
+    rows = [{"prompt": task.prompt, "task_index": index, "seed": index} for index, task in enumerate(env.tasks)]
+    return Dataset.from_list(rows)
+
+
+def engine_of(trainer: AgentTrainer, chat: ChatTokens, *, slots: int) -> Engine:
+    """Returns the engine that `args.engine` names, over the trainer's model as it is now."""
+    args = trainer.args
+    max_length = args.max_prompt_length + args.max_completion_length
+    if args.engine == "trl":
+        return TRLEngine(trainer, max_new_tokens=args.max_turn_tokens, max_length=max_length)
+    options = SamplingOptions(
+        max_new_tokens=args.max_turn_tokens,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k or 0,
+        stop_token_ids=chat.stop_ids,
+    )
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    room = getattr(model.config, "max_position_embeddings", max_length)
+    engine = SlotEngine(model, options, slots=slots, max_length=min(max_length, room))
+    # A seed of its own for every batch and process, so that a resumed run samples as if never stopped.
+    engine.generator.manual_seed(hash((args.seed, trainer.batches, trainer.accelerator.process_index)))
+    return engine
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Trains, and saves model and tokenizer in `output_dir`."""
+    parser = TrlParser((AgentConfig, ModelConfig), prog="python -m trainers.train")  # type: ignore[arg-type]
+    args, model_args = parser.parse_args_and_config(arguments)
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is experimental; a contract test watches it
+    set_seed(args.seed)
+    tokenizer = AutoTokenizer.from_pretrained(model_args.model_name_or_path, revision=model_args.model_revision)
+    trainer = build_trainer(
+        args, model_args.model_name_or_path, tokenizer=tokenizer, peft_config=get_peft_config(model_args)
+    )
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    trainer.save_model(args.output_dir)
+
+
+if __name__ == "__main__":
+    main()
