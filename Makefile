@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= test
+LINT_EXTRAS ?= dev,train
 comma := ,
 STAMP = $(VENV)/.installed-$(subst $(comma),-,$(1))
 INSTALL = $(VENV)/bin/python -m pip install --quiet -c constraints.txt
@@ -17,7 +18,7 @@ quickstart: $(call STAMP,base)
 test: $(call STAMP,$(EXTRAS))
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup
 
-lint: $(call STAMP,dev)
+lint: $(call STAMP,$(LINT_EXTRAS))
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy

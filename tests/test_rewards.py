@@ -42,18 +42,14 @@ class Turn:
 
 
 def found(*titles: str) -> ToolOutcome:
-    return ToolOutcome(
-        "text", data=tuple(Hit(Passage(title, title, "text"), 1.0) for title in titles)
-    )
+    return ToolOutcome("text", data=tuple(Hit(Passage(title, title, "text"), 1.0) for title in titles))
 
 
 def failed(kind: ErrorKind) -> ToolOutcome:
     return ToolOutcome("why", ok=False, error=kind)
 
 
-def episode(
-    *turns: Turn, truncated: bool = False, task: Task = QUESTION
-) -> list[Transition]:
+def episode(*turns: Turn, truncated: bool = False, task: Task = QUESTION) -> list[Transition]:
     """Returns the transitions of an episode that ends with the first answer, or by truncation in the last turn."""
     steps: list[Transition] = []
     for position, turn in enumerate(turns):
@@ -65,9 +61,7 @@ def episode(
         outcomes = tuple(outcome for _, outcome in turn.calls)
         ended = turn.answer is not None
         cut = truncated and position == len(turns) - 1 and not ended
-        steps.append(
-            Transition(task, position, parsed, outcomes, ended, cut, tuple(steps))
-        )
+        steps.append(Transition(task, position, parsed, outcomes, ended, cut, tuple(steps)))
     return steps
 
 
@@ -132,9 +126,7 @@ def test_no_answer_earns_nothing() -> None:
         ([Turn([("a", failed("unavailable"))])], -0.5),
     ],
 )
-def test_agent_r1_is_the_papers_formula_and_given_once(
-    turns: list[Turn], expected: float
-) -> None:
+def test_agent_r1_is_the_papers_formula_and_given_once(turns: list[Turn], expected: float) -> None:
     values = term_values("agent_r1", "agent_r1", episode(*turns, truncated=True))
     assert values == [0.0] * (len(turns) - 1) + [expected]
 
@@ -174,9 +166,7 @@ def test_valid_call_is_paid_once_an_episode() -> None:
 
 @pytest.mark.parametrize("code", PARSE_ERROR_CODES)
 def test_malformed_call_counts_turns_not_mistakes(code: str) -> None:
-    steps = episode(
-        Turn(errors=[code] * 5), Turn([("a", found("A"))], errors=[code]), GOOD_CALL
-    )
+    steps = episode(Turn(errors=[code] * 5), Turn([("a", found("A"))], errors=[code]), GOOD_CALL)
     assert term_values("process", "malformed_call", steps) == [1, 1, 0]
 
 
@@ -205,16 +195,9 @@ def test_new_support_pays_each_gold_passage_once() -> None:
 
 def test_new_support_is_zero_without_gold_passages_or_hits() -> None:
     plain = Task("t", "p", ("Lovelace",))
-    assert term_values(
-        "process", "new_support", episode(Turn([("1", found("A"))]), task=plain)
-    ) == [0]
-    odd = [
-        ToolOutcome("x", data=data)
-        for data in (None, "A", ["A"], ("A",), {"title": "A"}, 5)
-    ]
-    assert term_values(
-        "process", "new_support", episode(Turn([("1", outcome) for outcome in odd]))
-    ) == [0]
+    assert term_values("process", "new_support", episode(Turn([("1", found("A"))]), task=plain)) == [0]
+    odd = [ToolOutcome("x", data=data) for data in (None, "A", ["A"], ("A",), {"title": "A"}, 5)]
+    assert term_values("process", "new_support", episode(Turn([("1", outcome) for outcome in odd]))) == [0]
 
 
 def test_repeated_query_ignores_case_and_spaces_and_counts_turns() -> None:
@@ -250,25 +233,19 @@ def test_a_repetition_that_a_backend_fails_costs_nothing() -> None:
 
 @pytest.mark.parametrize("kind", ["timeout", "unavailable"])
 @pytest.mark.parametrize("preset", REWARD_PRESETS)
-def test_infrastructure_failures_neither_earn_nor_cost(
-    preset: str, kind: ErrorKind
-) -> None:
+def test_infrastructure_failures_neither_earn_nor_cost(preset: str, kind: ErrorKind) -> None:
     rewards = make_rewards(preset)
     broken = Turn([("a", failed(kind))] * 4)
     with_failures = episode(broken, GOOD_CALL, broken, Turn(answer="Lovelace"))
     without = episode(GOOD_CALL, Turn(answer="Lovelace"))
-    assert sum(rewards(step)[0] for step in with_failures) == sum(
-        rewards(step)[0] for step in without
-    )
+    assert sum(rewards(step)[0] for step in with_failures) == sum(rewards(step)[0] for step in without)
     assert rewards(with_failures[0])[0] == rewards(with_failures[2])[0] == 0.0
 
 
 def test_the_process_preset_by_hand() -> None:
     steps = episode(
         Turn([("a", found("A"))]),  # valid_call .05 + new_support .2 / 2
-        Turn(
-            [("a", found("A")), ("b", failed("bad_arguments"))], errors=["bad_json"]
-        ),  # -.05 - .05 - .1
+        Turn([("a", found("A")), ("b", failed("bad_arguments"))], errors=["bad_json"]),  # -.05 - .05 - .1
         Turn(answer="Lovelace"),
     )
     rewards = make_rewards("process")
@@ -280,26 +257,22 @@ def test_the_process_preset_by_hand() -> None:
 
 outcomes = st.one_of(
     st.lists(st.sampled_from("ABXY"), max_size=4).map(lambda titles: found(*titles)),
-    st.sampled_from(
-        ["unknown_tool", "bad_arguments", "tool_error", "timeout", "unavailable"]
-    ).map(failed),
+    st.sampled_from(["unknown_tool", "bad_arguments", "tool_error", "timeout", "unavailable"]).map(failed),
 )
 working_turns = st.builds(
     Turn,
     calls=st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), outcomes), max_size=5),
     errors=st.lists(st.sampled_from(PARSE_ERROR_CODES), max_size=3),
 )
-last_turns = working_turns | st.sampled_from(
-    ["Lovelace", "Ada Lovelace", "no", "Ada"]
-).map(lambda text: Turn(answer=text))
+last_turns = working_turns | st.sampled_from(["Lovelace", "Ada Lovelace", "no", "Ada"]).map(
+    lambda text: Turn(answer=text)
+)
 EPISODE_BOUNDS = {"em": 1.0, "f1": 1.0, "agent_r1": 1.0, "process": 1.25}
 
 
 @pytest.mark.parametrize("preset", REWARD_PRESETS)
 @given(turns=st.lists(working_turns, max_size=8), last=last_turns)
-def test_no_episode_earns_more_than_its_bound(
-    preset: str, turns: list[Turn], last: Turn
-) -> None:
+def test_no_episode_earns_more_than_its_bound(preset: str, turns: list[Turn], last: Turn) -> None:
     rewards = make_rewards(preset)
     steps = episode(*turns, last, truncated=True)
     values = [rewards(step)[0] for step in steps]
@@ -312,9 +285,7 @@ def test_no_episode_earns_more_than_its_bound(
 
 @pytest.mark.parametrize("preset", REWARD_PRESETS)
 @given(turns=st.lists(working_turns, max_size=4), last=last_turns, extra=working_turns)
-def test_repeating_calls_never_pays(
-    preset: str, turns: list[Turn], last: Turn, extra: Turn
-) -> None:
+def test_repeating_calls_never_pays(preset: str, turns: list[Turn], last: Turn, extra: Turn) -> None:
     """Making any turn a second time, at once, earns nothing on top."""
     rewards = make_rewards(preset)
 
@@ -353,9 +324,7 @@ def test_a_negative_weight_turns_the_bounds_around() -> None:
 
 
 def test_terms_of_ones_own() -> None:
-    brevity = RewardTerm(
-        "brevity", lambda transition: float(len(transition.earlier) < 2), 0.5
-    )
+    brevity = RewardTerm("brevity", lambda transition: float(len(transition.earlier) < 2), 0.5)
     rewards = make_rewards((brevity,), {"brevity": 0.25})
     assert isinstance(rewards, RewardSet)
     assert rewards(episode(GOOD_CALL)[0]) == (0.25, {"brevity": 1.0})
@@ -374,9 +343,7 @@ def test_no_terms_are_no_reward() -> None:
 
 
 def test_scorers_by_name() -> None:
-    steps = episode(
-        Turn(answer="The sum is #### 72.0"), task=Task("t", "p", ("#### 72",))
-    )
+    steps = episode(Turn(answer="The sum is #### 72.0"), task=Task("t", "p", ("#### 72",)))
     assert make_rewards("em", scorer="gsm8k")(steps[0])[0] == 1.0
     assert make_rewards("em", scorer="hotpotqa")(steps[0])[0] == 0.0
 

@@ -48,9 +48,7 @@ def test_good_names(name: str) -> None:
     assert StubTool(name, "d", OBJECT).schema["function"]["name"] == name
 
 
-@pytest.mark.parametrize(
-    "name", ["", "1a", "-a", "a b", "a\n", "é", "A" * 65, "a]", "<answer>", None, 5]
-)
+@pytest.mark.parametrize("name", ["", "1a", "-a", "a b", "a\n", "é", "A" * 65, "a]", "<answer>", None, 5])
 def test_bad_names_are_refused(name: Any) -> None:
     with pytest.raises(ConfigurationError, match="name"):
         StubTool(name, "d", OBJECT)
@@ -144,9 +142,7 @@ def test_valid_arguments(arguments: dict[str, Any]) -> None:
         ({"query": None}, ["arguments.query"]),
     ],
 )
-def test_invalid_arguments_are_told_with_what_was_expected(
-    arguments: dict[str, Any], phrases: list[str]
-) -> None:
+def test_invalid_arguments_are_told_with_what_was_expected(arguments: dict[str, Any], phrases: list[str]) -> None:
     problem = StubTool("zoom", "d", TYPED).check(arguments)
     assert problem is not None
     assert "query (string)" in problem
@@ -217,9 +213,7 @@ class UnprintableError(Exception):
         raise RuntimeError("no text for you")
 
 
-@pytest.mark.parametrize(
-    "value", [deep_list(), ToolOutcome(None), ToolOutcome(5), UnprintableError()]
-)  # type: ignore[arg-type]
+@pytest.mark.parametrize("value", [deep_list(), ToolOutcome(None), ToolOutcome(5), UnprintableError()])  # type: ignore[arg-type]
 def test_odd_values_of_a_tool_are_its_failure_not_the_environments(value: Any) -> None:
     assert outcome_of(GivenTool(value)).error in ("tool_error", None)
 
@@ -240,9 +234,7 @@ def test_odd_values_of_a_tool_are_its_failure_not_the_environments(value: Any) -
     ],
 )
 @pytest.mark.parametrize("timeout", [None, 5.0])
-def test_exceptions_become_typed_outcomes(
-    error: BaseException, kind: str, timeout: float | None
-) -> None:
+def test_exceptions_become_typed_outcomes(error: BaseException, kind: str, timeout: float | None) -> None:
     outcome = outcome_of(GivenTool(error, timeout=timeout))
     assert (outcome.content, outcome.ok, outcome.error) == (
         "no such table",
@@ -261,9 +253,7 @@ def test_long_errors_are_cut() -> None:
 
 @pytest.mark.parametrize("timeout", [None, 5.0])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ConfigurationError("wrong")])
-def test_interrupts_and_programmers_mistakes_pass_through(
-    error: BaseException, timeout: float | None
-) -> None:
+def test_interrupts_and_programmers_mistakes_pass_through(error: BaseException, timeout: float | None) -> None:
     with pytest.raises(type(error)):
         outcome_of(GivenTool(error, timeout=timeout))
 
@@ -271,10 +261,7 @@ def test_interrupts_and_programmers_mistakes_pass_through(
 def test_output_is_capped_and_says_so() -> None:
     tool = EchoTool(max_output_chars=10)
     assert outcome_of(tool, text="12345") == ToolOutcome("echo 12345")
-    assert (
-        outcome_of(tool, text="123456").content
-        == "echo 12345\n... [cut, 11 characters in all]"
-    )
+    assert outcome_of(tool, text="123456").content == "echo 12345\n... [cut, 11 characters in all]"
 
 
 # --- time ------------------------------------------------------------------------------------------------------------
@@ -295,14 +282,10 @@ def test_a_hanging_call_is_given_up_in_time() -> None:
 def test_one_hanging_call_does_not_fail_its_neighbours() -> None:
     class Picky(SleepTool):
         def execute(self, arguments: Mapping[str, Any]) -> str:
-            return (
-                super().execute(arguments) if arguments["text"] == "hang" else "quick"
-            )
+            return super().execute(arguments) if arguments["text"] == "hang" else "quick"
 
     tool = Picky(5.0, timeout=0.2)
-    outcomes = tool.run(
-        [ToolCall("sleep", {"text": text}) for text in ("a", "hang", "b")]
-    )
+    outcomes = tool.run([ToolCall("sleep", {"text": text}) for text in ("a", "hang", "b")])
     assert [outcome.error for outcome in outcomes] == [None, "timeout", None]
 
 
@@ -322,10 +305,7 @@ def test_a_process_with_a_hanging_call_can_end() -> None:
 
 
 def calls_of(tool: Tool, count: int) -> list[PendingCall]:
-    return [
-        PendingCall(tool, ToolCall(tool.name, {"text": str(position)}))
-        for position in range(count)
-    ]
+    return [PendingCall(tool, ToolCall(tool.name, {"text": str(position)})) for position in range(count)]
 
 
 def test_slow_calls_run_side_by_side() -> None:
@@ -333,31 +313,21 @@ def test_slow_calls_run_side_by_side() -> None:
     start = time.perf_counter()
     outcomes = execute_calls(pending)
     assert time.perf_counter() - start < 0.5
-    assert [outcome.content for outcome in outcomes] == [
-        f"slept {position}" for position in range(64)
-    ]
+    assert [outcome.content for outcome in outcomes] == [f"slept {position}" for position in range(64)]
 
 
 def test_slow_calls_of_different_tools_run_side_by_side_too() -> None:
     """Each environment of a vector may own its tools."""
-    pending = [
-        calls_of(SleepTool(0.05), position + 1)[position] for position in range(32)
-    ]
+    pending = [calls_of(SleepTool(0.05), position + 1)[position] for position in range(32)]
     start = time.perf_counter()
     outcomes = execute_calls(pending)
     assert time.perf_counter() - start < 0.5
-    assert [outcome.content for outcome in outcomes] == [
-        f"slept {position}" for position in range(32)
-    ]
+    assert [outcome.content for outcome in outcomes] == [f"slept {position}" for position in range(32)]
 
 
 def test_more_calls_than_threads_still_come_back_in_order() -> None:
-    outcomes = SleepTool(0.001).run(
-        [ToolCall("sleep", {"text": str(position)}) for position in range(300)]
-    )
-    assert [outcome.content for outcome in outcomes] == [
-        f"slept {position}" for position in range(300)
-    ]
+    outcomes = SleepTool(0.001).run([ToolCall("sleep", {"text": str(position)}) for position in range(300)])
+    assert [outcome.content for outcome in outcomes] == [f"slept {position}" for position in range(300)]
 
 
 @pytest.mark.parametrize("timeout", [None, 5.0])
@@ -393,16 +363,12 @@ def test_a_batch_override_gets_all_calls_at_once(timeout: float | None) -> None:
     tool = BatchTool(timeout=timeout)
     outcomes = execute_calls(calls_of(tool, 5))
     assert tool.batches == [5]
-    assert [outcome.content for outcome in outcomes] == [
-        f"echo {position}" for position in range(5)
-    ]
+    assert [outcome.content for outcome in outcomes] == [f"echo {position}" for position in range(5)]
 
 
 def test_one_bad_call_does_not_fail_the_batch() -> None:
     tool = RowTool()
-    outcomes = tool.run(
-        [ToolCall("echo", {"text": text}) for text in ("a", "bad", "b")]
-    )
+    outcomes = tool.run([ToolCall("echo", {"text": text}) for text in ("a", "bad", "b")])
     assert [outcome.error for outcome in outcomes] == [None, "tool_error", None]
     assert [outcome.content for outcome in outcomes] == ["echo a", "bad row", "echo b"]
 
@@ -416,9 +382,7 @@ def test_calls_that_a_bad_one_failed_are_tried_again_side_by_side() -> None:
             return ["ok"]
 
     start = time.perf_counter()
-    outcomes = Slow(timeout=5.0).run(
-        [ToolCall("echo", {"text": str(position)}) for position in range(32)]
-    )
+    outcomes = Slow(timeout=5.0).run([ToolCall("echo", {"text": str(position)}) for position in range(32)])
     assert time.perf_counter() - start < 0.8
     assert [outcome.content for outcome in outcomes] == ["ok"] * 32
 
@@ -437,9 +401,7 @@ def test_failed_outcomes_are_taken_as_given_and_nothing_is_executed_twice() -> N
 
 @pytest.mark.parametrize("wrong", [[], ["a"], ["a"] * 3, None, 5])
 @pytest.mark.parametrize("timeout", [None, 5.0])
-def test_a_batch_of_the_wrong_length_is_the_programmers_mistake(
-    wrong: Any, timeout: float | None
-) -> None:
+def test_a_batch_of_the_wrong_length_is_the_programmers_mistake(wrong: Any, timeout: float | None) -> None:
     class Lossy(BatchTool):
         def execute_batch(self, batch: Sequence[Mapping[str, Any]]) -> Any:
             return wrong
@@ -467,13 +429,9 @@ def test_a_dead_backend_fails_the_batch_once() -> None:
 def test_equal_calls_of_a_deterministic_tool_are_executed_once() -> None:
     tool = EchoTool()
     texts = ["a", "b", "a", "a", "c", "b"]
-    outcomes = execute_calls(
-        [PendingCall(tool, ToolCall("echo", {"text": text})) for text in texts]
-    )
+    outcomes = execute_calls([PendingCall(tool, ToolCall("echo", {"text": text})) for text in texts])
     assert sorted(tool.executed) == ["a", "b", "c"]
-    assert [outcome.content for outcome in outcomes] == [
-        f"echo {text}" for text in texts
-    ]
+    assert [outcome.content for outcome in outcomes] == [f"echo {text}" for text in texts]
 
 
 def test_equal_calls_of_a_tool_with_side_effects_are_all_executed() -> None:
@@ -492,12 +450,7 @@ def test_calls_that_only_look_equal_are_both_executed(first: Any, second: Any) -
             return f"{arguments['text']!r}"
 
     tool = Typed()
-    outcomes = execute_calls(
-        [
-            PendingCall(tool, ToolCall("echo", {"text": text}))
-            for text in (first, second)
-        ]
-    )
+    outcomes = execute_calls([PendingCall(tool, ToolCall("echo", {"text": text})) for text in (first, second)])
     assert [outcome.content for outcome in outcomes] == [repr(first), repr(second)]
 
 
@@ -511,21 +464,14 @@ def test_other_tools_do_not_share_executions_unless_their_batch_key_says_so() ->
 
     for kind, expected in ((EchoTool, 2), (Shared, 1)):
         tools = [kind(), kind()]
-        execute_calls(
-            [PendingCall(tool, ToolCall("echo", {"text": "a"})) for tool in tools]
-        )
+        execute_calls([PendingCall(tool, ToolCall("echo", {"text": "a"})) for tool in tools])
         assert sum(len(tool.executed) for tool in tools) == expected
 
 
 def test_outcomes_keep_the_order_of_calls_across_tools() -> None:
     first, second = EchoTool(), BatchTool()
-    pending = [
-        PendingCall((first, second)[i % 2], ToolCall("echo", {"text": str(i % 5)}))
-        for i in range(20)
-    ]
-    assert [outcome.content for outcome in execute_calls(pending)] == [
-        f"echo {i % 5}" for i in range(20)
-    ]
+    pending = [PendingCall((first, second)[i % 2], ToolCall("echo", {"text": str(i % 5)})) for i in range(20)]
+    assert [outcome.content for outcome in execute_calls(pending)] == [f"echo {i % 5}" for i in range(20)]
     assert second.batches == [5]
 
 
@@ -539,6 +485,4 @@ def test_a_tool_without_timeout_runs_in_the_callers_thread() -> None:
             return threading.current_thread().name
 
     outcomes = execute_calls(calls_of(Where(timeout=None), 3))
-    assert {outcome.content for outcome in outcomes} == {
-        threading.current_thread().name
-    }
+    assert {outcome.content for outcome in outcomes} == {threading.current_thread().name}
