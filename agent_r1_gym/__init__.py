@@ -5,7 +5,8 @@
 
 from agent_r1_gym import envs  # registers the environments
 from agent_r1_gym._version import __version__
-from agent_r1_gym.core import EpisodeState, ToolEnv
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.episode import EpisodeState
 from agent_r1_gym.rewards import RewardTerm
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.tools.function import tool

@@ -7,21 +7,19 @@ process rewards, packages the new state. It knows no token ids and no chat templ
 from __future__ import annotations
 
 import copy
-import functools
 import operator
-import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import gymnasium
 
+from agent_r1_gym.episode import EpisodeState, PendingStep, Wording, system_turn
 from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError, suggest
-from agent_r1_gym.markup import encodable, neutralise
+from agent_r1_gym.markup import encodable
 from agent_r1_gym.options import check_choice, check_integer, check_items, check_known
 from agent_r1_gym.parsing import Parser, make_parser
-from agent_r1_gym.rendering import render_ansi, render_message, render_text
+from agent_r1_gym.rendering import render_ansi, render_message
 from agent_r1_gym.rewards import RewardSet, RewardTerm, make_rewards
 from agent_r1_gym.scoring import AnswerScorer
 from agent_r1_gym.spaces import UnicodeText
@@ -31,21 +29,6 @@ from agent_r1_gym.types import Message, ParsedTurn, ParseError, Task, ToolCall, 
 StepReturn = tuple[str, float, bool, bool, dict[str, Any]]
 _CUT_NOTE = "\n[the history budget is spent]"
 _MAX_CALLS_PER_TURN = 16
-_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeState:
-    """A snapshot of an episode, made by `ToolEnv.get_state`; may be set in another environment of the same kind."""
-
-    task: Task | None
-    messages: tuple[Message, ...]
-    text: str
-    transitions: tuple[Transition, ...]
-    ended: bool
-    infrastructure_error: str | None
-    generator: Mapping[str, Any]
-    tools: tuple[Any, ...]
 
 
 class ToolEnv(gymnasium.Env[str, str]):
@@ -125,11 +108,11 @@ class ToolEnv(gymnasium.Env[str, str]):
         self.observation_space = UnicodeText(max_history_chars)
         self.action_space = UnicodeText(max_history_chars)
         self._system_prompt = system_prompt
-        self._short_feedback = feedback == "short"
-        self._markup = tuple(markup)
+        self.markup = tuple(markup)
+        self._wording = Wording(short=feedback == "short", markup=self.markup)
         self._ended = True
         self._task: Task | None = None
-        self._pending: _PendingStep | None = None
+        self._pending: PendingStep | None = None
         self._transitions: list[Transition] = []
         self._messages: list[Message] = []
         self._text = ""
@@ -268,7 +251,7 @@ class ToolEnv(gymnasium.Env[str, str]):
             parsed = ParsedTurn(errors=parsed.errors)
         slots = [self._admit(call) for call in parsed.calls]
         calls = tuple([slot for slot in slots if isinstance(slot, PendingCall)])
-        self._pending = _PendingStep(action, parsed, slots, calls, overlong)
+        self._pending = PendingStep(action, parsed, slots, calls, overlong)
         return calls
 
     def finish_step(self, outcomes: Sequence[ToolOutcome]) -> StepReturn:
@@ -398,7 +381,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         tools = tuple(self.make_tools(task))
         if tools != self._indexed_tools:
             self._index_tools(tools)
-        user = Message("user", neutralise(self.task_prompt(task), self._markup))
+        user = self._wording.prompt(self.task_prompt(task))
         self._messages = [*self._system, user]
         self._text = self._system_rendered + render_message(user)
 
@@ -411,7 +394,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         text = self._system_prompt
         if text is None:
             text = f"{self.instructions}\n\n{self.parser.instructions(self.tool_schemas)}"
-        self._system, self._system_rendered = _system_turn(text)
+        self._system, self._system_rendered = system_turn(text)
 
     def _admit(self, call: ToolCall) -> PendingCall | ToolOutcome:
         """Returns the call with its tool, or the outcome that says why it cannot be executed."""
@@ -424,32 +407,20 @@ class ToolEnv(gymnasium.Env[str, str]):
             return ToolOutcome(problem, ok=False, error="bad_arguments")
         return PendingCall(tool, call)
 
-    def _append(self, pending: _PendingStep, outcomes: Sequence[ToolOutcome]) -> None:
+    def _append(self, pending: PendingStep, outcomes: Sequence[ToolOutcome]) -> None:
         """Adds the model's turn, the outcomes in order of the calls, and the mistakes to the history."""
         new = [self.parser.to_message(pending.action, pending.parsed)]
         for position, (call, outcome) in enumerate(zip(pending.parsed.calls, outcomes, strict=True)):
             identifier = (call.id or f"call_{position}") if new[0].tool_calls else None
-            content = neutralise(self._outcome_text(outcome), self._markup)
-            name = call.name if call.name in self._by_name else _NOT_IN_A_NAME.sub("_", call.name[:64])
-            new.append(Message("tool", content, name, identifier))
+            new.append(self._wording.outcome(call, outcome, identifier=identifier))
             if outcome.is_infrastructure_failure:
                 self._infrastructure_error = f"{call.name}: {outcome.error}: {outcome.content}"
         if pending.parsed.errors:
-            new.append(Message("user", neutralise(self._error_text(pending.parsed.errors), self._markup)))
+            new.append(self._wording.mistakes(pending.parsed.errors))
         self._messages.extend(new)
         self._text += "".join([render_message(message) for message in new])
 
-    def _outcome_text(self, outcome: ToolOutcome) -> str:
-        if outcome.ok:
-            return outcome.content
-        return f"error {outcome.error}" if self._short_feedback else f"Error ({outcome.error}): {outcome.content}"
-
-    def _error_text(self, errors: Sequence[ParseError]) -> str:
-        if self._short_feedback:
-            return " ".join(f"error {error.code}" for error in errors[:3])
-        return "\n".join(f"Error ({error.code}): {error.message}" for error in errors[:10])
-
-    def _transition(self, pending: _PendingStep, outcomes: tuple[ToolOutcome, ...]) -> tuple[Transition, str | None]:
+    def _transition(self, pending: PendingStep, outcomes: tuple[ToolOutcome, ...]) -> tuple[Transition, str | None]:
         """Decides the end of the episode and returns the transition with the reason of the end, if it ended."""
         turn = len(self._transitions)
         overflow = pending.overlong or len(self._text) > self.max_history_chars
@@ -501,30 +472,3 @@ def _check_tasks(tasks: Any) -> None:
         raise ConfigurationError("tasks is empty; an environment needs at least one task to sample.")
     if not isinstance(tasks[0], Task):
         raise ConfigurationError(f"tasks must be a sequence of Task, got one of {type(tasks[0]).__name__}.")
-
-
-class _PendingStep:
-    """What `begin_step` leaves for `finish_step`."""
-
-    __slots__ = ("action", "calls", "overlong", "parsed", "slots")
-
-    def __init__(
-        self,
-        action: str,
-        parsed: ParsedTurn,
-        slots: Sequence[PendingCall | ToolOutcome],
-        calls: tuple[PendingCall, ...],
-        overlong: bool,
-    ) -> None:
-        self.action = action
-        self.parsed = parsed
-        self.slots = slots
-        self.calls = calls
-        self.overlong = overlong
-
-
-@functools.lru_cache(maxsize=64)
-def _system_turn(text: str) -> tuple[tuple[Message, ...], str]:
-    """Returns the system turn as messages and as text, one object for all environments with the same prompt."""
-    system = (Message("system", text),) if text else ()
-    return system, render_text(system)

@@ -168,7 +168,7 @@ class ContextWindow(_Observer):
         self._max_chars = max_chars
         self._mode = mode
         self._note = note
-        self._markup = cast(ToolEnv, env.unwrapped)._markup
+        self._markup = cast(ToolEnv, env.unwrapped).markup
         self._summaries: dict[str, str] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:

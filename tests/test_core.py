@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
 
-from agent_r1_gym.core import EpisodeState, ToolEnv
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.episode import EpisodeState
 from agent_r1_gym.errors import ActionTypeError, AgentR1Error, ConfigurationError, EpisodeError, RetrievalError
 from agent_r1_gym.parsing import SearchR1Parser
 from agent_r1_gym.rewards import RewardTerm

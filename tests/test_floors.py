@@ -25,6 +25,7 @@ FLOORS = (
     ("strict_json",),
     ("options", "parsing", "scoring", "rendering", "trajectory", "datasets", "retrieval"),
     ("tool", "rewards"),
+    ("episode",),
     ("core",),
     ("tools", "vector", "wrappers", "probe"),
     ("envs", "checker"),

@@ -97,7 +97,7 @@ def test_special_tokens_of_the_tokenizer_cannot_come_from_documents(tmp_path: Pa
     from trainers.train import env_maker
 
     env = env_maker(config(tmp_path), tokenizer)()
-    assert "<|im_end|>" in env._markup  # type: ignore[attr-defined]
+    assert "<|im_end|>" in env.markup
 
 
 def test_any_registered_text_environment_can_be_trained_on(tmp_path: Path) -> None:
