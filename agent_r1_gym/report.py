@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_r1_gym.rendering import render_message
+from agent_r1_gym.scoring import exact_match
 from agent_r1_gym.storage import atomic_file
 from agent_r1_gym.trajectory import Trajectory
 from agent_r1_gym.types import Message
@@ -47,8 +48,9 @@ def html_page(title: str, body: str) -> str:
 
 def html_trace(trajectory: Trajectory) -> str:
     """Returns one episode as a foldable HTML block: its score, then every turn."""
-    right = trajectory.answer in trajectory.gold_answers
-    head = f"{'✓' if right else '✗'} {trajectory.task_id}: {trajectory.answer!r}, gold {trajectory.gold_answers}"
+    answer, gold = trajectory.answer, trajectory.gold_answers
+    right = answer is not None and bool(gold) and exact_match(answer, gold) == 1.0
+    head = f"{'✓' if right else '✗'} {trajectory.task_id}: answered {answer!r}, gold {' | '.join(gold)}"
     rewards = " ".join(f"{turn.reward:+.3f}" for turn in trajectory.turns)
     summary = f"{trajectory.policy}; ended by {trajectory.end_reason}; rewards {rewards}"
     turns = "\n".join(map(html_message, trajectory.messages))
