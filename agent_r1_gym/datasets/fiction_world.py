@@ -83,8 +83,9 @@ class Permutation:
 class NameSpace:
     """All names of one sort, as vectors of digits.
 
-    The splits share the space without sharing a name: split number s owns the vectors whose digits sum to s modulo
-    the number of splits. Every single digit, so every part of a name, occurs in all of them.
+    The splits share the space without sharing a name: of the last digits that may follow a beginning, each split owns
+    those of one remainder modulo the number of splits; which one is drawn for every beginning and seed. So every part
+    of a name occurs in all splits, and a model that has read many worlds cannot tell a split by its names.
 
     Attributes:
         tiers: possible sizes of the first digit, ascending; small worlds take the smallest tier that is roomy.
@@ -100,8 +101,8 @@ class NameSpace:
         """Returns how many names one split has when the first digit has `tier` values."""
         return tier * prod(self.radices) // len(FICTION_SPLITS)
 
-    def name(self, position: int, split: int) -> str:
-        """Returns name number `position` of split number `split`."""
+    def name(self, position: int, split: int, *, seed: int) -> str:
+        """Returns name number `position` of split number `split` in the worlds of `seed`."""
         splits = len(FICTION_SPLITS)
         position, last = divmod(position, self.radices[-1] // splits)
         digits = []
@@ -110,7 +111,8 @@ class NameSpace:
             digits.append(digit)
         digits.append(position)
         digits.reverse()
-        digits.append(splits * last + (split - sum(digits)) % splits)
+        drawn = blake2b(f"{seed}/{digits}".encode(), digest_size=1).digest()[0]
+        digits.append(splits * last + (split + drawn) % splits)
         return self.spell(digits)
 
 
@@ -259,7 +261,7 @@ class World:
 
     def _title(self, entity: Entity) -> str:
         space, order, first = self._names[entity.kind]
-        return space.name(order(first + entity.serial), FICTION_SPLITS.index(self.split))
+        return space.name(order(first + entity.serial), FICTION_SPLITS.index(self.split), seed=self.seed)
 
     def _noise(self, entity: Entity) -> int:
         """Returns 64 random bits that belong to `entity`, for choices of wording."""

@@ -33,8 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STYLES = tuple(FICTION_STYLES)
 EVERY_TYPE = dict.fromkeys(QUESTION_TYPES, 1.0)
 GOLDEN = {
-    "compact": ("occupation of teacher of solu vensen ?", "painter"),
-    "natural": ("Which city is the birthplace of the writer of The False Piano?", "Tratominster"),
+    "compact": ("occupation of teacher of solu vovic ?", "painter"),
+    "natural": ("Which city is the birthplace of the writer of The False Journey?", "Tratograd"),
 }
 
 

@@ -43,7 +43,22 @@ def test_names_are_unique_over_all_kinds_splits_and_lengths() -> None:
             for _ in range(4_000):
                 split, position = rng.randrange(4), rng.randrange(space.capacity(tier))
                 owner = (key, split, position)
-                assert spelled.setdefault(space.name(position, split), owner) == owner
+                assert spelled.setdefault(space.name(position, split, seed=0), owner) == owner
+
+
+def test_a_split_cannot_be_told_by_its_names() -> None:
+    """Else a model that has read many training worlds knows which names cannot come, and fails on held-out ones."""
+
+    def names(seed: int, split: str) -> set[str]:
+        return {
+            passage.title
+            for passage in fiction_dataset(seed=seed, entities=800, split=split, style="compact").passages()
+        }
+
+    trained = set().union(*(names(seed, "train") for seed in range(1, 9)))
+    held_out = names(0, "test")
+    assert not held_out & names(0, "train")
+    assert len(held_out & trained) > len(held_out) / 4  # none, if every seed split names alike
 
 
 def test_every_wording_of_a_part_states_the_same_relations() -> None:
