@@ -1,6 +1,6 @@
 """A tiny policy learns to search, on one CPU core in minutes: warm start, GRPO, before and after.
 
-`python -m trainers.quickstart` writes scores (JSON), the learning curve (CSV; PNG where matplotlib is installed), traces
+`python -m trainers.quickstart` writes scores (JSON), the learning curve (CSV; PNG where matplotlib is there), traces
 before and after (HTML) and the trained model.
 """
 
