@@ -196,7 +196,7 @@ def said_as_answer(action: str, parser: str) -> list[str]:
         if piece == "<think>":
             thinking = True
         elif piece == "</think>" and (thinking or position == 1):
-            shown, thinking = (shown if thinking else ""), False
+            shown, thinking = (f"{shown} " if thinking else ""), False  # a thought parts what stands around it
         elif not thinking:
             shown += piece
     return [rest.split("</answer>")[0] for rest in shown.split("<answer>")[1:] if "</answer>" in rest]
