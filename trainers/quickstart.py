@@ -1,4 +1,4 @@
-"""A tiny policy learns to search, on one CPU core in minutes: warm start, GRPO, before and after.
+"""A tiny policy learns to search, on one CPU core in minutes: warm start, RL, before and after.
 
 `python -m trainers.quickstart` writes scores (JSON), the learning curve (CSV; PNG where matplotlib is there), traces
 before and after (HTML) and the trained model.
@@ -25,7 +25,7 @@ from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.report import write_html
 from agent_r1_gym.rollout import rollout
 from agent_r1_gym.storage import atomic_file
-from trainers.config import AgentConfig
+from trainers.config import ALGORITHMS, AgentConfig
 from trainers.evaluation import LocalPolicy, evaluate
 from trainers.train import build_trainer
 
@@ -54,13 +54,13 @@ def scores(model: Any, tokenizer: Any, *, questions: int) -> dict[str, float]:
     }
 
 
-def configuration(folder: Path, *, steps: int, seed: int) -> AgentConfig:
-    """Returns the settings of the run: GRPO, 16 questions x 8 rollouts a step, no KL, full weights, one core."""
+def configuration(folder: Path, *, algorithm: str, steps: int, seed: int) -> AgentConfig:
+    """Returns the settings of the run: 16 questions x 8 rollouts a step, no KL, full weights, one core."""
     return AgentConfig(
         output_dir=str(folder),
         env_id=ENV,
         env_kwargs=dict(TRAINING),
-        algorithm="grpo",
+        algorithm=algorithm,
         max_steps=steps,
         seed=seed,
         num_generations=8,
@@ -69,6 +69,7 @@ def configuration(folder: Path, *, steps: int, seed: int) -> AgentConfig:
         learning_rate=3e-4,
         lr_scheduler_type="constant",
         beta=0.0,
+        critic_learning_rate=1e-3,
         max_turn_tokens=40,
         max_prompt_length=64,
         max_completion_length=160,
@@ -81,7 +82,7 @@ def configuration(folder: Path, *, steps: int, seed: int) -> AgentConfig:
     )
 
 
-def run(warm: Path, folder: Path, *, steps: int, questions: int, seed: int) -> dict[str, Any]:
+def run(warm: Path, folder: Path, *, algorithm: str, steps: int, questions: int, seed: int) -> dict[str, Any]:
     """Evaluates, trains and evaluates again; returns what `scores.json` holds."""
     tokenizer = AutoTokenizer.from_pretrained(warm)
     model = AutoModelForCausalLM.from_pretrained(warm, dtype=torch.float32)
@@ -90,7 +91,9 @@ def run(warm: Path, folder: Path, *, steps: int, questions: int, seed: int) -> d
     write_html(traces(model, tokenizer), folder / "before.html")
     say(f"training: {steps} steps of 128 episodes")
     start = time.perf_counter()
-    trainer = build_trainer(configuration(folder / "run", steps=steps, seed=seed), model, tokenizer=tokenizer)
+    trainer = build_trainer(
+        configuration(folder / "run", algorithm=algorithm, steps=steps, seed=seed), model, tokenizer=tokenizer
+    )
     trainer.train()
     seconds = time.perf_counter() - start
     trainer.save_model(str(folder / "model"))
@@ -99,6 +102,7 @@ def run(warm: Path, folder: Path, *, steps: int, questions: int, seed: int) -> d
     write_html(traces(trained, tokenizer), folder / "after.html")
     write_curve(trainer.state.log_history, folder)
     result = {
+        "algorithm": algorithm,
         "before": before,
         "after": after,
         "steps": steps,
@@ -140,12 +144,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainers.quickstart", description=main.__doc__)
     parser.add_argument("--warm", type=Path, required=True, help="warm start, from `python -m trainers.warmstart`")
     parser.add_argument("--out", type=Path, required=True, help="new folder for everything that is written")
+    parser.add_argument("--algorithm", choices=list(ALGORITHMS), default="grpo", help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=100, help="optimiser steps (default: %(default)s)")
     parser.add_argument("--questions", type=int, default=200, help="per evaluation set (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     options = parser.parse_args(arguments)
     folder = new_folder(options.out)
-    result = run(options.warm, folder, steps=options.steps, questions=options.questions, seed=options.seed)
+    settings = {name: getattr(options, name) for name in ("algorithm", "steps", "questions", "seed")}
+    result = run(options.warm, folder, **settings)
     rows = [(name, em, result["after"][name]) for name, em in result["before"].items()]
     say(table(("held-out questions", "EM before", "EM after"), rows))
     say(f"trained for {result['seconds']:.0f} s; written to {folder}")
