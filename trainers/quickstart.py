@@ -15,13 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_r1_gym.commands.base import say, table
+from agent_r1_gym.commands.base import make_envs, say, table
 from agent_r1_gym.commands.rollout import new_folder
-from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.report import write_html
 from agent_r1_gym.rollout import rollout
 from agent_r1_gym.storage import atomic_file
@@ -117,10 +115,9 @@ def run(warm: Path, folder: Path, *, algorithm: str, steps: int, questions: int,
 
 def traces(model: Any, tokenizer: Any, *, episodes: int = 20) -> list[Any]:
     """Returns sampled episodes on held-out two-hop questions, to look at."""
-    env = gymnasium.make(ENV, **held_out("test", "bridge")).unwrapped
-    assert isinstance(env, ToolEnv)
+    envs = make_envs(ENV, episodes, held_out("test", "bridge"))
     generator = torch.Generator(model.device).manual_seed(0)
-    return list(rollout([env], LocalPolicy(model, tokenizer, generator=generator), range(episodes)))
+    return list(rollout(envs, LocalPolicy(model, tokenizer, generator=generator), range(episodes)))
 
 
 def write_curve(log: Sequence[Mapping[str, Any]], folder: Path) -> None:
