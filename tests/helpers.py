@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -60,6 +61,18 @@ class SleepTool(Tool):
     def execute(self, arguments: Mapping[str, Any]) -> str:
         time.sleep(self._seconds)
         return f"slept {arguments['text']}"
+
+
+class MeetingTool(Tool):
+    """Waits until all `parties` calls are under way at once: load may slow it down, but not let it pass by chance."""
+
+    def __init__(self, meeting: threading.Barrier, name: str = "sleep", **limits: Any) -> None:
+        super().__init__(name, "Waits for the others.", TEXT_PARAMETERS, **limits)
+        self._meeting = meeting
+
+    def execute(self, arguments: Mapping[str, Any]) -> str:
+        self._meeting.wait(timeout=20)
+        return f"met {arguments['text']}"
 
 
 class GivenTool(Tool):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ActionTypeError, AgentR1Error, ConfigurationError, EpisodeError
 from agent_r1_gym.vector import ToolVectorEnv, VectorOf, register
-from tests.helpers import TASKS, BatchTool, CounterTool, EchoTool, GivenTool, SleepTool, answer, call, make_env
+from tests.helpers import (
+    TASKS,
+    BatchTool,
+    CounterTool,
+    EchoTool,
+    GivenTool,
+    MeetingTool,
+    answer,
+    call,
+    make_env,
+)
 
 MODES = [mode.value for mode in AutoresetMode]
 
@@ -207,12 +217,12 @@ def test_tools_with_side_effects_are_called_for_every_environment() -> None:
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_slow_tools_of_64_environments_run_side_by_side(shared: bool) -> None:
-    one = SleepTool(0.05)
-    vector = ToolVectorEnv([make_env(tools=[one if shared else SleepTool(0.05)]) for _ in range(64)])
+    meeting = threading.Barrier(64)
+    one = MeetingTool(meeting)
+    vector = ToolVectorEnv([make_env(tools=[one if shared else MeetingTool(meeting)]) for _ in range(64)])
     vector.reset(seed=0)
-    start = time.perf_counter()
-    vector.step([call("sleep", text=str(index)) for index in range(64)])
-    assert time.perf_counter() - start < 0.5
+    infos = vector.step([call("sleep", text=str(index)) for index in range(64)])[4]
+    assert [outcomes[0].content for outcomes in infos["tool_outcomes"]] == [f"met {index}" for index in range(64)]
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------

@@ -176,10 +176,11 @@ def test_single_searches_do_not_wait_for_acknowledgements(passages):
     process, url = _started(0)
     retriever = HTTPRetriever(url)
     retriever.search("king")
-    begin = time.perf_counter()
+    seconds = []
     for _ in range(20):
+        begin = time.perf_counter()
         retriever.search("king")
-    # Without TCP_NODELAY each answer takes 40 ms.
-    assert time.perf_counter() - begin < 0.4
+        seconds.append(time.perf_counter() - begin)
+    assert min(seconds) < 0.03  # without TCP_NODELAY each answer takes 40 ms
     process.terminate()
     process.communicate(timeout=20)
