@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -21,4 +22,6 @@ if __name__ == "__main__":
             raise SystemExit(f"expected 2 processes, got {trainer.accelerator.num_processes}")
         if trainer.accelerator.is_main_process:
             torch.save(weights(trainer), folder / f"{algorithm}.pt")
-    torch.distributed.destroy_process_group()
+    torch.distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads now and then abort a process that tears down while the other one still does
