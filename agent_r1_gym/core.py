@@ -20,7 +20,7 @@ from agent_r1_gym.markup import encodable
 from agent_r1_gym.options import check_choice, check_integer, check_items, check_known
 from agent_r1_gym.parsing import Parser, make_parser
 from agent_r1_gym.rendering import render_ansi, render_message
-from agent_r1_gym.rewards import RewardSet, RewardTerm, make_rewards
+from agent_r1_gym.rewards import RewardSet, RewardTerm, find_scorer, make_rewards
 from agent_r1_gym.scoring import AnswerScorer
 from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.tool import PendingCall, Tool, execute_calls
@@ -101,7 +101,8 @@ class ToolEnv(gymnasium.Env[str, str]):
         self.tasks = tasks
         self.tools = tuple(tools)
         self.parser = make_parser(parser)
-        self.rewards = make_rewards(reward, reward_weights, scorer=scorer)
+        self.scorer = find_scorer(scorer)
+        self.rewards = make_rewards(reward, reward_weights, scorer=self.scorer)
         self.max_turns = max_turns
         self.max_history_chars = max_history_chars
         self.render_mode = render_mode

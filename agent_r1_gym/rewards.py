@@ -237,6 +237,7 @@ _PRESETS: dict[str, Callable[[AnswerScorer], tuple[RewardTerm, ...]]] = {
     "process": _process_terms,
 }
 REWARD_PRESETS = tuple(_PRESETS)
+"""Names that `make_rewards` takes."""
 
 
 def make_rewards(
@@ -258,7 +259,7 @@ def make_rewards(
     if isinstance(reward, str):
         if reward not in _PRESETS:
             raise ConfigurationError(f"Unknown reward preset {reward!r}. {suggest(reward, _PRESETS)}")
-        terms = _PRESETS[reward](_scorer(scorer))
+        terms = _PRESETS[reward](find_scorer(scorer))
     else:
         check_items("reward (a preset or terms)", reward, RewardTerm)
         terms = tuple(reward)
@@ -274,7 +275,12 @@ def make_rewards(
     return RewardSet(replace(term, weight=_weight(term.name, overrides.get(term.name, term.weight))) for term in terms)
 
 
-def _scorer(scorer: str | AnswerScorer) -> AnswerScorer:
+def find_scorer(scorer: str | AnswerScorer) -> AnswerScorer:
+    """Returns the scorer of that name, or `scorer` itself if it is one.
+
+    Raises:
+        ConfigurationError: no scorer has that name.
+    """
     if isinstance(scorer, str):
         if scorer not in SCORERS:
             raise ConfigurationError(f"Unknown scorer {scorer!r}. {suggest(scorer, SCORERS)}")

@@ -14,7 +14,6 @@ ErrorKind = Literal["malformed_call", "unknown_tool", "bad_arguments", "tool_err
 """Why a call has no proper outcome. The first three are the model's mistakes, the last two infrastructure."""
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
-MODEL_MISTAKES: frozenset[str] = frozenset({"malformed_call", "unknown_tool", "bad_arguments"})
 INFRASTRUCTURE_FAILURES: frozenset[str] = frozenset({"timeout", "unavailable"})
 
 

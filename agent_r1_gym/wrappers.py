@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -30,7 +31,7 @@ REMOVED_NOTE = "(older output removed)"
 """What `ContextWindow` shows instead of older tool output, unless told otherwise."""
 
 
-class _Observer(gymnasium.Wrapper[Any, str, Any, str], RecordConstructorArgs):
+class _Observer(gymnasium.Wrapper[Any, str, Any, str], RecordConstructorArgs, abc.ABC):
     """Replaces observation and info by what `observe` makes of them, after `reset` and after `step`."""
 
     def __init__(self, env: gymnasium.Env[Any, str]) -> None:
@@ -49,9 +50,9 @@ class _Observer(gymnasium.Wrapper[Any, str, Any, str], RecordConstructorArgs):
         observation, info = self.observe(observation, info)
         return observation, reward, terminated, truncated, info
 
+    @abc.abstractmethod
     def observe(self, observation: Any, info: Info) -> tuple[Any, Info]:
         """Returns the new observation, and `info`, which it may change in place."""
-        raise NotImplementedError
 
 
 class ChatSpace(Space[Chat]):

@@ -225,3 +225,9 @@ def test_worlds_of_different_seeds_differ() -> None:
     assert worlds[0].fingerprint != worlds[1].fingerprint
     prompts = [{world[i].prompt for i in range(len(world))} for world in worlds]
     assert len(prompts[0] & prompts[1]) < len(prompts[0]) / 10
+
+
+@pytest.mark.parametrize("options", [{"entities": 200}, {"split": "test"}, {"world_seed": 1}, {"style": "compct"}])
+def test_options_of_a_world_that_is_not_generated_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=r"dataset=|compact"):
+        gym.make("AgentR1/FictionQA-v0", dataset=little_dataset(), **options)

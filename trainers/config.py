@@ -117,7 +117,7 @@ class AgentConfig(GRPOConfig):
             "aliases": ["--env"],
         },
     )
-    env_kwargs: dict[str, Any] | str | None = _help(None, "Arguments for `gymnasium.make_vec`, as a JSON object.")
+    env_kwargs: dict[str, Any] | str | None = _help(None, "Arguments for `gymnasium.make`, as a JSON object.")
     algorithm: str = _help("grpo", f"One of {', '.join(ALGORITHMS)}; sets the preset fields that are not given.")
 
     gamma: float = _help(1.0, "Discount from one turn to the next, 0 to 1.")
@@ -133,7 +133,7 @@ class AgentConfig(GRPOConfig):
     loss_mask: bool = _help(True, "Ablation: False lets the environment's tokens into the loss.")
     advantage_mask: bool = _help(
         True,
-        "Ablation: False gives the environment's tokens advantages, as if sampled in the turn before.",
+        "Ablation: False gives the environment's tokens advantages, as if sampled in the turn after.",
     )
     kl_placement: str = _help(None, "Where KL of weight `beta` goes: loss, or reward. Preset.")
 

@@ -79,7 +79,9 @@ def env_maker(args: AgentConfig, tokenizer: Any) -> functools.partial[TextEnv]:
     if args.env_id not in gymnasium.registry:
         near = suggest(args.env_id, [name for name in gymnasium.registry if name.startswith("AgentR1/")])
         raise ConfigurationError(f"env_id={args.env_id!r} is not registered. {near}")
-    options: Mapping[str, Any] = args.env_kwargs if isinstance(args.env_kwargs, Mapping) else {}
+    if args.env_kwargs is not None and not isinstance(args.env_kwargs, Mapping):
+        raise ConfigurationError(f"env_kwargs must be a JSON object, got {args.env_kwargs!r:.80}.")
+    options: Mapping[str, Any] = args.env_kwargs or {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SampleDataWarning)
         env = gymnasium.make(args.env_id, **options).unwrapped
@@ -145,6 +147,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     trainer.save_model(args.output_dir)
+    if trainer.alarm.reason is not None:
+        raise SystemExit(
+            f"Training was stopped by an alarm: {trainer.alarm.reason}. The state is in {args.output_dir}."
+        )
 
 
 if __name__ == "__main__":

@@ -29,6 +29,6 @@ def run(options: argparse.Namespace) -> int:
         write_html(trajectories, folder / f"{name}.html")
         groups.append(trajectories)
     say(f"served: {envs[0].describe_dataset()}")
-    say(score_table(groups))
+    say(score_table(groups, scorer=envs[0].scorer))
     say(f"episodes to look at: {folder / 'oracle.html'} and {folder / 'naive.html'}")
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agent_r1_gym.commands.base import add_env_arguments, env_options, make_envs, say, table
@@ -13,7 +13,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.policies import POLICIES, Policy, ReplayPolicy, make_policy
 from agent_r1_gym.report import write_html
 from agent_r1_gym.rollout import rollout
-from agent_r1_gym.scoring import SCORERS
+from agent_r1_gym.scoring import AnswerScorer
 from agent_r1_gym.trajectory import Trajectory, append_trace
 
 
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     trajectories = play([first, *others], policy, indices, folder / "trace.jsonl")
     write_html(trajectories, folder / "trace.html")
     say(f"served: {first.describe_dataset()}")
-    say(score_table([trajectories]))
+    say(score_table([trajectories], scorer=first.scorer))
     say(f"traces: {folder / 'trace.jsonl'}, to look at: {folder / 'trace.html'}")
     return 0
 
@@ -73,24 +73,24 @@ def play(envs: Sequence[ToolEnv], policy: Policy, indices: Sequence[int], trace:
     return trajectories
 
 
-def score_table(groups: Sequence[Sequence[Trajectory]]) -> str:
+def score_table(groups: Sequence[Sequence[Trajectory]], *, scorer: AnswerScorer) -> str:
     """Returns one row of mean scores for each group of trajectories of one policy."""
     header = ("policy", "episodes", "answered right", "EM", "F1", "return", "turns", "calls", "failed calls", "dropped")
-    return table(header, [_scores(trajectories) for trajectories in groups if trajectories])
+    return table(header, [_scores(trajectories, scorer) for trajectories in groups if trajectories])
 
 
-def _scores(trajectories: Sequence[Trajectory]) -> tuple[str | int | float, ...]:
+def _scores(trajectories: Sequence[Trajectory], scorer: AnswerScorer) -> tuple[str | int | float, ...]:
     scored = [t for t in trajectories if t.infrastructure_error is None]
     number = max(len(scored), 1)
     turns = [turn for t in scored for turn in t.turns]
     errors = [error for turn in turns for error in turn.outcome_errors]
-    matches = [_score(t, "em") for t in scored]
+    matches = [_score(t, scorer.em) for t in scored]
     return (
         trajectories[0].policy,
         len(scored),
         f"{int(sum(matches))}/{len(scored)}",
         sum(matches) / number,
-        sum(_score(t, "f1") for t in scored) / number,
+        sum(_score(t, scorer.f1) for t in scored) / number,
         sum(t.episode_return for t in scored) / number,
         len(turns) / number,
         len(errors) / number,
@@ -99,20 +99,10 @@ def _scores(trajectories: Sequence[Trajectory]) -> tuple[str | int | float, ...]
     )
 
 
-def _score(trajectory: Trajectory, metric: str) -> float:
-    scorer = SCORERS[_scorer_name(trajectory)]
+def _score(trajectory: Trajectory, metric: Callable[[str, tuple[str, ...]], float]) -> float:
     if trajectory.answer is None or not trajectory.gold_answers:
         return 0.0
-    return (
-        scorer.em(trajectory.answer, trajectory.gold_answers)
-        if metric == "em"
-        else scorer.f1(trajectory.answer, trajectory.gold_answers)
-    )
-
-
-def _scorer_name(trajectory: Trajectory) -> str:
-    name = trajectory.dataset.split("/", 1)[0].removesuffix("-sample")
-    return name if name in SCORERS else "hotpotqa"
+    return metric(trajectory.answer, trajectory.gold_answers)
 
 
 def default_folder(env: str, policy: str) -> Path:

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_r1_gym.datasets.base import QADataset
-from agent_r1_gym.datasets.fiction import fiction_dataset
+from agent_r1_gym.datasets.fiction import FICTION_STYLES, fiction_dataset
 from agent_r1_gym.envs.multihop_qa import MultiHopQAEnv
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.options import check_choice
 
 _COMPACT: Mapping[str, Any] = {"system_prompt": "", "feedback": "short", "search_style": "plain", "top_k": 1}
 
@@ -80,6 +82,12 @@ class FictionQAEnv(MultiHopQAEnv):
         if dataset is None:
             weights = tuple(sorted(mix.items())) if mix is not None else None
             dataset = _shared_world(world_seed, entities, questions, split, style, weights)
+        elif (world_seed, entities, questions, split, mix) != (0, 600, None, "train", None):
+            raise ConfigurationError(
+                "FictionQA takes either dataset= or the generator's options (world_seed, entities, questions, split, "
+                "mix), got both; drop one."
+            )
+        check_choice("style", style, tuple(FICTION_STYLES))
         super().__init__(dataset=dataset, **{**(_COMPACT if style == "compact" else {}), **options})
 
 

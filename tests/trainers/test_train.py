@@ -71,6 +71,7 @@ def test_unknown_options_are_refused(model_folder: Path, tmp_path: Path) -> None
         ({"env_id": None}, "env_id is not given"),
         ({"env_id": "AgentR1/FictionQ-v0"}, "FictionQA-v0"),
         ({"env_id": "CartPole-v1", "env_kwargs": {}}, "observes Box"),
+        ({"env_kwargs": "style"}, "must be a JSON object"),
         ({"env_id": "AgentR1/HotpotQA-v0", "env_kwargs": {}}, '"dataset": "sample"'),
     ],
 )
