@@ -10,24 +10,18 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
 import random
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoTokenizer
 
 from agent_r1_gym.commands.base import make_envs, say
-from agent_r1_gym.storage import atomic_file
-from benchmarks.measure import provenance
+from benchmarks.cells import Cell, interval, read_cells, run_cells
 from benchmarks.multihop_settings import METHODS, PAPER, PROFILES, Method, Profile
 from trainers.config import AgentConfig
 from trainers.demonstrations import demonstrate
@@ -39,12 +33,11 @@ from trainers.supervised import TokenRow, fit, training_row
 from trainers.train import build_trainer
 
 RESULTS = Path(__file__).parent / "results" / "multihop_qa"
-_RESAMPLES = 2_000
 _EPOCHS, _BATCH, _LEARNING_RATE = 3, 16, 1e-3
 """Of supervised learning on full demonstrations."""
 
 
-def run_cell(method: Method, seed: int, profile: Profile, *, scratch: Path) -> dict[str, Any]:
+def run_cell(method: Method, seed: int, profile: Profile, *, scratch: Path) -> Cell:
     """Makes the model of one cell and returns its exact matches, a string of 0 and 1 for each test set."""
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
@@ -115,47 +108,15 @@ def _exact(method: Method, model: Any, tokenizer: Any, seed: int, options: dict[
 
 def run(options: argparse.Namespace) -> int:
     """Runs the cells that are not done yet."""
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     profile = PROFILES[options.profile]
     cells = [(name, seed) for seed in options.seed or profile.seeds for name in options.method or METHODS]
-    for number, (name, seed) in enumerate(cells, start=1):
-        path = options.output / options.profile / f"{name}-{seed}.json"
-        if path.exists():
-            continue
-        say(f"cell {number} of {len(cells)}: {name}, seed {seed}")
-        with tempfile.TemporaryDirectory() as scratch:
-            result = run_cell(METHODS[name], seed, profile, scratch=Path(scratch))
-        command = ("python", "-m", "benchmarks.multihop_qa", "run", "--profile", options.profile)
-        result |= provenance((*command, "--method", name, "--seed", str(seed)))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as temporary:
-            temporary.write_text(json.dumps(result) + "\n", encoding="utf-8")
+
+    def make(name: str, seed: int, scratch: Path) -> Cell:
+        return run_cell(METHODS[name], seed, profile, scratch=scratch)
+
+    command = ("python", "-m", "benchmarks.multihop_qa", "run", "--profile", options.profile)
+    run_cells(options.output / options.profile, cells, make, command=command)
     return 0
-
-
-def read_cells(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Returns the finished cells of a method, by seed."""
-    cells = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob(f"{name}-[0-9]*.json")]
-    return sorted(cells, key=lambda cell: int(cell["seed"]))
-
-
-def interval(cells: Sequence[str], *, seed: int = 0) -> tuple[float, float, float]:
-    """Returns mean and 95 % bootstrap interval of exact match over seeds and questions, both drawn with replacement.
-
-    Args:
-        cells: one string of 0 and 1 a seed, equally long, the same questions in the same order.
-        seed: of the resamples.
-    """
-    matrix = np.array([[int(mark) for mark in cell] for cell in cells], dtype=float)
-    rng = np.random.default_rng(seed)
-    seeds, questions = matrix.shape
-    means = [
-        matrix[rng.integers(seeds, size=seeds)][:, rng.integers(questions, size=questions)].mean()
-        for _ in range(_RESAMPLES)
-    ]
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(matrix.mean()), float(low), float(high)
 
 
 def table(folder: Path, profile: Profile) -> str:

@@ -66,7 +66,7 @@ class Profile:
 
     Attributes:
         training: options of the environment to train on.
-        test_sets: title to options of the environment; the last is out of domain.
+        test_sets: title to options of the environment; the last three are the shapes of the paper's, in their order.
         questions: of each test set.
         steps: optimiser steps of a training.
         seeds: one cell a method and seed.
@@ -87,9 +87,10 @@ PROFILES: Mapping[str, Profile] = {
         training={
             **_WORLD,
             "questions": 2000,
-            "mix": {"1hop": 0.2, "bridge": 0.45, "3hop": 0.2, "comparison": 0.15},
+            "mix": {"1hop": 0.15, "bridge": 0.3, "3hop": 0.2, "4hop": 0.2, "comparison": 0.15},
         },
         test_sets={
+            "one search suffices": {**_TEST, "split": "test", "mix": {"1hop": 1.0}},
             "two hops, comparison": {**_TEST, "split": "test", "mix": {"bridge": 0.8, "comparison": 0.2}},
             "compositional": {**_TEST, "split": "test", "mix": {"bridge": 0.5, "3hop": 0.5}},
             "unseen 3-4 hops": {**_TEST, "split": "ood", "mix": {"3hop": 0.7, "4hop": 0.3}},

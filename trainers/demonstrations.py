@@ -45,6 +45,8 @@ class Habits:
     """The full chain, but the first search is for the whole question."""
     retrieve_once: float = 0.20
     """Searches for the whole question once and answers with a value that comes back (Naive RAG)."""
+    wanders: float = 0.0
+    """Searches for the first fact, then for a name in what comes back that leads nowhere; answers from what it has."""
 
     def draw(self, rng: random.Random) -> str:
         """Returns the name of a habit."""
@@ -180,6 +182,15 @@ def _retrieve_once(question: Question, rng: random.Random) -> Script:
     yield _answer(_read(passage, question.metadata["path"]) or _subject(question.decomposition[0]))
 
 
+def _wanders(question: Question, rng: random.Random) -> Script:
+    first, *later = question.decomposition
+    passage = yield _call(_subject(first))
+    needed = {_subject(hop) for hop in later}
+    useless = yield _call(rng.choice([name for name in _links(passage) if name not in needed] or [_subject(first)]))
+    read = _read(useless, question.metadata["path"][-1:]) if later else ""
+    yield _answer(read or first.answer)
+
+
 _SCRIPTS: Mapping[str, Callable[[Question, random.Random], Script]] = {
     "full_chain": _full_chain,
     "stops_early": _stops_early,
@@ -187,6 +198,7 @@ _SCRIPTS: Mapping[str, Callable[[Question, random.Random], Script]] = {
     "direct_answer": _direct_answer,
     "question_as_query": _question_as_query,
     "retrieve_once": _retrieve_once,
+    "wanders": _wanders,
 }
 
 
@@ -243,3 +255,10 @@ def _read(passage: str, path: tuple[str, ...]) -> str:
             end = next(place for place, word in enumerate(value) if word in (",", "."))
             return " ".join(value[:end])
     return ""
+
+
+def _links(passage: str) -> list[str]:
+    """Returns the names of other entities that a compact passage states, each as `relation first-name last-name`."""
+    title, _, text = passage.partition(" : ")
+    clauses = text.removeprefix(title).replace(",", ".").split(".")
+    return [" ".join(words[1:]) for words in map(str.split, clauses) if len(words) == 3]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import multihop_qa
+from benchmarks.cells import interval
 from benchmarks.multihop_settings import METHODS, PAPER, PROFILES
 
 
@@ -34,10 +35,10 @@ def test_cells_of_every_kind_run_once_and_make_a_table(tmp_path: Path, capsys: p
 
 
 def test_interval_draws_seeds_and_questions() -> None:
-    assert multihop_qa.interval(["1111", "1111"]) == (1.0, 1.0, 1.0)
-    mean, low, high = multihop_qa.interval(["1" * 200, "0" * 200])  # all the spread is between seeds
+    assert interval(["1111", "1111"]) == (1.0, 1.0, 1.0)
+    mean, low, high = interval(["1" * 200, "0" * 200])  # all the spread is between seeds
     assert (mean, low, high) == (0.5, 0.0, 1.0)
-    mean, low, high = multihop_qa.interval(["10" * 200] * 3)  # all the spread is between questions: 0.5 +- 1.96 sd
+    mean, low, high = interval(["10" * 200] * 3)  # all the spread is between questions: 0.5 +- 1.96 sd
     assert mean == 0.5
     assert 0.44 < low < 0.46
     assert 0.54 < high < 0.56
@@ -46,4 +47,4 @@ def test_interval_draws_seeds_and_questions() -> None:
 def test_every_row_of_the_paper_has_a_method() -> None:
     assert {method.paper for method in METHODS.values()} - {None} == set(PAPER)
     assert len(PROFILES["cpu"].seeds) >= 5
-    assert len(PROFILES["cpu"].test_sets) == 3
+    assert len(PROFILES["cpu"].test_sets) == 4

@@ -1,0 +1,152 @@
+"""Can reinforcement learning find what no demonstration shows? Two-hop chains, from single searches only.
+
+    python -m benchmarks.discovery run [--method process ...] [--seed 0 ...]
+    python -m benchmarks.discovery table
+
+The warm start has never seen a complete chain of two searches: it searches once, or a second time for what leads
+nowhere, and then answers too early (`discovery_settings.HABITS`). A cell is a reward and a seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, TrainerCallback, TrainerControl, TrainerState
+
+from agent_r1_gym.commands.base import say
+from benchmarks.cells import Cell, read_cells, run_cells
+from benchmarks.discovery_settings import FULL, HABITS, QUICK, REWARDS, Settings
+from trainers.evaluation import is_solved
+from trainers.held_out import held_out, play
+from trainers.quickstart import configuration, load
+from trainers.tiny import build_model, build_tokenizer
+from trainers.train import build_trainer
+from trainers.warmstart import warm_start
+
+RESULTS = Path(__file__).parent / "results" / "discovery"
+_WARM = "warm_start"
+KINDS = ("1hop", "bridge")
+
+
+def make_warm_start(folder: Path, settings: Settings) -> None:
+    """Trains the policy that knows formats, single searches and stops, once for all cells."""
+    if folder.exists():
+        return
+    say(f"warm start: {settings.warm_steps} steps")
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer)
+    options = {"mix": settings.warm_mix, "habits": HABITS, "drill_steps": 0, "drilled": 0}
+    warm_start(model, tokenizer, steps=settings.warm_steps, **options)
+    unfinished = folder.with_suffix(".unfinished")
+    model.save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    unfinished.rename(folder)
+
+
+def run_cell(reward: str, seed: int, settings: Settings, *, warm: Path, scratch: Path) -> Cell:
+    """Trains one policy and returns its curve: exact match on held-out questions, one and two hops."""
+    torch.manual_seed(seed)
+    tokenizer = AutoTokenizer.from_pretrained(warm)
+    model = load(warm).eval()
+    args = configuration(scratch, algorithm="grpo", steps=settings.steps, seed=seed)
+    args.env_kwargs = {**settings.training, **REWARDS[reward].options}
+    trainer = build_trainer(args, model, tokenizer=tokenizer)
+    curve = Curve(trainer, tokenizer, settings)
+    curve.measure(0)
+    trainer.add_callback(curve)
+    trainer.train()
+    turns = [round(row["rollout/turns"], 3) for row in trainer.state.log_history if "rollout/turns" in row]
+    return {"method": reward, "seed": seed, "curve": curve.points, "turns": turns}
+
+
+class Curve(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+    """Measures the policy every so many steps; `points` are rows of step and exact match by kind of question."""
+
+    def __init__(self, trainer: Any, tokenizer: Any, settings: Settings) -> None:
+        self.points: list[dict[str, float]] = []
+        self._trainer, self._tokenizer, self._settings = trainer, tokenizer, settings
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_others: Any) -> None:
+        """Measures after a step whose number `every` divides, and after the last."""
+        if state.global_step % self._settings.every == 0 or state.global_step == args.max_steps:
+            self.measure(state.global_step)
+
+    def measure(self, step: int) -> None:
+        """Plays the held-out questions."""
+        self.points.append({"step": step, **{kind: self._exact(kind) for kind in KINDS}})
+
+    def _exact(self, kind: str) -> float:
+        number = self._settings.questions
+        episodes = play(self._trainer.model, self._tokenizer, held_out("test", kind), questions=number)
+        return sum(map(is_solved, episodes)) / number
+
+
+def found_at(cell: Cell, *, least: float = 0.5) -> int | None:
+    """Returns the first step at which two-hop exact match was at least `least`, None if it never was."""
+    return next((int(point["step"]) for point in cell["curve"] if point["bridge"] >= least), None)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the cells that are not done yet."""
+    settings = QUICK if options.quick else FULL
+    warm = options.output / _WARM
+    options.output.mkdir(parents=True, exist_ok=True)
+    make_warm_start(warm, settings)
+    cells = [(name, seed) for seed in options.seed or settings.seeds for name in options.method or REWARDS]
+
+    def make(name: str, seed: int, scratch: Path) -> Cell:
+        return run_cell(name, seed, settings, warm=warm, scratch=scratch)
+
+    run_cells(options.output, cells, make, command=("python", "-m", "benchmarks.discovery", "run"))
+    return 0
+
+
+def table(folder: Path) -> str:
+    """Returns the finished cells as a Markdown table."""
+    lines = [
+        "| reward | seeds | 2 hops before | 2 hops after | 1 hop after | seeds at .5 or more | first at .5, steps |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, reward in REWARDS.items():
+        cells = read_cells(folder, name)
+        if not cells:
+            continue
+        steps = [found_at(cell) for cell in cells]
+        last = [cell["curve"][-1] for cell in cells]
+        shown = " ".join("-" if step is None else str(step) for step in steps)
+        before = statistics.mean(cell["curve"][0]["bridge"] for cell in cells)
+        reached = sum(point["bridge"] >= 0.5 for point in last)
+        lines.append(
+            f"| {reward.title} | {len(cells)} | {before:.3f} | {_each(last, 'bridge')} | {_each(last, '1hop')} "
+            f"| {reached} | {shown} |"
+        )
+    return "\n".join(lines)
+
+
+def _each(points: Sequence[dict[str, float]], kind: str) -> str:
+    return " ".join(f"{point[kind]:.2f}" for point in points)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs cells, or shows the table of those that are done."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.discovery", description=__doc__)
+    parser.add_argument("action", choices=["run", "table"])
+    parser.add_argument("--method", action="append", choices=list(REWARDS), help="may be repeated (default: all)")
+    parser.add_argument("--seed", action="append", type=int, help="may be repeated (default: five)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    if options.action == "run":
+        return run(options)
+    say(table(options.output))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
