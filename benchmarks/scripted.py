@@ -33,6 +33,7 @@ from trainers.tiny import (
     ANSWER_OPEN,
     CALL_CLOSE,
     CALL_OPEN,
+    SIZES,
     THINK_CLOSE,
     THINK_OPEN,
     build_model,
@@ -233,11 +234,16 @@ MODELS = ("tiny", *_QWEN2_5)
 def make_model(name: str, tokenizer: PreTrainedTokenizerFast, *, device: str) -> PreTrainedModel:
     """Returns a randomly initialised model, the same on every call.
 
+    Args:
+        name: one of `MODELS`, or a size of the tiny policy (`trainers.tiny.SIZES`).
+        tokenizer: the model's.
+        device: where it lives.
+
     Raises:
         ValueError: its vocabulary is smaller than the tokenizer's.
     """
-    if name == "tiny":
-        return build_model(tokenizer).to(device)  # type: ignore[arg-type]
+    if name == "tiny" or name in SIZES:
+        return build_model(tokenizer, size="0.4M" if name == "tiny" else name).to(device)  # type: ignore[arg-type]
     config = Qwen2Config(
         **_QWEN2_5[name],
         tie_word_embeddings=True,

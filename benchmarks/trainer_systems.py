@@ -74,7 +74,7 @@ class Trainee(abc.ABC):
         force(model, script)
         self.trainer = self._make_trainer(model, self._arguments(device, folder))
         self.trainer.remove_callback(PrinterCallback)
-        self.stopwatch = Stopwatch(self.meter)
+        self.stopwatch = Stopwatch(Meter(device))  # its own: `_timed_generate` restarts the other within a step
         self.trainer.add_callback(self.stopwatch)
         self._generate = self.trainer._generate
         self.trainer._generate = self._timed_generate
