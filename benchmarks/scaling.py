@@ -12,8 +12,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
+import math
 import os
 import random
 import statistics
@@ -28,9 +30,19 @@ from typing import Any
 from agent_r1_gym.commands.base import say, table
 from agent_r1_gym.errors import ConfigurationError
 from benchmarks import measure
-from benchmarks.scaling_model import Job, Machine, Work, errors, fit, job_from, rollout_work, seconds, step_work
-from benchmarks.scaling_model import update_work as update
-from benchmarks.scaling_settings import ASSUMED, CASES, GPUS, GRID, HIGH, LOW, PRESETS, TURN_BUDGET, USABLE_MEMORY
+from benchmarks import scaling_settings as given
+from benchmarks.scaling_model import (
+    Job,
+    Machine,
+    Work,
+    errors,
+    fit,
+    job_from,
+    rollout_work,
+    seconds,
+    step_work,
+    update_work,
+)
 from benchmarks.trainer_settings import Lengths, Settings
 from trainers.memory import GIB, QWEN25, ModelShape, Setup, estimate
 
@@ -131,7 +143,7 @@ def observed(cases: Sequence[dict[str, Any]]) -> list[Observed]:
     found: list[Observed] = []
     for case in cases:
         job, rollout = job_from(case["job"]), case["rollout_cpu"]
-        found += [(rollout_work(job), rollout), (update(job), case["step_cpu"] - rollout)]
+        found += [(rollout_work(job), rollout), (update_work(job), case["step_cpu"] - rollout)]
     return found
 
 
@@ -238,61 +250,64 @@ def check(cases: Sequence[dict[str, Any]], profile: str) -> str:
 
 
 def planned_jobs(options: argparse.Namespace) -> dict[str, Job]:
-    """Returns the step at assumed lengths, cut to the budgets, and at the budgets: all tokens used up.
+    """Returns the step at assumed lengths, cut to the context, and at the budgets, that is with all tokens used up.
 
     Half of the context is the prompt's, half the completion's, as in the paper.
     """
-    half, turns = options.context / 2, options.turns
+    half, turns, gaps = options.context / 2, options.turns, options.turns - 1
     if half < turns:
         raise ConfigurationError(f"--context {options.context} leaves no token for each of {turns} turns: raise it.")
-    spoken = min(TURN_BUDGET, half / turns)
-    full = {"prompt": half, "spoken": spoken, "response": (half - turns * spoken) / max(1, turns - 1)}
-    usual = {name: getattr(options, f"{name}_tokens") for name in ASSUMED}
-    share = min(1.0, half / (turns * usual["spoken"] + (turns - 1) * usual["response"]))
-    usual = {"prompt": min(half, usual["prompt"])} | {name: share * usual[name] for name in ("spoken", "response")}
-    if turns == 1:
-        full["response"] = 0.0
-    lora = options.lora_rank
+    prompt, spoken, response = options.prompt_tokens, options.spoken_tokens, options.response_tokens
+    share = min(1.0, half / (turns * spoken + gaps * response))
+    most = min(given.TURN_BUDGET, half / turns)
+    lengths = {
+        "assumed": {"prompt": min(half, prompt), "spoken": share * spoken, "response": share * response},
+        "budget": {"prompt": half, "spoken": most, "response": (half - turns * most) / gaps if gaps else 0.0},
+    }
+    whole = options.lora_rank is not None
     setup = Setup(
-        lora_rank=lora,
-        weight_bytes=4 if lora is None else 2,
-        slots=options.slots or max(1, min(128, -(-options.batch * options.rollouts // options.gpus))),
+        lora_rank=options.lora_rank,
+        weight_bytes=2 if whole else 4,
+        slots=min(given.MOST_SLOTS, math.ceil(options.batch * options.rollouts / options.gpus)),
         length=options.context,
         micro_batch=options.micro_batch,
         reference=not options.no_reference,
         critic=options.critic,
-        shards=options.gpus if lora is None else 1,
+        shards=1 if whole else options.gpus,
     )
-    fixed = {"shape": QWEN25[options.model], "setup": setup, "questions": options.batch, "rollouts": options.rollouts}
-    fixed |= {"turns": turns, "processes": options.gpus, "mini_batches": options.mini_batches}
-    return {"assumed": Job(**fixed, **usual), "budget": Job(**fixed, **full)}
+    job = functools.partial(Job, QWEN25[options.model], setup, options.batch, options.rollouts, turns)
+    rest = {"processes": options.gpus, "mini_batches": options.mini_batches}
+    return {name: job(**found, **rest) for name, found in lengths.items()}
 
 
 def plan(options: argparse.Namespace, host: Machine) -> list[tuple[str, ...]]:
-    """Returns the rows of the table for one model, number of GPUs, turns and context: one at each lengths."""
-    gpu, rows = GPUS[options.gpu], []
-    price = gpu.price if options.price is None else options.price
+    """Returns the rows of the table for one model, number of GPUs, turns and context: one for each kind of lengths."""
+    gpu, steps, rows = given.GPUS[options.gpu], math.ceil(options.questions / options.batch), []
+    episodes = steps * options.batch * options.rollouts
     for lengths, job in planned_jobs(options).items():
-        peak, room = estimate(job.shape, job.setup).peak / GIB, gpu.memory * USABLE_MEMORY
-        steps = -(-options.questions // options.batch)
-        episodes = steps * options.batch * options.rollouts
-        ends = [seconds(step_work(job), efficiency.machine(gpu, host=host)) for efficiency in (LOW, HIGH)]
+        peak, room = estimate(job.shape, job.setup).peak / GIB, gpu.memory * given.USABLE_MEMORY
+        ends = []
+        for end in (given.LOW, given.HIGH):
+            uneven = replace(job, spread=end.spread) if lengths == "assumed" else job
+            ends.append(seconds(step_work(uneven), end.machine(gpu, host=host)))
         hours = [steps * second / 3600 for second in ends]
         rows.append(
             (
                 *(options.model, str(options.gpus), str(options.turns), str(options.context), lengths),
                 f"{peak:.0f} of {room:.0f}{'' if peak <= room else ': TOO MUCH'}",
                 *(f"{episodes * tokens / 1e6:,.0f}" for tokens in (job.sampled, job.prompt + job.completion)),
-                _between(ends),
-                _between(hours),
-                _between([hour * options.gpus * price for hour in hours]),
+                *map(_between, (ends, hours, [hour * options.gpus * _price(options) for hour in hours])),
             )
         )
     return rows
 
 
-HEADER = ("model", "GPUs", "turns", "context", "lengths", "GiB a GPU", "M tokens sampled", "M tokens trained on")
+HEADER = ("model", "GPUs", "turns", "context", "lengths", "GiB a GPU", "M tokens sampled", "M tokens in all")
 HEADER += ("s a step", "hours", "US dollars")
+
+
+def _price(options: argparse.Namespace) -> float:
+    return float(given.GPUS[options.gpu].price if options.price is None else options.price)
 
 
 def _between(values: Sequence[float]) -> str:
@@ -301,18 +316,19 @@ def _between(values: Sequence[float]) -> str:
 
 def predict(options: argparse.Namespace, host: Machine) -> str:
     """Returns the table, and what in it is measured and what assumed."""
-    changes = [{}]
-    if options.all:
-        changes = [dict(zip(("model", *GRID), c, strict=True)) for c in itertools.product(QWEN25, *GRID.values())]
+    grid = {"model": tuple(QWEN25), **given.GRID} if options.all else {}
+    changes = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     rows = [row for change in changes for row in plan(argparse.Namespace(**vars(options) | change), host)]
-    price = GPUS[options.gpu].price if options.price is None else options.price
+    low, high = given.LOW, given.HIGH
     notes = (
-        "Measured here: host seconds a turn and a step. Counted: tokens, weights, optimiser, KV cache, operations.",
-        f"ASSUMED, no {options.gpu} was measured: {LOW.flops:.0%} to {HIGH.flops:.0%} of its peak operations, "
-        f"{LOW.bandwidth:.0%} to {HIGH.bandwidth:.0%} of its bandwidths, {LOW.launch:g} to {HIGH.launch:g} s a layer "
-        f"and pass, {LOW.wait:g} to {HIGH.wait:g} s a tool call that nothing hides; {price:g} US dollars an hour.",
-        f"Lengths: 'assumed' {options.prompt_tokens:g} tokens of prompt, {options.spoken_tokens:g} sampled a turn, "
-        f"{options.response_tokens:g} a tool response, cut to the context; 'budget': every token of it used up.",
+        "Counted: tokens, weights, optimiser, KV cache, operations. Measured on a CPU: host seconds a turn and a step.",
+        f"ASSUMED, no {options.gpu} was measured: {low.flops:.0%} to {high.flops:.0%} of its peak operations, "
+        f"{low.bandwidth:.0%} to {high.bandwidth:.0%} of its bandwidths, {low.launch:g} to {high.launch:g} s a layer "
+        f"and pass, {low.wait:g} to {high.wait:g} s a tool call that nothing hides, {_price(options):g} US dollars an "
+        "hour.",
+        f"Lengths: 'assumed' {options.prompt_tokens} tokens of prompt, {options.spoken_tokens} sampled a turn, "
+        f"{options.response_tokens} a tool response, cut to the context, the longest episode {low.spread:g} to "
+        f"{high.spread:g} times the mean; 'budget': every token of the context used up.",
     )
     return table(HEADER, rows) + "\n\n" + "\n".join(notes)
 
@@ -323,25 +339,23 @@ def _parser(defaults: Mapping[str, Any] = MappingProxyType({})) -> argparse.Argu
     )
     parser.add_argument("--calibration", type=Path, default=CALIBRATION, help="file of measured steps")
     actions = parser.add_subparsers(dest="action", required=True)
-    timing = actions.add_parser("measure")
-    timing.add_argument("--rounds", type=int, default=5)
+    actions.add_parser("measure").add_argument("--rounds", type=_positive, default=5)
     actions.add_parser("check").add_argument("--profile", default="cpu")
     scale = actions.add_parser("predict")
-    scale.add_argument("--preset", choices=list(PRESETS))
+    scale.add_argument("--preset", choices=list(given.PRESETS))
     scale.add_argument("--all", action="store_true", help="every model x GPUs x turns x context")
     scale.add_argument("--model", choices=list(QWEN25), default="3B", help="Qwen2.5 of this size")
-    scale.add_argument("--gpu", choices=list(GPUS), default="h100")
+    scale.add_argument("--gpu", choices=list(given.GPUS), default="h100")
     for name, default in (("gpus", 8), ("turns", 5), ("context", 8192), ("questions", 51_200), ("batch", 128)):
         scale.add_argument(f"--{name}", type=_positive, default=default, help="default: %(default)s")
     for name, default in (("rollouts", 5), ("micro-batch", 1), ("mini-batches", 1)):
         scale.add_argument(f"--{name}", type=_positive, default=default, help="default: %(default)s")
-    for name, tokens in ASSUMED.items():
-        scale.add_argument(f"--{name}-tokens", type=float, default=tokens, help="default: %(default)s")
-    scale.add_argument("--slots", type=_positive, help="episodes side by side on a GPU (default: its own, at most 128)")
+    for name, tokens in given.ASSUMED.items():
+        scale.add_argument(f"--{name}-tokens", type=_positive, default=tokens, help="default: %(default)s")
     scale.add_argument("--lora-rank", type=_positive, help="train an adapter, the model whole on each GPU")
     scale.add_argument("--critic", action="store_true", help="PPO")
     scale.add_argument("--no-reference", action="store_true", help="no KL: beta is 0")
-    scale.add_argument("--price", type=float, help="US dollars for a GPU and hour (default: an assumption)")
+    scale.add_argument("--price", type=_amount, help="US dollars for a GPU and hour (default: an assumption)")
     scale.set_defaults(**defaults)
     return parser
 
@@ -352,22 +366,39 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _amount(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected an amount above 0, got {text!r}")
+    return value
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, checks or predicts."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser().parse_args(words)
+    words, parser = list(sys.argv[1:] if arguments is None else arguments), _parser()
+    options = parser.parse_args(words)
+    try:
+        _run(options, words)
+    except ConfigurationError as error:
+        parser.error(str(error))
+    return 0
+
+
+def _run(options: argparse.Namespace, words: Sequence[str]) -> None:
     if options.action == "measure":
-        cases = measure_cases(CASES, rounds=options.rounds)
+        cases = measure_cases(given.CASES, rounds=options.rounds)
         found = measure.provenance(("python", "-m", "benchmarks.scaling", *words))
         measure.append_row(options.calibration, {"rounds": options.rounds, "cases": cases, **found})
-        return 0
+        return
     cases = calibration(options.calibration)
     if options.action == "check":
         say(check(cases, options.profile))
     else:
-        options = _parser(PRESETS.get(options.preset, {})).parse_args(words)
+        options = _parser(given.PRESETS.get(options.preset, {})).parse_args(words)
         say(predict(options, fit(observed(cases))))
-    return 0
 
 
 if __name__ == "__main__":

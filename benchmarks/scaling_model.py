@@ -132,14 +132,13 @@ def rollout_work(job: Job) -> list[Work]:
     responses = job.episodes * (job.turns - 1) * job.response
     passes = max(waves * (job.turns - 1), responses / PREFILL_TOKENS)
     middle = job.prompt + job.completion / 2
-    prompt = _forward(job, passes=max(1.0, prompts / PREFILL_TOKENS), tokens=prompts, context=job.prompt / 2, heads=0)
+    calls, steps = job.episodes * (job.turns - 1), job.turns * (job.spoken - 1) * waves * job.spread
     gathered = job.shape.parameters * setup.compute_bytes if setup.shards > 1 else 0
+    prompt = _forward(job, passes=max(1.0, prompts / PREFILL_TOKENS), tokens=prompts, context=job.prompt / 2)
     return [
         replace(prompt, sent=float(gathered)),
-        _forward(job, passes=passes, tokens=responses, context=middle, heads=0),
-        _forward(
-            job, passes=waves * job.turns * (job.spoken - 1) * job.spread, tokens=tokens, context=middle, heads=tokens
-        ),
+        _forward(job, passes=passes, tokens=responses, context=middle, reads=calls),
+        _forward(job, passes=steps, tokens=tokens, context=middle, reads=tokens, heads=tokens),
         Work(turn=job.episodes * job.turns, wait=waves * (job.turns - 1)),
     ]
 
@@ -156,7 +155,7 @@ def update_work(job: Job) -> list[Work]:
     batches = max(1.0, job.episodes / setup.micro_batch)
     width = job.prompt + job.completion * job.spread
     completion = job.episodes * job.completion * job.spread
-    one = _forward(job, passes=batches, tokens=job.episodes * width, context=width / 2, heads=completion, cached=False)
+    one = _forward(job, passes=batches, tokens=job.episodes * width, context=width / 2, heads=completion)
     gathered = batches * job.shape.parameters * setup.compute_bytes if setup.shards > 1 else 0
     passes = Work(flop=times * one.flop, byte=times * one.byte, launch=times * one.launch, sent=float(times * gathered))
     updates = job.mini_batches * (1 + setup.critic)
@@ -169,8 +168,17 @@ def step_work(job: Job) -> list[Work]:
     return [*rollout_work(job), *update_work(job)]
 
 
-def _forward(job: Job, *, passes: float, tokens: float, context: float, heads: float, cached: bool = True) -> Work:
-    """Returns passes over `tokens` that attend `context` others on the average; `heads` of them get logits."""
+def _forward(job: Job, *, passes: float, tokens: float, context: float, reads: float = 0, heads: float = 0) -> Work:
+    """Returns passes over `tokens` that attend `context` others on the average.
+
+    Args:
+        job: says the model.
+        passes: how many.
+        tokens: in all of them.
+        context: tokens.
+        reads: how often the cache of a row is read: once for each row of each pass.
+        heads: tokens that get logits.
+    """
     shape, size = job.shape, job.setup.compute_bytes
     linear = shape.layers * sum(inputs * outputs for inputs, outputs in shape.projections)
     attention = 2 * shape.layers * shape.heads * shape.head_dim * context
@@ -179,7 +187,7 @@ def _forward(job: Job, *, passes: float, tokens: float, context: float, heads: f
     read = passes * (linear + shape.vocabulary * shape.width) * size + tokens * 2 * token
     return Work(
         flop=2 * (tokens * (linear + attention) + heads * shape.vocabulary * shape.width),
-        byte=read + (tokens * context * column if cached else 0),
+        byte=read + reads * context * column,
         launch=passes * shape.layers,
     )
 

@@ -53,6 +53,7 @@ class Efficiency:
         bandwidth: share of the peak, of memory and of the interconnect.
         launch: seconds that one layer of one forward pass costs however little it computes.
         wait: seconds of a tool call that no other episode's decoding hides.
+        spread: sampled tokens of the longest episode over the mean's.
         overlap: whether computing, memory and interconnect work at the same time.
     """
 
@@ -60,6 +61,7 @@ class Efficiency:
     bandwidth: float
     launch: float
     wait: float
+    spread: float
     overlap: bool
 
     def machine(self, gpu: Gpu, *, host: Machine) -> Machine:
@@ -76,14 +78,16 @@ class Efficiency:
         )
 
 
-LOW = Efficiency(flops=0.5, bandwidth=0.8, launch=1e-4, wait=0.0, overlap=True)
-HIGH = Efficiency(flops=0.2, bandwidth=0.4, launch=1e-3, wait=1.0, overlap=False)
+LOW = Efficiency(flops=0.5, bandwidth=0.8, launch=1e-4, wait=0.0, spread=1.0, overlap=True)
+HIGH = Efficiency(flops=0.2, bandwidth=0.4, launch=1e-3, wait=1.0, spread=1.5, overlap=False)
 """The least and the most hours: launches as with CUDA graphs and as without; tools that are hidden or take a second."""
 
-ASSUMED = MappingProxyType({"prompt": 512.0, "spoken": 256.0, "response": 700.0})
+ASSUMED = MappingProxyType({"prompt": 512, "spoken": 256, "response": 700})
 """Tokens of a prompt, a model turn and a tool response (five passages of about 100 words), if nothing else is said."""
 TURN_BUDGET = 1024
 """Most tokens of a model turn."""
+MOST_SLOTS = 128
+"""Most episodes that a GPU decodes side by side: `trainers.train.MOST_SLOTS`."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
