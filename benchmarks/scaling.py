@@ -20,6 +20,7 @@ import os
 import random
 import statistics
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -100,6 +101,7 @@ def measure_cases(cases: Sequence[tuple[str, Lengths, int, int]], *, rounds: int
 
     torch.set_num_threads(1)
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    warnings.filterwarnings("ignore", category=FutureWarning)
     taken: dict[str, list[dict[str, float]]] = {}
     with TemporaryDirectory() as folder:
         agents = {}
@@ -158,7 +160,8 @@ def speed_rows(machine: Machine, path: Path) -> Iterator[tuple[str, float, float
     from benchmarks.scripted import make_model, write_script
     from benchmarks.systems import OURS
 
-    for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    for row in map(json.loads, lines):
         if row["claim"] not in ("rollouts", "step") or row["settings"]["model"] != "tiny":
             continue
         settings = Settings(**row["settings"])
@@ -227,14 +230,14 @@ def demonstrated_job(options: dict[str, Any], *, episodes: int = 128) -> Job:
     )
 
 
-def check(cases: Sequence[dict[str, Any]], profile: str) -> str:
+def check(cases: Sequence[dict[str, Any]], results: Path, profile: str) -> str:
     """Returns predicted and measured seconds of everything that the fit did not see, and the errors."""
     machine = fit(observed(cases))
     sets = {
         "each case, fitted to the others (CPU time)": held_out(cases, "name"),
         "each size, fitted to the other sizes (CPU time)": held_out(cases, "size"),
-        "trainer_speed (CPU time, another day)": list(speed_rows(machine, RESULTS / "trainer_speed.jsonl")),
-        "multihop_qa (wall time under varying load)": list(cells(machine, RESULTS / "multihop_qa", profile)),
+        "trainer_speed (CPU time, another day)": list(speed_rows(machine, results / "trainer_speed.jsonl")),
+        "multihop_qa (wall time under varying load)": list(cells(machine, results / "multihop_qa", profile)),
     }
     units = {name: value for name, value in asdict(machine).items() if value and name != "overlap"}
     lines = ["fitted, seconds a unit: " + ", ".join(f"{name} {value:.3g}" for name, value in units.items())]
@@ -340,7 +343,9 @@ def _parser(defaults: Mapping[str, Any] = MappingProxyType({})) -> argparse.Argu
     parser.add_argument("--calibration", type=Path, default=CALIBRATION, help="file of measured steps")
     actions = parser.add_subparsers(dest="action", required=True)
     actions.add_parser("measure").add_argument("--rounds", type=_positive, default=5)
-    actions.add_parser("check").add_argument("--profile", default="cpu")
+    checking = actions.add_parser("check")
+    checking.add_argument("--results", type=Path, default=RESULTS, help="folder of measured steps and cells")
+    checking.add_argument("--profile", choices=["cpu"], default="cpu", help="of the cells (default: %(default)s)")
     scale = actions.add_parser("predict")
     scale.add_argument("--preset", choices=list(given.PRESETS))
     scale.add_argument("--all", action="store_true", help="every model x GPUs x turns x context")
@@ -395,7 +400,7 @@ def _run(options: argparse.Namespace, words: Sequence[str]) -> None:
         return
     cases = calibration(options.calibration)
     if options.action == "check":
-        say(check(cases, options.profile))
+        say(check(cases, options.results, options.profile))
     else:
         options = _parser(given.PRESETS.get(options.preset, {})).parse_args(words)
         say(predict(options, fit(observed(cases))))
