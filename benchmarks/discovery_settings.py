@@ -10,22 +10,21 @@ from trainers.demonstrations import Habits
 
 HABITS: Mapping[str, Habits] = {
     "1hop": Habits(
-        full_chain=0.5,
+        full_chain=0.75,
         stops_early=0.0,
         malformed_call=0.1,
         direct_answer=0.05,
         question_as_query=0.05,
         retrieve_once=0.05,
-        wanders=0.25,
     ),
     "bridge": Habits(
         full_chain=0.0,
         stops_early=0.4,
         malformed_call=0.0,
-        direct_answer=0.1,
+        direct_answer=0.05,
         question_as_query=0.0,
-        retrieve_once=0.2,
-        wanders=0.3,
+        retrieve_once=0.15,
+        wanders=0.4,
     ),
 }
 """No habit that could play a whole chain of two searches: on two-hop questions even the second search never helps."""
@@ -85,7 +84,7 @@ _MIX = {"1hop": 0.5, "bridge": 0.5}
 FULL = Settings(
     training={**_WORLD, "questions": 2000, "mix": {"1hop": 0.3, "bridge": 0.7}},
     warm_mix=_MIX,
-    warm_steps=2000,
+    warm_steps=3000,
     steps=200,
     every=10,
     questions=200,

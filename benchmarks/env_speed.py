@@ -214,8 +214,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--claim", action="append", choices=sorted(CLAIMS), help="run only this one; may be repeated")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, nothing is kept unless --output says where")
     parser.add_argument("--output", type=Path, help=f"file to append to (default: {RESULTS.name} in results/)")
+    parser.add_argument("--corpus", type=int, help="passages that the server searches, instead of the settings' number")
     options = parser.parse_args(arguments)
     settings = QUICK if options.quick else FULL
+    if options.corpus is not None:
+        settings = replace(settings, corpus=options.corpus)
     output = options.output or (None if options.quick else RESULTS)
     command = ["python", "-m", "benchmarks.env_speed", *(sys.argv[1:] if arguments is None else arguments)]
     for name in options.claim or CLAIMS:

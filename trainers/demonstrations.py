@@ -46,7 +46,7 @@ class Habits:
     retrieve_once: float = 0.20
     """Searches for the whole question once and answers with a value that comes back (Naive RAG)."""
     wanders: float = 0.0
-    """Searches for the first fact, then for a name in what comes back that leads nowhere; answers from what it has."""
+    """Searches for the first fact, then for a name in what comes back that leads nowhere, and answers from there."""
 
     def draw(self, rng: random.Random) -> str:
         """Returns the name of a habit."""
@@ -186,9 +186,8 @@ def _wanders(question: Question, rng: random.Random) -> Script:
     first, *later = question.decomposition
     passage = yield _call(_subject(first))
     needed = {_subject(hop) for hop in later}
-    useless = yield _call(rng.choice([name for name in _links(passage) if name not in needed] or [_subject(first)]))
-    read = _read(useless, question.metadata["path"][-1:]) if later else ""
-    yield _answer(read or first.answer)
+    useless = yield _call(rng.choice([name for name in _names(passage) if name not in needed] or [_subject(first)]))
+    yield _answer(_read(useless, question.metadata["path"][-1:]) or rng.choice(_values(useless) or [first.answer]))
 
 
 _SCRIPTS: Mapping[str, Callable[[Question, random.Random], Script]] = {
@@ -257,8 +256,13 @@ def _read(passage: str, path: tuple[str, ...]) -> str:
     return ""
 
 
-def _links(passage: str) -> list[str]:
-    """Returns the names of other entities that a compact passage states, each as `relation first-name last-name`."""
+def _names(passage: str) -> list[str]:
+    """Returns the values in a compact passage that are names of other entities: they have two words."""
+    return [value for value in _values(passage) if " " in value]
+
+
+def _values(passage: str) -> list[str]:
+    """Returns what a compact passage states, without the relations."""
     title, _, text = passage.partition(" : ")
     clauses = text.removeprefix(title).replace(",", ".").split(".")
-    return [" ".join(words[1:]) for words in map(str.split, clauses) if len(words) == 3]
+    return [" ".join(words[1:]) for words in map(str.split, clauses) if words]

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from agent_r1_gym.errors import ConfigurationError
-from benchmarks import scaling
+from benchmarks import scaling, scaling_check
 from benchmarks.scaling_model import (
     Job,
     Machine,
@@ -186,9 +186,9 @@ def test_the_grid_has_every_model_gpus_turns_and_context(measured, capsys):
 
 
 def test_held_out_cases_of_a_known_machine_are_predicted(measured):
-    cases = scaling.calibration(measured)
+    cases = scaling_check.calibration(measured)
     for by in ("name", "size"):
-        rows = scaling.held_out(cases, by)
+        rows = scaling_check.held_out(cases, by)
         assert [name for name, _, _ in rows] == [case["name"] for case in cases]
         assert errors([(p, m) for _, p, m in rows])[1] < 1e-6
 
@@ -226,7 +226,7 @@ def test_steps_are_measured_into_cases():
 def test_a_step_of_full_demonstrations_has_the_turns_of_its_questions():
     pytest.importorskip("trl", reason="the train extra")
     world = {"style": "compact", "entities": 200, "questions": 20, "mix": {"bridge": 1.0}}
-    job = scaling.demonstrated_job(world, episodes=8)
+    job = scaling_check.demonstrated_job(world, episodes=8)
     assert job.turns == 3
     assert job.spread >= 1
     assert job.prompt + job.completion <= job.setup.length
