@@ -46,7 +46,8 @@ class Habits:
     retrieve_once: float = 0.20
     """Searches for the whole question once and answers with a value that comes back (Naive RAG)."""
     wanders: float = 0.0
-    """Searches for the first fact, then for a name in what comes back that leads nowhere, and answers from there."""
+    """Searches for the first fact, then for any name in what comes back. If the question leads there, it answers with
+    that name, too early; if not, with something that it reads there."""
 
     def draw(self, rng: random.Random) -> str:
         """Returns the name of a habit."""
@@ -185,9 +186,10 @@ def _retrieve_once(question: Question, rng: random.Random) -> Script:
 def _wanders(question: Question, rng: random.Random) -> Script:
     first, *later = question.decomposition
     passage = yield _call(_subject(first))
-    needed = {_subject(hop) for hop in later}
-    useless = yield _call(rng.choice([name for name in _names(passage) if name not in needed] or [_subject(first)]))
-    yield _answer(_read(useless, question.metadata["path"][-1:]) or rng.choice(_values(useless) or [first.answer]))
+    name = rng.choice(_names(passage) or [_subject(first)])
+    there = yield _call(name)
+    read = _read(there, question.metadata["path"][-1:]) or rng.choice(_values(there) or [first.answer])
+    yield _answer(name if name in map(_subject, later) else read)
 
 
 _SCRIPTS: Mapping[str, Callable[[Question, random.Random], Script]] = {

@@ -17,19 +17,21 @@ from benchmarks.discovery_settings import FULL, HABITS, REWARDS
 from trainers.demonstrations import demonstrate
 
 
-def test_no_demonstration_finds_both_passages_of_a_two_hop_question() -> None:
+def test_no_demonstration_answers_a_two_hop_question_from_its_second_passage() -> None:
     dataset = fiction_dataset(seed=4, entities=400, questions=100, style="compact", mix={"bridge": 1.0})
     env = FictionQAEnv(dataset=dataset, style="compact")
     habits = [habit for habit, weight in asdict(HABITS["bridge"]).items() if weight > 0]
     assert "full_chain" not in habits
-    twice = 0
+    both = 0
     for habit in habits:
         for index, question in enumerate(dataset):
             messages = demonstrate(env, index, habit=habit, rng=random.Random(index))
             titles = {message.content.partition(" :")[0] for message in messages if message.role == "tool"}
-            assert not titles >= {fact.title for fact in question.supporting_facts}
-            twice += sum(message.role == "tool" for message in messages) == 2
-    assert twice == 100  # wandering searches twice, always in vain
+            answer = messages[-1].content.removeprefix("<answer>").removesuffix("</answer>")
+            if titles >= {fact.title for fact in question.supporting_facts}:
+                both += 1
+                assert answer == question.decomposition[0].answer  # of the first fact: the second is not used
+    assert 0 < both < 60  # wandering meets the second passage by chance
 
 
 def test_cells_run_once_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
