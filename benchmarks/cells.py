@@ -41,10 +41,13 @@ def run_cells(
         say(f"cell {number} of {len(todo)}: {name}, seed {seed}")
         with tempfile.TemporaryDirectory() as scratch:
             cell = make(name, seed, Path(scratch))
-        cell |= provenance((*command, "--method", name, "--seed", str(seed)))
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as temporary:
-            temporary.write_text(json.dumps(cell) + "\n", encoding="utf-8")
+        write_cell(path, cell | provenance((*command, "--method", name, "--seed", str(seed))))
+
+
+def write_cell(path: Path, cell: Cell) -> None:
+    """Writes a finished cell, whole or not at all."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(cell) + "\n", encoding="utf-8")
 
 
 def read_cells(folder: Path, name: str) -> list[Cell]:

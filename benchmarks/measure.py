@@ -220,7 +220,15 @@ def _machine() -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "load": round(os.getloadavg()[0], 2) if sys.platform != "win32" else None,
+        **_gpus(),
     }
+
+
+def _gpus() -> dict[str, Any]:
+    """Returns the GPUs that a measurement could have used: none if it never loaded torch."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    names = [cuda.get_device_name(number) for number in range(cuda.device_count())] if cuda else []
+    return {"gpus": names} if names else {}
 
 
 def _cpu_model() -> str:

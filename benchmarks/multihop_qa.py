@@ -2,8 +2,10 @@
 
     python -m benchmarks.multihop_qa run [--profile cpu] [--method grpo ...] [--seed 0 ...]
     python -m benchmarks.multihop_qa table [--profile cpu]
+    python -m benchmarks.multihop_qa commands|dry-run|collect --profile paper
 
 A cell is one method and one seed; each is a file of its own, so that a run that was stopped goes on where it was.
+The paper's own scale is a list of commands (`multihop_paper.py`), whose evaluations `collect` turns into cells.
 """
 
 from __future__ import annotations
@@ -21,27 +23,29 @@ import torch
 from transformers import AutoTokenizer
 
 from agent_r1_gym.commands.base import make_envs, say
+from benchmarks import multihop_at_scale as at_scale
 from benchmarks.cells import Cell, interval, read_cells, run_cells
 from benchmarks.multihop_settings import METHODS, PAPER, PROFILES, Method, Profile
+from benchmarks.multihop_start import load_start, start_folder
 from trainers.config import AgentConfig
 from trainers.demonstrations import demonstrate
 from trainers.evaluation import is_solved
 from trainers.held_out import ENV, play
-from trainers.quickstart import SHIPPED, configuration, load
+from trainers.quickstart import configuration
 from trainers.rejection import rejection_sampling
 from trainers.supervised import TokenRow, fit, training_row
 from trainers.train import build_trainer
 
 RESULTS = Path(__file__).parent / "results" / "multihop_qa"
-_EPOCHS, _BATCH, _LEARNING_RATE = 3, 16, 1e-3
+_EPOCHS, _BATCH = 3, 16
 """Of supervised learning on full demonstrations."""
 
 
-def run_cell(method: Method, seed: int, profile: Profile, *, scratch: Path) -> Cell:
+def run_cell(method: Method, seed: int, profile: Profile, *, start: Path, scratch: Path) -> Cell:
     """Makes the model of one cell and returns its exact matches, a string of 0 and 1 for each test set."""
     torch.manual_seed(seed)
-    tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
-    model = load(SHIPPED).eval()
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    model = load_start(start)
     started = time.perf_counter()
     model, log = _learn(method, model, tokenizer, seed, profile, scratch)
     seconds = time.perf_counter() - started
@@ -64,7 +68,7 @@ def _learn(
         rows = [row for row in trainer.state.log_history if "rollout/reward/em" in row]
         return trainer.model.eval(), [round(row["rollout/reward/em"], 4) for row in rows]
     if method.kind == "rejection":
-        rejection_sampling(model, tokenizer, args)
+        rejection_sampling(model, tokenizer, args, lr=profile.supervised_learning_rate)
     elif method.kind == "demonstrations":
         _imitate(model, tokenizer, args, profile)
     return model.eval(), []
@@ -72,7 +76,8 @@ def _learn(
 
 def _arguments(method: Method, seed: int, profile: Profile, scratch: Path) -> AgentConfig:
     options = dict(method.options)
-    args = configuration(scratch, algorithm=options.pop("algorithm", "grpo"), steps=profile.steps, seed=seed)
+    algorithm = options.pop("algorithm", "grpo")
+    args = configuration(scratch, algorithm=algorithm, steps=profile.steps, seed=seed, **profile.trainer)
     args.env_kwargs = dict(profile.training)
     for name, value in options.items():
         setattr(args, name, value)
@@ -93,7 +98,7 @@ def _imitate(model: Any, tokenizer: Any, args: AgentConfig, profile: Profile) ->
         for _ in itertools.count():
             yield from rng.sample(shown, len(shown))
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=profile.supervised_learning_rate, weight_decay=0.0)
     steps = max(1, _EPOCHS * number // _BATCH)
     fit(model, tokenizer, rows, optimizer=optimizer, steps=steps, batch_size=_BATCH, seed=args.seed)
 
@@ -111,17 +116,19 @@ def run(options: argparse.Namespace) -> int:
     profile = PROFILES[options.profile]
     cells = [(name, seed) for seed in options.seed or profile.seeds for name in options.method or METHODS]
 
+    folder = options.output / options.profile
+
     def make(name: str, seed: int, scratch: Path) -> Cell:
-        return run_cell(METHODS[name], seed, profile, scratch=scratch)
+        start = start_folder(profile, folder)
+        return run_cell(METHODS[name], seed, profile, start=start, scratch=scratch)
 
     command = ("python", "-m", "benchmarks.multihop_qa", "run", "--profile", options.profile)
-    run_cells(options.output / options.profile, cells, make, command=command)
+    run_cells(folder, cells, make, command=command)
     return 0
 
 
-def table(folder: Path, profile: Profile) -> str:
-    """Returns the finished cells as a Markdown table, the paper's own numbers beside them."""
-    titles = list(profile.test_sets)
+def table(folder: Path, titles: Sequence[str]) -> str:
+    """Returns the finished cells as a Markdown table of these test sets, the paper's own numbers beside them."""
     lines = [
         f"| method | seeds | {' | '.join(titles)} | paper: HotpotQA, 2Wiki, MuSiQue |",
         f"| --- | --- | {'--- | ' * len(titles)}--- |",
@@ -138,17 +145,25 @@ def table(folder: Path, profile: Profile) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs cells, or shows the table of those that are done."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.multihop_qa", description=__doc__)
-    parser.add_argument("action", choices=["run", "table"])
-    parser.add_argument("--profile", choices=list(PROFILES), default="cpu", help="default: %(default)s")
+    """Runs cells, or shows the table of those that are done; at the paper's scale, shows or tries the commands."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.multihop_qa", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("action", choices=["run", "table", *at_scale.ACTIONS])
+    parser.add_argument("--profile", choices=[*PROFILES, "paper"], default="cpu", help="default: %(default)s")
     parser.add_argument("--method", action="append", choices=list(METHODS), help="may be repeated (default: all)")
     parser.add_argument("--seed", action="append", type=int, help="may be repeated (default: the profile's)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="default: %(default)s")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="of cells (default: %(default)s)")
     options = parser.parse_args(arguments)
+    paper = options.profile == "paper"
+    if options.action != "table" and paper != (options.action in at_scale.ACTIONS):
+        parser.error(f"{options.action} does not go with --profile {options.profile}: see --help")
+    if options.action in at_scale.ACTIONS:
+        return at_scale.act(options)
     if options.action == "run":
         return run(options)
-    say(table(options.output / options.profile, PROFILES[options.profile]))
+    titles = at_scale.TEST_SETS if paper else PROFILES[options.profile].test_sets
+    say(table(options.output / options.profile, list(titles)))
     return 0
 
 

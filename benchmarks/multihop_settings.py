@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Kind = Literal["naive-rag", "untrained", "rl", "rejection", "demonstrations"]
@@ -61,6 +61,19 @@ PAPER: Mapping[str, tuple[float, float, float]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class WarmStart:
+    """How the model that all cells of a profile start from is taught (`trainers.warmstart.warm_start`).
+
+    Attributes:
+        size: key of `trainers.tiny.SIZES`.
+        options: of `warm_start`, where they differ from its defaults.
+    """
+
+    size: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """One scale of the experiment.
 
@@ -70,6 +83,9 @@ class Profile:
         questions: of each test set.
         steps: optimiser steps of a training.
         seeds: one cell a method and seed.
+        start: how the model is taught that training starts from; None: it is the one that comes with the package.
+        trainer: fields of `AgentConfig` that differ from `trainers.quickstart.configuration`.
+        supervised_learning_rate: of the two controls.
     """
 
     training: Mapping[str, Any]
@@ -77,12 +93,15 @@ class Profile:
     questions: int
     steps: int
     seeds: tuple[int, ...]
+    start: WarmStart | None = None
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    supervised_learning_rate: float = 1e-3
 
 
 _WORLD = {"style": "compact", "entities": 800}
 _TEST = {**_WORLD, "world_seed": 1, "questions": 400}
 
-PROFILES: Mapping[str, Profile] = {
+PROFILES: dict[str, Profile] = {
     "cpu": Profile(
         training={
             **_WORLD,
@@ -108,3 +127,25 @@ PROFILES: Mapping[str, Profile] = {
     ),
 }
 """The shapes of HotpotQA, 2WikiMultihopQA and MuSiQue in fictional worlds, for a policy of 0.4M parameters."""
+
+_LARGE = {"entities": 2400}
+PROFILES["gpu"] = replace(
+    PROFILES["cpu"],
+    training={**PROFILES["cpu"].training, **_LARGE, "questions": 6000},
+    test_sets={title: {**each, **_LARGE, "questions": 800} for title, each in PROFILES["cpu"].test_sets.items()},
+    questions=800,
+    steps=200,
+    start=WarmStart("92M", {"steps": 4000, "batch_size": 64, "entities": 600, "lr": 0.002, "adam_lr": 0.002}),
+    trainer={
+        "per_device_train_batch_size": 128,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 3e-5,
+        "critic_learning_rate": 1e-4,
+    },
+    supervised_learning_rate=1e-4,
+)
+"""92M parameters, worlds three times as large, 32 questions x 8 rollouts a step. Never run: nothing here is tuned.
+
+Compact style, because the model starts from nothing: natural style would need a subword tokenizer, which the package
+does not ship, and a model that reads varied English, which minutes of training do not give.
+"""

@@ -48,7 +48,7 @@ STEPS = {
     ),
     "retrieval": (("wire", "corpus", "store", "transport"), ("client", "server")),
     "tools": (("function", "search"), ("__init__",)),
-    "envs": (("multihop_qa",), ("fiction_qa",)),
+    "envs": (("multihop_qa",), ("fiction_qa", "mixed_qa")),
     "policies": (("scripted", "endpoint", "methods"), ("__init__",)),
     "evaluation": (("runs", "statistics"), ("metrics", "players"), ("runner",)),
     "report": (

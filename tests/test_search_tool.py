@@ -42,6 +42,15 @@ def test_plain_style_is_for_tiny_vocabularies() -> None:
     assert outcome.content == "Paris : Paris is a city."
 
 
+@pytest.mark.parametrize(("style", "shown"), [("numbered", "(1) Paris: Paris is"), ("plain", "Paris : Paris is")])
+def test_long_passages_are_shown_up_to_a_limit_and_kept_whole(style: str, shown: str) -> None:
+    tool = SearchTool(StubRetriever(PASSAGES), style=style, top_k=1, passage_chars=8)
+    outcome = outcome_of(tool, query="city.")
+    assert outcome.content == shown
+    assert outcome.data[0].passage == PASSAGES[0]
+    assert tool.batch_key != SearchTool(tool.retriever, style=style, top_k=1).batch_key
+
+
 def test_nothing_found_is_said() -> None:
     outcome = outcome_of(SearchTool(StubRetriever(PASSAGES)), query="zebra")
     assert (outcome.content, outcome.ok, outcome.data) == ("nothing found", True, ())

@@ -50,32 +50,37 @@ SECONDS = {"baselines": 15, "step": 1.6, "evaluation": 10, "control": 120, "warm
 _TRACES = 12
 
 
-def configuration(folder: Path, *, algorithm: str, steps: int, seed: int, lora_r: int = 0) -> AgentConfig:
-    """Returns the settings of the run: 16 questions x 8 rollouts a step, no KL."""
-    return AgentConfig(
-        output_dir=str(folder),
-        env_id=ENV,
-        env_kwargs=dict(TRAINING),
-        algorithm=algorithm,
-        max_steps=steps,
-        seed=seed,
-        num_generations=8,
-        per_device_train_batch_size=64,
-        gradient_accumulation_steps=2,
-        learning_rate=LORA_LEARNING_RATE if lora_r else LEARNING_RATE,
-        lr_scheduler_type="constant",
-        beta=0.0,
-        critic_learning_rate=1e-3,
-        max_turn_tokens=40,
-        max_prompt_length=64,
-        max_completion_length=160,
-        logging_steps=1,
-        report_to="none",
-        save_strategy="no",
-        use_cpu=not torch.cuda.is_available(),
-        bf16=False,
-        gradient_checkpointing=False,
-    )
+def configuration(
+    folder: Path, *, algorithm: str, steps: int, seed: int, lora_r: int = 0, **changes: Any
+) -> AgentConfig:
+    """Returns the settings of the run: 16 questions x 8 rollouts a step, no KL; but for `changes`."""
+    settings: dict[str, Any] = {
+        "env_kwargs": dict(TRAINING),
+        "num_generations": 8,
+        "per_device_train_batch_size": 64,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": LORA_LEARNING_RATE if lora_r else LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "beta": 0.0,
+        "critic_learning_rate": 1e-3,
+        "max_turn_tokens": 40,
+        "max_prompt_length": 64,
+        "max_completion_length": 160,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "use_cpu": not torch.cuda.is_available(),
+        "bf16": False,
+        "gradient_checkpointing": False,
+    }
+    chosen: dict[str, Any] = {
+        "output_dir": str(folder),
+        "env_id": ENV,
+        "algorithm": algorithm,
+        "max_steps": steps,
+        "seed": seed,
+    }
+    return AgentConfig(**(settings | changes | chosen))
 
 
 def load(folder: Path) -> Any:

@@ -6,7 +6,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 
 from agent_r1_gym import storage
@@ -20,6 +20,7 @@ __all__ = [
     "SampleDataWarning",
     "SupportingFact",
     "load_dataset",
+    "load_mixture",
     "prepared_folder",
 ]
 
@@ -91,6 +92,25 @@ def load_dataset(
     if dataset == "hub":
         return _from_hub(name, hub_id or formats.format_of(name).HUB_ID, wanted or "train")
     return _from_path(name, _as_path(dataset), wanted)
+
+
+def load_mixture(
+    sources: Mapping[str, str | os.PathLike[str]], *, split: str | None = None, questions: int | None = None
+) -> QADataset:
+    """Returns several data sets as one (`mixture.MixedQADataset`); equal arguments give the same object.
+
+    Args:
+        sources: short name of each data set to where it is taken from, see `load_dataset`.
+        split: see `load_dataset`.
+        questions: in all, equally many of each; None: all there are.
+
+    Raises:
+        ConfigurationError, DatasetError: see `load_dataset` and `MixedQADataset`.
+    """
+    from agent_r1_gym.datasets.mixture import MixedQADataset
+
+    parts = tuple(load_dataset(name, source, split=split) for name, source in sources.items())
+    return _share(("mixture", parts, questions), lambda: MixedQADataset(parts, questions=questions))
 
 
 def _as_given(dataset: QADataset, split: str | None) -> QADataset:

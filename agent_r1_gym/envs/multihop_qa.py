@@ -31,6 +31,7 @@ class MultiHopQAEnv(ToolEnv):
         setting: "open": one corpus for all questions; "distractor": an episode searches its question's own paragraphs.
         retriever: what the open setting searches, see `retrieval.make_retriever`; None: embedded BM25.
         top_k: passages per query.
+        passage_chars: characters of each passage that are shown, for corpora of whole articles; None: all.
         search_style: how passages are shown, see `SearchTool`.
         **options: see `ToolEnv`.
 
@@ -55,6 +56,7 @@ class MultiHopQAEnv(ToolEnv):
         setting: str = "open",
         retriever: str | Retriever | None = None,
         top_k: int = 5,
+        passage_chars: int | None = None,
         search_style: str = "numbered",
         scorer: str | None = None,
         **options: Any,
@@ -63,7 +65,7 @@ class MultiHopQAEnv(ToolEnv):
         self.dataset = load_dataset(self.dataset_name, dataset, split=split)
         self.setting = setting
         self._description = self.dataset.describe()
-        self._make_search = functools.partial(SearchTool, top_k=top_k, style=search_style)
+        self._make_search = functools.partial(SearchTool, top_k=top_k, passage_chars=passage_chars, style=search_style)
         _check_questions(self.dataset, setting)
         tool = self._make_search(self._open_retriever(retriever))
         super().__init__(tasks=self.dataset, tools=[tool], scorer=scorer or self.dataset_name, **options)
@@ -171,10 +173,10 @@ class HotpotQAEnv(MultiHopQAEnv):
     `parse_errors`, `end_reason`, `infrastructure_error`: see `ToolEnv`.
 
     ## Arguments
-    `dataset="auto"`, `split=None`, `setting="open"`, `retriever=None`, `top_k=5`, `search_style="numbered"`: see
-    `MultiHopQAEnv`. `parser="hermes"`, `reward="em"`, `reward_weights=None`, `scorer=None` (the data set's own),
-    `max_turns=5`, `max_history_chars=65536`, `system_prompt=None`, `feedback="full"`, `markup=()`, `render_mode=None`:
-    see `ToolEnv`.
+    `dataset="auto"`, `split=None`, `setting="open"`, `retriever=None`, `top_k=5`, `passage_chars=None`,
+    `search_style="numbered"`: see `MultiHopQAEnv`. `parser="hermes"`, `reward="em"`, `reward_weights=None`,
+    `scorer=None` (the data set's own), `max_turns=5`, `max_history_chars=65536`, `system_prompt=None`,
+    `feedback="full"`, `markup=()`, `render_mode=None`: see `ToolEnv`.
 
     ## References
     Yang et al., HotpotQA (EMNLP 2018, arXiv 1809.09600). Agent-R1 (arXiv 2511.14460).

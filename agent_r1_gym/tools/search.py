@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from agent_r1_gym.errors import AgentR1Error, ConfigurationError, RetrievalError, suggest
+from agent_r1_gym.options import check_integer
 from agent_r1_gym.retrieval.base import Hit, Retriever, check_k
 from agent_r1_gym.tool import Arguments, Tool
 from agent_r1_gym.types import ToolOutcome
@@ -23,6 +24,7 @@ class SearchTool(Tool):
     Args:
         retriever: what is searched; shared, so `close` leaves it open.
         top_k: passages per query.
+        passage_chars: characters of a passage that are shown, its beginning; None: all of it.
         style: "numbered" shows `(1) Title: text` a line, "plain" `title : text` (for tiny vocabularies).
         name: what the model calls.
         description: what it does, for the model.
@@ -33,6 +35,7 @@ class SearchTool(Tool):
         retriever: Retriever,
         *,
         top_k: int = 5,
+        passage_chars: int | None = None,
         style: str = "numbered",
         name: str = "search",
         description: str = "Search an encyclopedia; returns the best passages.",
@@ -40,12 +43,16 @@ class SearchTool(Tool):
         super().__init__(name, description, _PARAMETERS, timeout=retriever.call_timeout, max_output_chars=32_768)
         self.retriever = retriever
         self.top_k = check_k(top_k)
+        if passage_chars is not None:
+            check_integer("passage_chars", passage_chars, 1)
+        self._passage_chars = passage_chars
         self._style = _checked_style(style)
 
     @property
     def batch_key(self) -> Hashable:
         """Equal for tools that search the same retriever in the same way."""
-        return (type(self), self.name, id(self.retriever), self.top_k, self._style, self.timeout, self.max_output_chars)
+        shown = (self.top_k, self._style, self._passage_chars)
+        return (type(self), self.name, id(self.retriever), *shown, self.timeout, self.max_output_chars)
 
     @property
     def is_instant(self) -> bool:
@@ -71,9 +78,12 @@ class SearchTool(Tool):
     def _show(self, hits: Sequence[Hit]) -> str:
         if not hits:
             return "nothing found"
+        end = self._passage_chars
         if self._style == "plain":
-            return "\n".join([f"{passage.title} : {passage.text}" for passage, _ in hits])
-        return "\n".join([f"({rank}) {passage.title}: {passage.text}" for rank, (passage, _) in enumerate(hits, 1)])
+            return "\n".join([f"{passage.title} : {passage.text[:end]}" for passage, _ in hits])
+        return "\n".join(
+            [f"({rank}) {passage.title}: {passage.text[:end]}" for rank, (passage, _) in enumerate(hits, 1)]
+        )
 
 
 def _checked_style(style: str) -> str:

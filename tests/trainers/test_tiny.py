@@ -103,9 +103,9 @@ def test_rollouts_can_use_the_template():
     assert prompt + action + gap == TOKENIZER.apply_chat_template(rendered, add_generation_prompt=True)["input_ids"]
 
 
-@pytest.mark.parametrize(("size", "millions"), [("0.4M", 0.4), ("1.5M", 1.5), ("5M", 5.0)])
+@pytest.mark.parametrize(("size", "millions"), [("0.4M", 0.4), ("1.5M", 1.5), ("5M", 5.0), ("92M", 92.0)])
 def test_sizes_are_what_their_names_say(size, millions):
-    assert set(SIZES) == {"0.4M", "1.5M", "5M"}
+    assert set(SIZES) == {"0.4M", "1.5M", "5M", "92M"}
     assert build_model(TOKENIZER, size=size).num_parameters() == pytest.approx(millions * 1e6, rel=0.1)
 
 

@@ -1,0 +1,152 @@
+"""The profiles `paper` and `gpu`: every command parses as written and runs with a stand-in; a start is made once."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from agent_r1_gym.evaluation.runs import RunFolder
+from benchmarks import multihop_qa
+from benchmarks.multihop_at_scale import collect
+from benchmarks.multihop_dryrun import SUBSTITUTIONS, Command, check_words, dry_run, report, stand_in
+from benchmarks.multihop_paper import NO_COMMAND, TEST_SETS, TRAINING, batch_sizes, commands, script, trained
+from benchmarks.multihop_settings import METHODS, PROFILES, WarmStart
+from trainers.options import read_options
+from trainers.warmstart import warm_start
+
+EVERY = commands(list(METHODS), [0, 1])
+
+
+def test_every_command_of_every_method_parses_as_written() -> None:
+    for command in EVERY:
+        check_words(command)
+    trainings = [command for command in EVERY if command.stage == "training"]
+    assert len(trainings) == 2 * sum(method.kind == "rl" for method in METHODS.values())
+    assert len({command.words for command in EVERY}) == len(EVERY)
+
+
+def test_a_command_that_no_program_takes_is_found() -> None:
+    with pytest.raises(SystemExit):
+        check_words(Command("evaluation", "", ("agent-r1", "eval", "HotpotQA", "--polcy", "oracle")))
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.kind == "rl"])
+def test_trainings_have_the_papers_numbers(name: str) -> None:
+    [training] = [command for command in commands([name], [3]) if command.stage == "training"]
+    words = training.words[training.words.index("trainers.train") + 1 :]
+    args, model = read_options([*words, "--use_cpu", "True", "--bf16", "False"])
+    assert (model.model_name_or_path, args.seed, args.output_dir) == ("Qwen/Qwen2.5-3B-Instruct", 3, trained(name, 3))
+    assert (args.learning_rate, args.critic_learning_rate, args.beta) == (1e-6, 1e-5, 0.001)
+    assert (args.max_prompt_length, args.max_completion_length, args.max_turn_tokens) == (8192, 8192, 1024)
+    rollouts = 1 if METHODS[name].options["algorithm"] == "ppo" else 5
+    assert args.num_generations == rollouts
+    step = 8 * args.per_device_train_batch_size * args.gradient_accumulation_steps
+    assert step == 64 * rollouts
+    assert 8 * args.per_device_train_batch_size * args.steps_per_generation == 128 * rollouts
+    assert args.max_steps * step == 51_200 * rollouts == TRAINING["questions"] * rollouts
+    wanted = METHODS[name].options
+    assert {option: getattr(args, option) for option in wanted} == dict(wanted)
+
+
+def test_batch_sizes_fill_the_gpus_for_any_algorithm() -> None:
+    assert batch_sizes("grpo")["gradient_accumulation_steps"] == 8
+    assert batch_sizes("ppo")["gradient_accumulation_steps"] == 2
+
+
+def test_the_script_is_what_runs_and_says_what_cannot() -> None:
+    text = script(list(METHODS), [0, 1])
+    lines = text.replace("\\\n", " ").splitlines()
+    assert [tuple(shlex.split(line)) for line in lines if line and not line.startswith("#")] == [c.words for c in EVERY]
+    for name, method in METHODS.items():
+        assert (f"# {method.title}: no command" in text) == (method.kind in NO_COMMAND), name
+    assert max(map(len, text.splitlines())) < 240
+
+
+def test_substitutions_name_options_that_the_commands_have() -> None:
+    for program, options in SUBSTITUTIONS.items():
+        words = {word for command in EVERY for word in command.words if program in command.words or program == "train"}
+        assert options.keys() <= words
+    training = next(command for command in EVERY if command.stage == "training")
+    words = stand_in(training)
+    kwargs = json.loads(words[words.index("--env_kwargs") + 1])
+    assert kwargs == {**TRAINING, "questions": 16, "retriever": "bm25"}
+
+
+def test_a_method_runs_from_data_to_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = dry_run(["naive-rag", "grpo"], [0], folder=tmp_path)
+    shown = report(outcomes)
+    assert {outcome.status for outcome in outcomes} == {"ran", "parsed"}, shown
+    assert [outcome.command.words[1] for outcome in outcomes if outcome.status == "parsed"] == ["serve-retriever"]
+    state = json.loads((tmp_path / trained("grpo", 0) / "trainer_state.json").read_text())
+    assert state["global_step"] == 1
+    assert "train --max_steps: 800 -> 1" in shown
+    searched = RunFolder(tmp_path / "runs/paper/eval/naive-rag/MuSiQue").metrics()["overall"]["metrics"]
+    assert searched["calls"]["mean"] == 1
+    assert collect(tmp_path / "runs/paper/eval", tmp_path / "cells/paper") == 0
+    cell = json.loads((tmp_path / "cells/paper/grpo-0.json").read_text())
+    assert {title: len(marks) for title, marks in cell["exact"].items()} == dict.fromkeys(TEST_SETS, 4)
+    assert (cell["seed"], cell["runs"]["2Wiki"]["settings"]["questions"]) == (0, 4)
+    assert cell["commit"]
+    capsys.readouterr()
+    assert multihop_qa.main(["table", "--profile", "paper", "--output", str(tmp_path / "cells")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_a_command_that_fails_is_shown_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Command("evaluation", "no such policy", ("agent-r1", "eval", "HotpotQA", "--policy", "nowhere"))
+    fine = Command("data", "musique", ("agent-r1", "prepare", "musique", "--index", "none"))
+    monkeypatch.setattr("benchmarks.multihop_dryrun.commands", lambda *_: [broken, fine])
+    outcomes = dry_run([], [], folder=tmp_path)
+    assert [outcome.status for outcome in outcomes] == ["FAILED", "ran"]
+    assert "nowhere" in report(outcomes)
+
+
+def test_unfinished_evaluations_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "eval/base/HotpotQA").mkdir(parents=True)
+    assert collect(tmp_path / "eval", tmp_path / "cells") == 1
+    assert "left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", ["run --profile paper", "commands --profile cpu", "dry-run"])
+def test_actions_of_another_scale_are_refused(words: str) -> None:
+    with pytest.raises(SystemExit):
+        multihop_qa.main(words.split())
+
+
+def test_a_small_copy_of_the_gpu_profile_runs_and_its_start_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = {"entities": 200, "questions": 64}
+    small = dataclasses.replace(
+        PROFILES["gpu"],
+        training={**PROFILES["gpu"].training, **world},
+        test_sets={title: {**options, **world} for title, options in PROFILES["gpu"].test_sets.items()},
+        questions=4,
+        steps=1,
+        start=WarmStart("0.4M", {"steps": 2, "batch_size": 4, "drill_steps": 1, "entities": 200}),
+        trainer={**PROFILES["gpu"].trainer, "per_device_train_batch_size": 8, "max_completion_length": 64},
+    )
+    monkeypatch.setitem(PROFILES, "gpu", small)
+    run = ["run", "--profile", "gpu", "--seed", "0", "--output", str(tmp_path)]
+    assert multihop_qa.main([*run, "--method", "grpo"]) == 0
+    [start] = (tmp_path / "gpu").glob("start-????????")
+    taught = (start / "model.safetensors").stat().st_mtime_ns
+    assert multihop_qa.main([*run, "--method", "base"]) == 0
+    assert (start / "model.safetensors").stat().st_mtime_ns == taught
+    cells = {name: json.loads((tmp_path / f"gpu/{name}-0.json").read_text()) for name in ("grpo", "base")}
+    assert all(len(marks) == 4 for cell in cells.values() for marks in cell["exact"].values())
+    assert json.loads((start / "start.json").read_text())["log"]
+
+
+def test_the_gpu_profile_is_the_cpu_profile_enlarged() -> None:
+    gpu = PROFILES["gpu"]
+    assert gpu.start is not None
+    assert gpu.start.size == "92M"
+    assert gpu.start.options.keys() <= inspect.signature(warm_start).parameters.keys()
+    assert gpu.training["entities"] == 3 * PROFILES["cpu"].training["entities"]
+    assert list(gpu.test_sets) == list(PROFILES["cpu"].test_sets)
