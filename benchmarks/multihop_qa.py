@@ -46,11 +46,11 @@ def run_cell(method: Method, seed: int, profile: Profile, *, start: Path, scratc
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(start)
     model = load_start(start)
-    started = time.perf_counter()
+    wall, cpu = time.perf_counter(), time.process_time()
     model, log = _learn(method, model, tokenizer, seed, profile, scratch)
-    seconds = time.perf_counter() - started
+    taken = {"training_seconds": time.perf_counter() - wall, "training_cpu_seconds": time.process_time() - cpu}
     exact = {title: _exact(method, model, tokenizer, seed, options, profile) for title, options in _sets(profile)}
-    return {"method": method.title, "seed": seed, "training_seconds": seconds, "exact": exact, "curve": log}
+    return {"method": method.title, "seed": seed, **taken, "exact": exact, "curve": log}
 
 
 def _sets(profile: Profile) -> list[tuple[str, dict[str, Any]]]:

@@ -237,7 +237,7 @@ def test_the_check_reads_measured_steps_and_trainings(measured, tmp_path, capsys
     folder = tmp_path / "multihop_qa" / "cpu"
     folder.mkdir(parents=True)
     for name in ("grpo-0", "ppo-3", "base-0"):  # the last is no training
-        (folder / f"{name}.json").write_text(json.dumps({"training_seconds": 100.0, "curve": [0.0] * 60}))
+        (folder / f"{name}.json").write_text(json.dumps({"training_cpu_seconds": 100.0, "curve": [0.0] * 60}))
     assert scaling.main(["--calibration", str(measured), "check", "--results", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "trainer_speed (CPU time, another day): nothing measured yet" in text
