@@ -3,8 +3,8 @@
     python -m benchmarks.discovery run [--method process ...] [--seed 0 ...]
     python -m benchmarks.discovery table
 
-The warm start has never seen a complete chain of two searches: it searches once, or a second time for what leads
-nowhere, and then answers too early (`discovery_settings.HABITS`). A cell is a reward and a seed.
+The warm start has never seen a complete chain of two searches: it searches once and answers too early, or searches a
+second time at random and answers wrongly (`discovery_settings.HABITS`). A cell is a reward and a seed.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ HABITS: Mapping[str, Habits] = {
         wanders=0.4,
     ),
 }
-"""No habit that could play a whole chain of two searches: on two-hop questions even the second search never helps."""
+"""No habit plays a whole chain of two searches: a second search, to a random name, ends in a wrong answer always."""
 
 
 @dataclass(frozen=True, slots=True)

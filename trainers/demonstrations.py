@@ -46,8 +46,7 @@ class Habits:
     retrieve_once: float = 0.20
     """Searches for the whole question once and answers with a value that comes back (Naive RAG)."""
     wanders: float = 0.0
-    """Searches for the first fact, then for any name in what comes back. If the question leads there, it answers with
-    that name, too early; if not, with something that it reads there."""
+    """Searches for the first fact, then for any name in what comes back, and answers with anything wrong from there."""
 
     def draw(self, rng: random.Random) -> str:
         """Returns the name of a habit."""
@@ -184,12 +183,10 @@ def _retrieve_once(question: Question, rng: random.Random) -> Script:
 
 
 def _wanders(question: Question, rng: random.Random) -> Script:
-    first, *later = question.decomposition
-    passage = yield _call(_subject(first))
-    name = rng.choice(_names(passage) or [_subject(first)])
+    passage = yield _call(_subject(question.decomposition[0]))
+    name = rng.choice(_names(passage) or [_subject(question.decomposition[0])])
     there = yield _call(name)
-    read = _read(there, question.metadata["path"][-1:]) or rng.choice(_values(there) or [first.answer])
-    yield _answer(name if name in map(_subject, later) else read)
+    yield _answer(rng.choice([value for value in (name, *_values(there)) if value not in question.answers]))
 
 
 _SCRIPTS: Mapping[str, Callable[[Question, random.Random], Script]] = {
