@@ -44,7 +44,7 @@ from trainers.preflight import (
 )
 from trainers.rollout import Collector, EpisodeLimits, Row, TextEnv
 from trainers.sampling import Engine
-from trainers.sharding import check_sharding, whole_weights
+from trainers.sharding import check_sharding, save_whole_model, whole_weights
 from trainers.signals import SignalStop
 from trainers.templates import ChatTokens
 from trainers.trainer import AgentTrainer
@@ -313,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.stderr.write(_farewell(trainer))
         raise SystemExit(128 + stop.stopped)
     trainer.save_state()  # the log, which `agent-r1 report` draws
-    trainer.save_model(args.output_dir)
+    save_whole_model(trainer, args.output_dir)
     if trainer.alarm.reason is not None:
         raise SystemExit(
             f"Training was stopped by an alarm: {trainer.alarm.reason}. The state is in {args.output_dir}."
