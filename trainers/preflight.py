@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from huggingface_hub import constants, model_info, try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.integrations import get_reporting_integration_callbacks
 from trl import ModelConfig  # type: ignore[attr-defined]
 from trl.chat_template_utils import get_training_chat_template
 
@@ -43,7 +44,7 @@ class Source:
 
 
 def check_packages(args: AgentConfig, model_args: ModelConfig) -> None:
-    """Refuses options whose package is not installed, and quantisation without an adapter.
+    """Refuses options whose package is not installed, unknown services, and quantisation without an adapter.
 
     Raises:
         ConfigurationError: see above.
@@ -52,6 +53,12 @@ def check_packages(args: AgentConfig, model_args: ModelConfig) -> None:
         raise ConfigurationError(
             "use_vllm=True needs vLLM, which is not installed: `pip install vllm`, or drop use_vllm."
         )
+    for service in args.report_to or ():
+        try:
+            for callback in get_reporting_integration_callbacks([service]):
+                callback()
+        except (ValueError, RuntimeError) as error:
+            raise ConfigurationError(f"report_to={service}: {error}") from error
     for option in ("load_in_4bit", "load_in_8bit"):
         if not getattr(model_args, option):
             continue
