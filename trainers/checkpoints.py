@@ -23,6 +23,7 @@ from accelerate.utils import broadcast_object_list, set_seed  # type: ignore[imp
 
 from agent_r1_gym.errors import AgentR1Error, CheckpointError, ConfigurationError
 from agent_r1_gym.storage import atomic_directory, atomic_file
+from trainers.sharding import sharding_of
 
 RECORD = "checkpoint.json"
 FIXED = (
@@ -132,10 +133,16 @@ def to_resume(asked: str | bool | None, *, directory: str) -> str | None:
     return str(folder)
 
 
-def identity_of(model: torch.nn.Module, args: Any, *, rows: int | None, processes: int) -> dict[str, Any]:
+def identity_of(trainer: Any) -> dict[str, Any]:
     """Returns what a run and the checkpoint that it resumes from must have in common."""
-    options = {name: getattr(args, name) for name in FIXED} | {"rows of train_dataset": rows, "processes": processes}
-    weights = {name: list(getattr(weight, "ds_shape", weight.shape)) for name, weight in model.named_parameters()}
+    rows, accelerator = trainer.train_dataset, trainer.accelerator
+    options = {name: getattr(trainer.args, name) for name in FIXED} | {
+        "rows of train_dataset": len(rows) if hasattr(rows, "__len__") else None,
+        "processes": accelerator.num_processes,
+        "sharding": sharding_of(accelerator),
+    }
+    named = trainer.model.named_parameters()
+    weights = {name: list(getattr(weight, "ds_shape", weight.shape)) for name, weight in named}
     plain: dict[str, Any] = json.loads(json.dumps({"options": options, "weights": weights}, default=str))
     return plain
 

@@ -79,6 +79,8 @@ _RANGES = (
         (
             *("max_turn_tokens", "max_prompt_length", "context_window", "max_rows"),
             *("critic_epochs", "critic_minibatches", "eval_episodes", "num_generations_eval"),
+            *("num_generations", "num_iterations", "steps_per_generation", "max_completion_length"),
+            *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
         ),
         1,
         math.inf,
@@ -87,7 +89,7 @@ _RANGES = (
     (
         (
             *("infrastructure_retries", "logprob_check_steps", "critic_learning_rate", "critic_clip"),
-            *("alarm_calls_below", "eval_temperature"),
+            *("alarm_calls_below", "eval_temperature", "learning_rate"),
         ),
         0,
         math.inf,
@@ -231,8 +233,15 @@ class AgentConfig(GRPOConfig):
 
     def _explained(self, error: ValueError) -> ValueError:
         """Returns TRL's refusal of batch sizes with the options to change; any other as it is."""
-        if "generation_batch_size" not in str(error) or "divisible" not in str(error):
+        if "divisible" not in str(error):
             return error
+        if "eval" in str(error):
+            return ConfigurationError(
+                f"{error} Set per_device_eval_batch_size to a multiple of num_generations_eval="
+                f"{self.num_generations_eval}."
+            )
+        if "global batch size" in str(error):
+            return ConfigurationError(f"{error} Leave generation_batch_size out, or set it to a multiple of that.")
         return ConfigurationError(
             f"{error} It is per_device_train_batch_size={self.per_device_train_batch_size} x processes x "
             f"steps_per_generation (by default gradient_accumulation_steps={self.gradient_accumulation_steps}): "
@@ -259,6 +268,11 @@ class AgentConfig(GRPOConfig):
                     f"Leave it at {default!r} and set reward weights in env_kwargs."
                 )
         self._check_engine()
+        if self.temperature <= 0:
+            raise ConfigurationError(
+                f"temperature={self.temperature}: training needs rollouts that differ. Set it above 0; "
+                "eval_temperature=0 evaluates greedily."
+            )
         if self.num_generations == 1 and not self.preset.single:
             single = ", ".join(name for name, preset in ALGORITHMS.items() if preset.single)
             raise ConfigurationError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,11 +26,31 @@ def read_options(words: Sequence[str]) -> tuple[AgentConfig, ModelConfig]:
         if word == "--config":
             _check_file(Path(name))
     args, model_args = parser.parse_args_and_config(list(words))
+    _check_lora(parser.given | _names(words))
     return args, model_args
 
 
+def _check_lora(given: Set[str]) -> None:
+    """Refuses options of an adapter where nothing says whether there is one: TRL would train all weights."""
+    lora = sorted(name for name in given if name.startswith("lora_"))
+    if lora and "use_peft" not in given:
+        raise ConfigurationError(
+            f"{lora[0]} is given, but not use_peft: set use_peft=True to train an adapter, False to train all weights."
+        )
+
+
+def _names(words: Sequence[str]) -> set[str]:
+    return {word[2:].partition("=")[0] for word in words if word.startswith("--")}
+
+
 class OptionParser(TrlParser):
-    """TRL's parser, strict: no abbreviations, near names for unknown options, YAML values converted as words are."""
+    """TRL's parser, strict: no abbreviations, near names for unknown options, YAML values converted as words are.
+
+    Attributes:
+        given: names of the options that the YAML file sets.
+    """
+
+    given: frozenset[str] = frozenset()
 
     def set_defaults_with_config(self, **config: Any) -> list[str]:
         """Takes the values of a YAML file as defaults.
@@ -45,6 +65,7 @@ class OptionParser(TrlParser):
                     f"The configuration file names {name!r}, which is no option. {_near(name, actions)}"
                 )
             config[name] = _converted(actions[name], value)
+        self.given = frozenset(config)
         return super().set_defaults_with_config(**config)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

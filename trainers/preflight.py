@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -10,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import constants, model_info, try_to_load_from_cache
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.integrations import get_reporting_integration_callbacks  # type: ignore[attr-defined]
 from trl import ModelConfig  # type: ignore[attr-defined]
 from trl.chat_template_utils import get_training_chat_template
 
@@ -43,7 +48,7 @@ class Source:
 
 
 def check_packages(args: AgentConfig, model_args: ModelConfig) -> None:
-    """Refuses options whose package is not installed, and quantisation without an adapter.
+    """Refuses options whose package is not installed, unknown services, and quantisation without an adapter.
 
     Raises:
         ConfigurationError: see above.
@@ -52,6 +57,12 @@ def check_packages(args: AgentConfig, model_args: ModelConfig) -> None:
         raise ConfigurationError(
             "use_vllm=True needs vLLM, which is not installed: `pip install vllm`, or drop use_vllm."
         )
+    for service in args.report_to or ():
+        try:
+            for callback in get_reporting_integration_callbacks([service]):  # type: ignore[no-untyped-call]
+                callback()
+        except (ValueError, RuntimeError) as error:
+            raise ConfigurationError(f"report_to={service}: {error}") from error
     for option in ("load_in_4bit", "load_in_8bit"):
         if not getattr(model_args, option):
             continue
@@ -102,6 +113,58 @@ def find_model(name: str | None, *, revision: str = "main") -> str:
     return name
 
 
+def check_model(source: Source, tokenizer: Any) -> None:
+    """Refuses a model that cannot be trained with its tokenizer; only configuration and headers of weights are read.
+
+    Raises:
+        ConfigurationError: no architecture that generates text, fewer embeddings than tokens, or no whole weights.
+    """
+    named = f"model_name_or_path={source.name!r}"
+    try:
+        config = AutoConfig.from_pretrained(source.name, **source.options)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{named} has no configuration that loads: {error}") from error
+    kind = getattr(transformers, (config.architectures or [""])[0], None)  # None: the model's own code
+    if kind is not None and not kind.can_generate():
+        raise ConfigurationError(f"{named} is a {kind.__name__}, which does not generate text. Name a causal model.")
+    embedded, highest = config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
+    if highest >= embedded:
+        raise ConfigurationError(
+            f"{named} embeds {embedded} tokens, but its tokenizer has ids up to {highest}: these two do not belong "
+            "together. Take the model's own tokenizer, or resize the embeddings (model.resize_token_embeddings)."
+        )
+    _check_weights(Path(source.name), named)
+
+
+def _check_weights(folder: Path, named: str) -> None:
+    """Reads the headers of a folder's weights."""
+    if not folder.is_dir():
+        return
+    if not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+        raise ConfigurationError(f"{named} holds no weights (*.safetensors or *.bin).")
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ConfigurationError(f"{named}: {path.name} is damaged ({error}). Copy or save it again.") from error
+
+
+def check_output(output_dir: str | None) -> None:
+    """Makes the folder of a run.
+
+    Raises:
+        ConfigurationError: it cannot be made, or not be written to.
+    """
+    folder = Path(output_dir or "")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigurationError(f"output_dir={output_dir!r} cannot be written to: {error}.") from error
+
+
 def load_tokenizer(source: Source) -> Any:
     """Returns a model's tokenizer, fit for multi-turn training.
 
@@ -144,7 +207,7 @@ def with_training_template(tokenizer: Any) -> Any:
 
 
 def check_adapter(peft_config: Any, source: Source) -> None:
-    """Refuses LoRA targets that the model does not have.
+    """Refuses LoRA targets that the model does not have, and a rank below 1.
 
     Args:
         peft_config: of PEFT, or None.
@@ -153,16 +216,29 @@ def check_adapter(peft_config: Any, source: Source) -> None:
     Raises:
         ConfigurationError: a target that names no module.
     """
-    targets = getattr(peft_config, "target_modules", None)
-    if not targets or isinstance(targets, str):  # "all-linear", or a pattern, which PEFT refuses if nothing matches
+    if peft_config is None:
         return
+    if peft_config.r < 1:
+        raise ConfigurationError(f"lora_r must be at least 1, got {peft_config.r}.")
     config = AutoConfig.from_pretrained(source.name, **source.options)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=source.trust_remote_code)  # type: ignore[no-untyped-call]
-    check_targets(targets, model)
+    check_targets(peft_config.modules_to_save or (), model, option="lora_modules_to_save")
+    targets = peft_config.target_modules or ()
+    if not isinstance(targets, str):
+        check_targets(targets, model)
+    elif targets != "all-linear" and not any(re.fullmatch(targets, path) for path, _ in model.named_modules()):
+        raise ConfigurationError(
+            f"lora_target_modules: {targets!r} alone is a pattern of whole paths and matches no module of "
+            f"{type(model).__name__}, such as {_a_linear_path(model)!r}. Write '.*{targets}', or take all-linear."
+        )
 
 
-def check_targets(targets: Iterable[str], model: torch.nn.Module) -> None:
+def _a_linear_path(model: torch.nn.Module) -> str | None:
+    return next((path for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)), None)
+
+
+def check_targets(targets: Iterable[str], model: torch.nn.Module, *, option: str = "lora_target_modules") -> None:
     """Refuses names that are no module's, nor the end of a module's.
 
     Raises:
@@ -173,8 +249,8 @@ def check_targets(targets: Iterable[str], model: torch.nn.Module) -> None:
     for target in targets:
         if target not in modules and not any(path.endswith(f".{target}") for path in modules):
             raise ConfigurationError(
-                f"lora_target_modules: {type(model).__name__} has no module {target!r}. {suggest(target, linear)} "
-                "Or take all-linear."
+                f"{option}: {type(model).__name__} has no module {target!r}. {suggest(target, linear)}"
+                + (" Or take all-linear." if option == "lora_target_modules" else "")
             )
 
 

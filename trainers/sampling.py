@@ -127,6 +127,7 @@ def sample(logits: Tensor, options: SamplingOptions, *, uniforms: Tensor) -> tup
             totals = masses.cumsum(dim=-1)
         # Below the total, so that rounding cannot choose a token without mass.
         targets = (uniforms[:, None] * totals[:, -1:]).minimum(totals[:, -1:].nextafter(totals.new_zeros(())))
-        tokens = torch.searchsorted(totals, targets, right=True)[:, 0]
+        # Logits that are NaN lead beyond the last; such a turn is refused by its log-probabilities.
+        tokens = torch.searchsorted(totals, targets, right=True)[:, 0].clamp(max=totals.shape[-1] - 1)
         tokens = tokens if order is None else order.gather(-1, tokens[:, None])[:, 0]
     return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]

@@ -11,10 +11,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from accelerate.utils import DistributedType  # type: ignore[import-untyped]
 from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation  # type: ignore[attr-defined]
 
 from agent_r1_gym.errors import ConfigurationError
+
+
+def sharding_of(accelerator: Any) -> str | None:
+    """Returns how an accelerator shards, and in which form FSDP saves; None: every process holds the whole model."""
+    state = accelerator.state
+    if accelerator.distributed_type == DistributedType.FSDP:
+        return f"FSDP{state.fsdp_plugin.fsdp_version} {state.fsdp_plugin.state_dict_type.name}"
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return f"ZeRO-{state.deepspeed_plugin.zero_stage}"
+    return None
 
 
 def check_sharding(trainer: Any) -> None:
@@ -80,3 +91,10 @@ def unsharded(model: Any, *, reshard: bool) -> Iterator[None]:
             module.reshard()
             # The root's weights are needed again at once, by the backward pass.
             module.set_reshard_after_forward(reshard and module is not model, recurse=False)
+
+
+def save_whole_model(trainer: Any, folder: str | None) -> None:
+    """Saves model and tokenizer, from shards too: with SHARDED_STATE_DICT the Trainer would write no model."""
+    if trainer.is_fsdp_enabled:
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+    trainer.save_model(folder)

@@ -10,6 +10,7 @@ after the step under way, with the state saved. A second signal, two seconds lat
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import sys
 import warnings
@@ -37,6 +38,8 @@ from trainers.options import read_options
 from trainers.preflight import (
     Source,
     check_adapter,
+    check_model,
+    check_output,
     check_packages,
     check_prompts,
     find_model,
@@ -44,7 +47,7 @@ from trainers.preflight import (
 )
 from trainers.rollout import Collector, EpisodeLimits, Row, TextEnv
 from trainers.sampling import Engine
-from trainers.sharding import check_sharding, whole_weights
+from trainers.sharding import check_sharding, save_whole_model, whole_weights
 from trainers.signals import SignalStop
 from trainers.templates import ChatTokens
 from trainers.trainer import AgentTrainer
@@ -157,9 +160,7 @@ def env_maker(args: AgentConfig, tokenizer: Any, *, evaluating: bool = False) ->
         raise ConfigurationError(
             "env_id is not given; name a registered text environment, such as AgentR1/HotpotQA-v0."
         )
-    if args.env_id not in gymnasium.registry:
-        near = suggest(args.env_id, [name for name in gymnasium.registry if name.startswith("AgentR1/")])
-        raise ConfigurationError(f"env_id={args.env_id!r} is not registered. {near}")
+    env_id = _registered(args.env_id)
     options: dict[str, Any] = {}
     for name in ("env_kwargs", "eval_env_kwargs") if evaluating else ("env_kwargs",):
         given = getattr(args, name)
@@ -168,29 +169,43 @@ def env_maker(args: AgentConfig, tokenizer: Any, *, evaluating: bool = False) ->
         options |= given or {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SampleDataWarning)
-        bare = _try_env(args.env_id, options)
+        bare = _try_env(env_id, options)
     env = bare.unwrapped
     space = (env if isinstance(env, ToolEnv) else bare).observation_space
     if not isinstance(space, gymnasium.spaces.Text):
         raise ConfigurationError(
-            f"env_id={args.env_id!r} observes {type(space).__name__}, not text; only text environments can be trained "
-            "on."
+            f"env_id={env_id!r} observes {type(space).__name__}, not text; only text environments can be trained on."
         )
     if args.context_window is not None and not isinstance(env, ToolEnv):
         raise ConfigurationError(
-            f"context_window={args.context_window}: env_id={args.env_id!r} is no ToolEnv, whose tool output could be "
+            f"context_window={args.context_window}: env_id={env_id!r} is no ToolEnv, whose tool output could be "
             'removed. Leave it unset; an environment of another kind says info["context_rewritten"] itself.'
         )
     served = getattr(getattr(env, "dataset", None), "name", "")
     if served.endswith("-sample") and options.get("dataset") != "sample":
         raise ConfigurationError(
-            f"env_id={args.env_id!r} would serve the bundled fictional sample. Prepare real data (`agent-r1 prepare`), "
+            f"env_id={env_id!r} would serve the bundled fictional sample. Prepare real data (`agent-r1 prepare`), "
             'set dataset in env_kwargs to a path, or say so with env_kwargs {"dataset": "sample"}.'
         )
     if isinstance(env, ToolEnv):
         # What a document prints must not become a special token of this very tokenizer.
         options = {"markup": tuple(tokenizer.all_special_tokens), **options}
-    return functools.partial(_make, args.env_id, options, args.context_window)
+    return functools.partial(_make, env_id, options, args.context_window)
+
+
+def _registered(env_id: str) -> str:
+    """Returns the id in Gymnasium's registry; `module:id` imports the module, which registers it."""
+    module, colon, name = env_id.partition(":")
+    if colon:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ConfigurationError(f"env_id={env_id!r}: {module!r} cannot be imported: {error}.") from error
+        env_id = name
+    if env_id not in gymnasium.registry:
+        near = suggest(env_id, [name for name in gymnasium.registry if name.startswith("AgentR1/")])
+        raise ConfigurationError(f"env_id={env_id!r} is not registered. {near} One of your own is module:{env_id}.")
+    return env_id
 
 
 def _try_env(env_id: str, options: Mapping[str, Any]) -> TextEnv:
@@ -291,10 +306,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is experimental; a contract test watches it
     set_seed(args.seed)
     check_packages(args, model_args)
+    check_output(args.output_dir)
     checkpoint = to_resume(args.resume_from_checkpoint, directory=args.output_dir or "")
     name = find_model(model_args.model_name_or_path, revision=model_args.model_revision)
     source = Source(name, model_args.model_revision, args.trust_remote_code)
     tokenizer = load_tokenizer(source)
+    check_model(source, tokenizer)
     peft_config = get_peft_config(model_args)
     check_adapter(peft_config, source)
     args.model_init_kwargs = model_init_kwargs(args, model_args)
@@ -313,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.stderr.write(_farewell(trainer))
         raise SystemExit(128 + stop.stopped)
     trainer.save_state()  # the log, which `agent-r1 report` draws
-    trainer.save_model(args.output_dir)
+    save_whole_model(trainer, args.output_dir)
     if trainer.alarm.reason is not None:
         raise SystemExit(
             f"Training was stopped by an alarm: {trainer.alarm.reason}. The state is in {args.output_dir}."

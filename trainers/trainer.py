@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object, send_to_device  # type: ignore[import-untyped]
+from accelerate.utils import gather_object  # type: ignore[import-untyped]
 from torch import Tensor
 from transformers.trainer_callback import ProgressCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, rotate_checkpoints
-from trl import GRPOTrainer  # type: ignore[attr-defined]
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.trajectory import TokenTrajectory
@@ -37,7 +35,7 @@ from trainers.credit import Credit, CreditInputs
 from trainers.critic import Critic, CriticOptions, ValueBatch, policy_value_model
 from trainers.progress_bar import RolloutProgress
 from trainers.reference import reference_copied_from
-from trainers.resume_state import EpochOrder, ResumeState
+from trainers.resumable import ResumableTrainer
 from trainers.rows import rewritten_tokens, row_numbers, score_rows
 from trainers.traces import trace_row, write_traces
 
@@ -49,7 +47,7 @@ Collect = Callable[[list[Row], "AgentTrainer"], list[TokenTrajectory]]
 """Plays one episode for each row, in order; the `num_generations` copies of a row stand together."""
 
 
-class AgentTrainer(GRPOTrainer):
+class AgentTrainer(ResumableTrainer):
     """Trains a policy on the token trajectories that `collect` brings, by the algorithm that `args` names.
 
     Everything but rollouts and advantages is TRL's: losses, LoRA, Accelerate, vLLM sync, checkpoints, logging. The loss
@@ -71,7 +69,6 @@ class AgentTrainer(GRPOTrainer):
             DeepSpeed ZeRO-3.
     """
 
-    args: AgentConfig
     model: Any
     num_generations: int
     num_generations_eval: int
@@ -117,26 +114,17 @@ class AgentTrainer(GRPOTrainer):
         if not args.disable_tqdm:
             self.remove_callback(ProgressCallback)
             self.add_callback(RolloutProgress())
-        self.critic = None
         if value_model is not None:
             self.critic = Critic(value_model, CriticOptions.of(args), accelerator=self.accelerator)
         self._rows: list[Row] = []
         self._trajectories: list[TokenTrajectory] = []
         self._row_numbers: Tensor | None = None  # of the batch that TRL is scoring
-        self.batches = 0
         self.evaluated = 0
-        rows = len(train_dataset) if hasattr(train_dataset, "__len__") else None
-        self.identity = checkpoints.identity_of(self.model, args, rows=rows, processes=self.accelerator.num_processes)
-        self.resume_state = ResumeState(self)
-        self.add_callback(self.resume_state)
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> dict[str, Any]:
         """Lets TRL roll out and score, then replaces its advantages (B,) by credit for each token (B, T)."""
         self._rows = inputs
-        self.beta = self.args.beta  # TRL asks the reference model only where it is not 0
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self.args.kl_placement == "reward":
-            self.beta = 0.0
         if self._row_numbers is not None:
             output["row_numbers"] = self._row_numbers
         if not self.model.training:
@@ -198,7 +186,8 @@ class AgentTrainer(GRPOTrainer):
         """
         self._row_numbers = inputs.get("row_numbers")
         share = float(inputs.get("valid_share", 1.0))
-        beta, self.beta = self.beta, self.beta / share
+        beta = self.beta  # TRL asks the reference model only where it is not 0
+        self.beta = beta / share if self.args.kl_placement == "loss" else 0.0
         try:
             scaled = inputs | {"advantages": inputs["advantages"] / share}
             return super()._compute_loss(model, scaled)  # type: ignore[no-untyped-call]
@@ -336,75 +325,12 @@ class AgentTrainer(GRPOTrainer):
         total, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
         return float(total / max(tokens, 1.0))
 
-    # A resume goes on as if never stopped: the order of rows, and beside TRL's own extra state, ours.
-    def _get_train_sampler(self, dataset: Any = None) -> Any:
-        sampler = super()._get_train_sampler(dataset)
-        return EpochOrder(sampler, self.args.seed, epoch=lambda: self.state.epoch) if self.shuffle_dataset else sampler
-
-    def train(
-        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
-    ) -> TrainOutput:
-        """Trains as the base class does.
-
-        Args:
-            resume_from_checkpoint: see `checkpoints.to_resume`.
-            trial: of a hyper-parameter search.
-            ignore_keys_for_eval: as the base class takes it.
-
-        Raises:
-            ConfigurationError: the checkpoint is not whole, or that of another run.
-        """
-        directory = self._get_output_dir(trial=trial)
-        folder = checkpoints.to_resume(resume_from_checkpoint, directory=directory)
-        if folder is not None:
-            checkpoints.check_identity(Path(folder), self.identity)
-        return super().train(folder, trial, ignore_keys_for_eval)
-
-    def _run_epoch(self, *arguments: Any, **options: Any) -> None:
-        """Takes no further step where a resumed run had come to its end: the base class would take one."""
-        if self.state.global_step < self.state.max_steps:
-            super()._run_epoch(*arguments, **options)  # type: ignore[no-untyped-call]
-
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
         """Evaluates as the base class does, always with the same random numbers, none of them the training's."""
         with checkpoints.seeded(self.args.seed):
             self.evaluated = 0
             metrics: dict[str, float] = super().evaluate(*arguments, **options)
         return metrics
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        folder = self.checkpoint_folder(trial)
-        with checkpoints.writing(folder, identity=self.identity, args=self.args, accelerator=self.accelerator):
-            if not self.args.save_only_model:
-                if self.critic is not None:
-                    self.critic.save(folder)
-                torch.save(self.resume_state.state(), folder / self._rollout_file())
-            super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
-        if self.args.should_save:
-            best = self.state.best_model_checkpoint
-            rotate_checkpoints(str(folder.parent), self.args.save_total_limit, best, use_mtime=True)
-
-    def checkpoint_folder(self, trial: Any = None) -> Path:
-        """Returns where the checkpoint of this step belongs."""
-        return Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]
-        if checkpoint is None:
-            return
-        path = Path(checkpoint) / self._rollout_file()
-        if not path.is_file():
-            raise ConfigurationError(
-                f"{path} is missing: {checkpoint} was saved with save_only_model, or by processes that do not share "
-                "its disk. Start anew with it as model_name_or_path."
-            )
-        state = torch.load(path, map_location="cpu", weights_only=True)  # torch cannot restore to "cpu:0"
-        self.resume_state.load(send_to_device(state, self.accelerator.device))
-        if self.critic is not None:
-            self.critic.load(Path(checkpoint))
-
-    def _rollout_file(self) -> str:
-        return f"rollouts_{self.accelerator.process_index}.pt"
 
 
 def episode_return(episode_return: list[float | None], **_columns: Any) -> list[float | None]:

@@ -1,5 +1,6 @@
 """Run by `accelerate launch`: `trainers.train` as on two GPUs, but by gloo on the CPU.
 
+Several command lines, separated by `--then`, run one after another.
 Accelerate knows FSDP on accelerators only; told that the CPU is one, it shards there as well.
 """
 
@@ -22,7 +23,11 @@ if __name__ == "__main__":
     PartialState._prepare_backend = as_on_gpus
     from trainers.train import main
 
-    main(sys.argv[1:])
+    words = sys.argv[1:]
+    while words:
+        line = words[: words.index("--then")] if "--then" in words else words
+        words = words[len(line) + 1 :]
+        main(line)
     if torch.distributed.get_world_size() != 2:
         raise SystemExit("expected 2 processes")
     torch.distributed.barrier()

@@ -119,6 +119,14 @@ class TestFaults:
         with pytest.raises(ConfigurationError, match=words):
             trainer.train(resume_from_checkpoint=str(saved / "checkpoint-2"))
 
+    def test_checkpoint_of_a_sharded_run(self, saved: Path, tmp_path: Path) -> None:
+        run = self.copy(saved, tmp_path)
+        record = run / "checkpoint-2" / "checkpoint.json"
+        record.write_text(record.read_text().replace('"sharding": null', '"sharding": "FSDP2 FULL_STATE_DICT"'))
+        words = "was saved with sharding='FSDP2 FULL_STATE_DICT'; this run has sharding=None"
+        with pytest.raises(ConfigurationError, match=words):
+            make_trainer(run, play, max_steps=3).train(resume_from_checkpoint=True)
+
     def test_full_disk_leaves_the_checkpoint_before(self, tmp_path: Path) -> None:
         """A limit on the size of files stands in for the disk: writing beyond it fails, in Python, torch and Rust."""
         trainer = make_trainer(tmp_path, play, max_steps=3, save_strategy="steps", save_steps=1, save_total_limit=1)

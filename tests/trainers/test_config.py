@@ -59,6 +59,11 @@ class TestRefusals:
             ({"gae_level": "word"}, r"gae_level: got 'word'\. Known: 'token', 'turn'"),
             ({"gamma": 1.5}, r"gamma must lie between 0 and 1, got 1\.5"),
             ({"max_turn_tokens": 0}, r"max_turn_tokens must lie between 1 and inf, got 0"),
+            ({"num_generations": 0}, "num_generations must lie between 1 and inf, got 0"),
+            ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must lie between 1 and inf, got 0"),
+            ({"max_completion_length": -1}, "max_completion_length must lie between 1 and inf, got -1"),
+            ({"learning_rate": -1.0}, r"learning_rate must lie between 0 and inf, got -1\.0"),
+            ({"temperature": 0.0}, r"temperature=0\.0: .* Set it above 0; eval_temperature=0 evaluates greedily"),
             ({"critic_clip": -1.0}, r"critic_clip must lie between 0 and inf, got -1\.0"),
             ({"num_generations": 1}, r"num_generations=1: grpo compares rollouts .* take algorithm reinforce\+\+, ppo"),
             ({"reward_weights": [1.0]}, r"reward_weights=\[1\.0\] has no effect here"),
@@ -80,6 +85,20 @@ class TestRefusals:
             ConfigurationError, match="set per_device_train_batch_size to a multiple of num_generations=3"
         ):
             make_args(tmp_path, num_generations=3)
+
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"generation_batch_size": 12}, "Leave generation_batch_size out, or set it to a multiple of that"),
+            (
+                {"eval_strategy": "steps", "eval_steps": 1, "num_generations_eval": 3, "per_device_eval_batch_size": 8},
+                "Set per_device_eval_batch_size to a multiple of num_generations_eval=3",
+            ),
+        ],
+    )
+    def test_other_batches_that_do_not_divide(self, tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+        with pytest.raises(ConfigurationError, match=words):
+            make_args(tmp_path, **settings)
 
     def test_trls_own_refusals_stay(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="can not be both configured"):

@@ -335,6 +335,14 @@ class TestFaults:
         assert model.training
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
 
+    @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}])
+    def test_logits_that_are_nan_are_told_by_the_log_probability(self, options: dict[str, Any]) -> None:
+        uniforms = torch.tensor([0.0, 0.7], dtype=torch.float64)
+        chosen = SamplingOptions(max_new_tokens=1, **options)
+        tokens, logprobs = sample(torch.full((2, 8), torch.nan), chosen, uniforms=uniforms)
+        assert ((tokens >= 0) & (tokens < 8)).all()
+        assert logprobs.isnan().all()
+
     def test_an_iterator_that_raises(self) -> None:
         def sessions() -> Iterator[ScriptedSession]:
             yield from make_sessions(3)

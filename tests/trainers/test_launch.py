@@ -12,9 +12,9 @@ import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
+from torch.testing import assert_close
 
 from tests.trainers.test_train import COMPACT
-from trainers.tiny import build_model, build_tokenizer
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "trainers" / "launch").glob("*.yaml"))
@@ -34,23 +34,28 @@ def test_accelerate_reads_it(path: Path) -> None:
     assert config.deepspeed_config.get("zero_stage") == {"zero2": 2, "zero3": 3}.get(path.stem)
 
 
-def test_two_processes_train_with_sharded_weights(tmp_path: Path) -> None:
-    """Policy, reference, critic and rollouts under FSDP2."""
-    tokenizer = build_tokenizer()
-    build_model(tokenizer).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    launch = ["--config_file", str(ROOT / "trainers" / "launch" / "fsdp2.yaml"), "--num_processes", "2"]
+@pytest.mark.parametrize("form", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
+def test_two_processes_train_and_resume_with_sharded_weights(form: str, model_folder: Path, tmp_path: Path) -> None:
+    """Policy, reference, critic and rollouts under FSDP2; resumed between two steps on one generation batch."""
+    config = (ROOT / "trainers" / "launch" / "fsdp2.yaml").read_text(encoding="utf-8")
+    (tmp_path / "fsdp2.yaml").write_text(config.replace("FULL_STATE_DICT", form), encoding="utf-8")
+    launch = ["--config_file", str(tmp_path / "fsdp2.yaml"), "--num_processes", "2"]
     launch += ["--mixed_precision", "no", "--main_process_port", "0", str(Path(__file__).with_name("cpu_launch.py"))]
     options = {
-        **{"env": "AgentR1/FictionQA-v0", "env_kwargs": json.dumps(COMPACT), "algorithm": "ppo", "max_steps": 1},
-        **{"model_name_or_path": tmp_path / "model", "output_dir": tmp_path / "run", "num_generations": 2},
+        **{"env": "AgentR1/FictionQA-v0", "env_kwargs": json.dumps(COMPACT), "algorithm": "ppo", "max_steps": 3},
+        **{"model_name_or_path": model_folder, "num_generations": 2, "num_iterations": 2, "learning_rate": 1e-3},
         **{"per_device_train_batch_size": 4, "max_turn_tokens": 8, "max_completion_length": 32},
-        **{"max_prompt_length": 64, "save_strategy": "no", "bf16": False, "gradient_checkpointing": False},
+        **{"max_prompt_length": 64, "save_steps": 1, "bf16": False, "gradient_checkpointing": False},
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    again = ["--output_dir", str(resumed), "--resume_from_checkpoint", str(whole / "checkpoint-1")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "ACCELERATE_TORCH_DEVICE": "cpu"}
-    command = [sys.executable, "-m", "accelerate.commands.launch", *launch, *words]
-    subprocess.run(command, env=environment, check=True, timeout=240)
-    saved, before = (load_file(tmp_path / name / "model.safetensors") for name in ("run", "model"))
-    assert all(saved[name].shape == weight.shape for name, weight in before.items())
-    assert all(torch.isfinite(weight).all() for weight in saved.values())
+    command = [sys.executable, "-m", "accelerate.commands.launch", *launch, *words, "--output_dir", str(whole)]
+    subprocess.run([*command, "--then", *words, *again], env=environment, check=True, timeout=240)
+    before, after, same = (load_file(folder / "model.safetensors") for folder in (model_folder, whole, resumed))
+    assert all(after[name].shape == weight.shape for name, weight in before.items())
+    assert not torch.equal(after["model.norm.weight"], before["model.norm.weight"])
+    assert_close(same, after, rtol=0, atol=0)
+    ends = [torch.load(folder / "checkpoint-3" / "critic.pt") for folder in (resumed, whole)]
+    assert_close(*ends, rtol=0, atol=0)

@@ -90,6 +90,7 @@ def test_null_is_none(tmp_path: Path) -> None:
         ("max_steps: 1.5\n", r"max_steps: 1\.5; expected a value of type int"),
         ("gamma: high\n", r"gamma: 'high'; expected a value of type float"),
         ("loss_mask: perhaps\n", r"loss_mask: 'perhaps'; expected true or false"),
+        ("lora_alpha: 8\n", "lora_alpha is given, but not use_peft"),
         ("dtype: float8\n", r"dtype: 'float8'\. .*'float16'"),
         ("env: AgentR1/HotpotQA-v0\n", r"train on is env_id|environment to train on is env_id"),
         ("- a\n", "must hold a mapping"),
@@ -108,6 +109,7 @@ def test_files_are_refused(text: str, words: str, tmp_path: Path) -> None:
         (["--gama=0.9"], r"'--gama=0\.9' is no option\. Did you mean '--gamma'"),
         (["--gamma", "high"], r"--gamma: invalid float value: 'high'"),
         (["--dtype", "float8"], r"--dtype: invalid choice: 'float8'"),
+        (["--lora_r", "8"], "lora_r is given, but not use_peft: set use_peft=True"),
         (["--config", "missing.yaml"], r"missing\.yaml: no such file"),
     ],
 )

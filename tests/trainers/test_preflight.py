@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,11 +125,59 @@ class TestTokenizer:
             preflight.with_training_template(tokenizer_with(REWRITES))
 
 
-class TestAdapter:
-    def check(self, targets: Any, folder: Path) -> None:
-        preflight.check_adapter(LoraConfig(target_modules=targets), Source(str(folder)))
+class TestWeights:
+    def check(self, folder: Path) -> None:
+        preflight.check_model(Source(str(folder)), build_tokenizer())
 
-    @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"], ["model.layers.0.mlp.up_proj"], None])
+    def change(self, folder: Path, **values: Any) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    @pytest.fixture
+    def folder(self, model_folder: Path, tmp_path: Path) -> Path:
+        return Path(shutil.copytree(model_folder, tmp_path / "model"))
+
+    def test_whole_model(self, model_folder: Path) -> None:
+        self.check(model_folder)
+
+    def test_damaged(self, folder: Path) -> None:
+        os.truncate(folder / "model.safetensors", 1000)
+        with pytest.raises(ConfigurationError, match=r"model\.safetensors is damaged"):
+            self.check(folder)
+
+    def test_missing(self, folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        with pytest.raises(ConfigurationError, match=r"model_name_or_path=.* holds no weights"):
+            self.check(folder)
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ({"vocab_size": 100}, r"embeds 100 tokens, but its tokenizer has ids up to \d+"),
+            ({"model_type": "bert", "architectures": ["BertModel"]}, "is a BertModel, which does not generate text"),
+            ({"model_type": "nosuch"}, "model_name_or_path=.* has no configuration that loads"),
+        ],
+    )
+    def test_of_another_kind(self, values: dict[str, Any], words: str, folder: Path) -> None:
+        self.change(folder, **values)
+        with pytest.raises(ConfigurationError, match=words):
+            self.check(folder)
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_output_folder_that_cannot_be_made(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"output_dir=.* cannot be written to"):
+        preflight.check_output(str(tmp_path / name))
+
+
+class TestAdapter:
+    def check(self, targets: Any, folder: Path, **options: Any) -> None:
+        preflight.check_adapter(LoraConfig(target_modules=targets, **options), Source(str(folder)))
+
+    @pytest.mark.parametrize(
+        "targets", ["all-linear", ["q_proj", "v_proj"], ["model.layers.0.mlp.up_proj"], ".*q_proj", None]
+    )
     def test_targets_that_exist(self, targets: Any, model_folder: Path) -> None:
         self.check(targets, model_folder)
 
@@ -135,6 +186,18 @@ class TestAdapter:
             ConfigurationError, match=r"no module 'q_pro'\. Did you mean 'q_proj'.*'up_proj'.*all-linear"
         ):
             self.check(["q_pro", "v_proj"], model_folder)
+
+    @pytest.mark.parametrize(
+        ("targets", "options", "words"),
+        [
+            ("q_proj", {}, r"'q_proj' alone is a pattern .* Write '\.\*q_proj', or take all-linear"),
+            ("all-linear", {"modules_to_save": ["head"]}, "lora_modules_to_save: .* no module 'head'"),
+            ("all-linear", {"r": 0}, "lora_r must be at least 1, got 0"),
+        ],
+    )
+    def test_other_options(self, targets: str, options: dict[str, Any], words: str, model_folder: Path) -> None:
+        with pytest.raises(ConfigurationError, match=words):
+            self.check(targets, model_folder, **options)
 
 
 class TestPrompts:

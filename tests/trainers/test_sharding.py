@@ -10,9 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from accelerate.utils import DistributedType
+from torch.distributed.fsdp import StateDictType
 
 from agent_r1_gym.errors import ConfigurationError
-from trainers.sharding import check_sharding, whole_weights
+from trainers.sharding import check_sharding, sharding_of, whole_weights
 
 
 def trainer_with(*, fsdp: int | None = None, zero: int | None = None, gather: bool = True) -> Any:
@@ -39,6 +41,23 @@ def test_two_processes_with_unequally_many_episodes() -> None:
 def test_what_cannot_be_gathered_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         check_sharding(trainer_with(**settings))
+
+
+@pytest.mark.parametrize(
+    ("kind", "plugins", "expected"),
+    [
+        ("MULTI_GPU", {}, None),
+        ("DEEPSPEED", {"deepspeed_plugin": SimpleNamespace(zero_stage=3)}, "ZeRO-3"),
+        (
+            "FSDP",
+            {"fsdp_plugin": SimpleNamespace(fsdp_version=2, state_dict_type=StateDictType.SHARDED_STATE_DICT)},
+            "FSDP2 SHARDED_STATE_DICT",
+        ),
+    ],
+)
+def test_ways_of_sharding_have_names(kind: str, plugins: dict[str, Any], expected: str | None) -> None:
+    accelerator = SimpleNamespace(distributed_type=DistributedType(kind), state=SimpleNamespace(**plugins))
+    assert sharding_of(accelerator) == expected
 
 
 @pytest.mark.parametrize("settings", [{}, {"zero": 2}])

@@ -66,6 +66,8 @@ def test_unknown_options_are_refused(model_folder: Path, tmp_path: Path) -> None
         ({"env_id": None}, "env_id is not given"),
         ({"env_id": "AgentR1/FictionQ-v0"}, "FictionQA-v0"),
         ({"env_id": "CartPole-v1", "env_kwargs": {}}, "observes Box"),
+        ({"env_id": "no_such_module:Echo-v0"}, "'no_such_module' cannot be imported"),
+        ({"env_id": "agent_r1_gym:Echo-v0"}, "env_id='Echo-v0' is not registered"),
         ({"env_kwargs": "style"}, "must be a JSON object"),
         ({"env_kwargs": {"styl": "compact"}}, "no option 'styl'. Did you mean 'style'"),
         ({"env_id": "CartPole-v1", "env_kwargs": {"styl": 1}}, "env_kwargs=.* does not fit 'CartPole-v1': .*'styl'"),
@@ -102,6 +104,11 @@ def test_any_registered_text_environment_can_be_trained_on(tmp_path: Path) -> No
     tokenizer = build_tokenizer()
     args = config(tmp_path, env_id="Test/Echo-v0", env_kwargs={}, max_steps=1)
     assert build_trainer(args, build_model(tokenizer), tokenizer=tokenizer).train().global_step == 1
+
+
+def test_a_module_may_register_the_environment(tmp_path: Path) -> None:
+    env = env_maker(config(tmp_path, env_id="agent_r1_gym:AgentR1/FictionQA-v0"), build_tokenizer())()
+    assert isinstance(env, ToolEnv)
 
 
 def test_a_context_window_makes_rows(tmp_path: Path) -> None:

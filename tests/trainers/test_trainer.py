@@ -352,11 +352,13 @@ def test_critic_keeps_its_learning_rate_under_the_policys_schedule(tmp_path: Pat
 
 
 class TestResume:
-    @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-    def test_goes_on_as_if_never_stopped(self, tmp_path: Path, algorithm: str) -> None:
+    @pytest.mark.parametrize(("algorithm", "placement"), [("grpo", "loss"), ("ppo", "reward")])
+    def test_goes_on_as_if_never_stopped(self, tmp_path: Path, algorithm: str, placement: str) -> None:
         """Saved in the middle of a generation batch that serves four steps."""
         settings = {
             "algorithm": algorithm,
+            "beta": 0.1,
+            "kl_placement": placement,
             "num_generations": 4,
             "steps_per_generation": 2,
             "num_iterations": 2,

@@ -1,4 +1,4 @@
-"""What the trainer leans on in TRL and transformers. A failure means: a seam moved, look at `trainers/trainer.py`."""
+"""What the trainer leans on in TRL and transformers. A failure means: a seam moved, see trainer.py and resumable.py."""
 
 from __future__ import annotations
 
