@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,32 +16,37 @@ from agent_r1_gym.errors import ConfigurationError, suggest
 from trainers.config import AgentConfig
 
 
+@dataclass
+class AgentModelConfig(ModelConfig):
+    """TRL's `ModelConfig` with a shorter name for the model."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"aliases": ["--model"], "help": "The model to train: a hub id or a folder."}
+    )
+
+
 def read_options(words: Sequence[str]) -> tuple[AgentConfig, ModelConfig]:
     """Returns the configuration that a command line gives; `--config FILE` brings defaults for what it leaves out.
+
+    An option of LoRA means an adapter, unless `use_peft` says otherwise.
 
     Raises:
         ConfigurationError: an option that does not exist, a value of the wrong type, or a file that cannot be read.
     """
-    parser = OptionParser((AgentConfig, ModelConfig), prog="python -m trainers.train", allow_abbrev=False)  # type: ignore[arg-type]
+    parser = OptionParser((AgentConfig, AgentModelConfig), prog="python -m trainers.train", allow_abbrev=False)  # type: ignore[arg-type]
     for word, name in itertools.pairwise(words):
         if word == "--config":
             _check_file(Path(name))
     args, model_args = parser.parse_args_and_config(list(words))
-    _check_lora(parser.given | _names(words))
+    given = parser.given | _names(words)
+    if "use_peft" not in given:  # TRL would take the other options of an adapter and train all weights
+        model_args.use_peft = any(name.startswith("lora_") for name in given)
     return args, model_args
 
 
-def _check_lora(given: Set[str]) -> None:
-    """Refuses options of an adapter where nothing says whether there is one: TRL would train all weights."""
-    lora = sorted(name for name in given if name.startswith("lora_"))
-    if lora and "use_peft" not in given:
-        raise ConfigurationError(
-            f"{lora[0]} is given, but not use_peft: set use_peft=True to train an adapter, False to train all weights."
-        )
-
-
 def _names(words: Sequence[str]) -> set[str]:
-    return {word[2:].partition("=")[0] for word in words if word.startswith("--")}
+    """Returns the options in a command line, as Python names."""
+    return {word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
 
 
 class OptionParser(TrlParser):

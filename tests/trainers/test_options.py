@@ -45,6 +45,30 @@ def test_the_example_equals_its_command_line() -> None:
     assert (model_args.lora_target_modules, model_args.dtype, args.report_to) == ("all-linear", "bfloat16", [])
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "adapter"),
+    [
+        ("{}\n", [], False),
+        ("{}\n", ["--lora_r", "8"], True),
+        ("lora_alpha: 8\n", [], True),
+        ("{}\n", ["--lora_r=8", "--use_peft", "False"], False),
+        ("use_peft: false\n", ["--lora_r", "8"], False),
+        ("use_peft: true\n", [], True),
+    ],
+)
+def test_an_option_of_lora_means_an_adapter(text: str, words: list[str], adapter: bool, tmp_path: Path) -> None:
+    _, model_args = read_options([*written(tmp_path, text), *CPU, *words])
+    assert model_args.use_peft is adapter
+
+
+def test_the_model_has_a_short_name(tmp_path: Path) -> None:
+    short, long = (
+        read_options(["--output_dir", str(tmp_path), *CPU, name, "Qwen/Qwen2.5-3B-Instruct"])[1]
+        for name in ("--model", "--model_name_or_path")
+    )
+    assert short.model_name_or_path == long.model_name_or_path == "Qwen/Qwen2.5-3B-Instruct"
+
+
 def commands() -> list[list[str]]:
     """What the README's commands give to `trainers.train`."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
@@ -90,7 +114,6 @@ def test_null_is_none(tmp_path: Path) -> None:
         ("max_steps: 1.5\n", r"max_steps: 1\.5; expected a value of type int"),
         ("gamma: high\n", r"gamma: 'high'; expected a value of type float"),
         ("loss_mask: perhaps\n", r"loss_mask: 'perhaps'; expected true or false"),
-        ("lora_alpha: 8\n", "lora_alpha is given, but not use_peft"),
         ("dtype: float8\n", r"dtype: 'float8'\. .*'float16'"),
         ("env: AgentR1/HotpotQA-v0\n", r"train on is env_id|environment to train on is env_id"),
         ("- a\n", "must hold a mapping"),
@@ -109,7 +132,6 @@ def test_files_are_refused(text: str, words: str, tmp_path: Path) -> None:
         (["--gama=0.9"], r"'--gama=0\.9' is no option\. Did you mean '--gamma'"),
         (["--gamma", "high"], r"--gamma: invalid float value: 'high'"),
         (["--dtype", "float8"], r"--dtype: invalid choice: 'float8'"),
-        (["--lora_r", "8"], "lora_r is given, but not use_peft: set use_peft=True"),
         (["--config", "missing.yaml"], r"missing\.yaml: no such file"),
     ],
 )
