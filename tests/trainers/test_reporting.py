@@ -128,7 +128,7 @@ def expected_names(run: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("service", "names"), [("tensorboard", in_tensorboard), ("wandb", in_wandb), ("trackio", in_trackio)]
 )
-def test_services_hold_every_name_and_need_no_network(
+def test_services_hold_every_name_and_ask_nothing(
     service: str, names: Callable[[Path], set[str]], model_folder: Path, tmp_path: Path
 ) -> None:
     if find_spec(service) is None:
