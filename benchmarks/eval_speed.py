@@ -74,7 +74,8 @@ def main() -> int:
     settings = {name: getattr(options, name) for name in ("rounds", "questions", "in_flight")}
     report = measure(**settings)
     print(to_table(report))
-    append_row(options.output, to_row(report, settings=settings, command=["python", "-m", "benchmarks.eval_speed", *sys.argv[1:]]))
+    command = ["python", "-m", "benchmarks.eval_speed", *sys.argv[1:]]
+    append_row(options.output, to_row(report, settings=settings, command=command))
     return 0
 
 
