@@ -116,15 +116,15 @@ def sample(logits: Tensor, options: SamplingOptions, *, uniforms: Tensor) -> tup
     if options.temperature == 0:
         tokens = logits.argmax(dim=-1)
     else:
-        masses, order = logprobs.double().exp(), None
+        masses, order = logprobs.exp(), None  # in fp32: its exponential in fp64 costs more than all the rest here
         if options.top_k:
             masses, order = masses.topk(min(options.top_k, masses.shape[-1]), dim=-1)
         elif options.top_p < 1:
             masses, order = masses.sort(dim=-1, descending=True)
-        totals = masses.cumsum(dim=-1)
+        totals = masses.cumsum(dim=-1, dtype=torch.float64)
         if options.top_p < 1:
             masses = masses * (totals - masses < options.top_p * totals[:, -1:])
-            totals = masses.cumsum(dim=-1)
+            totals = masses.cumsum(dim=-1, dtype=torch.float64)
         # Below the total, so that rounding cannot choose a token without mass.
         targets = (uniforms[:, None] * totals[:, -1:]).minimum(totals[:, -1:].nextafter(totals.new_zeros(())))
         # Logits that are NaN lead beyond the last; such a turn is refused by its log-probabilities.

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.types import Message, Role
 
@@ -41,6 +43,7 @@ class ChatTokens:
             if getattr(tokenizer, token) is None:
                 raise ConfigurationError(f"The tokenizer {name!r} has no {token}; set it before training.")
         self._tokenizer = tokenizer
+        self._backend = _own_backend(tokenizer)
         self._name = name
         self._options = dict(template_options or {})
         self.stop_id = self._find_stop()
@@ -76,7 +79,7 @@ class ChatTokens:
     def action(self, ids: Sequence[int]) -> str:
         """Returns the text of a sampled turn, without the token that ended it."""
         kept = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        return str(self._tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return _decode(self._tokenizer, kept) if self._backend is None else _decode_fast(self._backend, kept)
 
     def _chat(self, message: Message) -> dict[str, Any]:
         role = self._tool_role if message.role == "tool" else message.role
@@ -112,7 +115,7 @@ class ChatTokens:
         return str(self._tokenizer.apply_chat_template(chat, **options))
 
     def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return _encode(self._tokenizer, text) if self._backend is None else _encode_fast(self._backend, text)
 
     def _after_model_turn(self, rendered: str) -> str:
         """Returns what follows the dummy model turn and its end."""
@@ -159,3 +162,37 @@ class ChatTokens:
 
 def _framed(frame: Sequence[str], contents: Sequence[str]) -> str:
     return "".join(chain.from_iterable(zip_longest(frame, contents, fillvalue="")))
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _encode_fast(backend: Tokenizer, text: str) -> list[int]:
+    return list(backend.encode(text, add_special_tokens=False).ids)
+
+
+def _decode_fast(backend: Tokenizer, ids: Sequence[int]) -> str:
+    return backend.decode(ids, skip_special_tokens=False)
+
+
+def _own_backend(tokenizer: Any) -> Tokenizer | None:
+    """Returns a copy of what a fast tokenizer stands on: the same tokens, without the cost of transformers' layers.
+
+    A copy, because others set padding and truncation on the original. None for tokenizers that do more than that.
+    """
+    try:
+        backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    except Exception:  # no fast tokenizer, or with parts written in Python; the library raises bare Exceptions
+        return None
+    backend.no_padding()
+    backend.no_truncation()
+    for text in (*_PROBES, _USER, " a", "".join(tokenizer.all_special_tokens)):
+        ids = _encode(tokenizer, text)
+        if _encode_fast(backend, text) != ids or _decode_fast(backend, ids) != _decode(tokenizer, ids):
+            return None
+    return backend

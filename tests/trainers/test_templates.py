@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.types import Message
@@ -112,3 +113,26 @@ def test_the_template_is_run_once_per_sequence_of_roles(monkeypatch: pytest.Monk
     assert chat.prompt_ids([Message("user", "who is it")]) == prompt[:-1]
     with pytest.raises(TypeError):
         chat.gap_ids([Message("tool", "b"), Message("tool", "c")], stopped=True)
+
+
+def test_padding_and_truncation_of_the_tokenizer_do_not_reach_the_tokens() -> None:
+    tokenizer = build_tokenizer()
+    tokens = ChatTokens(tokenizer)
+    before = tokens.prompt_ids([Message("user", "a question that is longer than two tokens")])
+    tokenizer(["a b c d e"], padding="max_length", max_length=2, truncation=True)
+    after = ChatTokens(tokenizer).prompt_ids([Message("user", "a question that is longer than two tokens")])
+    assert before == after == tokens.prompt_ids([Message("user", "a question that is longer than two tokens")])
+    assert len(before) > 2
+
+
+def test_a_tokenizer_whose_own_code_changes_tokens_is_asked_itself() -> None:
+    class Odd(PreTrainedTokenizerFast):
+        def _decode(self, *arguments: Any, **options: Any) -> str:
+            return super()._decode(*arguments, **options).replace("a", "A")
+
+    plain = build_tokenizer()
+    odd = Odd(tokenizer_object=plain.backend_tokenizer, eos_token=plain.eos_token, pad_token=plain.pad_token)
+    odd.chat_template = plain.chat_template
+    ids = plain("ana", add_special_tokens=False)["input_ids"]
+    assert ChatTokens(plain).action(ids) == "ana"
+    assert ChatTokens(odd).action(ids) == "AnA"
