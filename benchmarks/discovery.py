@@ -21,32 +21,16 @@ from transformers import AutoTokenizer, TrainerCallback, TrainerControl, Trainer
 
 from agent_r1_gym.commands.base import say
 from benchmarks.cells import Cell, read_cells, run_cells
-from benchmarks.discovery_settings import FULL, HABITS, QUICK, REWARDS, Settings
+from benchmarks.discovery_settings import FULL, QUICK, REWARDS, Settings
+from benchmarks.warm_starts import start_folder
 from trainers.evaluation import is_solved
 from trainers.held_out import held_out, play
 from trainers.quickstart import configuration, load
-from trainers.tiny import build_model, build_tokenizer
 from trainers.train import build_trainer
-from trainers.warmstart import warm_start
 
 RESULTS = Path(__file__).parent / "results" / "discovery"
-_WARM = "warm_start"
+_COMMAND = ("python", "-m", "benchmarks.discovery", "run")
 KINDS = ("1hop", "bridge")
-
-
-def make_warm_start(folder: Path, settings: Settings) -> None:
-    """Trains the policy that knows formats, single searches and stops, once for all cells."""
-    if folder.exists():
-        return
-    say(f"warm start: {settings.warm_steps} steps")
-    tokenizer = build_tokenizer()
-    model = build_model(tokenizer)
-    options = {"mix": settings.warm_mix, "habits": HABITS, "drill_steps": 0, "drilled": 0}
-    warm_start(model, tokenizer, steps=settings.warm_steps, **options)
-    unfinished = folder.with_suffix(".unfinished")
-    model.save_pretrained(unfinished)
-    tokenizer.save_pretrained(unfinished)
-    unfinished.rename(folder)
 
 
 def run_cell(reward: str, seed: int, settings: Settings, *, warm: Path, scratch: Path) -> Cell:
@@ -94,16 +78,14 @@ def found_at(cell: Cell, *, least: float = 0.5) -> int | None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the cells that are not done yet."""
-    settings = QUICK if options.quick else FULL
-    warm = options.output / _WARM
-    options.output.mkdir(parents=True, exist_ok=True)
-    make_warm_start(warm, settings)
+    settings, folder = (QUICK, options.output / "quick") if options.quick else (FULL, options.output)
     cells = [(name, seed) for seed in options.seed or settings.seeds for name in options.method or REWARDS]
 
     def make(name: str, seed: int, scratch: Path) -> Cell:
+        warm = start_folder(settings.start, folder, command=_COMMAND)
         return run_cell(name, seed, settings, warm=warm, scratch=scratch)
 
-    run_cells(options.output, cells, make, command=("python", "-m", "benchmarks.discovery", "run"))
+    run_cells(folder, cells, make, command=_COMMAND)
     return 0
 
 
@@ -139,11 +121,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("action", choices=["run", "table"])
     parser.add_argument("--method", action="append", choices=list(REWARDS), help="may be repeated (default: all)")
     parser.add_argument("--seed", action="append", type=int, help="may be repeated (default: five)")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, to see that everything runs, in a folder of their own"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS, help="default: %(default)s")
     options = parser.parse_args(arguments)
     if options.action == "run":
         return run(options)
+    if options.method or options.seed or options.quick:
+        parser.error("table takes all cells there are: drop --method, --seed and --quick")
     say(table(options.output))
     return 0
 

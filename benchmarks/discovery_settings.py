@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.multihop_settings import WarmStart
 from trainers.demonstrations import Habits
 
 HABITS: Mapping[str, Habits] = {
@@ -62,8 +63,7 @@ class Settings:
 
     Attributes:
         training: options of the environment to train on.
-        warm_mix: question type to weight in the warm start.
-        warm_steps: optimiser steps of the warm start.
+        start: how the policy is taught before.
         steps: optimiser steps of reinforcement learning, 16 questions x 8 rollouts each.
         every: steps between two measurements.
         questions: of each measurement, held out.
@@ -71,8 +71,7 @@ class Settings:
     """
 
     training: Mapping[str, Any]
-    warm_mix: Mapping[str, float]
-    warm_steps: int
+    start: WarmStart
     steps: int
     every: int
     questions: int
@@ -80,11 +79,10 @@ class Settings:
 
 
 _WORLD = {"style": "compact", "entities": 800}
-_MIX = {"1hop": 0.5, "bridge": 0.5}
+_DEMONSTRATIONS = {"mix": {"1hop": 0.5, "bridge": 0.5}, "habits": HABITS, "drill_steps": 0, "drilled": 0}
 FULL = Settings(
     training={**_WORLD, "questions": 2000, "mix": {"1hop": 0.3, "bridge": 0.7}},
-    warm_mix=_MIX,
-    warm_steps=3000,
+    start=WarmStart("0.4M", {**_DEMONSTRATIONS, "steps": 3000}),
     steps=200,
     every=10,
     questions=200,
@@ -92,8 +90,7 @@ FULL = Settings(
 )
 QUICK = Settings(
     training={**_WORLD, "questions": 64, "mix": {"bridge": 1.0}},
-    warm_mix=_MIX,
-    warm_steps=2,
+    start=WarmStart("0.4M", {**_DEMONSTRATIONS, "steps": 2}),
     steps=2,
     every=1,
     questions=4,

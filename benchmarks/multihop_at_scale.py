@@ -39,8 +39,8 @@ def collect(evaluated: Path, output: Path) -> int:
     """Turns each finished set of evaluations into a cell; says which are not finished."""
     found = 0
     for folder in sorted(evaluated.iterdir()) if evaluated.is_dir() else ():
-        name, seed = _name_and_seed(folder.name)
         try:
+            name, seed = _name_and_seed(folder.name)
             cell = {"method": METHODS[name].title, "seed": seed, **_exact(folder)}
         except AgentR1Error as error:
             say(f"{folder}: left out, {error}")
@@ -55,6 +55,8 @@ def _name_and_seed(run: str) -> tuple[str, int]:
     if run in METHODS:  # untrained and greedy: one run is all there is
         return run, 0
     name, _, seed = run.rpartition("-")
+    if name not in METHODS or not seed.isdecimal():
+        raise DatasetError("its name is not that of a method, with a seed where it is trained.")
     return name, int(seed)
 
 

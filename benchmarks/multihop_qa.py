@@ -26,7 +26,7 @@ from agent_r1_gym.commands.base import make_envs, say
 from benchmarks import multihop_at_scale as at_scale
 from benchmarks.cells import Cell, interval, read_cells, run_cells
 from benchmarks.multihop_settings import METHODS, PAPER, PROFILES, Method, Profile
-from benchmarks.multihop_start import load_start, start_folder
+from benchmarks.warm_starts import load_start, start_folder
 from trainers.config import AgentConfig
 from trainers.demonstrations import demonstrate
 from trainers.evaluation import is_solved
@@ -114,15 +114,14 @@ def _exact(method: Method, model: Any, tokenizer: Any, seed: int, options: dict[
 def run(options: argparse.Namespace) -> int:
     """Runs the cells that are not done yet."""
     profile = PROFILES[options.profile]
+    folder = options.output / options.profile
+    command = ("python", "-m", "benchmarks.multihop_qa", "run", "--profile", options.profile)
     cells = [(name, seed) for seed in options.seed or profile.seeds for name in options.method or METHODS]
 
-    folder = options.output / options.profile
-
     def make(name: str, seed: int, scratch: Path) -> Cell:
-        start = start_folder(profile, folder)
+        start = start_folder(profile.start, folder, command=command)
         return run_cell(METHODS[name], seed, profile, start=start, scratch=scratch)
 
-    command = ("python", "-m", "benchmarks.multihop_qa", "run", "--profile", options.profile)
     run_cells(folder, cells, make, command=command)
     return 0
 
@@ -158,6 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     paper = options.profile == "paper"
     if options.action != "table" and paper != (options.action in at_scale.ACTIONS):
         parser.error(f"{options.action} does not go with --profile {options.profile}: see --help")
+    if options.action in ("table", "collect") and (options.method or options.seed):
+        parser.error(f"{options.action} takes all cells there are: drop --method and --seed")
     if options.action in at_scale.ACTIONS:
         return at_scale.act(options)
     if options.action == "run":

@@ -173,7 +173,6 @@ def _parser(defaults: Mapping[str, Any] = MappingProxyType({})) -> argparse.Argu
     actions.add_parser("measure").add_argument("--rounds", type=_positive, default=5)
     checking = actions.add_parser("check")
     checking.add_argument("--results", type=Path, default=RESULTS, help="folder of measured steps and cells")
-    checking.add_argument("--profile", choices=["cpu"], default="cpu", help="of the cells (default: %(default)s)")
     scale = actions.add_parser("predict")
     scale.add_argument("--preset", choices=list(given.PRESETS))
     scale.add_argument("--all", action="store_true", help="every model x GPUs x turns x context")
@@ -228,7 +227,7 @@ def _run(options: argparse.Namespace, words: Sequence[str]) -> None:
         return
     cases = calibration(options.calibration)
     if options.action == "check":
-        say(check(cases, options.results, options.profile))
+        say(check(cases, options.results))
     else:
         options = _parser(given.PRESETS.get(options.preset, {})).parse_args(words)
         say(predict(options, fit(observed(cases))))

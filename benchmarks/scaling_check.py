@@ -115,15 +115,15 @@ def speed_rows(machine: Machine, path: Path) -> Iterator[tuple[str, float, float
                 yield f"{row['claim']}: {title}", seconds(work(job), machine), units / speed
 
 
-def cells(machine: Machine, folder: Path, profile_name: str) -> Iterator[tuple[str, float, float]]:
-    """Yields (name, predicted, measured) of the trainings of `multihop_qa`, CPU seconds in all."""
+def cells(machine: Machine, folder: Path) -> Iterator[tuple[str, float, float]]:
+    """Yields (name, predicted, measured) of the trainings of `multihop_qa` on a CPU, CPU seconds in all."""
     from benchmarks.multihop_settings import METHODS, PROFILES
     from trainers.config import ALGORITHMS
     from trainers.quickstart import configuration
 
-    profile = PROFILES[profile_name]
+    profile = PROFILES["cpu"]
     job = None
-    for path in sorted((folder / profile_name).glob("*.json")):
+    for path in sorted((folder / "cpu").glob("*.json")):
         method, cell = METHODS[path.stem.rsplit("-", 1)[0]], json.loads(path.read_text(encoding="utf-8"))
         if method.kind != "rl" or "training_cpu_seconds" not in cell:
             continue
@@ -169,14 +169,14 @@ def demonstrated_job(options: dict[str, Any], *, episodes: int = 128) -> Job:
     )
 
 
-def check(cases: Sequence[dict[str, Any]], results: Path, profile: str) -> str:
+def check(cases: Sequence[dict[str, Any]], results: Path) -> str:
     """Returns predicted and measured seconds of everything that the fit did not see, and the errors."""
     machine = fit(observed(cases))
     sets = {
         "each case, fitted to the others (CPU time)": held_out(cases, "name"),
         "each size, fitted to the other sizes (CPU time)": held_out(cases, "size"),
         "trainer_speed (CPU time, another day)": list(speed_rows(machine, results / "trainer_speed.jsonl")),
-        "multihop_qa (CPU time, other programs beside)": list(cells(machine, results / "multihop_qa", profile)),
+        "multihop_qa (CPU time, other programs beside)": list(cells(machine, results / "multihop_qa")),
     }
     units = {name: value for name, value in asdict(machine).items() if value and name != "overlap"}
     lines = ["fitted, seconds a unit: " + ", ".join(f"{name} {value:.3g}" for name, value in units.items())]

@@ -26,7 +26,7 @@ class ChatTokens:
     """Renders messages with a tokenizer's chat template.
 
     Args:
-        tokenizer: a transformers tokenizer with a chat template, an eos and a pad token.
+        tokenizer: a transformers tokenizer with a chat template, an eos and a pad token; nothing is added to it later.
         template_options: further arguments of `apply_chat_template` (such as `enable_thinking`).
 
     Raises:

@@ -112,6 +112,22 @@ def test_unfinished_evaluations_are_left_out(tmp_path: Path, capsys: pytest.Capt
     assert "left out" in capsys.readouterr().out
 
 
+def test_folders_that_are_no_evaluation_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("notes", "grpo", "grpo-x", "unknown-0"):
+        (tmp_path / "eval" / name).mkdir(parents=True)
+    assert collect(tmp_path / "eval", tmp_path / "cells") == 1
+    said = capsys.readouterr().out
+    assert said.count("left out") == 4
+    assert "0 cells" in said
+
+
+@pytest.mark.parametrize("action", ["table", "collect --profile paper"])
+@pytest.mark.parametrize("choice", ["--method grpo", "--seed 0"])
+def test_choices_that_an_action_would_not_heed_are_refused(action: str, choice: str) -> None:
+    with pytest.raises(SystemExit):
+        multihop_qa.main([*action.split(), *choice.split()])
+
+
 @pytest.mark.parametrize("words", ["run --profile paper", "commands --profile cpu", "dry-run"])
 def test_actions_of_another_scale_are_refused(words: str) -> None:
     with pytest.raises(SystemExit):

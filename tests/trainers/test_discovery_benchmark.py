@@ -37,7 +37,7 @@ def test_no_demonstration_plays_a_whole_chain_of_two_searches() -> None:
 def test_cells_run_once_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = ["run", "--quick", "--output", str(tmp_path), "--method", "process", "--method", "em"]
     assert discovery.main(run) == 0
-    cell = json.loads((tmp_path / "process-0.json").read_text())
+    cell = json.loads((tmp_path / "quick" / "process-0.json").read_text())
     assert [point["step"] for point in cell["curve"]] == [0, 1, 2]
     assert all(0 <= point["bridge"] <= 1 and 0 <= point["1hop"] <= 1 for point in cell["curve"])
     assert len(cell["turns"]) == 2
@@ -46,8 +46,15 @@ def test_cells_run_once_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureF
     assert discovery.main(run) == 0
     assert kept == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     capsys.readouterr()
-    assert discovery.main(["table", "--output", str(tmp_path)]) == 0
+    assert discovery.main(["table", "--output", str(tmp_path / "quick")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_the_table_refuses_options_that_it_would_not_heed(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--quick"], ["--seed", "0"], ["--method", "em"]):
+        with pytest.raises(SystemExit):
+            discovery.main(["table", *words])
+        assert "takes all cells" in capsys.readouterr().err
 
 
 def test_found_is_the_first_measurement_at_half() -> None:

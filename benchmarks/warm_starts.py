@@ -1,8 +1,9 @@
-"""The model that all cells of a profile start from, taught by demonstrations once and kept beside the cells."""
+"""The model that all cells of an experiment start from, taught by demonstrations once and kept beside the cells."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from agent_r1_gym.commands.base import say
 from agent_r1_gym.storage import atomic_directory, locked
 from benchmarks.measure import provenance
-from benchmarks.multihop_settings import Profile, WarmStart
+from benchmarks.multihop_settings import WarmStart
 from trainers.quickstart import SHIPPED, load
 from trainers.tiny import build_model, build_tokenizer
 from trainers.warmstart import warm_start
@@ -20,23 +21,24 @@ from trainers.warmstart import warm_start
 _LONGEST = 6 * 3600.0
 
 
-def start_folder(profile: Profile, folder: Path) -> Path:
+def start_folder(start: WarmStart | None, folder: Path, *, command: Sequence[str]) -> Path:
     """Returns the folder of model and tokenizer; makes them in `folder` if they are not there.
 
     Other settings make another folder, so that no cell starts from a model that was taught differently.
 
     Args:
-        profile: says how it is taught, or that it is the one that comes with the package.
-        folder: of the profile's cells.
+        start: says how it is taught; None: it is the one that comes with the package.
+        folder: of the cells.
+        command: what runs the cells, kept beside the model.
     """
-    if profile.start is None:
+    if start is None:
         return SHIPPED
-    path = folder / f"start-{blake2b(repr(profile.start).encode(), digest_size=4).hexdigest()}"
+    path = folder / f"start-{blake2b(repr(start).encode(), digest_size=4).hexdigest()}"
     with locked(path, timeout=_LONGEST):
         if not path.exists():
-            say(f"warm start of {profile.start.size} parameters, kept in {path}")
+            say(f"warm start of {start.size} parameters, kept in {path}")
             with atomic_directory(path) as temporary:
-                _teach(profile.start, temporary)
+                _teach(start, temporary, command)
     return path
 
 
@@ -51,11 +53,11 @@ def _placed(model: Any) -> Any:
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _teach(start: WarmStart, folder: Path) -> None:
+def _teach(start: WarmStart, folder: Path, command: Sequence[str]) -> None:
     tokenizer = build_tokenizer()
     model = _placed(build_model(tokenizer, size=start.size))
     log = warm_start(model, tokenizer, **start.options)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    facts = {"start": repr(start), "log": log} | provenance(("python", "-m", "benchmarks.multihop_qa", "run"))
+    facts = {"start": repr(start), "log": log} | provenance(command)
     (folder / "start.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
