@@ -36,13 +36,14 @@ def scripted_job(model: Any, script: Any) -> Job:
     settings = script.settings
     return Job(
         shape=shape_of(model.config),
-        setup=_setup(slots=settings.batch, length=len(script.prompt_ids) + len(script.completion_ids)),
+        setup=_setup(slots=settings.batch, length=script.longest_prompt + script.longest_completion),
         questions=settings.prompts,
         rollouts=settings.num_generations,
         turns=script.turns,
-        prompt=len(script.prompt_ids),
+        prompt=script.longest_prompt,
         spoken=script.generated / script.turns,
         response=script.responses / max(1, script.turns - 1),
+        spread=max(sum(episode.loss_mask) for episode in script.episodes) / script.generated,
     )
 
 

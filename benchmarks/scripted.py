@@ -1,17 +1,20 @@
 """Episodes whose tokens are known beforehand, so that every system decodes the same ones.
 
 Speed can be compared only if all sides generate the same tokens, turns and tool responses; random weights call no tool.
-`force` therefore raises the logit of the script's token at every position, as a forward hook of the model: each token
+`force` therefore raises the logit of the script's token after every token, as a forward hook of the model: each token
 still costs a whole forward pass and is still sampled, in every engine alike, and none of them knows of the script.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import torch
@@ -42,6 +45,7 @@ from trainers.tiny import (
 
 _WORDS = tuple(word for word in compact_vocabulary() if word.islower() and word.isalpha())
 GOLD = _WORDS[-1]
+_ATTEMPTS = 100
 FORCE = 1e4
 """Logit of the script's token; far above what random weights give, within bfloat16."""
 
@@ -68,9 +72,28 @@ class SearchEnvironment:
         return self._tool.execute({"query": query}).content
 
 
+class Episode(NamedTuple):
+    """What is played for one question.
+
+    Attributes:
+        prompt_ids: tokens of its prompt.
+        completion_ids: all turns and tool responses.
+        loss_mask: 1 for what the model generates.
+    """
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All tokens."""
+        return self.prompt_ids + self.completion_ids
+
+
 @dataclass(frozen=True)
 class Script:
-    """An episode, token by token.
+    """Episodes, token by token.
 
     Attributes:
         settings: model, number of questions and copies.
@@ -78,10 +101,8 @@ class Script:
         tokenizer: with TRL's Qwen3 template, which renders calls and tool responses.
         system_prompt: what TRL puts before the question to declare the tool.
         passage: what every search finds.
-        question: words of every question, in another order in each.
-        prompt_ids: prompt of the first question.
-        completion_ids: all turns and tool responses.
-        loss_mask: 1 for what the model generates.
+        questions: one for each episode.
+        episodes: what is played.
     """
 
     settings: Settings
@@ -89,26 +110,28 @@ class Script:
     tokenizer: PreTrainedTokenizerFast
     system_prompt: str
     passage: Passage
-    question: tuple[str, ...]
-    prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
-    loss_mask: tuple[int, ...]
+    questions: tuple[str, ...]
+    episodes: tuple[Episode, ...]
 
     @property
-    def generated(self) -> int:
-        """Tokens of an episode that the model generates."""
-        return sum(self.loss_mask)
+    def generated(self) -> float:
+        """Tokens that the model generates, in the mean over the episodes."""
+        return fmean(sum(episode.loss_mask) for episode in self.episodes)
 
     @property
-    def responses(self) -> int:
-        """Tokens of an episode that come from tool and template."""
-        return len(self.loss_mask) - self.generated
+    def responses(self) -> float:
+        """Tokens that come from tool and template, in the mean over the episodes."""
+        return fmean(len(episode.loss_mask) for episode in self.episodes) - self.generated
 
-    def questions(self) -> list[str]:
-        """Returns as many different questions as the settings ask for, all of one length."""
-        words, others = self.question, range(1, self.settings.prompts)
-        orders = [words, *(random.Random(number).sample(words, len(words)) for number in others)]
-        return [" ".join(order) for order in orders]
+    @property
+    def longest_prompt(self) -> int:
+        """Most tokens of a prompt."""
+        return max(len(episode.prompt_ids) for episode in self.episodes)
+
+    @property
+    def longest_completion(self) -> int:
+        """Most tokens of all turns and tool responses of an episode."""
+        return max(len(episode.completion_ids) for episode in self.episodes)
 
     def search_tool(self) -> SearchTool:
         """Returns the tool that every side searches with."""
@@ -116,7 +139,7 @@ class Script:
 
     def make_env(self) -> TextEnv:
         """Returns this suite's environment for the script."""
-        rows = [Question(str(number), text, (GOLD,)) for number, text in enumerate(self.questions())]
+        rows = [Question(str(number), text, (GOLD,)) for number, text in enumerate(self.questions)]
         dataset = QADataset(
             rows, name="scripted", split="train", source="benchmarks", fingerprint="scripted", corpus=(self.passage,)
         )
@@ -132,45 +155,86 @@ class Script:
 
 
 def write_script(settings: Settings, lengths: Lengths, *, turns: int) -> Script:
-    """Returns the episode of `turns` turns: searches, then the right answer."""
-    question = _words(lengths.question)
+    """Returns episodes of `turns` turns, one for each question: searches, then the right answer."""
     passage = Passage("0", _WORDS[0], " ".join(_words(lengths.passage - 2)))  # the title and a colon come to it
-    thinking = THINK_OPEN + " ".join(_words(lengths.thought)) + THINK_CLOSE
-    query = " ".join(_words(lengths.query))
     tokenizer, system_prompt = _tokenizer(SearchEnvironment(SearchTool(StubRetriever([passage]))))
     chat = ChatTokens(tokenizer)
     gap = chat.gap_ids([Message("tool", f"{passage.title} : {passage.text}")], stopped=True)
-    search = _turn(chat, tokenizer, thinking + CALL_OPEN + query + CALL_CLOSE)
-    answer = _turn(chat, tokenizer, thinking + ANSWER_OPEN + GOLD + ANSWER_CLOSE)
-    messages = [Message("system", system_prompt), Message("user", " ".join(question))]
-    return Script(
-        settings=settings,
-        turns=turns,
-        tokenizer=tokenizer,
-        system_prompt=system_prompt,
-        passage=passage,
-        question=question,
-        prompt_ids=tuple(chat.prompt_ids(messages)),
-        completion_ids=tuple((search + gap) * (turns - 1) + answer),
-        loss_mask=tuple(([1] * len(search) + [0] * len(gap)) * (turns - 1) + [1] * len(answer)),
-    )
+    query = " ".join(_words(lengths.query))
+    ends = [CALL_OPEN + query + CALL_CLOSE] * (turns - 1) + [ANSWER_OPEN + GOLD + ANSWER_CLOSE]
+    questions = _questions(settings.prompts, lengths)
+
+    def episode(number: int, rng: random.Random) -> Episode:
+        messages = [Message("system", system_prompt), Message("user", questions[number])]
+        completion: list[int] = []
+        mask: list[int] = []
+        for turn, end in enumerate(ends):
+            before = gap if turn else []
+            thought = _thought(lengths, number, settings.prompts, rng)
+            spoken = _turn(chat, tokenizer, THINK_OPEN + thought + THINK_CLOSE + end)
+            completion += before + spoken
+            mask += [0] * len(before) + [1] * len(spoken)
+        return Episode(tuple(chat.prompt_ids(messages)), tuple(completion), tuple(mask))
+
+    for attempt in range(_ATTEMPTS):
+        rng = random.Random(attempt)
+        episodes = tuple(episode(number, rng) for number in range(settings.prompts))
+        if _following(episodes) is not None:
+            return Script(settings, turns, tokenizer, system_prompt, passage, questions, episodes)
+    raise ValueError(f"No episodes of {lengths} can be told apart by a token and its place; lower prompts or spread.")
 
 
 def force(model: PreTrainedModel, script: Script) -> Any:
     """Makes the model generate the script, whoever decodes; returns the hook's handle (`remove` ends it).
 
-    The token is looked up by its position, which every engine has to tell the model anyway.
+    The token is looked up by the last one and its position, which every engine has to tell the model anyway.
     """
-    ids = [*script.prompt_ids, *script.completion_ids]
-    following = torch.tensor([*ids[1:], ids[-1]], device=model.device)
+    following = _following(script.episodes)
+    assert following is not None
+    places = 1 + max(position for position, _ in following)
+    most = max(Counter(position for position, _ in following).values())
+    table = torch.full((2, places, most), -1, device=model.device)  # by position: tokens, and what follows each
+    used: Counter[int] = Counter()
+    for (position, token), then in following.items():
+        table[:, position, used[position]] = torch.tensor([token, then])
+        used[position] += 1
 
     def hook(_module: Any, _args: Any, inputs: dict[str, Any], output: Any) -> None:
         logits, positions = getattr(output, "logits", None), inputs.get("position_ids")
         if logits is not None and positions is not None and not torch.is_grad_enabled():
-            tokens = following[positions[:, -1].clamp(max=len(following) - 1)]
-            logits[:, -1].scatter_(1, tokens.expand(len(logits))[:, None], FORCE)
+            tokens, then = table[:, positions[:, -1].clamp(max=places - 1)]
+            known = tokens == inputs["input_ids"][:, -1:]
+            chosen = then.gather(1, known.int().argmax(dim=1, keepdim=True)).clamp(min=0)
+            logits[:, -1].scatter_(1, chosen.expand(len(logits), 1), FORCE)
 
     return model.register_forward_hook(hook, with_kwargs=True)
+
+
+def _following(episodes: Iterable[Episode]) -> dict[tuple[int, int], int] | None:
+    """Returns the token after each that the model is fed last, by position and token; None if two differ in it."""
+    found: dict[tuple[int, int], int] = {}
+    for episode in episodes:
+        start = len(episode.prompt_ids) - 1
+        for position, (token, then) in enumerate(pairwise(episode.ids[start:]), start):
+            generated = episode.loss_mask[position - start]
+            if generated and found.setdefault((position, token), then) != then:
+                return None
+    return found
+
+
+def _questions(count: int, lengths: Lengths) -> tuple[str, ...]:
+    """Returns different questions: of one length, or each a word longer than the one before if episodes differ."""
+    orders = [random.Random(number).sample(_words(lengths.question), lengths.question) for number in range(count)]
+    return tuple(" ".join([*order, *_words(number if lengths.spread else 0)]) for number, order in enumerate(orders))
+
+
+def _thought(lengths: Lengths, episode: int, prompts: int, rng: random.Random) -> str:
+    """Returns the words of a thought; where episodes differ, each has words of its own."""
+    if not lengths.spread:
+        return " ".join(_words(lengths.thought))
+    low, high = (round(lengths.thought * (1 + sign * lengths.spread)) for sign in (-1, 1))
+    own = _WORDS[lengths.query + episode :: prompts] or _WORDS
+    return " ".join(rng.choices(own, k=rng.randint(max(1, low), high)))
 
 
 def _words(count: int) -> tuple[str, ...]:

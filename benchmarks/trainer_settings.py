@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +17,8 @@ class Lengths:
         thought: words of thinking in each turn; plus about six tokens.
         query: words of a search.
         passage: words that a search finds; plus about nine tokens.
+        spread: how much thoughts differ: each has between `1 - spread` and `1 + spread` times `thought` words, drawn
+            for every turn of every question.
     """
 
     name: str
@@ -24,12 +26,15 @@ class Lengths:
     thought: int
     query: int
     passage: int
+    spread: float = 0.0
 
 
 COMPACT = Lengths("compact", question=12, thought=8, query=3, passage=8)
 """As in FictionQA's compact style: little is prefilled, so that a kept cache saves little."""
 USUAL = Lengths("usual", question=96, thought=24, query=6, passage=64)
 """Nearer to what an instruct model plays: declared tools and a question, some sentences, a short passage."""
+MIXED = replace(USUAL, name="mixed", spread=0.75)
+"""The same in the mean, but no two thoughts are of one length, as in all real batches: a barrier costs something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class Settings:
 
     rounds: int = 5
     model: str = "tiny"
-    lengths: tuple[Lengths, ...] = (COMPACT, USUAL)
+    lengths: tuple[Lengths, ...] = (COMPACT, USUAL, MIXED)
     turns: int = 4
     prompts: int = 8
     num_generations: int = 8

@@ -62,13 +62,14 @@ def step(settings: Settings, device: str) -> Report:
 def token(settings: Settings, device: str) -> Report:
     """What a generated token costs in several turns, in units of one in a single turn; our engine alone.
 
-    Every row has a question of its own, so that no prefill is shared. All episodes generate the same number of tokens.
+    Every row has a question of its own, so that no prefill is shared. All episodes generate the same number of tokens
+    (lengths that differ are left out).
     The single turn is measured twice: with as many more tokens in its prompt as the tool responses have, so that both
     end in contexts of one length, and without them.
     """
     settings = replace(settings, prompts=settings.batch, num_generations=1)
     figures, checks = [], []
-    for lengths in settings.lengths:
+    for lengths in (lengths for lengths in settings.lengths if not lengths.spread):
         scripts = token_scripts(settings, lengths)
         with TemporaryDirectory() as folder:
             systems = {name: Agent(script, device=device, folder=folder) for name, script in scripts.items()}
@@ -90,8 +91,8 @@ def token(settings: Settings, device: str) -> Report:
 def token_scripts(settings: Settings, lengths: Lengths) -> dict[str, Script]:
     """Returns episodes with equally many generated tokens: in several turns; in one, equal context; in one."""
     several, one = (write_script(settings, lengths, turns=turns) for turns in (settings.turns, 1))
-    longer = replace(lengths, thought=lengths.thought + several.generated - one.generated)
-    context = replace(longer, question=lengths.question + several.responses)
+    longer = replace(lengths, thought=lengths.thought + round(several.generated - one.generated))
+    context = replace(longer, question=lengths.question + round(several.responses))
     return {
         _turns(settings.turns): several,
         "1 turn, equal context": write_script(settings, context, turns=1),

@@ -110,10 +110,12 @@ class Trainee(abc.ABC):
     def _play(self) -> dict[str, Any]:
         self.trainer.model.train()
         output: dict[str, Any] = self.trainer._generate_and_score_completions([dict(row) for row in self.rows])
-        wanted = torch.tensor([self.script.completion_ids, self.script.loss_mask])
-        found = output["completion_ids"].cpu(), output["tool_mask"].cpu()
+        present = output["completion_mask"].bool()
+        rows = zip(output["completion_ids"], output["tool_mask"], present, strict=True)
+        found = [(tuple(ids[there].tolist()), tuple(mask[there].tolist())) for ids, mask, there in rows]
         reward = self.trainer._metrics["train"]["reward"][-1]
-        if any(not torch.equal(ids, row.expand_as(ids)) for ids, row in zip(found, wanted, strict=True)):
+        copies = self.script.settings.num_generations
+        if found != [tuple(episode[1:]) for episode in self.script.episodes for _ in range(copies)]:
             raise WrongEpisodeError(f"{self.name}: an episode is not the script's.")
         if reward != 1.0:
             raise WrongEpisodeError(f"{self.name}: right answers were paid {reward}, expected 1.")
@@ -132,7 +134,7 @@ class Trainee(abc.ABC):
             "max_steps": settings.steps + 1,
             "per_device_train_batch_size": settings.batch,
             "num_generations": settings.num_generations,
-            "max_completion_length": len(self.script.completion_ids) + 1,
+            "max_completion_length": self.script.longest_completion + 1,
             "learning_rate": 1e-6,
             "beta": 0.0,
             "loss_type": "dapo",
@@ -155,7 +157,7 @@ class Agent(Trainee):
         script = self.script
         chat = ChatTokens(script.tokenizer)
         limits = EpisodeLimits(
-            max_prompt_tokens=len(script.prompt_ids), max_completion_tokens=arguments["max_completion_length"]
+            max_prompt_tokens=script.longest_prompt, max_completion_tokens=arguments["max_completion_length"]
         )
         collector = Collector(script.make_env, chat, limits)
         single = {"algorithm": "reinforce++"} if script.settings.num_generations == 1 else {}
@@ -164,7 +166,7 @@ class Agent(Trainee):
             AgentConfig(
                 **arguments,
                 **single,
-                max_prompt_length=len(script.prompt_ids),
+                max_prompt_length=script.longest_prompt,
                 max_turn_tokens=arguments["max_completion_length"],
             ),
             collect=lambda rows, trainer: collector.collect(rows, engine_of(trainer, chat, slots=len(rows))),
@@ -179,7 +181,7 @@ class EnvironmentFactory(Trainee):
     name = "TRL environment_factory"
 
     def _make_trainer(self, model: Any, arguments: dict[str, Any]) -> GRPOTrainer:
-        rows = [{"prompt": [{"role": "user", "content": question}]} for question in self.script.questions()]
+        rows = [{"prompt": [{"role": "user", "content": question}]} for question in self.script.questions]
         return GRPOTrainer(
             model,
             reward_funcs=[exact_match],

@@ -46,7 +46,7 @@ class Habits:
     retrieve_once: float = 0.20
     """Searches for the whole question once and answers with a value that comes back (Naive RAG)."""
     wanders: float = 0.0
-    """Searches for the first fact, then for any name in what comes back, and answers with anything wrong from there."""
+    """Searches for the first fact, then for the asked one of a wrong name, or a wrong one of the right name."""
 
     def draw(self, rng: random.Random) -> str:
         """Returns the name of a habit."""
@@ -183,10 +183,13 @@ def _retrieve_once(question: Question, rng: random.Random) -> Script:
 
 
 def _wanders(question: Question, rng: random.Random) -> Script:
-    passage = yield _call(_subject(question.decomposition[0]))
-    name = rng.choice(_names(passage) or [_subject(question.decomposition[0])])
-    there = yield _call(name)
-    yield _answer(rng.choice([value for value in (name, *_values(there)) if value not in question.answers]))
+    first = _subject(question.decomposition[0])
+    facts = _facts((yield _call(first)))
+    relation, wanted = _astray(facts, tuple(question.metadata["path"]), rng)
+    name = facts[relation]
+    there = _facts((yield _think(f"{wanted} of {name}") + _call(name)))
+    told = [there.get(wanted, rng.choice([*there.values()])), name, first]
+    yield _answer(next(value for value in told if value not in question.answers))
 
 
 _SCRIPTS: Mapping[str, Callable[[Question, random.Random], Script]] = {
@@ -255,13 +258,23 @@ def _read(passage: str, path: tuple[str, ...]) -> str:
     return ""
 
 
-def _names(passage: str) -> list[str]:
-    """Returns the values in a compact passage that are names of other entities: they have two words."""
-    return [value for value in _values(passage) if " " in value]
-
-
-def _values(passage: str) -> list[str]:
-    """Returns what a compact passage states, without the relations."""
+def _facts(passage: str) -> dict[str, str]:
+    """Returns what a compact passage states, by relation."""
     title, _, text = passage.partition(" : ")
     clauses = text.removeprefix(title).replace(",", ".").split(".")
-    return [" ".join(words[1:]) for words in map(str.split, clauses) if words]
+    return {words[0]: " ".join(words[1:]) for words in map(str.split, clauses) if words}
+
+
+def _astray(facts: Mapping[str, str], path: tuple[str, str], rng: random.Random) -> tuple[str, str]:
+    """Returns two relations to follow from an entity with these `facts`, of which just one is that of `path`."""
+    right, asked = path
+    targets = _targets(facts)
+    others = [relation for relation, kind in targets.items() if kind in COMPACT.kinds and relation != right]
+    if others and rng.random() < 0.5:
+        return rng.choice(others), asked
+    return right, rng.choice([wanted for wanted in COMPACT.relations[targets[right]] if wanted != asked])
+
+
+def _targets(facts: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns the relations of the kind of entity that `facts` are about, and to what they lead."""
+    return next(relations for relations in COMPACT.relations.values() if relations.keys() == facts.keys())

@@ -171,7 +171,7 @@ def estimate(shape: ModelShape, setup: Setup) -> Estimate:
 def kv_cache_bytes(shape: ModelShape, *, slots: int, length: int, number_bytes: int) -> int:
     """Returns the bytes of `SlotCache` for episodes of `length` tokens; one column more takes padding.
 
-    The cache grows by doubling: where it stops just short of `length`, it takes up to twice this.
+    The cache grows by doubling up to this; while it grows, old and new stand side by side, one layer at a time.
     """
     return slots * (length + 1) * shape.layers * 2 * shape.kv_heads * shape.head_dim * number_bytes
 

@@ -112,11 +112,13 @@ def sample(logits: Tensor, options: SamplingOptions, *, uniforms: Tensor) -> tup
     Returns:
         Tokens (n,) and their log-probabilities (n,) in fp32, before top-k and top-p.
     """
-    logprobs = torch.log_softmax(logits.float() / (options.temperature or 1.0), dim=-1)
+    scaled = logits.float() / (options.temperature or 1.0)
+    logprobs = scaled.log_softmax(dim=-1)
     if options.temperature == 0:
         tokens = logits.argmax(dim=-1)
     else:
-        masses, order = logprobs.exp(), None  # in fp32: its exponential in fp64 costs more than all the rest here
+        # Not logprobs.exp(): where probabilities underflow, that takes longer than all the rest here.
+        masses, order = scaled.softmax(dim=-1), None
         if options.top_k:
             masses, order = masses.topk(min(options.top_k, masses.shape[-1]), dim=-1)
         elif options.top_p < 1:

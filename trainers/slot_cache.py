@@ -91,15 +91,18 @@ class Window:
 class SlotCache(Cache):
     """The cache of a whole model.
 
-    Memory: layers x slots x 2 x kv_heads x head_dim x capacity numbers; capacity doubles when it no longer suffices.
+    Memory: layers x slots x 2 x kv_heads x head_dim x capacity numbers; capacity doubles when it no longer suffices, up
+    to one column more than a row can need.
 
     Args:
         layers: number of attention layers.
         slots: number of rows.
+        max_length: most tokens that a row will hold; growing stops there.
     """
 
-    def __init__(self, layers: int, slots: int) -> None:
+    def __init__(self, layers: int, slots: int, *, max_length: int) -> None:
         self.window = Window(slots)
+        self.max_length = max_length
         self.slot_layers = [SlotLayer(self.window) for _ in range(layers)]
         super().__init__(layers=list(self.slot_layers))
 
@@ -120,7 +123,7 @@ class SlotCache(Cache):
         """
         window, device = self.window, starts.device
         if length >= window.capacity:
-            window.capacity = max(2 * window.capacity, length + 1, _LEAST_CAPACITY)
+            window.capacity = max(length + 1, min(self.max_length + 1, max(2 * window.capacity, _LEAST_CAPACITY)))
         positions = torch.arange(-queries, 0, device=device) + (starts + widths)[:, None]
         # Padding queries write to the last column, which nobody attends before a real token overwrites it.
         window.columns = torch.where(positions >= starts[:, None], positions, window.capacity - 1)

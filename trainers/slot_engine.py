@@ -119,7 +119,8 @@ class _Play:
 
     def __init__(self, engine: SlotEngine, sessions: Iterator[Session]) -> None:
         self.engine, self.sessions = engine, sessions
-        self.cache = SlotCache(engine.model.config.get_text_config().num_hidden_layers, engine.slots)
+        layers = engine.model.config.get_text_config().num_hidden_layers
+        self.cache = SlotCache(layers, engine.slots, max_length=engine.max_length)
         self.additive = engine.model.config._attn_implementation == "eager"
         self.owners: list[_Slot | None] = [None] * engine.slots
         self.count = 0

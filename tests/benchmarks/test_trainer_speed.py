@@ -17,6 +17,7 @@ from trainers.templates import ChatTokens
 
 SHORT = Lengths("short", question=3, thought=2, query=2, passage=4)
 TINY = Settings(rounds=1, lengths=(SHORT,), turns=2, prompts=2, num_generations=2)
+UNEVEN = dataclasses.replace(SHORT, name="uneven", thought=6, spread=0.5)
 MINUSCULE = dataclasses.replace(TINY, model="qwen2.5-minuscule")
 
 
@@ -35,24 +36,45 @@ def test_every_claim_measures_and_reports(claim, settings, monkeypatch, tmp_path
     assert "short" in capsys.readouterr().out
 
 
-def test_both_systems_play_the_script(tmp_path):
-    script = write_script(TINY, SHORT, turns=3)
+@pytest.mark.parametrize("lengths", [SHORT, UNEVEN], ids=lambda lengths: lengths.name)
+def test_both_systems_play_the_script(lengths, tmp_path):
+    script = write_script(TINY, lengths, turns=3)
     agent, factory = (
         system(script, device="cpu", folder=str(tmp_path)).tokens() for system in (Agent, EnvironmentFactory)
     )
     assert agent == factory
     assert len(agent) == TINY.batch
-    assert len({tuple(row) for row in agent}) == TINY.prompts  # by their questions
-    masked = zip(script.completion_ids, script.loss_mask, strict=True)
-    completion = [1 + token if generated else -1 - token for token, generated in masked]
-    assert agent[0] == [*script.prompt_ids, *completion]
+    assert len({tuple(row) for row in agent}) == TINY.prompts
+    for played, episode in zip(agent[:: TINY.num_generations], script.episodes, strict=True):
+        masked = zip(episode.completion_ids, episode.loss_mask, strict=True)
+        completion = [1 + token if generated else -1 - token for token, generated in masked]
+        assert [number for number in played if number] == [*episode.prompt_ids, *completion]
+
+
+def test_uneven_episodes_differ_in_the_length_of_every_turn():
+    settings = dataclasses.replace(TINY, prompts=4)
+    script = write_script(settings, UNEVEN, turns=3)
+    lengths = {len(episode.completion_ids) for episode in script.episodes}
+    assert len(lengths) > 1
+    assert max(lengths) == script.longest_completion
+    assert script.generated == sum(sum(episode.loss_mask) for episode in script.episodes) / 4
+    words = [script.tokenizer.decode(episode.completion_ids).split("</think>") for episode in script.episodes]
+    thoughts = [turn.partition("<think>")[2].split() for turns in words for turn in turns[:-1]]
+    assert all(3 <= len(thought) <= 9 for thought in thoughts)
+
+
+def test_episodes_that_cannot_be_told_apart_are_refused(monkeypatch):
+    monkeypatch.setattr("benchmarks.scripted._WORDS", ("baker", "miner", "novel", "paper", "sailor"))
+    with pytest.raises(ValueError, match="told apart"):
+        write_script(dataclasses.replace(TINY, prompts=64), UNEVEN, turns=3)
 
 
 @pytest.mark.parametrize("system", [Agent, EnvironmentFactory])
 def test_an_episode_that_leaves_the_script_has_no_speed(system, tmp_path):
     script = write_script(TINY, SHORT, turns=2)
     trainee = system(script, device="cpu", folder=str(tmp_path))
-    trainee.script = dataclasses.replace(script, completion_ids=(*script.completion_ids[:-1], 0))
+    wrong = [episode._replace(completion_ids=(*episode.completion_ids[:-1], 0)) for episode in script.episodes]
+    trainee.script = dataclasses.replace(script, episodes=tuple(wrong))
     with pytest.raises(WrongEpisodeError, match="not the script's"):
         trainee.roll_out()
 
@@ -64,7 +86,7 @@ def test_wrong_answers_are_not_paid():
 def test_the_script_is_an_episode_of_the_environment():
     script = write_script(TINY, SHORT, turns=3)
     chat = ChatTokens(script.tokenizer)
-    turns, ids = [], list(script.completion_ids)
+    turns, ids = [], list(script.episodes[0].completion_ids)
     for _ in range(script.turns):
         end = ids.index(chat.stop_id) + 1
         turns.append(chat.action(ids[:end]))
@@ -72,10 +94,10 @@ def test_the_script_is_an_episode_of_the_environment():
         ids = ids[end + len(gap) :]
     env = script.make_env()
     _, info = env.reset(options={"task_index": 0})
-    assert tuple(chat.prompt_ids(info["messages"])) == script.prompt_ids
+    assert tuple(chat.prompt_ids(info["messages"])) == script.episodes[0].prompt_ids
     rewards = [env.step(turn)[1:3] for turn in turns]
     assert rewards == [(0.0, False), (0.0, False), (1.0, True)]
-    assert script.generated + script.responses == len(script.completion_ids)
+    assert script.generated + script.responses == script.longest_completion
 
 
 def test_every_forced_token_costs_a_forward_pass():
@@ -86,7 +108,7 @@ def test_every_forced_token_costs_a_forward_pass():
     handle = force(model, script)
 
     class OneTurn:
-        prompt_ids = script.prompt_ids
+        prompt_ids = script.episodes[0].prompt_ids
         ids = ()
 
         def finish_turn(self, ids, logprobs, stopped):
@@ -94,21 +116,22 @@ def test_every_forced_token_costs_a_forward_pass():
 
     def play():
         session = OneTurn()
-        options = SamplingOptions(max_new_tokens=script.generated, stop_token_ids=(script.tokenizer.eos_token_id,))
+        stops = (script.tokenizer.eos_token_id,)
+        options = SamplingOptions(max_new_tokens=script.longest_completion, stop_token_ids=stops)
         SlotEngine(model, options, slots=1, max_length=100).run([session])
         return session.ids
 
-    assert play() == script.completion_ids
+    assert play() == script.episodes[0].completion_ids
     assert len(passes) == script.generated
     handle.remove()
-    assert play() != script.completion_ids
+    assert play() != script.episodes[0].completion_ids
 
 
 def test_the_one_turn_baselines_generate_as_much_in_the_context_they_name():
     several, equal, without = trainer_speed.token_scripts(TINY, SHORT).values()
     assert several.generated == equal.generated == without.generated
-    assert len(equal.prompt_ids) == len(several.prompt_ids) + several.responses
-    assert len(without.prompt_ids) == len(several.prompt_ids)
+    assert equal.longest_prompt == several.longest_prompt + several.responses
+    assert without.longest_prompt == several.longest_prompt
     assert equal.responses == without.responses == 0
 
 

@@ -31,7 +31,20 @@ def test_no_demonstration_plays_a_whole_chain_of_two_searches() -> None:
             if titles >= {fact.title for fact in question.supporting_facts}:
                 both += 1
                 assert answer not in question.answers
-    assert 0 < both < 60  # wandering meets the second passage by chance
+    assert 0 < both < 80  # wandering meets the second passage in every other try
+
+
+def test_a_wanderer_thinks_of_one_half_of_the_chain_only() -> None:
+    dataset = fiction_dataset(seed=5, entities=400, questions=200, style="compact", mix={"bridge": 1.0})
+    env = FictionQAEnv(dataset=dataset, style="compact")
+    halves = set()
+    for index, question in enumerate(dataset):
+        messages = demonstrate(env, index, habit="wanders", rng=random.Random(index))
+        thought = messages[3].content.partition("</think>")[0].removeprefix("<think>")
+        relation, _, name = thought.partition(" of ")
+        first, second = question.decomposition
+        halves.add((relation == question.metadata["path"][1], name == first.answer == second.title))
+    assert halves == {(True, False), (False, True)}
 
 
 def test_cells_run_once_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def test_weights_gradients_and_optimiser_are_exact(shape: ModelShape, rank: int 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kv_cache_is_exact(dtype: torch.dtype) -> None:
     model, slots, length = build(TINY).to(dtype), 5, 160  # the cache never holds fewer than 128 columns
-    cache = SlotCache(TINY.layers, slots)
+    cache = SlotCache(TINY.layers, slots, max_length=length)
     inputs = torch.ones(slots, length, dtype=torch.long)
     starts, widths = torch.zeros(slots, dtype=torch.long), torch.full((slots,), length)
     positions, mask = cache.focus(slice(0, slots), starts, widths=widths, queries=length, length=length)
