@@ -28,7 +28,8 @@ HABITS: Mapping[str, Habits] = {
         wanders=0.4,
     ),
 }
-"""No habit plays a whole chain of two searches: a second search, to a random name, ends in a wrong answer always."""
+"""No habit plays a whole chain of two searches: a second one is for the asked relation of a wrong name, or for a wrong
+relation of the right name, and ends in a wrong answer always."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ _LONGEST = 6 * 3600.0
 def start_folder(start: WarmStart | None, folder: Path, *, command: Sequence[str]) -> Path:
     """Returns the folder of model and tokenizer; makes them in `folder` if they are not there.
 
-    Other settings make another folder, so that no cell starts from a model that was taught differently.
+    Other settings make another folder, so that no cell starts from a model that was taught differently. Other code does
+    not: remove the folder after a change to how models are taught.
 
     Args:
         start: says how it is taught; None: it is the one that comes with the package.
