@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -47,3 +48,23 @@ def test_documented_commands_exist() -> None:
     text = build_parser().format_help()
     for command in re.findall(r"agent-r1 ([a-z][a-z-]+)", _README):
         assert command in text, command
+
+
+def test_own_files_are_read_as_shown(tmp_path: Path) -> None:
+    import gymnasium
+
+    import agent_r1_gym.envs  # noqa: F401  # registers the environments
+    from agent_r1_gym.retrieval.corpus import read_corpus
+
+    question, passage = re.findall(r"^```json\n(.*?)^```", _README, re.M | re.S)
+    without_facts = {name: value for name, value in json.loads(question).items() if name != "supporting_facts"}
+    (tmp_path / "mine.jsonl").write_text(question + json.dumps(without_facts | {"_id": "q2"}), encoding="utf-8")
+    env = gymnasium.make("AgentR1/HotpotQA-v0", dataset=str(tmp_path / "mine.jsonl"), top_k=1)
+    for index in range(2):
+        observation, _ = env.reset(options={"task_index": index})
+        assert "In which country was Ana Kovic born?" in observation
+        _, _, _, _, info = env.step('<tool_call>{"name": "search", "arguments": {"query": "Ana Kovic"}}</tool_call>')
+        assert "born in Lanburg" in info["new_messages"][-1].content
+        assert env.step("<answer>Norland</answer>")[1] == 1.0
+    (tmp_path / "corpus.jsonl").write_text(passage, encoding="utf-8")
+    assert [found.title for found in read_corpus(tmp_path / "corpus.jsonl")] == ["Ana Kovic"]
