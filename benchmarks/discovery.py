@@ -4,8 +4,8 @@
     python -m benchmarks.discovery table
 
 The warm start has never seen a complete chain of two searches: it searches once and answers too early, or searches a
-second time with one half of the chain wrong, and answers wrongly (`discovery_settings.HABITS`). A cell is a reward and a
-seed.
+second time with one half of the chain wrong, and answers wrongly (`discovery_settings.HABITS`). A cell is one reward
+and one seed.
 """
 
 from __future__ import annotations
