@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from trainers.train import build_trainer
 RESULTS = Path(__file__).parent / "results" / "discovery"
 _COMMAND = ("python", "-m", "benchmarks.discovery", "run")
 KINDS = ("1hop", "bridge")
+_ENDS = ("reward", "seeds", "2 hops before", "2 hops after", "1 hop after", "seeds at .5 or more", "first at .5, steps")
 
 
 def run_cell(reward: str, seed: int, settings: Settings, *, warm: Path, scratch: Path) -> Cell:
@@ -91,25 +92,36 @@ def run(options: argparse.Namespace) -> int:
 
 
 def table(folder: Path) -> str:
-    """Returns the finished cells as a Markdown table."""
-    lines = [
-        "| reward | seeds | 2 hops before | 2 hops after | 1 hop after | seeds at .5 or more | first at .5, steps |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, reward in REWARDS.items():
-        cells = read_cells(folder, name)
-        if not cells:
-            continue
-        steps = [found_at(cell) for cell in cells]
-        last = [cell["curve"][-1] for cell in cells]
-        shown = " ".join("-" if step is None else str(step) for step in steps)
-        before = statistics.mean(cell["curve"][0]["bridge"] for cell in cells)
-        reached = sum(point["bridge"] >= 0.5 for point in last)
-        lines.append(
-            f"| {reward.title} | {len(cells)} | {before:.3f} | {_each(last, 'bridge')} | {_each(last, '1hop')} "
-            f"| {reached} | {shown} |"
-        )
-    return "\n".join(lines)
+    """Returns the finished cells as two Markdown tables: ends and findings, and the mean curves."""
+    found = {reward.title: cells for name, reward in REWARDS.items() if (cells := read_cells(folder, name))}
+    ends = _markdown(_ENDS, ((title, *_ends(cells)) for title, cells in found.items()))
+    steps = sorted({int(point["step"]) for cells in found.values() for cell in cells for point in cell["curve"]})
+    curves = _markdown(
+        ("2 hops after steps", *map(str, steps)),
+        ((title, *(_mean_at(cells, step) for step in steps)) for title, cells in found.items()),
+    )
+    return f"{ends}\n\n{curves}"
+
+
+def _ends(cells: Sequence[Cell]) -> Iterator[str]:
+    last = [cell["curve"][-1] for cell in cells]
+    steps = [found_at(cell) for cell in cells]
+    yield str(len(cells))
+    yield f"{statistics.mean(cell['curve'][0]['bridge'] for cell in cells):.3f}"
+    yield _each(last, "bridge")
+    yield _each(last, "1hop")
+    yield str(sum(point["bridge"] >= 0.5 for point in last))
+    yield " ".join("-" if step is None else str(step) for step in steps)
+
+
+def _mean_at(cells: Sequence[Cell], step: int) -> str:
+    values = [point["bridge"] for cell in cells for point in cell["curve"] if point["step"] == step]
+    return f"{statistics.mean(values):.2f}" if values else "-"
+
+
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _each(points: Sequence[dict[str, float]], kind: str) -> str:

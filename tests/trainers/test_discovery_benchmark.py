@@ -60,7 +60,10 @@ def test_cells_run_once_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureF
     assert kept == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     capsys.readouterr()
     assert discovery.main(["table", "--output", str(tmp_path / "quick")]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    ends, curves = capsys.readouterr().out.rstrip().split("\n\n")
+    assert [line.split(" | ")[0] for line in ends.splitlines()[2:]] == ["| process (all terms)", "| outcome only"]
+    assert curves.splitlines()[0] == "| 2 hops after steps | 0 | 1 | 2 |"
+    assert curves.splitlines()[2].split(" | ")[3] == f"{cell['curve'][2]['bridge']:.2f} |"
 
 
 def test_the_table_refuses_options_that_it_would_not_heed(capsys: pytest.CaptureFixture[str]) -> None:
