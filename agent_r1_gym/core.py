@@ -304,6 +304,10 @@ class ToolEnv(gymnasium.Env[str, str]):
         Raises:
             EpisodeError: no episode is running.
         """
+        return self.truncate_with_terms()[0]
+
+    def truncate_with_terms(self) -> tuple[float, dict[str, float]]:
+        """Does what `truncate` does; returns the reward and its terms by name, as `info["reward_terms"]` has them."""
         if self._ended:
             raise EpisodeError("There is no running episode to truncate.")
         transition = Transition(
@@ -312,7 +316,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         self._pending = None
         self._transitions.append(transition)
         self._ended = True
-        return self.rewards(transition)[0]
+        return self.rewards(transition)
 
     def render(self) -> str | None:
         """Returns the history in terminal colours ("ansi"); in "human" mode steps print themselves."""

@@ -62,7 +62,10 @@ _REPLACED = MappingProxyType(
     {"reward_weights": None, "multi_objective_aggregation": "sum_then_normalize", "max_tool_calling_iterations": None}
 )
 _NOT_CACHED = MappingProxyType(
-    {"min_p": None, "repetition_penalty": 1.0, "use_vllm": False, "use_transformers_continuous_batching": False}
+    {
+        **{"min_p": None, "repetition_penalty": 1.0, "generation_kwargs": None, "cache_implementation": None},
+        **{"use_vllm": False, "use_transformers_continuous_batching": False},
+    }
 )
 """Options that the engine with the kept cache does not have, with the values that mean off."""
 _CHOICES = MappingProxyType(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
-from accelerate.utils import patch_environment  # type: ignore[import-untyped]
+from accelerate.utils import broadcast, patch_environment  # type: ignore[import-untyped]
 from peft import PeftConfig, PeftModel, TaskType, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForTokenClassification, PreTrainedModel
@@ -44,17 +44,21 @@ def build_value_model(
     (head,) = (name for name in children if name != model.base_model_prefix and name != "dropout")
     for parameter in children[head].parameters():
         torch.nn.init.zeros_(parameter)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
     if peft_config is None:
-        return model  # type: ignore[no-any-return]
+        return _without_dropout(model)
     peft_config = copy.deepcopy(peft_config)
     peft_config.task_type = TaskType.TOKEN_CLS  # trains the head whole, so an adapter on it would be in the way
     excluded = getattr(peft_config, "exclude_modules", None) or []
     excluded = rf"{excluded}|{head}" if isinstance(excluded, str) else [*excluded, head]
     vars(peft_config)["exclude_modules"] = excluded  # a field of the subclasses
-    return get_peft_model(model, peft_config)
+    return _without_dropout(get_peft_model(model, peft_config))
+
+
+def _without_dropout(model: torch.nn.Module) -> torch.nn.Module:
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
 
 
 def _copy_backbone(policy: PreTrainedModel | PeftModel) -> PreTrainedModel:
@@ -76,6 +80,8 @@ def policy_value_model(policy: Any, args: AgentConfig, *, peft_config: PeftConfi
         args: says how TRL loads a path.
         peft_config: the policy's new adapter; without one, an adapter that it carries is the pattern.
 
+    Its activations are recomputed where the policy's are (`gradient_checkpointing`).
+
     Raises:
         ConfigurationError: DeepSpeed ZeRO-3 is on.
     """
@@ -91,7 +97,12 @@ def policy_value_model(policy: Any, args: AgentConfig, *, peft_config: PeftConfi
     pattern = peft_config or getattr(policy, "peft_config", {}).get("default")
     # FSDP's sparing way to load leaves all processes but the first without weights; the critic is not sharded.
     with patch_environment(FSDP_CPU_RAM_EFFICIENT_LOADING="false"):
-        return build_value_model(policy, peft_config=pattern, **kwargs)
+        model: Any = build_value_model(policy, peft_config=pattern, **kwargs)
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
+        if isinstance(model, PeftModel):
+            model.enable_input_require_grads()
+    return model  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -174,6 +185,9 @@ class Critic:
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=options.learning_rate, weight_decay=options.weight_decay)
         self.generator = torch.Generator().manual_seed(options.seed)
+        if accelerator.num_processes > 1:  # adapters are drawn at random, and generators may differ by process
+            for parameter in self.parameters:
+                parameter.data.copy_(broadcast(parameter.data))
 
     def values(self, input_ids: Tensor, attention_mask: Tensor, *, length: int, rows: Tensor | None = None) -> Tensor:
         """Returns the values (B, length) of the states in which the last `length` tokens were chosen.

@@ -21,7 +21,7 @@ from accelerate.utils import gather_object  # type: ignore[import-untyped]
 from transformers import GenerationConfig
 
 from agent_r1_gym.errors import ConfigurationError
-from trainers.sampling import Engine, NewContext, SamplingOptions, Session, sample
+from trainers.sampling import Engine, NewContext, SamplingOptions, Session, longest_context, sample
 from trainers.slot_engine import SlotEngine
 
 __all__ = ["Engine", "GenerateEngine", "NewContext", "SamplingOptions", "Session", "SlotEngine", "TRLEngine", "sample"]
@@ -55,7 +55,7 @@ class _TurnEngine(ABC):
         if not all(context for _, context in live):
             raise ConfigurationError("A session's prompt_ids is empty, expected at least one token.")
         while True:
-            open_contexts = [context for _, context in live if len(context) < self.max_length]
+            open_contexts = [context for session, context in live if self._room(session, context) > 0]
             counts = gather_object([(len(live), len(open_contexts))])
             if not any(count for count, _ in counts):
                 return
@@ -70,13 +70,14 @@ class _TurnEngine(ABC):
     def _finish(self, live: list[tuple[Session, list[int]]], turns: Iterator[Turn]) -> list[tuple[Session, list[int]]]:
         replies = []
         for session, context in live:
-            room = self.max_length - len(context)
+            room = self._room(session, context)
             ids, logprobs, stopped = self._cut(*next(turns), room) if room > 0 else ([], [], False)
             reply = session.finish_turn(ids, logprobs, stopped)
             if room <= 0 and reply is not None:
                 raise ConfigurationError(
-                    f"A session goes on although its context has reached max_length={self.max_length}: finish_turn "
-                    "must return None after a turn without tokens."
+                    f"A session goes on although its context has reached max_length="
+                    f"{longest_context(session, self.max_length)}: finish_turn must return None after a turn without "
+                    "tokens."
                 )
             replies.append((session, context + ids, reply))
         answers = ((s, c, reply.result() if isinstance(reply, Future) else reply) for s, c, reply in replies)
@@ -85,6 +86,9 @@ class _TurnEngine(ABC):
             for session, context, answer in answers
             if answer is not None
         ]
+
+    def _room(self, session: Session, context: list[int]) -> int:
+        return longest_context(session, self.max_length) - len(context)
 
     def _cut(self, ids: list[int], logprobs: list[float], room: int) -> tuple[list[int], list[float], bool]:
         end = min(self.max_new_tokens, room)

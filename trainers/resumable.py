@@ -59,12 +59,17 @@ class ResumableTrainer(GRPOTrainer):
             ignore_keys_for_eval: as the base class takes it.
 
         Raises:
-            ConfigurationError: the checkpoint is not whole, or that of another run.
+            ConfigurationError: the checkpoint is not whole, that of another run, or one with `sync_ref_model`.
         """
         directory = self._get_output_dir(trial=trial)
         folder = checkpoints.to_resume(resume_from_checkpoint, directory=directory)
         if folder is not None:
             checkpoints.check_identity(Path(folder), self.identity)
+            if self.args.sync_ref_model:
+                raise ConfigurationError(
+                    "sync_ref_model moves the reference model, which checkpoints do not hold: this run cannot be "
+                    f"resumed as it stood. Start anew with {folder} as model_name_or_path, or train without it."
+                )
         return super().train(folder, trial, ignore_keys_for_eval)
 
     def _run_epoch(self, *arguments: Any, **options: Any) -> None:

@@ -93,6 +93,11 @@ class EpisodeSession:
                 f"{limits.max_prompt_tokens}; raise it or shorten the environment's system_prompt."
             )
 
+    @property
+    def max_length(self) -> int:
+        """Most tokens of a context: the budget of a trajectory, or of each of its rows."""
+        return len(self.prompt_ids) + self._limits.max_completion_tokens
+
     def finish_turn(self, ids: list[int], logprobs: list[float], stopped: bool) -> Reply:
         """Takes the sampled tokens of a turn and returns what comes before the next (see `engines.Session`)."""
         with self._named():
@@ -185,11 +190,10 @@ class EpisodeSession:
 
     def _has_room(self, answer: list[int] | NewContext) -> bool:
         """Returns whether the budgets allow another turn after this."""
-        longest = len(self.prompt_ids) + self._limits.max_completion_tokens
         if isinstance(answer, NewContext):
-            return len(self._row_starts) + 1 < self._limits.max_rows and len(answer.ids) < longest
+            return len(self._row_starts) + 1 < self._limits.max_rows and len(answer.ids) < self.max_length
         context = len(self._ids) - self._row_starts[-1] if self._row_starts else len(self.prompt_ids) + len(self._ids)
-        return context + len(answer) < longest
+        return context + len(answer) < self.max_length
 
     def _cut_before_turn(self) -> None:
         """Ends an episode whose context left no room for another turn; the end counts for the last turn."""
@@ -204,8 +208,12 @@ class EpisodeSession:
         self._release(self.env)
 
     def _truncate(self) -> float:
-        """Tells a `ToolEnv` that a budget ran out; returns what that end earns."""
-        return 0.0 if self._tool_env is None else self._tool_env.truncate()
+        """Tells a `ToolEnv` that a budget ran out; books and returns what that end earns."""
+        if self._tool_env is None:
+            return 0.0
+        reward, terms = self._tool_env.truncate_with_terms()
+        self._count_terms(terms)
+        return reward
 
     def _messages(self, observation: str, info: Any) -> Sequence[Message]:
         return (Message("user", observation),) if self._tool_env is None else tuple(info["messages"])
@@ -219,13 +227,15 @@ class EpisodeSession:
         self._metrics["calls"] += len(outcomes)
         self._metrics["failed_calls"] += sum(not outcome.ok for outcome in outcomes)
         self._metrics["malformed_turns"] += bool(info.get("parse_errors"))
-        for name, value in info.get("reward_terms", {}).items():
+        self._count_terms(info.get("reward_terms", {}))
+        self._infrastructure_error = info.get("infrastructure_error") or self._infrastructure_error
+
+    def _count_terms(self, terms: Mapping[str, float]) -> None:
+        for name, value in terms.items():
             self._metrics[f"reward/{name}"] = self._metrics.get(f"reward/{name}", 0.0) + value
         if self._tool_env is not None:
-            terms = info["reward_terms"]
             outcome = sum(term.weight * terms[term.name] for term in self._tool_env.rewards if term.needs_answers)
             self._metrics[OUTCOME] = self._metrics.get(OUTCOME, 0.0) + outcome
-        self._infrastructure_error = info.get("infrastructure_error") or self._infrastructure_error
 
 
 def first_messages(env: TextEnv, row: Row) -> Sequence[Message]:

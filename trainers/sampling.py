@@ -39,7 +39,11 @@ Reply = Answer | Future[Answer]
 
 
 class Session(Protocol):
-    """One episode, as an engine sees it."""
+    """One episode, as an engine sees it.
+
+    It may have two attributes more: `seed`, of its samples, and `max_length`, most tokens of its context, where that is
+    less than the engine's.
+    """
 
     @property
     def prompt_ids(self) -> Sequence[int]:
@@ -49,8 +53,8 @@ class Session(Protocol):
         """Takes a finished turn.
 
         Args:
-            ids: sampled tokens, with the stop token if it was sampled. Empty if the context had reached the engine's
-                `max_length` before the turn: the reply must then be None.
+            ids: sampled tokens, with the stop token if it was sampled. Empty if the context had reached `max_length`
+                before the turn: the reply must then be None.
             logprobs: log softmax(logits / temperature) of each, fp32, before top-k and top-p (at temperature 0: of the
                 plain logits); NaN where TRL's backend reports none.
             stopped: False if a budget cut the turn.
@@ -59,6 +63,11 @@ class Session(Protocol):
             The tokens to append before the next turn, the `NewContext` that takes the place of all tokens so far, None
             when the episode is over, or a Future of any of these.
         """
+
+
+def longest_context(session: Session, most: int) -> int:
+    """Returns the most tokens of a session's context in an engine that takes `most`."""
+    return min(most, getattr(session, "max_length", most))
 
 
 class Engine(Protocol):

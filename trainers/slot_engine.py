@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agent_r1_gym.errors import ConfigurationError
-from trainers.sampling import Answer, NewContext, SamplingOptions, Session, sample
+from trainers.sampling import Answer, NewContext, SamplingOptions, Session, longest_context, sample
 from trainers.slot_cache import SlotCache, rows_of
 
 
@@ -179,14 +179,16 @@ class _Play:
             return
         if slot.full:
             raise ConfigurationError(
-                f"Session {slot.number} goes on although its context has reached max_length={self.engine.max_length}: "
+                f"Session {slot.number} goes on although its context has reached max_length="
+                f"{longest_context(slot.session, self.engine.max_length)}: "
                 "finish_turn must return None after a turn without tokens."
             )
         if isinstance(answer, NewContext):  # keeps of the cache what both contexts begin with
             slot.length = answer.shared(slot.prompt[: slot.length])
             slot.prompt, slot.pending, answer = tuple(answer.ids), [], answer.ids[slot.length :]
         slot.pending += answer
-        room = self.engine.max_length - slot.length - len(slot.pending)
+        longest = longest_context(slot.session, self.engine.max_length)
+        room = longest - slot.length - len(slot.pending)
         slot.budget = min(room, self.engine.options.max_new_tokens)
         if room > 0:
             self.waiting.append(slot)

@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 from accelerate.utils import set_seed  # type: ignore[import-untyped]
@@ -117,7 +117,8 @@ def collector_of(args: AgentConfig, tokenizer: Any, *, evaluating: bool = False)
         max_rows=args.max_rows,
     )
     make_env = env_maker(args, tokenizer, evaluating=evaluating)
-    return Collector(make_env, ChatTokens(tokenizer), limits, retries=args.infrastructure_retries)
+    chat = ChatTokens(tokenizer, template_options=cast("Mapping[str, Any] | None", args.chat_template_kwargs))
+    return Collector(make_env, chat, limits, retries=args.infrastructure_retries)
 
 
 class _CloseEnvironments(TrainerCallback):

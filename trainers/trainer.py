@@ -66,7 +66,7 @@ class AgentTrainer(ResumableTrainer):
 
     Raises:
         ConfigurationError: an option without effect, fewer rows than one generation batch takes, or PPO together with
-            DeepSpeed ZeRO-3.
+            DeepSpeed ZeRO-3 or a quantised model.
     """
 
     model: Any
@@ -90,6 +90,11 @@ class AgentTrainer(ResumableTrainer):
         self.credit_options = credit_options(args)
         check_options(args.preset.estimator, self.credit_options)
         _check_size(train_dataset, args)
+        if args.preset.estimator == "ppo" and trl_arguments.get("quantization_config") is not None:
+            raise ConfigurationError(
+                "algorithm ppo cannot train a quantised model: its critic would be loaded whole, in float32. Leave "
+                "load_in_4bit and load_in_8bit out, or take an algorithm without critic."
+            )
         # Before TRL wraps the model: the copy must not share its adapter.
         value_model = (
             policy_value_model(model, args, peft_config=peft_config) if args.preset.estimator == "ppo" else None
@@ -126,7 +131,7 @@ class AgentTrainer(ResumableTrainer):
         self._rows = inputs
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self._row_numbers is not None:
-            output["row_numbers"] = self._row_numbers
+            output["row_numbers"] = _widened(self._row_numbers, output["completion_ids"].size(1))
         if not self.model.training:
             self._log_rollouts()
             self.evaluated += 1
@@ -212,7 +217,7 @@ class AgentTrainer(ResumableTrainer):
         numbers = self._row_numbers
         if numbers is None:
             return score(model, input_ids, attention_mask, logits_to_keep, batch_size, **options)
-        numbers = torch.nn.functional.pad(numbers, (0, logits_to_keep - numbers.size(1)))
+        numbers = _widened(numbers, logits_to_keep)
         score_chunk = functools.partial(score, model, **options)
         return score_rows(score_chunk, input_ids, attention_mask, numbers=numbers, batch_size=batch_size)
 
@@ -347,6 +352,11 @@ def _check_size(dataset: Any, args: AgentConfig) -> None:
             f"(generation_batch_size={args.generation_batch_size} / num_generations={args.num_generations}). Lower "
             "per_device_train_batch_size or gradient_accumulation_steps, raise num_generations, or bring more rows."
         )
+
+
+def _widened(numbers: Tensor, width: int) -> Tensor:
+    """Returns (B, `width`) numbers: TRL may pad completions to a multiple of some length."""
+    return torch.nn.functional.pad(numbers, (0, width - numbers.size(1)))
 
 
 def _model_inputs(output: dict[str, Any]) -> tuple[Tensor, Tensor]:

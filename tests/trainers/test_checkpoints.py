@@ -119,6 +119,13 @@ class TestFaults:
         with pytest.raises(ConfigurationError, match=words):
             trainer.train(resume_from_checkpoint=str(saved / "checkpoint-2"))
 
+    def test_a_reference_that_moves_is_not_resumed(self, tmp_path: Path) -> None:
+        settings = {"max_steps": 3, "sync_ref_model": True, "beta": 0.1, "save_strategy": "steps", "save_steps": 2}
+        trainer = make_trainer(tmp_path, play, **settings)
+        trainer.train()
+        with pytest.raises(ConfigurationError, match="sync_ref_model moves the reference model"):
+            make_trainer(tmp_path, play, **settings).train(resume_from_checkpoint=True)
+
     def test_checkpoint_of_a_sharded_run(self, saved: Path, tmp_path: Path) -> None:
         run = self.copy(saved, tmp_path)
         record = run / "checkpoint-2" / "checkpoint.json"

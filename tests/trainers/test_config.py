@@ -110,6 +110,16 @@ class TestRefusals:
             make_args(tmp_path, **{backend: True})
         assert getattr(make_args(tmp_path, engine="trl", **{backend: True}), backend)
 
+    @pytest.mark.parametrize(
+        ("name", "value"), [("generation_kwargs", {"min_p": 0.2}), ("cache_implementation", "static")]
+    )
+    def test_options_of_generate_that_the_cached_engine_never_reads(
+        self, tmp_path: Path, name: str, value: Any
+    ) -> None:
+        with pytest.raises(ConfigurationError, match=f"{name}=.* needs engine=trl"):
+            make_args(tmp_path, **{name: value})
+        assert getattr(make_args(tmp_path, engine="trl", **{name: value}), name) == value
+
 
 class TestSources:
     def test_one_rollout_a_prompt(self, tmp_path: Path) -> None:

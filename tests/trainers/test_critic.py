@@ -128,6 +128,37 @@ class TestModel:
             model(ids, output_hidden_states=True).hidden_states[-1],
         )
 
+    def test_has_no_dropout_in_its_adapter_either(self) -> None:
+        critic = Critic(
+            build_value_model(make_model(), peft_config=lora_config(lora_dropout=0.5)),
+            OPTIONS,
+            accelerator=Accelerator(cpu=True),
+        )
+        batch = make_batch(critic)
+        critic.fit(batch)  # leaves the model in training mode, and values that are not all 0
+        first, again = (critic.values(batch.input_ids, batch.attention_mask, length=7) for _ in range(2))
+        assert torch.any(first != 0)
+        assert torch.equal(first, again)
+
+    @pytest.mark.parametrize("lora", [False, True])
+    def test_recomputes_activations_where_the_policy_does(self, lora: bool, tmp_path: Path) -> None:
+        args = make_args(tmp_path, algorithm="ppo", gradient_checkpointing=True)
+        peft_config = lora_config() if lora else None
+        models = [policy_value_model(make_model(), args, peft_config=peft_config)]
+        args.gradient_checkpointing = False
+        models.append(policy_value_model(make_model(), args, peft_config=peft_config))
+        recomputing = [any(getattr(m, "gradient_checkpointing", False) for m in model.modules()) for model in models]
+        assert recomputing == [True, False]
+        errors = []
+        start = {name: value.clone() for name, value in models[0].state_dict().items()}
+        for model in models:
+            model.load_state_dict(start)
+            critic = Critic(model, OPTIONS, accelerator=Accelerator(cpu=True))
+            batch = make_batch(critic)
+            critic.fit(batch)
+            errors.append(error_of(critic, batch))
+        assert errors[0] == pytest.approx(errors[1], rel=1e-4)
+
 
 class TestFit:
     @pytest.mark.parametrize("lora", [False, True])

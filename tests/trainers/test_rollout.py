@@ -14,9 +14,11 @@ from agent_r1_gym import Task, ToolEnv, tool
 from agent_r1_gym.errors import ConfigurationError, RetrievalError
 from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.wrappers import ContextWindow
+from trainers.batch import OUTCOME
+from trainers.engines import GenerateEngine, SamplingOptions, SlotEngine
 from trainers.rollout import Collector, EpisodeLimits
 from trainers.templates import ChatTokens
-from trainers.tiny import build_tokenizer
+from trainers.tiny import build_model, build_tokenizer
 
 TOKENIZER = build_tokenizer()
 CHAT = ChatTokens(TOKENIZER)
@@ -111,6 +113,33 @@ def test_token_budget_truncates_cleanly_and_the_end_is_rewarded() -> None:
     assert len(found.completion_ids) <= 40
     assert found.turns[-1].reward == -0.5  # no answer, all calls well-formed
     assert found.loss_mask[-1] == 1  # nothing stands after the last turn
+
+
+def test_no_turn_goes_beyond_the_token_budget() -> None:
+    model = build_model(TOKENIZER, size="0.4M")
+    options = SamplingOptions(max_new_tokens=200, stop_token_ids=CHAT.stop_ids)
+    limits = EpisodeLimits(max_prompt_tokens=512, max_completion_tokens=16)
+    engines = SlotEngine(model, options, slots=4, max_length=528), GenerateEngine(model, options, max_length=528)
+    for engine in engines:
+        found = collector(lookup_env, limits).collect([{"task_index": index % 2} for index in range(6)], engine)
+        assert max(len(trajectory.completion_ids) for trajectory in found) == 16
+        assert all(trajectory.truncated for trajectory in found if len(trajectory.completion_ids) == 16)
+
+
+def test_the_end_by_budget_is_booked_as_outcome() -> None:
+    """As the environment's own truncation is; else it would count as a process reward."""
+    limits = EpisodeLimits(max_prompt_tokens=512, max_completion_tokens=40)
+    rows = [{"task_index": 0}]
+    (by_budget,) = collector(lambda: lookup_env(reward="agent_r1", max_turns=50), limits).collect(
+        rows, ScriptedEngine(*["who"] * 50)
+    )
+    (before_turn,) = collector(lambda: lookup_env(reward="agent_r1")).collect(rows, ScriptedEngine("who"))
+    (by_turns,) = collector(lambda: lookup_env(reward="agent_r1", max_turns=2)).collect(
+        rows, ScriptedEngine(*["who"] * 2)
+    )
+    for found in (by_budget, before_turn, by_turns):
+        assert sum(turn.reward for turn in found.turns) == -0.5
+        assert found.metrics[OUTCOME] == found.metrics["reward/agent_r1"] == -0.5
 
 
 def test_a_context_without_room_for_a_turn_ends_the_episode() -> None:

@@ -292,8 +292,10 @@ class TestTrainer:
         for key in ("old_per_token_logps", "ref_per_token_logps"):
             assert_close(output[key][sampled], expected.detach(), rtol=0, atol=1e-5)
 
-    def test_values_are_read_in_the_row(self, tmp_path: Path) -> None:
-        trainer, output = run(tmp_path, batch(), algorithm="ppo", num_generations=4)
+    @pytest.mark.parametrize("padding", [None, 16])
+    def test_values_are_read_in_the_row(self, tmp_path: Path, padding: int | None) -> None:
+        options = {"algorithm": "ppo", "num_generations": 4, "pad_to_multiple_of": padding}
+        trainer, output = run(tmp_path, batch(), **options)
         critic = trainer.critic
         assert critic is not None
         with torch.no_grad():

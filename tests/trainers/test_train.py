@@ -9,14 +9,16 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+from transformers import BitsAndBytesConfig
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.types import Message
 from agent_r1_gym.wrappers import ContextWindow
 from tests.trainers.test_rollout import EchoEnv
 from trainers.config import AgentConfig
 from trainers.tiny import build_model, build_tokenizer
-from trainers.train import build_trainer, env_maker, main
+from trainers.train import build_trainer, collector_of, env_maker, main
 
 COMPACT = {"style": "compact", "entities": 200, "questions": 40}
 
@@ -109,6 +111,27 @@ def test_any_registered_text_environment_can_be_trained_on(tmp_path: Path) -> No
 def test_a_module_may_register_the_environment(tmp_path: Path) -> None:
     env = env_maker(config(tmp_path, env_id="agent_r1_gym:AgentR1/FictionQA-v0"), build_tokenizer())()
     assert isinstance(env, ToolEnv)
+
+
+def test_options_of_the_chat_template_reach_the_prompts(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = "{% if not enable_thinking %}no{% endif %}" + tokenizer.chat_template
+    prompts = []
+    for options in ({"enable_thinking": True}, {"enable_thinking": False}):
+        chat = collector_of(config(tmp_path, chat_template_kwargs=options), tokenizer).chat
+        prompts.append(chat.prompt_ids([Message("user", "who ?")]))
+    assert prompts[1][1:] == prompts[0]
+
+
+def test_a_quantised_model_has_no_critic(tmp_path: Path) -> None:
+    args = config(tmp_path, algorithm="ppo", num_generations=1)
+    with pytest.raises(ConfigurationError, match="ppo cannot train a quantised model"):
+        build_trainer(
+            args,
+            build_model(build_tokenizer(), size="0.4M"),
+            tokenizer=build_tokenizer(),
+            quantization_config=BitsAndBytesConfig(load_in_4bit=True),
+        )
 
 
 def test_a_context_window_makes_rows(tmp_path: Path) -> None:

@@ -7,10 +7,14 @@ import sys
 from pathlib import Path
 
 import torch
+from accelerate.utils import set_seed
+from peft import LoraConfig
 
 from tests.trainers.bandit import make_trainer
 from tests.trainers.fixed import by_row
 from tests.trainers.test_trainer import TWO_PROCESSES, weights
+from tests.trainers.tiny_model import make_model
+from trainers.critic import Critic, CriticOptions, build_value_model
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
@@ -22,6 +26,12 @@ if __name__ == "__main__":
             raise SystemExit(f"expected 2 processes, got {trainer.accelerator.num_processes}")
         if trainer.accelerator.is_main_process:
             torch.save(weights(trainer), folder / f"{algorithm}.pt")
+    set_seed(1, device_specific=True)  # as TRL leaves it: another random state in each process
+    model = build_value_model(make_model(), peft_config=LoraConfig(r=4, target_modules="all-linear"))
+    critic = Critic(model, CriticOptions(learning_rate=1e-2), accelerator=trainer.accelerator)
+    sums = trainer.accelerator.gather(torch.stack([parameter.abs().sum() for parameter in critic.parameters])[None])
+    if not torch.equal(sums[0], sums[1]):
+        raise SystemExit("the processes' critics differ")
     torch.distributed.barrier()
     sys.stdout.flush()
     os._exit(0)  # gloo's threads now and then abort a process that tears down while the other one still does
