@@ -65,6 +65,9 @@ class ToolEnv(gymnasium.Env[str, str]):
     instructions: ClassVar[str] = "Solve the task with the functions below."
     """First paragraph of the default system prompt."""
 
+    set_options: ClassVar[tuple[str, ...]] = ()
+    """Options of its base classes' constructors that a class sets itself, so that nobody else can."""
+
     def __new__(cls, *_args: Any, **options: Any) -> ToolEnv:
         """Refuses options that no constructor of the class knows, with near names."""
         check_known(cls, options)

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from agent_r1_gym.cli import _COMMANDS, build_parser, main
@@ -21,6 +23,42 @@ from agent_r1_gym.types import Passage
 from tests.report.reading import chunks
 
 _PASSAGES = [Passage("1", "Oslo", "Oslo is the capital of Norway."), Passage("2", "Rome", "Rome lies in Italy.")]
+
+
+_OWN = '''
+from agent_r1_gym import Task, ToolEnv, register, tool
+
+
+@tool
+def double(number: int) -> int:
+    """Doubles a number.
+
+    Args:
+        number: what to double
+    """
+    return 2 * number
+
+
+class DoubleEnv(ToolEnv):
+    """Questions about doubles."""
+
+    def __init__(self, **options):
+        tasks = [Task(str(n), f"What is twice {n}?", (str(2 * n),)) for n in range(3)]
+        super().__init__(tasks=tasks, tools=[double], **options)
+
+
+register("Mine/Double-v0", DoubleEnv)
+'''
+
+
+@pytest.fixture
+def own_env(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The id of an environment whose module lies in the current folder, which is not on `sys.path`."""
+    (run_folder / "my_env.py").write_text(_OWN)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(run_folder))])
+    yield "my_env:Mine/Double-v0"
+    sys.modules.pop("my_env", None)
+    gymnasium.registry.pop("Mine/Double-v0", None)
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -49,6 +87,73 @@ def test_envs_lists_ids_and_shows_specifications(capsys: pytest.CaptureFixture[s
     status, out, _ = call(capsys, "envs", "musique")
     assert status == 0
     assert "## Episode End" in out
+
+
+def test_every_command_takes_an_environment_of_ones_own(
+    own_env: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, out, _ = call(capsys, "envs", own_env)
+    assert (status, out) == (0, "Questions about doubles.\n")
+    status, out, _ = call(capsys, "rollout", own_env)
+    assert status == 0 and "3/3" in out and "runs/rollout-Double-v0-oracle" in out
+    status, out, _ = call(
+        capsys, "eval", own_env, "--policy", "oracle", "--processes", "2"
+    )  # new processes import anew
+    assert status == 0 and "answer: 3" in out and "runs/eval-Double-v0-oracle" in out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("21\n= 4\n"))
+    status, out, _ = call(capsys, "play", own_env, "--task", "2")
+    assert status == 0 and "return 1.000" in out
+
+
+def test_the_console_script_finds_a_module_in_the_current_folder(own_env: str, run_folder: Path) -> None:
+    console = (  # as pip writes it: the folder of the script stands on sys.path, the current one does not
+        "import sys\n"
+        "sys.path[:] = [entry for entry in sys.path if entry]\n"
+        "from agent_r1_gym.cli import main\n"
+        f"sys.exit(main(['rollout', {own_env!r}, '-n', '2']))\n"
+    )
+    root = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", console], cwd=run_folder, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": root},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "2/2" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["rollout", "my_env:Mine/Duble-v0"], "Did you mean 'Mine/Double-v0'?"),
+        (["rollout", "Mine/Double-v0"], "one of your own is MODULE:Mine/Double-v0"),
+        (["eval", "no_such_env:Mine/Double-v0", "--policy", "oracle"], "'no_such_env' cannot be imported"),
+        (["play", "broken:Mine/Double-v0"], "'broken' cannot be imported: ZeroDivisionError"),
+        (["envs", "json:Mine/Double-v0"], "It registers none."),
+        (["rollout", "my_env:Mine/Double-v0", "--policy", "naive"], "naive needs an environment with a tool named"),
+        (["eval", "my_env:Mine/Double-v0", "--policy", "naive"], "naive needs an environment with a tool named"),
+        (["rollout", "my_env:Mine/Double-v0", "--split", "test"], "DoubleEnv has no option 'split'"),
+        (["rollout", "my_env:Mine/Double-v0", "--option", "tools=[]"], "do not fit my_env:Mine/Double-v0"),
+        (["serve-retriever", "--env", "my_env:Mine/Double-v0"], "has no corpus to serve"),
+    ],
+)
+def test_what_an_environment_of_ones_own_cannot_do_is_said(
+    words: list[str], hint: str, own_env: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_folder / "broken.py").write_text("1 / 0")
+    status, _, err = call(capsys, *words)
+    assert status == 2
+    assert hint in err
+    assert err.count("\n") == 1
+
+
+def test_rollouts_that_lost_their_backend_are_no_zeros(capsys: pytest.CaptureFixture[str], run_folder: Path) -> None:
+    status, out, err = call(
+        capsys, "rollout", "FictionQA", "--retriever", "http://127.0.0.1:1", "-n", "2", "--out", "run"
+    )
+    assert status == 1
+    row = next(line for line in out.splitlines() if line.startswith("oracle")).split()
+    assert row == ["oracle", "0", "0/0", "-", "-", "-", "-", "-", "-", "2"]
+    assert "WARNING: 2 episodes lost their backend and are NOT in the scores (2 x search: unavailable; run/" in err
 
 
 def test_rollout_writes_traces_that_replay_to_the_same_scores(
@@ -86,6 +191,12 @@ def test_rollout_never_overwrites(capsys: pytest.CaptureFixture[str], run_folder
         (["rollout", "FictionQA", "-n", "99999"], "between 1 and"),
         (["rollout", "FictionQA", "--option", "max_trns=3"], "max_turns"),
         (["rollout", "FictionQA", "--option", "nonsense"], "NAME=VALUE"),
+        (["rollout", "FictionQA", "--option", "mix=foo"], "mix must map question types to weights, got 'foo'"),
+        (["rollout", "FictionQA", "--option", "mix=[1]"], "mix must map question types to weights, got [1]"),
+        (["rollout", "FictionQA", "--option", "tools=[]"], "FictionQAEnv sets 'tools' itself; drop it."),
+        (["rollout", "HotpotQA", "--dataset", "sample", "--option", "tasks=[]"], "sets 'tasks' itself; drop it."),
+        (["rollout", "FictionQA", "--option", "entities=[1]"], "do not fit AgentR1/FictionQA-v0: unhashable"),
+        (["rollout", "CartPole-v1", "--split", "test"], "do not fit CartPole-v1"),
         (["rollout", "FictionQA", "--num-envs", "0"], "num-envs"),
         (["rollout", "FictionQA", "--policy", "replay:absent.jsonl"], "absent.jsonl"),
         (["rollout", "HotpotQA", "--dataset", "no/such/file.json"], "file.json"),
@@ -164,7 +275,24 @@ def test_index_builds_for_a_corpus_file(capsys: pytest.CaptureFixture[str], run_
     write_corpus(_PASSAGES, run_folder / "corpus.jsonl")
     status, out, _ = call(capsys, "index", "corpus.jsonl")
     assert status == 0
+    assert "indexed 2 passages" in out
     assert "serve-retriever" in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["index", "empty.jsonl"],
+        ["index", "empty.jsonl", "--retriever", "lucene", "--out", "built"],
+        ["serve-retriever", "--corpus", "empty.jsonl", "--port", "0"],
+    ],
+)
+def test_an_empty_corpus_is_refused(words: list[str], capsys: pytest.CaptureFixture[str], run_folder: Path) -> None:
+    (run_folder / "empty.jsonl").write_text("\n")
+    status, _, err = call(capsys, *words)
+    assert status == 2
+    assert "empty.jsonl holds no passage" in err
+    assert not (run_folder / "built").exists()
 
 
 def _start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
@@ -180,6 +308,7 @@ def test_serve_retriever_speaks_both_formats_and_ends_on_ctrl_c(run_folder: Path
     server = _start(["serve-retriever", "--corpus", "corpus.jsonl", "--port", "0"], run_folder)
     try:
         assert server.stdout is not None
+        assert server.stdout.readline() == "searching 2 passages with bm25\n"
         url = next(line for line in server.stdout if "serving POST" in line).split()[2].removesuffix("/retrieve")
         body = json.dumps({"queries": ["Oslo"], "topk": 1, "return_scores": True}).encode()
         request = urllib.request.Request(f"{url}/retrieve", body, {"Content-Type": "application/json"})

@@ -10,7 +10,6 @@ after the step under way, with the state saved. A second signal, two seconds lat
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import sys
 import warnings
@@ -26,6 +25,7 @@ from transformers import TrainerCallback
 from trl import ModelConfig, get_peft_config, get_quantization_config  # type: ignore[attr-defined]
 
 import agent_r1_gym.envs  # noqa: F401  # registers the environments
+from agent_r1_gym.commands.base import registered_id
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.datasets import SampleDataWarning
 from agent_r1_gym.errors import ConfigurationError, suggest
@@ -196,13 +196,7 @@ def env_maker(args: AgentConfig, tokenizer: Any, *, evaluating: bool = False) ->
 
 def _registered(env_id: str) -> str:
     """Returns the id in Gymnasium's registry; `module:id` imports the module, which registers it."""
-    module, colon, name = env_id.partition(":")
-    if colon:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ConfigurationError(f"env_id={env_id!r}: {module!r} cannot be imported: {error}.") from error
-        env_id = name
+    env_id = registered_id(env_id)
     if env_id not in gymnasium.registry:
         near = suggest(env_id, [name for name in gymnasium.registry if name.startswith("AgentR1/")])
         raise ConfigurationError(f"env_id={env_id!r} is not registered. {near} One of your own is module:{env_id}.")

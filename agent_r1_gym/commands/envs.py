@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
-from agent_r1_gym.commands.base import env_ids, say, table
+from agent_r1_gym.commands.base import ENV_HELP, env_ids, full_id, registered_id, say, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this subcommand."""
-    parser.add_argument("env", nargs="?", metavar="ENV", help="show the whole specification of this one")
+    parser.add_argument("env", nargs="?", metavar="ENV", help=f"show the whole specification of this one: {ENV_HELP}")
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints a table of ids, or one environment's docstring."""
-    from agent_r1_gym.commands.base import full_id
-
     if options.env:
         say(_docstring(full_id(options.env)))
         return 0
@@ -28,8 +27,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _docstring(identifier: str) -> str:
-    import inspect
-
-    entry_point = gymnasium.spec(identifier).entry_point
+    entry_point = gymnasium.spec(registered_id(identifier)).entry_point
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     return inspect.getdoc(creator) or ""

@@ -8,14 +8,25 @@ import hashlib
 import importlib
 import importlib.util
 import json
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent_r1_gym.commands.base import add_env_arguments, env_options, full_id, make_envs, say, table
+from agent_r1_gym.commands.base import (
+    add_env_arguments,
+    check_search,
+    env_options,
+    first_tasks,
+    full_id,
+    last_name,
+    make_envs,
+    note,
+    say,
+    table,
+    warn_of_lost,
+)
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError
 from agent_r1_gym.evaluation.base import Job, Player
@@ -97,8 +108,9 @@ def run(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     env = make_envs(who.env, 1, dict(who.env_options))[0]
-    _check_policy(who, env)
     indices = _indices(env, who, options.questions)
+    _check_policy(who, env)
+    _note_surprises(who, env, options.samples)
     folder = RunFolder(options.out or _default_folder(who))
     metrics = evaluate(
         folder,
@@ -184,13 +196,9 @@ def _report_excluded(metrics: Row, folder: RunFolder) -> int:
     excluded = metrics["excluded"]
     if not excluded["episodes"]:
         return 0
-    kinds = ", ".join(f"{number} x {kind}" for kind, number in excluded["by_error"].items())
     worst = metrics["em_counting_excluded_as_wrong"]
-    sys.stderr.write(
-        f"agent-r1: WARNING: {excluded['episodes']} episodes lost their backend and are NOT in the scores ({kinds}; "
-        f"{folder.failures_path}). Counted as wrong, EM would be {'-' if worst is None else format(worst, '.3f')}. "
-        "The same command plays them again.\n"
-    )
+    counted = "" if worst is None else f"Counted as wrong, EM would be {worst:.3f}. "
+    warn_of_lost(excluded["by_error"], folder.failures_path, f"{counted}The same command plays them again.")
     return 1
 
 
@@ -241,20 +249,33 @@ def weights_fingerprint(path: Path) -> str | None:
 def _check_policy(who: Who, env: ToolEnv) -> None:
     """Refuses what could not play, before the first episode."""
     method, _, _ = split_policy(who.policy)
-    if method is None:
-        make_policy(who.policy)
-    elif method.name == "naive-rag" and "search" not in [tool.name for tool in env.tools]:
-        names = [tool.name for tool in env.tools]
-        raise ConfigurationError(f"naive-rag needs an environment with a tool named 'search'; {who.env} has {names}.")
+    name = make_policy(who.policy).name if method is None else method.name
+    if name in ("naive", "naive-rag"):
+        check_search(name, env)
+
+
+def _note_surprises(who: Who, env: ToolEnv, samples: int) -> None:
+    """Says what the numbers of this run would not: that they are of training questions, or of equal samples."""
+    if getattr(getattr(env, "dataset", None), "split", None) == "train":
+        note(f"these are training questions (split 'train'); {_held_out(who, env)} measures held-out ones.")
+    greedy = who.model.get("temperature") == 0 and "temperature" not in who.model.get("request", {})
+    if samples > 1 and greedy:
+        note(f"WARNING: --samples {samples}, but temperature 0 gives the same answer every time; pass --temperature 1.")
+
+
+def _held_out(who: Who, env: ToolEnv) -> str:
+    given = who.env_options.get("dataset")
+    if isinstance(given, str) and Path(given).is_file():
+        return "a file of another split"  # --split would only rename this one
+    first, *others = getattr(env, "held_out_splits", ()) or [""]
+    more = f" (or {', '.join(others)})" if others else ""
+    return f"`--split {first}`{more}" if first else "another split, if the environment has one,"
 
 
 def _indices(env: ToolEnv, who: Who, questions: int | None) -> list[int]:
     policy = make_policy(who.policy) if who.policy.startswith("replay:") else None
     available = sorted(set(policy.task_indices)) if isinstance(policy, ReplayPolicy) else list(range(len(env.tasks)))
-    number = len(available) if questions is None else questions
-    if not 1 <= number <= len(available):
-        raise ConfigurationError(f"-n must be between 1 and the number of questions, {len(available)}; got {number}.")
-    return available[:number]
+    return first_tasks(available, len(available) if questions is None else questions)
 
 
 def _settings(who: Who, env: ToolEnv, indices: list[int], samples: int) -> Row:
@@ -285,7 +306,7 @@ def _trainers() -> Any:
 
 def _default_folder(who: Who) -> Path:
     name = "-".join(part for part in who.policy.replace("/", "-").split(":") if part)
-    return Path("runs") / f"eval-{who.env.split('/')[-1]}-{name[-60:].strip('-.')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path("runs") / f"eval-{last_name(who.env)}-{name[-60:].strip('-.')}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -59,6 +59,8 @@ def _ask(env: ToolEnv) -> str | None:
             return env.parser.format_answer(text[1:].strip())
         elif text.startswith("raw "):
             return text[4:]
+        elif text and not env.episode_tools:
+            say("This environment has no tools: `= ANSWER` answers, `raw TEXT` sends a turn as it is.")
         elif text:
             return _first_tool_call(env, text)
 

@@ -7,10 +7,21 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from agent_r1_gym.commands.base import add_env_arguments, env_options, make_envs, say, table
+from agent_r1_gym.commands.base import (
+    add_env_arguments,
+    check_search,
+    env_options,
+    first_tasks,
+    last_name,
+    make_envs,
+    say,
+    table,
+    warn_of_lost,
+)
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.policies import POLICIES, Policy, ReplayPolicy, make_policy
+from agent_r1_gym.evaluation.metrics import lost_by_error
+from agent_r1_gym.policies import POLICIES, NaivePolicy, Policy, ReplayPolicy, make_policy
 from agent_r1_gym.report.episodes import write_html
 from agent_r1_gym.rollout import rollout
 from agent_r1_gym.scoring import AnswerScorer
@@ -29,12 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays the episodes; what is finished is in the trace file also after Ctrl-C."""
+    """Plays the episodes and returns 1 if some lost their backend; what is finished is traced also after Ctrl-C."""
     policy = make_policy(options.policy)
     if options.num_envs < 1:
         raise ConfigurationError(f"--num-envs must be at least 1, got {options.num_envs}.")
     first = make_envs(options.env, 1, env_options(options))[0]
     indices = task_indices(first, policy, options.episodes)
+    if isinstance(policy, NaivePolicy):
+        check_search(policy.name, first)
     others = make_envs(options.env, min(options.num_envs, len(indices)) - 1, env_options(options))
     folder = new_folder(options.out or default_folder(options.env, policy.name))
     trajectories = play([first, *others], policy, indices, folder / "trace.jsonl")
@@ -42,7 +55,10 @@ def run(options: argparse.Namespace) -> int:
     say(f"served: {first.describe_dataset()}")
     say(score_table([trajectories], scorer=first.scorer))
     say(f"traces: {folder / 'trace.jsonl'}, to look at: {folder / 'trace.html'}")
-    return 0
+    lost = lost_by_error([t.infrastructure_error for t in trajectories if t.infrastructure_error is not None])
+    if lost:
+        warn_of_lost(lost, folder / "trace.jsonl", "Mend the backend and play again.")
+    return int(bool(lost))
 
 
 def task_indices(env: ToolEnv, policy: Policy, episodes: int | None) -> list[int]:
@@ -52,10 +68,7 @@ def task_indices(env: ToolEnv, policy: Policy, episodes: int | None) -> list[int
         ConfigurationError: fewer than one episode, or more than there are tasks.
     """
     available: Sequence[int] = policy.task_indices if isinstance(policy, ReplayPolicy) else range(len(env.tasks))
-    number = min(len(available), 100) if episodes is None else episodes
-    if not 1 <= number <= len(available):
-        raise ConfigurationError(f"-n must be between 1 and the number of tasks, {len(available)}; got {number}.")
-    return list(available[:number])
+    return first_tasks(available, min(len(available), 100) if episodes is None else episodes)
 
 
 def play(envs: Sequence[ToolEnv], policy: Policy, indices: Sequence[int], trace: Path) -> list[Trajectory]:
@@ -67,8 +80,8 @@ def play(envs: Sequence[ToolEnv], policy: Policy, indices: Sequence[int], trace:
         for trajectory in rollout(envs, policy, indices):
             append_trace(trace, [trajectory])
             trajectories.append(trajectory)
-            mean = sum(t.episode_return for t in trajectories) / len(trajectories)
-            bar.set_postfix({"return": f"{mean:.3f}"}, refresh=False)
+            mean = _mean([t.episode_return for t in trajectories if t.infrastructure_error is None])
+            bar.set_postfix({"return": mean if isinstance(mean, str) else f"{mean:.3f}"}, refresh=False)
             bar.update()
     return trajectories
 
@@ -81,22 +94,26 @@ def score_table(groups: Sequence[Sequence[Trajectory]], *, scorer: AnswerScorer)
 
 def _scores(trajectories: Sequence[Trajectory], scorer: AnswerScorer) -> tuple[str | int | float, ...]:
     scored = [t for t in trajectories if t.infrastructure_error is None]
-    number = max(len(scored), 1)
     turns = [turn for t in scored for turn in t.turns]
     errors = [error for turn in turns for error in turn.outcome_errors]
     matches = [_score(t, scorer.em) for t in scored]
+    failed = sum(error is not None for error in errors) + sum(bool(turn.parse_errors) for turn in turns)
     return (
         trajectories[0].policy,
         len(scored),
         f"{int(sum(matches))}/{len(scored)}",
-        sum(matches) / number,
-        sum(_score(t, scorer.f1) for t in scored) / number,
-        sum(t.episode_return for t in scored) / number,
-        len(turns) / number,
-        len(errors) / number,
-        sum(error is not None for error in errors) + sum(bool(turn.parse_errors) for turn in turns),
+        _mean(matches),
+        _mean([_score(t, scorer.f1) for t in scored]),
+        _mean([t.episode_return for t in scored]),
+        _mean([len(t.turns) for t in scored]),
+        _mean([sum(len(turn.outcome_errors) for turn in t.turns) for t in scored]),
+        failed if scored else "-",
         len(trajectories) - len(scored),
     )
+
+
+def _mean(values: Sequence[float]) -> float | str:
+    return sum(values) / len(values) if values else "-"
 
 
 def _score(trajectory: Trajectory, metric: Callable[[str, tuple[str, ...]], float]) -> float:
@@ -107,8 +124,7 @@ def _score(trajectory: Trajectory, metric: Callable[[str, tuple[str, ...]], floa
 
 def default_folder(env: str, policy: str) -> Path:
     """Returns a folder name that says what was run and when."""
-    name = env.split("/")[-1]
-    return Path("runs") / f"rollout-{name}-{policy.split(':')[0]}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path("runs") / f"rollout-{last_name(env)}-{policy.split(':')[0]}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def new_folder(path: Path) -> Path:

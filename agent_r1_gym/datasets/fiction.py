@@ -19,7 +19,15 @@ from agent_r1_gym.datasets.fiction_questions import FictionCorpus, FictionQuesti
 from agent_r1_gym.datasets.fiction_world import FICTION_SPLITS, Style, World
 from agent_r1_gym.errors import ConfigurationError, suggest
 
-__all__ = ["DEFAULT_MIX", "FICTION_SPLITS", "FICTION_STYLES", "SMALLEST_WORLD", "compact_vocabulary", "fiction_dataset"]
+__all__ = [
+    "DEFAULT_MIX",
+    "FICTION_SPLITS",
+    "FICTION_STYLES",
+    "SMALLEST_WORLD",
+    "check_mix",
+    "compact_vocabulary",
+    "fiction_dataset",
+]
 
 FICTION_STYLES: Mapping[str, Style] = {"natural": NATURAL, "compact": COMPACT}
 DEFAULT_MIX: Mapping[str, float] = {"bridge": 0.5, "comparison": 0.2, "3hop": 0.2, "4hop": 0.1}
@@ -73,7 +81,7 @@ def fiction_dataset(
     entities = _check_count("entities", entities, low=SMALLEST_WORLD)
     distractors = _check_count("distractors", distractors, low=0, high=entities // 2)
     length = None if questions is None else _check_count("questions", questions, low=1)
-    weights = _check_mix(DEFAULT_MIX if mix is None else mix)
+    weights = check_mix(DEFAULT_MIX if mix is None else mix)
     world = World(FICTION_STYLES[style], seed=seed, entities=entities, split=split)
     corpus = FictionCorpus(world)
     asked = FictionQuestions(corpus, weights, distractors=distractors, length=length)
@@ -101,7 +109,12 @@ def _check_count(name: str, value: object, *, low: int, high: int | None = None)
     return number
 
 
-def _check_mix(mix: object) -> dict[str, float]:
+def check_mix(mix: object) -> dict[str, float]:
+    """Returns the weights above 0 by question type.
+
+    Raises:
+        ConfigurationError: not a mapping from question types to weights, or none is above 0.
+    """
     if not isinstance(mix, Mapping):
         raise ConfigurationError(f"mix must map question types to weights, got {mix!r}.")
     for kind, weight in mix.items():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_r1_gym.datasets.base import QADataset
-from agent_r1_gym.datasets.fiction import FICTION_STYLES, fiction_dataset
+from agent_r1_gym.datasets.fiction import FICTION_STYLES, check_mix, fiction_dataset
 from agent_r1_gym.envs.multihop_qa import MultiHopQAEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.options import check_choice
@@ -66,6 +66,7 @@ class FictionQAEnv(MultiHopQAEnv):
     """
 
     dataset_name = "fiction"
+    held_out_splits = ("test", "validation", "ood")
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class FictionQAEnv(MultiHopQAEnv):
         **options: Any,
     ) -> None:
         if dataset is None:
-            weights = tuple(sorted(mix.items())) if mix is not None else None
+            weights = tuple(check_mix(mix).items()) if mix is not None else None
             dataset = _shared_world(world_seed, entities, questions, split, style, weights)
         elif (world_seed, entities, questions, split, mix) != (0, 600, None, "train", None):
             raise ConfigurationError(

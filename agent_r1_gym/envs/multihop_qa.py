@@ -43,6 +43,11 @@ class MultiHopQAEnv(ToolEnv):
     dataset_name: ClassVar[str] = "hotpotqa"
     """Short name of the data set, for `datasets.load_dataset`, and of its official scorer."""
 
+    held_out_splits: ClassVar[tuple[str, ...]] = ("validation",)
+    """Splits with gold answers that are not trained on."""
+
+    set_options: ClassVar[tuple[str, ...]] = ("tasks", "tools")
+
     instructions: ClassVar[str] = (
         "Answer the question. It needs facts from more than one passage of an encyclopedia: search for one fact at a "
         "time, read what comes back, then search for the next."

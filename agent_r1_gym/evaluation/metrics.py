@@ -9,7 +9,7 @@ from typing import Any
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.base import Job
 from agent_r1_gym.evaluation.runs import Row, RunFolder
-from agent_r1_gym.evaluation.statistics import bootstrap, majority, mcnemar_test, paired_bootstrap, pass_at_k
+from agent_r1_gym.evaluation.statistics import bootstrap, majority_at_k, mcnemar_test, paired_bootstrap, pass_at_k
 from agent_r1_gym.scoring import AnswerScorer, normalize_answer, sub_exact_match
 from agent_r1_gym.trajectory import Trajectory
 from agent_r1_gym.types import Task
@@ -81,7 +81,7 @@ def summarize(
     `METRICS`, and `seconds` if they were timed: `mean`, `low`, `high`; absent where no episode has the metric),
     `failures` (number of episodes with each kind), `ends` (number of episodes by end reason). Besides, for the whole
     run: `excluded` (`episodes`, `by_error`) and `em_counting_excluded_as_wrong`; with several samples `pass_at_k` and
-    `majority_at_k` by k.
+    `majority_at_k` by k, both estimated from all samples (see `statistics`).
 
     Args:
         rows: finished episodes.
@@ -95,14 +95,18 @@ def summarize(
         summary[name] = {
             str(value): _group([row for row in rows if row[key] == value], seconds or {}) for value in values
         }
-    kinds = Counter(": ".join(row["error"].split(": ")[:2]) for row in failures)
-    summary["excluded"] = {"episodes": len(failures), "by_error": dict(sorted(kinds.items()))}
+    summary["excluded"] = {"episodes": len(failures), "by_error": lost_by_error([row["error"] for row in failures])}
     scored = [row["scores"]["em"] for row in rows if row["scores"]["em"] is not None]
     total = len(scored) + len(failures)
-    summary["em_counting_excluded_as_wrong"] = sum(scored) / total if scored else None
+    summary["em_counting_excluded_as_wrong"] = sum(scored) / total if scored or (failures and not rows) else None
     if samples > 1:
         summary |= _best_of_k(rows, samples)
     return summary
+
+
+def lost_by_error(errors: Iterable[str]) -> dict[str, int]:
+    """Returns the number of lost episodes by kind of error (tool and kind, without the details)."""
+    return dict(sorted(Counter(": ".join(error.split(": ")[:2]) for error in errors).items()))
 
 
 def _group(rows: Sequence[Row], seconds: Mapping[Job, float]) -> Row:
@@ -130,16 +134,14 @@ def _best_of_k(rows: Sequence[Row], samples: int) -> Row:
     for k in sizes:
         whole = [group for group in groups if len(group) >= k]
         chances = [[pass_at_k(len(group), sum(r["scores"]["em"] == 1 for r in group), k)] for group in whole]
-        votes = [[_majority_em(group[:k])] for group in whole]
+        votes = [[majority_at_k(_votes(group), [r["scores"]["em"] for r in group], k)] for group in whole]
         for name, interval in bootstrap({"pass_at_k": chances, "majority_at_k": votes}).items():
             found[name][str(k)] = interval._asdict()
     return found
 
 
-def _majority_em(group: Sequence[Row]) -> float:
-    votes = [None if row["answer"] is None else normalize_answer(row["answer"]) for row in group]
-    winner = majority(votes)
-    return 0.0 if winner is None else float(group[winner]["scores"]["em"])
+def _votes(group: Sequence[Row]) -> list[str | None]:
+    return [None if row["answer"] is None else normalize_answer(row["answer"]) for row in group]
 
 
 def _by_task(rows: Sequence[Row]) -> dict[int, list[Row]]:

@@ -29,11 +29,12 @@ All JSON is UTF-8. A line that a crash tore is dropped when the run is resumed.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import platform
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
@@ -75,13 +76,11 @@ class RunFolder:
         starts: list[Row] = []
         if self._run_path.exists():
             found = self.load()
-            differing = [name for name in {**found["settings"], **settings} if _differs(name, found, settings)]
+            differing = list(_differences(found["settings"], settings))
             if differing:
-                old = found["settings"]
-                shown = "; ".join(f"{name}: {old.get(name)!r:.80} != {settings.get(name)!r:.80}" for name in differing)
                 raise ConfigurationError(
-                    f"{self.path} holds a run with other settings ({shown}). Resume it with the same, or choose "
-                    "another --out."
+                    f"{self.path} holds a run with other settings ({'; '.join(differing)}). Resume it with the "
+                    "same, or choose another --out."
                 )
             starts = found["starts"]
         elif self.path.is_dir() and any(found.name != "run.lock" for found in self.path.iterdir()):
@@ -175,9 +174,30 @@ def question_hash(tasks: Iterable[Task]) -> str:
     return digest.hexdigest()
 
 
-def _differs(name: str, found: Row, settings: Mapping[str, Any]) -> bool:
-    missing = object()
-    return bool(found["settings"].get(name, missing) != settings.get(name, missing))
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yields "name: old != new" for each field that differs; of an object its fields, as "object.field"."""
+    for name in {**old, **new}:
+        before, after = old.get(name, _MISSING), new.get(name, _MISSING)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from _differences(before, after, f"{prefix}{name}.")
+        elif before != after:
+            yield f"{prefix}{name}: {' != '.join(_cut(repr(before), repr(after)))}"
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "(not set)"
+
+
+_MISSING = _Missing()
+
+
+def _cut(*texts: str) -> list[str]:
+    """Returns two texts that differ, cut to what a message has room for: around the first place where they differ."""
+    different = next((i for i, pair in enumerate(itertools.zip_longest(*texts)) if len(set(pair)) > 1), 0)
+    start = different - 40 if different > 60 else 0
+    heads = ["…" * bool(start) + text[start:] for text in texts]
+    return [head if len(head) <= 80 else head[:79] + "…" for head in heads]
 
 
 def _start() -> Row:

@@ -156,6 +156,31 @@ def majority(votes: Sequence[str | None]) -> int | None:
     return votes.index(counts.most_common(1)[0][0]) if counts else None
 
 
+def majority_at_k(votes: Sequence[str | None], scores: Sequence[float], k: int) -> float:
+    """Returns the estimate, from all n samples, of the score of the majority among k of them.
+
+    The mean over the n windows of k consecutive samples, the first following the last, so that every sample counts
+    equally often; k = n is one window. At k = 1 it is pass@1.
+
+    Args:
+        votes: of each sample, see `majority`; a window without a vote scores 0.
+        scores: of each sample; equal votes have equal scores.
+        k: samples that vote.
+
+    Raises:
+        ConfigurationError: not as many scores as votes, or not 1 <= k <= n.
+    """
+    count = len(votes)
+    if len(scores) != count or not 1 <= k <= count:
+        raise ConfigurationError(
+            f"majority@k needs as many scores as votes and 1 <= k <= their number, got {count}, {len(scores)}, {k}."
+        )
+    starts = range(count) if k < count else range(1)
+    windows = [[(start + offset) % count for offset in range(k)] for start in starts]
+    winners = [(window, majority([votes[position] for position in window])) for window in windows]
+    return sum(0.0 if winner is None else scores[window[winner]] for window, winner in winners) / len(windows)
+
+
 def _resampled_means(sums: Floats, sizes: Floats, seed: int, resamples: int) -> Floats:
     """Returns sum(sums) / sum(sizes) of each resample of the questions.
 

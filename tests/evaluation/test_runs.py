@@ -15,7 +15,7 @@ from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import AgentR1Error, ConfigurationError, DatasetError, InfrastructureError
 from agent_r1_gym.evaluation import runner
 from agent_r1_gym.evaluation.base import Job
-from agent_r1_gym.evaluation.metrics import compare_runs
+from agent_r1_gym.evaluation.metrics import METRICS, compare_runs, summarize
 from agent_r1_gym.evaluation.players import ScriptedPlayer
 from agent_r1_gym.evaluation.runner import evaluate
 from agent_r1_gym.evaluation.runs import RunFolder, question_hash
@@ -75,6 +75,18 @@ class TestFolder:
         with pytest.raises(ConfigurationError, match=r"question_hash: 'h' != 'other'"):
             run(folder, settings={**SETTINGS, "question_hash": "other"})
         assert folder.episodes_path.read_bytes() == before
+
+    def test_of_other_settings_only_the_fields_that_differ_are_named(self, tmp_path):
+        model = {"model": "/a/long/path/to/a/checkpoint" * 5, "temperature": 0.0, "max_new_tokens": 512}
+        dataset = "d" * 100
+        run(RunFolder(tmp_path), settings={**SETTINGS, "model": model, "dataset": f"{dataset} train", "options": {}})
+        changed = {"model": {**model, "max_new_tokens": 64}, "dataset": f"{dataset} test", "options": {"top_k": 3}}
+        with pytest.raises(ConfigurationError) as refusal:
+            run(RunFolder(tmp_path), settings={**SETTINGS, **changed})
+        named = str(refusal.value).split("settings (")[1].split("). Resume")[0].split("; ")
+        assert named[0] == "model.max_new_tokens: 512 != 64"
+        assert named[1].endswith("dd train' != …" + "d" * 38 + " test'")
+        assert named[2:] == ["options.top_k: (not set) != 3"]
 
     def test_a_folder_with_something_else_is_refused(self, tmp_path):
         (tmp_path / "precious.txt").write_text("x")
@@ -177,9 +189,9 @@ class TestInfrastructure:
         with served(respond) as url:
             words = ["--attempts", "1", "--retries", "0", "--base-url", url, "--out", str(tmp_path / "run")]
             assert main([*COMMAND[:2], "-n", "3", "--policy", "openai:x", *words]) == 1
-        assert "WARNING: 3 episodes lost their backend and are NOT in the scores (3 x endpoint: unavailable" in (
-            capsys.readouterr().err
-        )
+        err = capsys.readouterr().err
+        assert "WARNING: 3 episodes lost their backend and are NOT in the scores (3 x endpoint: unavailable" in err
+        assert "Counted as wrong, EM would be 0.000." in err
 
 
 class TestCommand:
@@ -244,6 +256,62 @@ class TestCommand:
         assert sum(group["questions"] for group in metrics["by_hops"].values()) == 60
         assert 0 < metrics["overall"]["metrics"]["support_recall"]["mean"] < 1
         assert all(name in out for name in ("bridge", "4 hops", "em", "support_recall", "calls"))
+
+    def test_a_majority_of_one_equals_pass_at_1(self, tmp_path):
+        """The third sample alone is right: what looks at the first ones only would see nothing."""
+        rows = [
+            {"task_index": 0, "sample": i, "answer": a, "type": None, "hops": None, "end_reason": "answer"}
+            | {"scores": dict.fromkeys(METRICS, 0.0) | {"em": float(a == "yes"), "failures": {}}}
+            for i, a in enumerate(["no", None, "yes"])
+        ]
+        summary = summarize(rows, [], samples=3)
+        assert summary["majority_at_k"]["1"]["mean"] == pytest.approx(1 / 3)
+        assert summary["majority_at_k"]["1"] == pytest.approx(summary["pass_at_k"]["1"])
+        assert summary["majority_at_k"]["2"]["mean"] == pytest.approx(2 / 3)  # no-, -yes, yes no
+        assert summary["majority_at_k"]["3"]["mean"] == 0.0
+
+    def test_training_questions_are_said_to_be_such(self, tmp_path, capsys):
+        def noted(*words):
+            assert (
+                main(["eval", *words, "-n", "1", "--policy", "oracle", "--out", str(tmp_path / str(len(words)))]) == 0
+            )
+            return [line for line in capsys.readouterr().err.splitlines() if "training questions" in line]
+
+        [line] = noted("FictionQA")
+        assert "`--split test` (or validation, ood) measures held-out ones" in line
+        assert noted("FictionQA", "--split", "test") == []
+
+    def test_training_questions_of_a_file_point_to_another_file(self, tmp_path, capsys):
+        row = {
+            "_id": "x1", "question": "Where is Oslo?", "answer": "Norway", "type": "bridge", "level": "easy",
+            "supporting_facts": [["Oslo", 0]], "context": [["Oslo", ["Oslo is in Norway."]]],
+        }  # fmt: skip
+        (tmp_path / "hotpot_train_v1.1.json").write_text(json.dumps([row]))
+        words = ["--dataset", str(tmp_path / "hotpot_train_v1.1.json"), "--out", str(tmp_path / "run")]
+        assert main(["eval", "HotpotQA", "--policy", "oracle", *words]) == 0
+        err = capsys.readouterr().err
+        assert "a file of another split measures held-out ones" in err and "--split" not in err
+
+    def test_equal_samples_of_a_greedy_model_are_warned_of(self, tmp_path, capsys):
+        def warned(*words):
+            with served(scripted_turn) as url:
+                options = [
+                    "-n",
+                    "1",
+                    "--policy",
+                    "openai:x",
+                    "--base-url",
+                    url,
+                    "--out",
+                    str(tmp_path / str(len(words))),
+                ]
+                assert main(["eval", "FictionQA", *options, *words]) == 0
+            return "temperature 0 gives the same answer every time; pass --temperature 1" in capsys.readouterr().err
+
+        assert warned("--samples", "3")
+        assert not warned()
+        assert not warned("--samples", "3", "--temperature", "1")
+        assert not warned("--samples", "2", "--request", '{"temperature": 0.7}', "--retries", "0")
 
     @pytest.mark.parametrize(
         ("words", "hint"),

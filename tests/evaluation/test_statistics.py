@@ -9,6 +9,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.statistics import (
     bootstrap,
     majority,
+    majority_at_k,
     mcnemar_test,
     paired_bootstrap,
     pass_at_k,
@@ -119,3 +120,31 @@ class TestBestOfK:
         assert majority(["a", "b"]) == 0
         assert majority([None, None, "c"]) == 2
         assert majority([None]) is None
+
+    @pytest.mark.parametrize(
+        ("votes", "k", "expected"),
+        [
+            ("yynn", 1, 2 / 4),
+            ("yynn", 2, 2 / 4),  # yy, yn, nn, ny: the first of a tie wins
+            ("yynn", 3, 2 / 4),  # yyn, ynn, nny, nyy
+            ("yynn", 4, 1.0),  # one window: the plain majority, the first of a tie
+            ("nyyyn", 3, 3 / 5),  # nyy, yyy, yyn, ynn, nny
+            ("nnnyy", 5, 0.0),
+            ("ny-", 2, 1 / 3),  # ny: n; y-: y; -n: n
+            ("---", 2, 0.0),
+        ],
+    )
+    def test_majority_at_k_worked_by_hand(self, votes, k, expected):
+        given = [None if vote == "-" else vote for vote in votes]
+        assert majority_at_k(given, [float(vote == "y") for vote in votes], k) == pytest.approx(expected)
+
+    @pytest.mark.parametrize("right", range(6))
+    def test_a_majority_of_one_is_pass_at_1_in_any_order(self, right):
+        scores = [1.0] * right + [0.0] * (5 - right)
+        for order in (scores, scores[::-1]):
+            assert majority_at_k([str(score) for score in order], order, 1) == pytest.approx(pass_at_k(5, right, 1))
+
+    @pytest.mark.parametrize(("votes", "scores", "k"), [(["a"], [1.0], 2), (["a"], [1.0], 0), (["a"], [], 1)])
+    def test_an_impossible_majority_is_refused(self, votes, scores, k):
+        with pytest.raises(ConfigurationError, match="majority@k"):
+            majority_at_k(votes, scores, k)

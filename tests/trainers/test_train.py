@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,23 @@ def test_a_quantised_model_has_no_critic(tmp_path: Path) -> None:
             tokenizer=build_tokenizer(),
             quantization_config=BitsAndBytesConfig(load_in_4bit=True),
         )
+
+
+def test_a_module_in_the_current_folder_may_register_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register = (
+        "from gymnasium import register\nregister('Mine/Fiction-v0', 'agent_r1_gym.envs.fiction_qa:FictionQAEnv')\n"
+    )
+    (tmp_path / "my_trained_env.py").write_text(register)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])  # a console script has no current folder
+    try:
+        env = env_maker(config(tmp_path, env_id="my_trained_env:Mine/Fiction-v0"), build_tokenizer())()
+        assert env.spec.id == "Mine/Fiction-v0"
+    finally:
+        sys.modules.pop("my_trained_env", None)
+        gym.registry.pop("Mine/Fiction-v0", None)
 
 
 def test_a_context_window_makes_rows(tmp_path: Path) -> None:
