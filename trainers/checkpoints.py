@@ -113,7 +113,7 @@ def to_resume(asked: str | bool | None, *, directory: str) -> str | None:
     Raises:
         ConfigurationError: the folder that was asked for is no whole checkpoint.
     """
-    if str(asked).lower() in ("none", "false", ""):
+    if _starts_anew(asked):
         return None
     if str(asked).lower() == "true":
         found = last_complete(Path(directory))
@@ -131,6 +131,28 @@ def to_resume(asked: str | bool | None, *, directory: str) -> str | None:
             "model_name_or_path."
         )
     return str(folder)
+
+
+def check_unused(asked: str | bool | None, *, directory: str) -> None:
+    """Refuses to start anew beside the checkpoints of another run: a later resume would take them for its own.
+
+    What the main process sees decides for all.
+
+    Args:
+        asked: as for `to_resume`.
+        directory: the run's output folder.
+
+    Raises:
+        ConfigurationError: it holds checkpoints, and nothing was asked for.
+    """
+    if not _starts_anew(asked):
+        return
+    (found,) = broadcast_object_list([[folder.name for folder in _folders(Path(directory))]])
+    if found:
+        raise ConfigurationError(
+            f"output_dir={directory!r} holds checkpoints of an earlier run, the last of them {found[-1]}. Go on with "
+            "that run by --resume_from_checkpoint True, or choose another --output_dir."
+        )
 
 
 def identity_of(trainer: Any) -> dict[str, Any]:
@@ -205,6 +227,10 @@ def seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         set_random_state(state)
+
+
+def _starts_anew(asked: str | bool | None) -> bool:
+    return str(asked).lower() in ("none", "false", "")
 
 
 def _folders(directory: Path) -> list[Path]:

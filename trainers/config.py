@@ -3,6 +3,7 @@
 # ruff: noqa: RUF009 - `_help` is `dataclasses.field` with less ink
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -99,6 +100,7 @@ _RANGES = (
     ),
     (("trace_steps",), 0, math.inf),
     (("trace_episodes",), 1, math.inf),
+    (("seed",), 0, 2**32 - 1),
 )
 
 
@@ -225,6 +227,7 @@ class AgentConfig(GRPOConfig):
             if getattr(self, name) is None:
                 setattr(self, name, value)
         self._check()
+        self._check_json()
         rollouts = self.num_generations
         if rollouts == 1 and self.preset.single:
             self.num_generations = _One(1)
@@ -235,7 +238,12 @@ class AgentConfig(GRPOConfig):
         self.num_generations = rollouts
 
     def _explained(self, error: ValueError) -> ValueError:
-        """Returns TRL's refusal of batch sizes with the options to change; any other as it is."""
+        """Returns TRL's refusal of batch sizes, or of bf16, with the options to change; any other as it is."""
+        if "bf16/gpu" in str(error):
+            return ConfigurationError(
+                "bf16, the default, needs a GPU that has it, and there is none here. To train on a CPU, say "
+                "--use_cpu True --bf16 False; on an older GPU, --bf16 False."
+            )
         if "divisible" not in str(error):
             return error
         if "eval" in str(error):
@@ -263,7 +271,7 @@ class AgentConfig(GRPOConfig):
             for name in names:
                 value = getattr(self, name)
                 if value is not None and not low <= value <= high:
-                    raise ConfigurationError(f"{name} must lie between {low:g} and {high:g}, got {value}.")
+                    raise ConfigurationError(f"{name} must lie between {low:g} and {high:.10g}, got {value}.")
         for name, default in _REPLACED.items():
             if getattr(self, name) != default:
                 raise ConfigurationError(
@@ -282,6 +290,18 @@ class AgentConfig(GRPOConfig):
                 f"num_generations=1: {self.algorithm} compares rollouts of one prompt and needs at least 2. "
                 f"With one rollout a prompt, take algorithm {single}."
             )
+
+    def _check_json(self) -> None:
+        """Refuses what `TrainingArguments` would read as JSON and fail on without a name."""
+        for name in self._VALID_DICT_FIELDS:
+            text = getattr(self, name)
+            if isinstance(text, str) and text.startswith("{"):
+                try:
+                    json.loads(text)
+                except ValueError as error:
+                    raise ConfigurationError(
+                        f'{name} must be a JSON object, such as \'{{"name": "value"}}\', got {text!r:.80}: {error}.'
+                    ) from error
 
     def _check_engine(self) -> None:
         for name, off in _NOT_CACHED.items():

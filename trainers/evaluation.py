@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1_gym.core import ToolEnv
-from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.evaluation.base import Job, Played, Player
 from agent_r1_gym.policies.methods import Method, Prompt
 from agent_r1_gym.rollout import Episode
@@ -31,12 +31,17 @@ from trainers.templates import ChatTokens
 
 _MOST_TOKENS = 8_192
 _TOOL_THREADS = 64
+_DTYPES = ("auto", "bfloat16", "float16", "float32")
 MakeEnv = Callable[..., ToolEnv]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOptions:
-    """Which model, and how it decodes."""
+    """Which model, and how it decodes.
+
+    Raises:
+        ConfigurationError: a device that is not here, or no type of floating-point numbers.
+    """
 
     model: str
     """Folder or hub id of a causal language model or of a LoRA adapter."""
@@ -52,6 +57,26 @@ class LocalOptions:
     """None: a GPU if there is one, a different one for each process."""
     dtype: str | None = None
     """None: the checkpoint's on a GPU, float32 elsewhere."""
+
+    def __post_init__(self) -> None:
+        if self.device is not None:
+            _check_device(self.device)
+        kind = getattr(torch, self.dtype or "float32", None)
+        if self.dtype != "auto" and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
+            hint = suggest(str(self.dtype), _DTYPES)
+            raise ConfigurationError(f"dtype={self.dtype!r} is no type of floating-point numbers. {hint}")
+
+
+def _check_device(name: str) -> None:
+    """Refuses a device that torch does not know, or does not find; none is set up by looking."""
+    try:
+        device = torch.device(name)
+        there = torch.get_device_module(device).device_count()
+    except RuntimeError:  # its message lists names of devices that nobody has
+        there = 0
+    if there == 0 or (device.index or 0) >= there:
+        gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        raise ConfigurationError(f"device={name!r} is not available here; there is: {', '.join(['cpu', *gpus])}.")
 
 
 def local_player(

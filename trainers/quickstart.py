@@ -25,12 +25,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1_gym.commands.base import say, table
 from agent_r1_gym.commands.rollout import new_folder
+from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.storage import atomic_file
 from agent_r1_gym.trajectory import Trajectory
 from trainers import warmstart
 from trainers.config import ALGORITHMS, AgentConfig
 from trainers.held_out import ENV, MOST_QUESTIONS, held_out, play, scores
 from trainers.learning_report import score_rows, write_curves, write_report
+from trainers.preflight import Source, check_model, find_model, load_tokenizer
 from trainers.rejection import rejection_sampling
 from trainers.train import build_trainer
 
@@ -149,6 +151,19 @@ def two_hop_traces(model: Any, tokenizer: Any) -> list[Trajectory]:
     return list(play(model, tokenizer, held_out("test", "bridge"), questions=_TRACES))
 
 
+def check_warm(given: Path) -> None:
+    """Refuses what is no model with its tokenizer, before anything is written.
+
+    Raises:
+        ConfigurationError: says what is missing.
+    """
+    try:
+        source = Source(find_model(str(given)))
+        check_model(source, load_tokenizer(source))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--warm {given}: {error}") from error
+
+
 def warm_model(folder: Path, *, from_scratch: bool, given: Path | None, seed: int) -> Path:
     """Returns the folder of the warm start: the one given, a fresh one in `folder`, or a copy there of the shipped."""
     if given is not None:
@@ -178,6 +193,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.steps < 1 or options.lora_r < 0 or not 1 <= options.questions <= MOST_QUESTIONS:
         parser.error(f"expected --steps >= 1, --lora-r >= 0 and --questions from 1 to {MOST_QUESTIONS}")
+    if not 0 <= options.seed < 2**32:
+        parser.error(f"expected --seed from 0 to {2**32 - 1}, got {options.seed}")
+    if options.warm is not None:
+        check_warm(options.warm)
     folder = new_folder(options.out or Path("runs") / f"quickstart-{time.strftime('%Y%m%d-%H%M%S')}")
     warm = warm_model(folder / "warm", from_scratch=options.from_scratch, given=options.warm, seed=options.seed)
     settings = {"algorithm": options.algorithm, "steps": options.steps, "seed": options.seed}

@@ -31,7 +31,7 @@ from agent_r1_gym.datasets import SampleDataWarning
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.trajectory import TokenTrajectory
 from agent_r1_gym.wrappers import ContextWindow
-from trainers.checkpoints import to_resume
+from trainers.checkpoints import check_unused, to_resume
 from trainers.config import AgentConfig
 from trainers.engines import SamplingOptions, SlotEngine, TRLEngine
 from trainers.options import read_options
@@ -302,6 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     set_seed(args.seed)
     check_packages(args, model_args)
     check_output(args.output_dir)
+    check_unused(args.resume_from_checkpoint, directory=args.output_dir or "")
     checkpoint = to_resume(args.resume_from_checkpoint, directory=args.output_dir or "")
     name = find_model(model_args.model_name_or_path, revision=model_args.model_revision)
     source = Source(name, model_args.model_revision, args.trust_remote_code)

@@ -102,6 +102,16 @@ class TestFaults:
         assert checkpoints.to_resume(True, directory=str(tmp_path)) is None
         assert checkpoints.to_resume("false", directory=str(tmp_path)) is None
 
+    @pytest.mark.parametrize("asked", [None, False, "false"])
+    def test_another_run_in_the_folder_of_a_run(self, asked: Any, saved: Path, tmp_path: Path) -> None:
+        words = "the last of them checkpoint-2.* --resume_from_checkpoint True, or choose another --output_dir"
+        with pytest.raises(ConfigurationError, match=words):
+            checkpoints.check_unused(asked, directory=str(saved))
+        for going_on in (True, "True", str(saved / "checkpoint-1")):
+            checkpoints.check_unused(going_on, directory=str(saved))
+        (tmp_path / "checkpoint-notes").mkdir()
+        checkpoints.check_unused(asked, directory=str(tmp_path))
+
     @pytest.mark.parametrize(
         ("settings", "words"),
         [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ class TestRefusals:
             ({"learning_rate": -1.0}, r"learning_rate must lie between 0 and inf, got -1\.0"),
             ({"temperature": 0.0}, r"temperature=0\.0: .* Set it above 0; eval_temperature=0 evaluates greedily"),
             ({"critic_clip": -1.0}, r"critic_clip must lie between 0 and inf, got -1\.0"),
+            ({"seed": -1}, "seed must lie between 0 and 4294967295, got -1"),
             ({"num_generations": 1}, r"num_generations=1: grpo compares rollouts .* take algorithm reinforce\+\+, ppo"),
             ({"reward_weights": [1.0]}, r"reward_weights=\[1\.0\] has no effect here"),
             ({"max_tool_calling_iterations": 3}, r"max_tool_calling_iterations=3 has no effect here"),
@@ -99,6 +101,20 @@ class TestRefusals:
     def test_other_batches_that_do_not_divide(self, tmp_path: Path, settings: dict[str, Any], words: str) -> None:
         with pytest.raises(ConfigurationError, match=words):
             make_args(tmp_path, **settings)
+
+    @pytest.mark.parametrize("name", ["env_kwargs", "eval_env_kwargs", "lr_scheduler_kwargs"])
+    @pytest.mark.parametrize("text", ["{bad", '{"style": "compact",}'])
+    def test_text_that_is_no_json(self, tmp_path: Path, name: str, text: str) -> None:
+        with pytest.raises(ConfigurationError, match=f"^{name} must be a JSON object, .*got {re.escape(repr(text))}: "):
+            make_args(tmp_path, **{name: text})
+
+    def test_bf16_without_a_gpu_that_has_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("is_torch_bf16_gpu_available", "is_torch_xla_available"):
+            monkeypatch.setattr(f"transformers.training_args.{name}", lambda: False)
+        for bf16 in (None, True):
+            with pytest.raises(ConfigurationError, match=r"^bf16, the default, .* say --use_cpu True --bf16 False;"):
+                AgentConfig(output_dir=str(tmp_path), report_to="none", bf16=bf16)
+        assert AgentConfig(output_dir=str(tmp_path), report_to="none", use_cpu=True, bf16=False).bf16 is False
 
     def test_trls_own_refusals_stay(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="can not be both configured"):

@@ -133,6 +133,12 @@ class TestCommand:
             assert main([*COMMAND, f"local:{folder}", "-n", "2", "--max-new-tokens", "4", "--out", str(out)]) == status
         assert "weights" in capsys.readouterr().err
 
+    @pytest.mark.parametrize("words", [["--device", "foo"], ["--dtype", "float33"]])
+    def test_a_wrong_option_is_refused_before_anything_is_written(self, words, saved, tmp_path, capsys):
+        assert main([*COMMAND, f"local:{saved}", *words, "--out", str(tmp_path / "run")]) == 2
+        assert repr(words[1]) in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
     def test_no_model_there(self, tmp_path, capsys):
         assert main([*COMMAND, f"local:{tmp_path / 'absent'}", "--out", str(tmp_path / "run")]) == 2
         assert "absent" in capsys.readouterr().err
@@ -154,9 +160,36 @@ def test_a_lora_adapter_brings_its_base_model(saved, tmp_path):
     assert tokenizer.get_vocab() == TOKENIZER.get_vocab()
 
 
-def test_an_unknown_device_is_no_traceback():
+def test_an_unknown_model_is_no_traceback():
     with pytest.raises(ConfigurationError, match="No model can be loaded"):
         load_model(LocalOptions(model="no/such-model", device="cpu"))
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda:99", "meta", "cpu:-1"])
+def test_a_device_that_is_not_here_is_refused(device):
+    with pytest.raises(ConfigurationError, match=f"device='{device}' is not available here; there is: cpu"):
+        LocalOptions(model="any", device=device)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_the_devices_that_are_here_are_named(number, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
+    gpus = ["cuda:0", "cuda:1"][:number]
+    with pytest.raises(ConfigurationError, match=f"there is: {', '.join(['cpu', *gpus])}\\.$"):
+        LocalOptions(model="any", device=f"cuda:{number}")
+    for device in ["cpu", *gpus, *["cuda"][:number]]:
+        LocalOptions(model="any", device=device)
+
+
+@pytest.mark.parametrize("dtype", ["float33", "int8", "nn"])
+def test_a_dtype_that_is_none_is_refused(dtype):
+    with pytest.raises(ConfigurationError, match=f"dtype='{dtype}' is no type of floating-point numbers.*'bfloat16'"):
+        LocalOptions(model="any", dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [None, "auto", "float32", "bfloat16"])
+def test_a_dtype_that_is_one_is_taken(dtype):
+    assert LocalOptions(model="any", dtype=dtype).dtype == dtype
 
 
 @contextlib.contextmanager

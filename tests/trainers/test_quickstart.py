@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agent_r1_gym.cli import main as agent_r1
 from tests.report.reading import chunks
 from trainers import held_out, quickstart
 from trainers.held_out import scores
@@ -49,10 +51,34 @@ def test_an_old_run_is_not_overwritten(tmp_path: Path) -> None:
         quickstart.main(["--out", str(tmp_path / "out")])
 
 
-@pytest.mark.parametrize("words", [["--questions", "0"], ["--questions", "267"], ["--steps", "0"], ["--lora-r", "-1"]])
+@pytest.mark.parametrize(
+    "words", [["--questions", "0"], ["--questions", "267"], ["--steps", "0"], ["--lora-r", "-1"], ["--seed", "-1"]]
+)
 def test_numbers_out_of_range_are_refused_before_anything_is_written(words: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         quickstart.main(["--out", str(tmp_path / "out"), *words])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("holds", "words"),
+    [
+        (None, "no such folder"),
+        ([], "without config.json"),
+        (["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"], "holds no weights"),
+    ],
+)
+def test_a_warm_start_that_is_none_is_refused_before_anything_is_written(
+    holds: list[str] | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if holds is not None:
+        (tmp_path / "warm").mkdir()
+        for name in holds:
+            shutil.copy(quickstart.SHIPPED / name, tmp_path / "warm")
+    assert agent_r1(["quickstart", "--warm", str(tmp_path / "warm"), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith(f"agent-r1: --warm {tmp_path / 'warm'}: ")
+    assert words in said
     assert not (tmp_path / "out").exists()
 
 

@@ -58,6 +58,15 @@ def test_a_command_line_trains_and_saves(engine: str, model_folder: Path, tmp_pa
     assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
+def test_a_used_folder_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoint-4").mkdir(parents=True)
+    words = ["--output_dir", str(tmp_path / "run"), "--model", str(tmp_path / "absent"), "--use_cpu", "True"]
+    with pytest.raises(ConfigurationError, match=r"output_dir=.* holds checkpoints of an earlier run"):
+        main(words)
+    with pytest.raises(ConfigurationError, match="no such folder"):
+        main([*words, "--resume_from_checkpoint", "True"])
+
+
 def test_unknown_options_are_refused(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="Did you mean '--learning_rate'"):
         main(["--model_name_or_path", str(model_folder), "--output_dir", str(tmp_path), "--learning_rat", "1e-3"])
