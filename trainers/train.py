@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, cast
 
 import gymnasium
@@ -341,4 +342,8 @@ def _farewell(trainer: AgentTrainer) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ConfigurationError as error:  # wrong input, on each process: a traceback would bury what to change
+        sys.stderr.write("\n".join([f"{Path(sys.argv[0]).name}: {error}", *getattr(error, "__notes__", ())]) + "\n")
+        raise SystemExit(2) from None

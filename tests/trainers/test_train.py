@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -196,3 +197,13 @@ def test_every_number_of_the_readme_is_logged(tmp_path: Path) -> None:
     names = {name.replace("TERM", "em") for name in names}
     assert len(names) > 25
     assert not names - trainer.state.log_history[0].keys()
+
+
+def test_wrong_input_is_one_line_however_training_is_started(tmp_path: Path) -> None:
+    for module, name in (("trainers.train", "train.py"), ("agent_r1_gym", "agent-r1 train")):
+        words = ["train"] if module == "agent_r1_gym" else []
+        command = [sys.executable, "-W", "ignore", "-m", module, *words, "--max_steps", "1", "--max_turn_tokens", "0"]
+        done = subprocess.run([*command, "--use_cpu", "True", "--bf16", "False"], capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1].startswith(f"{name}: max_turn_tokens must lie between")
+        assert "Traceback" not in done.stderr
