@@ -119,9 +119,9 @@ class _Play:
 
     def __init__(self, engine: SlotEngine, sessions: Iterator[Session]) -> None:
         self.engine, self.sessions = engine, sessions
-        layers = engine.model.config.get_text_config().num_hidden_layers
-        self.cache = SlotCache(layers, engine.slots, max_length=engine.max_length)
-        self.additive = engine.model.config._attn_implementation == "eager"
+        config = engine.model.config
+        self.cache = SlotCache(config.get_text_config().num_hidden_layers, engine.slots, max_length=engine.max_length)
+        self.additive = config._attn_implementation == "eager"
         self.owners: list[_Slot | None] = [None] * engine.slots
         self.count = 0
         self.exhausted = False
@@ -177,17 +177,16 @@ class _Play:
         if answer is None:
             self.owners[slot.row] = None
             return
+        longest = longest_context(slot.session, self.engine.max_length)
         if slot.full:
             raise ConfigurationError(
-                f"Session {slot.number} goes on although its context has reached max_length="
-                f"{longest_context(slot.session, self.engine.max_length)}: "
-                "finish_turn must return None after a turn without tokens."
+                f"Session {slot.number} goes on although its context has reached max_length={longest}: finish_turn "
+                "must return None after a turn without tokens."
             )
         if isinstance(answer, NewContext):  # keeps of the cache what both contexts begin with
             slot.length = answer.shared(slot.prompt[: slot.length])
             slot.prompt, slot.pending, answer = tuple(answer.ids), [], answer.ids[slot.length :]
         slot.pending += answer
-        longest = longest_context(slot.session, self.engine.max_length)
         room = longest - slot.length - len(slot.pending)
         slot.budget = min(room, self.engine.options.max_new_tokens)
         if room > 0:
