@@ -64,8 +64,12 @@ _REPLACED = MappingProxyType(
 )
 _NOT_CACHED = MappingProxyType(
     {
-        **{"min_p": None, "repetition_penalty": 1.0, "generation_kwargs": None, "cache_implementation": None},
-        **{"use_vllm": False, "use_transformers_continuous_batching": False},
+        "min_p": None,
+        "repetition_penalty": 1.0,
+        "generation_kwargs": None,
+        "cache_implementation": None,
+        "use_vllm": False,
+        "use_transformers_continuous_batching": False,
     }
 )
 """Options that the engine with the kept cache does not have, with the values that mean off."""

@@ -249,13 +249,8 @@ def _verdict(question: Question) -> str:
 
 def _read(passage: str, path: tuple[str, ...]) -> str:
     """Returns the value of the last relation of `path` that a compact passage states, "" if it states none."""
-    words = passage.split()
-    for relation in reversed(path):
-        if relation in words:
-            value = words[words.index(relation) + 1 :]
-            end = next(place for place, word in enumerate(value) if word in (",", "."))
-            return " ".join(value[:end])
-    return ""
+    facts = _facts(passage)
+    return next((facts[relation] for relation in reversed(path) if relation in facts), "")
 
 
 def _facts(passage: str) -> dict[str, str]:
