@@ -6,12 +6,12 @@
 from agent_r1_gym import envs  # registers the environments
 from agent_r1_gym._version import __version__
 from agent_r1_gym.core import ToolEnv
-from agent_r1_gym.episode import EpisodeState
+from agent_r1_gym.registry import register
 from agent_r1_gym.rewards import RewardTerm
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.tools.function import tool
-from agent_r1_gym.types import Message, Passage, Task, ToolCall, ToolOutcome, Transition
-from agent_r1_gym.vector import ToolVectorEnv, register
+from agent_r1_gym.types import EpisodeState, Message, Passage, Task, ToolCall, ToolOutcome, Transition
+from agent_r1_gym.vector import ToolVectorEnv
 
 __all__ = [
     "EpisodeState",

@@ -2,6 +2,6 @@
 
 import sys
 
-from agent_r1_gym.cli import main
+from agent_r1_gym.cli.main import main
 
 sys.exit(main())

@@ -14,17 +14,15 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from agent_r1_gym.episode import EpisodeState, PendingStep, Wording, system_turn
 from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError, suggest
-from agent_r1_gym.markup import encodable
-from agent_r1_gym.options import check_choice, check_integer, check_items, check_known
 from agent_r1_gym.parsing import Parser, make_parser
-from agent_r1_gym.rendering import render_ansi, render_message
 from agent_r1_gym.rewards import RewardSet, RewardTerm, find_scorer, make_rewards
 from agent_r1_gym.scoring import AnswerScorer
 from agent_r1_gym.spaces import UnicodeText
+from agent_r1_gym.support.checks import check_choice, check_integer, check_items, check_known
+from agent_r1_gym.text import Wording, encodable, render_ansi, render_message, system_turn
 from agent_r1_gym.tool import PendingCall, Tool, execute_calls
-from agent_r1_gym.types import Message, ParsedTurn, ParseError, Task, ToolOutcome, Transition
+from agent_r1_gym.types import EpisodeState, Message, ParsedTurn, ParseError, PendingStep, Task, ToolOutcome, Transition
 
 StepReturn = tuple[str, float, bool, bool, dict[str, Any]]
 _CUT_NOTE = "\n[the history budget is spent]"

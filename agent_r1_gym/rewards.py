@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, suggest
-from agent_r1_gym.options import check_items
 from agent_r1_gym.scoring import SCORERS, AnswerScorer
+from agent_r1_gym.support.checks import check_items
 from agent_r1_gym.types import Passage, Task, Transition
 
 TermFunction = Callable[[Transition], float]

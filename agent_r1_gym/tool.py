@@ -12,8 +12,8 @@ from threading import TIMEOUT_MAX
 from typing import Any, NamedTuple
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout
-from agent_r1_gym.options import check_integer
-from agent_r1_gym.threads import run_side_by_side
+from agent_r1_gym.support.checks import check_integer
+from agent_r1_gym.support.threads import run_side_by_side
 from agent_r1_gym.types import ErrorKind, ToolCall, ToolOutcome
 
 Arguments = Mapping[str, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, dataclass_transform
 
@@ -224,3 +224,45 @@ class Passage:
 
 RewardTerms = Mapping[str, float]
 """Named reward terms of one step, before weighting."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeState:
+    """A snapshot of an episode, made by `ToolEnv.get_state`; may be set in another environment of the same kind."""
+
+    task: Task | None
+    messages: tuple[Message, ...]
+    text: str
+    transitions: tuple[Transition, ...]
+    ended: bool
+    infrastructure_error: str | None
+    generator: Mapping[str, Any]
+    tools: tuple[Any, ...]
+
+
+class PendingStep:
+    """What `begin_step` leaves for `finish_step`.
+
+    Args:
+        action: the model's turn.
+        parsed: what the parser understood of it.
+        executed: number of its calls that somebody executes.
+        refused: its other calls: position among all, and the outcome that says what is wrong.
+        overlong: whether the turn overruns the history budget.
+    """
+
+    __slots__ = ("action", "executed", "overlong", "parsed", "refused")
+
+    def __init__(
+        self,
+        action: str,
+        parsed: ParsedTurn,
+        executed: int,
+        refused: Sequence[tuple[int, ToolOutcome]],
+        overlong: bool,
+    ) -> None:
+        self.action = action
+        self.parsed = parsed
+        self.executed = executed
+        self.refused = refused
+        self.overlong = overlong

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -241,51 +238,3 @@ def step_together(envs: Sequence[ToolEnv], actions: Sequence[str]) -> list[StepR
         results.append(env.finish_step(outcomes[position : position + len(calls)]))
         position += len(calls)
     return results
-
-
-@dataclass(frozen=True)
-class VectorOf:
-    """A vector entry point: builds a `ToolVectorEnv` of the environment class at `entry_point` ("module:Class")."""
-
-    entry_point: str | Callable[..., ToolEnv]
-
-    def __call__(
-        self,
-        num_envs: int = 1,
-        *,
-        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
-        **options: Any,
-    ) -> ToolVectorEnv:
-        """Returns a vector of `num_envs` environments made with `options`; the class shares their heavy parts."""
-        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-            raise ConfigurationError(f"num_envs must be an integer of at least 1, got {num_envs!r}.")
-        creator = _resolve(self.entry_point)
-        return ToolVectorEnv([creator(**options) for _ in range(num_envs)], autoreset_mode=autoreset_mode)
-
-
-def _resolve(entry_point: str | Callable[..., ToolEnv]) -> Callable[..., ToolEnv]:
-    if callable(entry_point):
-        return entry_point
-    module, _, name = entry_point.partition(":")
-    creator: Callable[..., ToolEnv] = getattr(importlib.import_module(module), name)
-    return creator
-
-
-def register(id: str, entry_point: str | Callable[..., ToolEnv], *, kwargs: Mapping[str, Any] | None = None) -> None:
-    """Registers a `ToolEnv` with Gymnasium, so that `gym.make(id)` and `gym.make_vec(id)` return this suite's classes.
-
-    A ToolEnv checks actions and the order of calls itself; Gymnasium's wrappers that would do it again are left out.
-
-    Args:
-        id: "Namespace/Name-v0".
-        entry_point: the class, or "module:Class".
-        kwargs: default options of the environment.
-    """
-    gymnasium.register(
-        id,
-        entry_point=entry_point,
-        vector_entry_point=VectorOf(entry_point),
-        order_enforce=False,
-        disable_env_checker=True,
-        kwargs=dict(kwargs or {}),
-    )

@@ -15,10 +15,9 @@ from gymnasium.utils import RecordConstructorArgs
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.markup import neutralise
-from agent_r1_gym.options import check_choice, check_integer
-from agent_r1_gym.rendering import render_text
 from agent_r1_gym.spaces import UnicodeText, is_encodable
+from agent_r1_gym.support.checks import check_choice, check_integer
+from agent_r1_gym.text import neutralise, render_text
 from agent_r1_gym.types import Message, to_chat
 
 Info = dict[str, Any]

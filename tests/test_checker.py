@@ -8,14 +8,14 @@ import pytest
 from agent_r1_gym.checker import CheckError, check_tool_env
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import AgentR1Error
-from agent_r1_gym.rendering import render_text
+from agent_r1_gym.registry import register
 from agent_r1_gym.rewards import RewardTerm
 from agent_r1_gym.spaces import UnicodeText
+from agent_r1_gym.text import render_text
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.types import Message, Task, ToolOutcome
-from agent_r1_gym.vector import register
 from agent_r1_gym.wrappers import ContextWindow
-from tests.small_env import ANSWER, COUNT, TASKS, CounterTool, EchoTool, SmallEnv, call
+from tests.kit.small_env import ANSWER, COUNT, TASKS, CounterTool, EchoTool, SmallEnv, call
 
 
 class TestGoodEnvironments:

@@ -11,13 +11,12 @@ import pytest
 from gymnasium.error import ResetNeeded
 
 from agent_r1_gym.core import ToolEnv
-from agent_r1_gym.episode import EpisodeState
 from agent_r1_gym.errors import ActionTypeError, AgentR1Error, ConfigurationError, EpisodeError, RetrievalError
 from agent_r1_gym.parsing import SearchR1Parser
 from agent_r1_gym.rewards import RewardTerm
 from agent_r1_gym.tool import Tool
-from agent_r1_gym.types import Message, Task, ToolCall, ToolOutcome, Transition
-from tests.helpers import (
+from agent_r1_gym.types import EpisodeState, Message, Task, ToolCall, ToolOutcome, Transition
+from tests.kit.helpers import (
     TASKS,
     CounterTool,
     EchoTool,

@@ -8,7 +8,6 @@ circle.
 
 import ast
 import graphlib
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,51 +16,50 @@ from typing import NamedTuple
 
 import pytest
 
-PACKAGE = "agent_r1_gym"
-ROOT = Path(importlib.util.find_spec(PACKAGE).submodule_search_locations[0])
+PACKAGES = ("agent_r1_gym", "trainers", "benchmarks")
+"""Lowest first: a package imports only from itself and from those before it."""
 
-FLOORS = (
-    ("errors", "types", "storage", "threads", "_version", "markup", "spaces"),
-    ("strict_json",),
-    ("options", "parsing", "scoring", "rendering", "trajectory", "datasets", "retrieval"),
-    ("tool", "rewards"),
-    ("episode",),
-    ("core",),
-    ("tools", "vector", "wrappers", "probe"),
-    ("envs", "checker"),
-    ("policies",),
-    ("rollout",),
-    ("evaluation",),
-    ("report",),
-    ("commands",),
-    ("cli",),
-    ("__init__", "__main__"),
-)
-"""Modules and folders of the package, lowest floor first."""
+ROOT = Path(__file__).parents[1]
 
-STEPS = {
-    "datasets": (
-        ("rows", "fiction_world"),
-        ("fiction_phrases", "fiction_pools"),
-        ("fiction_compact", "fiction_natural", "fiction_questions"),
-        ("fiction",),
+FLOORS = {
+    "agent_r1_gym": (
+        ("_version", "errors", "types", "spaces"),
+        ("support",),
+        ("text",),
+        ("parsing", "scoring", "datasets", "retrieval"),
+        ("tool", "rewards"),
+        ("core",),
+        ("tools", "vector", "wrappers"),
+        ("registry",),
+        ("checker", "envs"),
+        ("play",),
+        ("evaluation",),
+        ("report",),
+        ("cli",),
+        ("__init__", "__main__"),
     ),
-    "retrieval": (("wire", "corpus", "store", "transport"), ("client", "server")),
-    "tools": (("function", "search"), ("__init__",)),
-    "envs": (("multihop_qa",), ("fiction_qa", "mixed_qa")),
-    "policies": (("scripted", "endpoint", "methods"), ("__init__",)),
-    "evaluation": (("runs", "statistics"), ("metrics", "players"), ("runner",)),
-    "report": (
-        ("page",),
-        ("packing", "plots"),
-        ("viewer",),
-        ("episodes",),
-        ("training", "evaluated"),
-        ("build", "compare"),
+    "trainers": (
+        ("__init__",),
+        ("config",),
+        ("algorithms",),
+        ("engines",),
+        ("running",),
+        ("trainer",),
+        ("train",),
+        ("toy",),
     ),
-    "commands": (("index",), ("serve_retriever",)),
+    "benchmarks": (
+        ("__init__",),
+        ("common",),
+        ("env_speed", "eval_speed", "multihop_qa"),
+        ("trainer_speed", "discovery"),
+        ("scaling",),
+    ),
 }
-"""Files of one folder that stand on each other, lowest first; the others stand on none but `base`."""
+"""Modules and folders of each package, lowest floor first."""
+
+LONGEST_FILE = 500
+LONGEST_FUNCTION = 60
 
 HEAVY = {
     *("torch", "transformers", "pyserini", "datasets", "faiss", "fastapi", "uvicorn", "bm25s", "Stemmer", "urllib3"),
@@ -90,8 +88,9 @@ class Import(NamedTuple):
 
 
 def modules() -> dict[str, Path]:
-    """Returns dotted name below the package ("core", "tools.search", "tools.__init__") to file."""
-    return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
+    """Returns dotted name ("agent_r1_gym.tools.search", "agent_r1_gym.tools.__init__") to file."""
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
 
 
 MODULES = modules()
@@ -118,47 +117,47 @@ def imported_names(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
     assert node.level == 0, f"line {node.lineno}: use absolute imports"
     for alias in node.names:
         is_module = is_known(f"{node.module}.{alias.name}")
-        yield f"{node.module}.{alias.name}" if is_module else node.module
+        yield f"{node.module}.{alias.name}" if is_module else str(node.module)
 
 
 def is_known(name: str) -> bool:
-    below = name.removeprefix(f"{PACKAGE}.")
-    return below in MODULES or f"{below}.__init__" in MODULES
+    return name in MODULES or f"{name}.__init__" in MODULES
 
 
 def imports_of(module: str) -> Iterator[Import]:
-    """Yields the imports of a module; those of this package by their name below it, the root package as "__init__"."""
-    for node, level in import_nodes(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+    """Yields the imports of a module, also those hidden in `import_module("...")`; packages as their `__init__`."""
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    for node, level in import_nodes(tree):
         for name in imported_names(node):
-            if name == PACKAGE:
-                name = "__init__"
-            elif name.startswith(f"{PACKAGE}."):
-                name = name.removeprefix(f"{PACKAGE}.")
-                name = name if name in MODULES else f"{name}.__init__"
-            else:
-                name = f"/{name}"
-            yield Import(module, name, level, node.lineno)
+            yield Import(module, f"{name}.__init__" if f"{name}.__init__" in MODULES else name, level, node.lineno)
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in ("import_module", "run_module"):
+            words = [word.value for word in ast.walk(call) if isinstance(word, ast.Constant)]
+            names = [word for word in words if isinstance(word, str) and word.split(".")[0] in PACKAGES]
+            yield from (
+                Import(module, name if name in MODULES else f"{name}.__init__", "function", call.lineno)
+                for name in names
+            )
 
 
-IMPORTS = [found for module in MODULES for found in imports_of(module)]
-OWN = [found for found in IMPORTS if not found.imported.startswith("/") and found.imported != found.importer]
+IMPORTS = [entry for module in MODULES for entry in imports_of(module)]
+OWN = [entry for entry in IMPORTS if entry.imported in MODULES and entry.imported != entry.importer]
 
 
 def room(module: str) -> str:
-    """Returns the name under which `FLOORS` knows a module: its folder, or its own name."""
-    return module.split(".")[0]
+    """Returns package and folder or file: "agent_r1_gym.tools"."""
+    return ".".join(module.split(".")[:2])
 
 
-def place(module: str) -> tuple[int, int]:
-    """Returns the floor and, within a folder, the step of a module."""
-    floors = [number for number, rooms in enumerate(FLOORS) if room(module) in rooms]
+def floor(module: str) -> tuple[int, int]:
+    """Returns the place of the package and the floor in it."""
+    package, name = room(module).split(".")
+    floors = [number for number, rooms in enumerate(FLOORS[package]) if name in rooms]
     assert len(floors) == 1, (
-        f"{module} stands on no floor or on several: add {room(module)!r} to the line of FLOORS in "
+        f"{module} stands on no floor or on several: add {name!r} to the line of FLOORS[{package!r}] in "
         "tests/test_floors.py that is just above everything it imports."
     )
-    folder, _, name = module.rpartition(".")
-    steps = [number for number, names in enumerate(STEPS.get(folder, ()), 1) if name in names]
-    return floors[0], -1 if name == "base" else steps[0] if steps else len(STEPS.get(folder, ())) + 1
+    return PACKAGES.index(package), floors[0]
 
 
 # --- the rules -------------------------------------------------------------------------------------------------------
@@ -166,75 +165,71 @@ def place(module: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("module", list(MODULES))
 def test_every_module_has_a_place(module):
-    place(module)
+    floor(module)
 
 
-def test_tables_name_only_what_exists():
-    """A typing error in a table would otherwise open a hole."""
-    unknown = {name for rooms in FLOORS for name in rooms if not is_known(name)}
-    steps = {f"{folder}.{name}" for folder, groups in STEPS.items() for names in groups for name in names}
-    unknown |= {name for name in steps if name not in MODULES}
-    assert not unknown, f"FLOORS or STEPS name modules that do not exist: {sorted(unknown)}"
+def test_the_table_names_only_what_exists():
+    """A typing error in the table would otherwise open a hole."""
+    rooms = {f"{package}.{name}" for package, floors in FLOORS.items() for names in floors for name in names}
+    assert not rooms - {room(module) for module in MODULES}
 
 
-@pytest.mark.parametrize("module", list(MODULES))
-def test_module_level_imports_point_strictly_down(module):
+def test_imports_stay_in_their_room_or_point_down():
     wrong = [
-        found
-        for found in OWN
-        if found.importer == module and found.level == "module" and place(found.imported) >= place(module)
-    ]
-    assert not wrong, "\n".join(map(str, wrong))
-
-
-@pytest.mark.parametrize("module", list(MODULES))
-def test_other_imports_stay_in_their_room_or_point_down(module):
-    wrong = [
-        found
-        for found in OWN
-        if found.importer == module
-        and room(found.imported) != room(module)
-        and place(found.imported)[0] >= place(module)[0]
+        entry
+        for entry in OWN
+        if room(entry.imported) != room(entry.importer) and floor(entry.imported) >= floor(entry.importer)
     ]
     assert not wrong, "\n".join(map(str, wrong))
 
 
 def test_there_is_no_circle():
-    """Function-level imports count, imports for types only do not: they never happen."""
+    """Imports inside functions count, imports for types only do not: they never happen."""
     graph: dict[str, set[str]] = {module: set() for module in MODULES}
-    for found in OWN:
-        if found.level != "typing":
-            graph[found.importer].add(found.imported)
+    for entry in OWN:
+        if entry.level != "typing":
+            graph[entry.importer].add(entry.imported)
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
         pytest.fail(f"modules import each other in a circle: {' <- '.join(error.args[1])}")
 
 
-def test_nobody_imports_the_root_package():
-    wrong = [found for found in OWN if found.imported == "__init__"]
+def test_nobody_imports_a_root_package():
+    wrong = [entry for entry in OWN if entry.imported in {f"{package}.__init__" for package in PACKAGES}]
     assert not wrong, "import the module that is needed, not the root package:\n" + "\n".join(map(str, wrong))
-
-
-def test_the_package_does_not_import_what_stands_beside_it():
-    beside = {"/trainers", "/benchmarks", "/tests"}
-    wrong = [found for found in IMPORTS if found.imported.split(".")[0] in beside]
-    assert not wrong, "\n".join(map(str, wrong))
 
 
 def test_heavy_libraries_are_imported_where_they_are_needed():
     wrong = [
-        found
-        for found in IMPORTS
-        if found.level == "module" and found.imported.startswith("/") and found.imported[1:].split(".")[0] in HEAVY
+        entry
+        for entry in IMPORTS
+        if entry.importer.startswith("agent_r1_gym.")
+        and entry.level == "module"
+        and entry.imported.split(".")[0] in HEAVY
     ]
     assert not wrong, "import it inside the function that needs it:\n" + "\n".join(map(str, wrong))
 
 
 def test_importing_the_package_loads_no_heavy_library():
-    code = f"import sys, {PACKAGE}; print([name for name in {NOT_LOADED!r} if name in sys.modules])"
+    code = f"import sys, agent_r1_gym; print([name for name in {NOT_LOADED!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", list(MODULES))
+def test_a_file_can_be_read_at_one_sitting(module):
+    source = MODULES[module].read_text(encoding="utf-8")
+    assert source.count("\n") <= LONGEST_FILE, f"{module} has more than {LONGEST_FILE} lines: split it by subject."
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    long = [node.name for node in functions if (node.end_lineno or 0) - first_line(node) >= LONGEST_FUNCTION]
+    assert not long, f"{module}: {long} have more than {LONGEST_FUNCTION} lines."
+
+
+def first_line(node: ast.FunctionDef) -> int:
+    """Returns the line on which the body begins, after the docstring."""
+    described = ast.get_docstring(node) is not None and len(node.body) > 1
+    return node.body[1 if described else 0].lineno
 
 
 # --- the reader itself -----------------------------------------------------------------------------------------------
@@ -255,8 +250,8 @@ class A:
     def method(self):
         import re
 """
-    found = {node.names[0].name: level for node, level in import_nodes(ast.parse(source))}
-    assert found == {
+    levels = {node.names[0].name: level for node, level in import_nodes(ast.parse(source))}
+    assert levels == {
         "os": "module",
         "TYPE_CHECKING": "module",
         "torch": "typing",
@@ -267,11 +262,13 @@ class A:
 
 
 def test_the_reader_resolves_submodules():
-    node = ast.parse("from agent_r1_gym import storage, Tool").body[0]
-    assert list(imported_names(node)) == ["agent_r1_gym.storage", "agent_r1_gym"]
-    assert {found.imported for found in OWN if found.importer == "core"} >= {"parsing", "tool"}
+    node = ast.parse("from agent_r1_gym import core, Tool").body[0]
+    assert isinstance(node, ast.ImportFrom)
+    assert list(imported_names(node)) == ["agent_r1_gym.core", "agent_r1_gym"]
+    core = {entry.imported for entry in OWN if entry.importer == "agent_r1_gym.core"}
+    assert core >= {"agent_r1_gym.parsing.__init__", "agent_r1_gym.tool"}
 
 
 def test_an_unknown_module_is_told_where_to_stand():
     with pytest.raises(AssertionError, match="add 'newcomer' to the line of FLOORS"):
-        place("newcomer")
+        floor("agent_r1_gym.newcomer")

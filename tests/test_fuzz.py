@@ -25,7 +25,7 @@ from agent_r1_gym.errors import ToolError
 from agent_r1_gym.retrieval.base import Hit, Retriever
 from agent_r1_gym.tools import SearchTool
 from agent_r1_gym.types import Passage, Task
-from tests.helpers import TASKS, CounterTool, GivenTool, headers_of, split_observation
+from tests.kit.helpers import TASKS, CounterTool, GivenTool, headers_of, split_observation
 
 ACTIONS = int(os.environ.get("AGENT_R1_FUZZ_ACTIONS", "5000"))
 IDS = sorted(name for name in gymnasium.registry if name.startswith("AgentR1/"))

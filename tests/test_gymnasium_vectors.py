@@ -9,7 +9,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import agent_r1_gym  # noqa: F401 - registers the environments
 from agent_r1_gym.vector import ToolVectorEnv
-from tests.small_env import ANSWER, COUNT, SmallEnv, call
+from tests.kit.small_env import ANSWER, COUNT, SmallEnv, call
 
 NUM_ENVS = 3
 STEPS = 9

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1_gym.errors import InfrastructureError, ToolError
-from agent_r1_gym.markup import encodable, neutralise, neutralise_headers
 from agent_r1_gym.parsing import HermesParser, OpenAIParser, SearchR1Parser
+from agent_r1_gym.text import encodable, neutralise, neutralise_headers
 from agent_r1_gym.tools.search import SearchTool
 from agent_r1_gym.types import Passage, Task, ToolOutcome
-from tests.helpers import GivenTool, StubRetriever, call, headers_of, make_env, split_observation, started
+from tests.kit.helpers import GivenTool, StubRetriever, call, headers_of, make_env, split_observation, started
 
 SPECIAL_TOKENS = {
     "this suite": "<answer> </answer> <tool_call> </tool_call> <search> </search> <think> </think> <information> "

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1_gym import strict_json
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.parsing import (
     HermesParser,
@@ -17,9 +16,10 @@ from agent_r1_gym.parsing import (
     SearchR1Parser,
     TagParser,
     make_parser,
+    strict_json,
     visible_text,
 )
-from agent_r1_gym.strict_json import decode
+from agent_r1_gym.parsing.strict_json import decode
 from agent_r1_gym.types import PARSE_ERROR_CODES, ParsedTurn, ToolCall
 
 PARSERS: tuple[Parser, ...] = (HermesParser(), SearchR1Parser(), OpenAIParser())

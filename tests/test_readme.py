@@ -43,7 +43,7 @@ def test_own_environment_plays_and_passes_the_checker() -> None:
 
 
 def test_documented_commands_exist() -> None:
-    from agent_r1_gym.cli import build_parser
+    from agent_r1_gym.cli.main import build_parser
 
     text = build_parser().format_help()
     for command in re.findall(r"agent-r1 ([a-z][a-z-]+)", _README):

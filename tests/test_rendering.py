@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from agent_r1_gym.rendering import render_ansi, render_message, render_text
+from agent_r1_gym.text import render_ansi, render_message, render_text
 from agent_r1_gym.types import Message, ToolCall
-from tests.helpers import headers_of, split_observation
+from tests.kit.helpers import headers_of, split_observation
 
 HISTORY = (
     Message("system", "Be brief."),

@@ -21,7 +21,7 @@ from agent_r1_gym.errors import (
 )
 from agent_r1_gym.tool import PendingCall, Tool, execute_calls
 from agent_r1_gym.types import ToolCall, ToolOutcome
-from tests.helpers import (
+from tests.kit.helpers import (
     BatchTool,
     CounterTool,
     EchoTool,
@@ -292,7 +292,7 @@ def test_one_hanging_call_does_not_fail_its_neighbours() -> None:
 
 def test_a_process_with_a_hanging_call_can_end() -> None:
     code = (
-        "from tests.helpers import SleepTool, outcome_of\n"
+        "from tests.kit.helpers import SleepTool, outcome_of\n"
         "print(outcome_of(SleepTool(120.0, timeout=0.1), text='x').error)"
     )
     done = subprocess.run(

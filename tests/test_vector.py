@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ActionTypeError, AgentR1Error, ConfigurationError, EpisodeError
-from agent_r1_gym.vector import ToolVectorEnv, VectorOf, register
-from tests.helpers import (
+from agent_r1_gym.registry import VectorOf, register
+from agent_r1_gym.vector import ToolVectorEnv
+from tests.kit.helpers import (
     TASKS,
     BatchTool,
     CounterTool,

@@ -8,11 +8,11 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.rendering import render_text
+from agent_r1_gym.registry import register
+from agent_r1_gym.text import render_text
 from agent_r1_gym.types import to_chat
-from agent_r1_gym.vector import register
 from agent_r1_gym.wrappers import REMOVED_NOTE, ChatSpace, ContextWindow, MessageObservation, TokenObservation
-from tests.small_env import ANSWER, COUNT, SmallEnv, call
+from tests.kit.small_env import ANSWER, COUNT, SmallEnv, call
 
 WRAPPED_ID = "TestWrappers/Small-v0"
 VOCABULARY = 0x110000

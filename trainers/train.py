@@ -26,17 +26,20 @@ from transformers import TrainerCallback
 from trl import ModelConfig, get_peft_config, get_quantization_config  # type: ignore[attr-defined]
 
 import agent_r1_gym.envs  # noqa: F401  # registers the environments
-from agent_r1_gym.commands.base import registered_id
 from agent_r1_gym.core import ToolEnv
-from agent_r1_gym.datasets import SampleDataWarning
+from agent_r1_gym.datasets.load import SampleDataWarning
 from agent_r1_gym.errors import ConfigurationError, suggest
-from agent_r1_gym.trajectory import TokenTrajectory
+from agent_r1_gym.play.record import TokenTrajectory
+from agent_r1_gym.registry import registered_id
 from agent_r1_gym.wrappers import ContextWindow
-from trainers.checkpoints import check_unused, to_resume
 from trainers.config import AgentConfig
-from trainers.engines import SamplingOptions, SlotEngine, TRLEngine
-from trainers.options import read_options
-from trainers.preflight import (
+from trainers.engines.collect import Collector, EpisodeLimits, Row, TextEnv
+from trainers.engines.sampling import Engine
+from trainers.engines.templates import ChatTokens
+from trainers.engines.turns import SamplingOptions, SlotEngine, TRLEngine
+from trainers.running.checkpoints import check_unused, to_resume
+from trainers.running.command_line import read_options
+from trainers.running.preflight import (
     Source,
     check_adapter,
     check_model,
@@ -46,11 +49,8 @@ from trainers.preflight import (
     find_model,
     load_tokenizer,
 )
-from trainers.rollout import Collector, EpisodeLimits, Row, TextEnv
-from trainers.sampling import Engine
-from trainers.sharding import check_sharding, save_whole_model, whole_weights
-from trainers.signals import SignalStop
-from trainers.templates import ChatTokens
+from trainers.running.sharding import check_sharding, save_whole_model, whole_weights
+from trainers.running.signals import SignalStop
 from trainers.trainer import AgentTrainer
 
 MOST_SLOTS = 128
@@ -341,9 +341,15 @@ def _farewell(trainer: AgentTrainer) -> str:
     return f"Stopped with the state saved in {folder}; add --resume_from_checkpoint True to go on.\n"
 
 
-if __name__ == "__main__":
+def run(words: Sequence[str] | None = None) -> int:
+    """Trains as the command line says; wrong input is one line and the exit status 2."""
     try:
-        main()
-    except ConfigurationError as error:  # wrong input, on each process: a traceback would bury what to change
+        main(words)
+    except ConfigurationError as error:  # on each process: a traceback would bury what to change
         sys.stderr.write("\n".join([f"{Path(sys.argv[0]).name}: {error}", *getattr(error, "__notes__", ())]) + "\n")
-        raise SystemExit(2) from None
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run())

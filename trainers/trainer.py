@@ -14,11 +14,9 @@ from torch import Tensor
 from transformers.trainer_callback import ProgressCallback
 
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.trajectory import TokenTrajectory
-from trainers import checkpoints
-from trainers.advantages import ESTIMATORS, check_options
-from trainers.alarms import CollapseAlarm
-from trainers.batch import (
+from agent_r1_gym.play.record import TokenTrajectory
+from trainers.algorithms.advantages import ESTIMATORS, check_options
+from trainers.algorithms.batch import (
     PADDING,
     check_trajectories,
     credit_fields,
@@ -30,14 +28,16 @@ from trainers.batch import (
     sampled_tokens,
     valid_share,
 )
+from trainers.algorithms.contexts import rewritten_tokens, row_numbers, score_rows
+from trainers.algorithms.credit import Credit, CreditInputs
+from trainers.algorithms.critic import Critic, CriticOptions, ValueBatch, policy_value_model
 from trainers.config import AgentConfig
-from trainers.credit import Credit, CreditInputs
-from trainers.critic import Critic, CriticOptions, ValueBatch, policy_value_model
-from trainers.progress_bar import RolloutProgress
-from trainers.reference import reference_copied_from
-from trainers.resumable import ResumableTrainer
-from trainers.rows import rewritten_tokens, row_numbers, score_rows
-from trainers.traces import trace_row, write_traces
+from trainers.running import checkpoints
+from trainers.running.alarms import CollapseAlarm
+from trainers.running.progress_bar import RolloutProgress
+from trainers.running.reference import reference_copied_from
+from trainers.running.resumable import ResumableTrainer
+from trainers.running.traces import trace_row, write_traces
 
 MEANS_OVER_ROLLOUTS = ("grpo", "sapo", "luspo", "dr_grpo")
 """TRL's losses that divide by the number of rollouts; the others divide by the number of tokens."""

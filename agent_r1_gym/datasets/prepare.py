@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_r1_gym import storage
 from agent_r1_gym.errors import ConfigurationError, DatasetError
+from agent_r1_gym.support import files
 
 if TYPE_CHECKING:
-    from agent_r1_gym.datasets.rows import Row
+    from agent_r1_gym.datasets.official.rows import Row
 
 DEFAULT_SPLITS = ("train", "validation")
 """The splits whose answers are public."""
@@ -53,7 +53,8 @@ def prepare(
         OSError: the disk is full or not writable.
         TimeoutError: another process is writing the same split for longer than ten minutes.
     """
-    from agent_r1_gym.datasets import formats, prepared_folder
+    from agent_r1_gym.datasets.load import prepared_folder
+    from agent_r1_gym.datasets.official import formats
 
     name = formats.canonical_name(name)
     if source is not None and hub_id is not None:
@@ -68,7 +69,7 @@ def prepare(
     targets = []
     for split, read in readers.items():
         target = prepared_folder(name) / f"{split}.jsonl"
-        with storage.locked(target):
+        with files.locked(target):
             if target.exists() and not force:
                 _LOG.warning("%s is there already and was kept; force=True (--force) writes it anew", target)
             else:
@@ -78,13 +79,13 @@ def prepare(
 
 
 def _hub_readers(name: str, hub_id: str, splits: Sequence[str]) -> dict[str, Callable[[], Iterable[Row]]]:
-    from agent_r1_gym.datasets.hub import hub_rows
+    from agent_r1_gym.datasets.official.hub import hub_rows
 
     return {split: partial(hub_rows, name, hub_id=hub_id, split=split) for split in splits}
 
 
 def _local_readers(name: str, source: Path, splits: Sequence[str] | None) -> dict[str, Callable[[], Iterable[Row]]]:
-    from agent_r1_gym.datasets import files, formats
+    from agent_r1_gym.datasets.official import files, formats
 
     if source.is_file() and splits is None and formats.split_in_name(source.name) is None:
         raise ConfigurationError(f"The name of {source} says no split; expected splits=['train'] or the like")
@@ -97,8 +98,8 @@ def _local_readers(name: str, source: Path, splits: Sequence[str] | None) -> dic
 
 
 def _checked(rows: Iterable[Row], name: str) -> Iterator[Row]:
-    from agent_r1_gym.datasets.formats import parse_rows
-    from agent_r1_gym.datasets.rows import PassagePool
+    from agent_r1_gym.datasets.official.formats import parse_rows
+    from agent_r1_gym.datasets.official.rows import PassagePool
 
     # a fresh pool for each row: nothing is kept, so that memory stays flat
     for row, _ in parse_rows(rows, name, pool=PassagePool):
@@ -109,7 +110,7 @@ def _write(target: Path, rows: Iterable[Row], *, label: str, progress: bool) -> 
     from tqdm import tqdm
 
     count = 0
-    with storage.atomic_file(target) as temporary, temporary.open("w", encoding="ascii", newline="\n") as stream:
+    with files.atomic_file(target) as temporary, temporary.open("w", encoding="ascii", newline="\n") as stream:
         for row in tqdm(rows, desc=label, unit=" questions", disable=not progress):
             stream.write(json.dumps(row.data) + "\n")
             count += 1

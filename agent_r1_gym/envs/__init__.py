@@ -1,6 +1,6 @@
 """The registered environments: importing this module makes them known to Gymnasium."""
 
-from agent_r1_gym.vector import register
+from agent_r1_gym.registry import register
 
 _QA = "agent_r1_gym.envs.multihop_qa"
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_r1_gym.datasets.base import QADataset
-from agent_r1_gym.datasets.fiction import FICTION_STYLES, check_mix, fiction_dataset
+from agent_r1_gym.datasets.fiction.dataset import FICTION_STYLES, check_mix, fiction_dataset
 from agent_r1_gym.envs.multihop_qa import MultiHopQAEnv
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.options import check_choice
+from agent_r1_gym.support.checks import check_choice
 
 _COMPACT: Mapping[str, Any] = {"system_prompt": "", "feedback": "short", "search_style": "plain", "top_k": 1}
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from agent_r1_gym.datasets import load_mixture
 from agent_r1_gym.datasets.base import QADataset
-from agent_r1_gym.datasets.formats import canonical_name
+from agent_r1_gym.datasets.load import load_mixture
+from agent_r1_gym.datasets.official.formats import canonical_name
 from agent_r1_gym.envs.multihop_qa import MultiHopQAEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.scoring import SCORERS

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from agent_r1_gym.core import ToolEnv
-from agent_r1_gym.datasets import load_dataset
 from agent_r1_gym.datasets.base import QADataset, Question
+from agent_r1_gym.datasets.load import load_dataset
 from agent_r1_gym.errors import ConfigurationError, DatasetError
-from agent_r1_gym.options import check_choice
-from agent_r1_gym.retrieval import make_retriever
 from agent_r1_gym.retrieval.base import Hit, Retriever
+from agent_r1_gym.retrieval.make import make_retriever
+from agent_r1_gym.support.checks import check_choice
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.tools.search import SearchTool
 from agent_r1_gym.types import Passage, Task

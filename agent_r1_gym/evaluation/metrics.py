@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.evaluation.base import Job
-from agent_r1_gym.evaluation.runs import Row, RunFolder
+from agent_r1_gym.evaluation.run_folder import Row, RunFolder
 from agent_r1_gym.evaluation.statistics import bootstrap, majority_at_k, mcnemar_test, paired_bootstrap, pass_at_k
+from agent_r1_gym.play.jobs import Job
+from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.scoring import AnswerScorer, normalize_answer, sub_exact_match
-from agent_r1_gym.trajectory import Trajectory
 from agent_r1_gym.types import Task
 
 METRICS = (

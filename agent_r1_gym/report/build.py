@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_r1_gym.errors import DatasetError
-from agent_r1_gym.report.evaluated import evaluation_items, evaluation_parts, is_evaluation_run, read_evaluation_runs
+from agent_r1_gym.report.evaluation import evaluation_items, evaluation_parts, is_evaluation_run, read_evaluation_runs
 from agent_r1_gym.report.page import heading, write_page
 from agent_r1_gym.report.training import TrainingRun, read_training_run, training_items, training_parts
 from agent_r1_gym.report.viewer import viewer

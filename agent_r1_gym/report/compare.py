@@ -10,9 +10,9 @@ from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.metrics import compare_runs
-from agent_r1_gym.evaluation.runs import RunFolder
+from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.report.episodes import answered, episode_side, outcome_of, question_of, troubles
-from agent_r1_gym.report.evaluated import EvaluationRun, fact, read_evaluation_runs
+from agent_r1_gym.report.evaluation import EvaluationRun, fact, read_evaluation_runs
 from agent_r1_gym.report.packing import Item
 from agent_r1_gym.report.page import Cell, Html, interval, paragraph, table, write_page
 from agent_r1_gym.report.viewer import viewer

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1_gym.errors import DatasetError
+from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.report.packing import Block, Item, Side, Tokens
 from agent_r1_gym.report.page import write_page
 from agent_r1_gym.report.viewer import viewer
 from agent_r1_gym.scoring import exact_match
-from agent_r1_gym.trajectory import Trajectory
 
 Row = Mapping[str, Any]
 _MARKS = {"right": "✓", "wrong": "✗", "unscored": "·", "lost": "!"}
@@ -134,7 +134,7 @@ def lost_item(row: Row, **facets: str) -> Item:
 
 
 def read_token_traces(path: Path) -> list[Row]:
-    """Returns the rows of a file that `trainers.traces` wrote.
+    """Returns the rows of a file that `trainers.running.traces` wrote.
 
     Raises:
         DatasetError: a line is no such row.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1_gym.storage import atomic_file
+from agent_r1_gym.support.files import atomic_file
 
 _FOLDER = Path(__file__).parent
 _PAGE = """<!doctype html>

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from agent_r1_gym import storage
 from agent_r1_gym.errors import DatasetError
+from agent_r1_gym.support import files
 from agent_r1_gym.types import Passage
 
 _SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz")
@@ -97,7 +97,7 @@ def write_corpus(passages: Iterable[Passage], path: str | Path) -> int:
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
         raise DatasetError(f"A corpus is written as .jsonl or .jsonl.gz, got {path}.")
     count = 0
-    with storage.atomic_file(path) as temporary, _open(temporary, "wt", path.name.endswith(".gz")) as file:
+    with files.atomic_file(path) as temporary, _open(temporary, "wt", path.name.endswith(".gz")) as file:
         for passage in passages:
             row: dict[str, Any] = {"id": passage.id, "title": passage.title, "text": passage.text}
             if passage.sentence_ends:

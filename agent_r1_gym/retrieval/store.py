@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from agent_r1_gym import storage
 from agent_r1_gym.errors import RetrievalError, RetrievalTimeout
+from agent_r1_gym.support import files
 from agent_r1_gym.types import Passage
 
 _MANIFEST = "manifest.json"
@@ -56,7 +56,7 @@ def writing(directory: Path) -> Iterator[None]:
         RetrievalTimeout: another process has been writing it for too long.
     """
     try:
-        with storage.locked(directory, timeout=_LONGEST_BUILD):
+        with files.locked(directory, timeout=_LONGEST_BUILD):
             yield
     except TimeoutError as error:
         raise RetrievalTimeout(str(error)) from error
@@ -69,7 +69,7 @@ def writing(directory: Path) -> Iterator[None]:
 
 def write_index(directory: Path, build: Callable[[Path], object]) -> None:
     """Has `build` fill a new folder, seals it with a manifest, and puts it in the place of `directory`."""
-    with storage.atomic_directory(directory) as temporary:
+    with files.atomic_directory(directory) as temporary:
         build(temporary)
         sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
         (temporary / _MANIFEST).write_text(json.dumps(sizes))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from agent_r1_gym.errors import AgentR1Error, ConfigurationError, RetrievalError, suggest
-from agent_r1_gym.options import check_integer
 from agent_r1_gym.retrieval.base import Hit, Retriever, check_k
+from agent_r1_gym.support.checks import check_integer
 from agent_r1_gym.tool import Arguments, Tool
 from agent_r1_gym.types import ToolOutcome
 

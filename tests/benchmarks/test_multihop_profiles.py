@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1_gym.evaluation.runs import RunFolder
-from benchmarks import multihop_qa
-from benchmarks.multihop_at_scale import collect
-from benchmarks.multihop_dryrun import SUBSTITUTIONS, Command, check_words, dry_run, report, stand_in
-from benchmarks.multihop_paper import NO_COMMAND, TEST_SETS, TRAINING, batch_sizes, commands, script, trained
-from benchmarks.multihop_settings import METHODS, PROFILES, WarmStart
-from trainers.options import read_options
-from trainers.warmstart import warm_start
+from agent_r1_gym.evaluation.run_folder import RunFolder
+from benchmarks.multihop_qa import run as multihop_qa
+from benchmarks.multihop_qa.at_scale import collect
+from benchmarks.multihop_qa.dry_run import SUBSTITUTIONS, Command, check_words, dry_run, report, stand_in
+from benchmarks.multihop_qa.paper import NO_COMMAND, TEST_SETS, TRAINING, batch_sizes, commands, script, trained
+from benchmarks.multihop_qa.settings import METHODS, PROFILES, WarmStart
+from trainers.running.command_line import read_options
+from trainers.toy.warm_start import warm_start
 
 EVERY = commands(list(METHODS), [0, 1])
 
@@ -100,7 +100,7 @@ def test_a_method_runs_from_data_to_table(tmp_path: Path, capsys: pytest.Capture
 def test_a_command_that_fails_is_shown_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Command("evaluation", "no such policy", ("agent-r1", "eval", "HotpotQA", "--policy", "nowhere"))
     fine = Command("data", "musique", ("agent-r1", "prepare", "musique", "--index", "none"))
-    monkeypatch.setattr("benchmarks.multihop_dryrun.commands", lambda *_: [broken, fine])
+    monkeypatch.setattr("benchmarks.multihop_qa.dry_run.commands", lambda *_: [broken, fine])
     outcomes = dry_run([], [], folder=tmp_path)
     assert [outcome.status for outcome in outcomes] == ["FAILED", "ran"]
     assert "nowhere" in report(outcomes)

@@ -8,8 +8,9 @@ import json
 import pytest
 
 from agent_r1_gym.errors import ConfigurationError
-from benchmarks import scaling, scaling_check
-from benchmarks.scaling_model import (
+from benchmarks.scaling import check as scaling_check
+from benchmarks.scaling import run as scaling
+from benchmarks.scaling.model import (
     Job,
     Machine,
     Work,
@@ -21,9 +22,9 @@ from benchmarks.scaling_model import (
     step_work,
     update_work,
 )
-from benchmarks.scaling_settings import GPUS, HIGH, LOW, MOST_SLOTS
-from benchmarks.trainer_settings import Lengths
-from trainers.memory import ModelShape, Setup
+from benchmarks.scaling.settings import GPUS, HIGH, LOW, MOST_SLOTS
+from benchmarks.trainer_speed.settings import Lengths
+from trainers.running.memory import ModelShape, Setup
 
 SHAPE = ModelShape(1, 2, 1, 1, 2, 3, 5, qkv_bias=False)
 SETUP = Setup(weight_bytes=4, compute_bytes=4, slots=2, length=12, micro_batch=2, reference=False, checkpointing=False)
@@ -234,11 +235,11 @@ def test_a_step_of_full_demonstrations_has_the_turns_of_its_questions():
 
 def test_the_check_reads_measured_steps_and_trainings(measured, tmp_path, capsys):
     pytest.importorskip("trl", reason="the train extra")
-    folder = tmp_path / "multihop_qa" / "cpu"
+    folder = tmp_path / "multihop_qa" / "results" / "cpu"
     folder.mkdir(parents=True)
     for name in ("grpo-0", "ppo-3", "base-0"):  # the last is no training
         (folder / f"{name}.json").write_text(json.dumps({"training_cpu_seconds": 100.0, "curve": [0.0] * 60}))
-    assert scaling.main(["--calibration", str(measured), "check", "--results", str(tmp_path)]) == 0
+    assert scaling.main(["--calibration", str(measured), "check", "--benchmarks", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "trainer_speed (CPU time, another day): nothing measured yet" in text
     grpo, ppo = (

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from agent_r1_gym.types import Message
-from benchmarks import trainer_speed
-from benchmarks.scripted import force, make_model, write_script
-from benchmarks.systems import WrongEpisodeError
-from benchmarks.trainer_settings import COMPACT, CUDA, FULL, TARGETS, Lengths, Settings
-from benchmarks.trainer_systems import Agent, EnvironmentFactory, exact_match
-from trainers.engines import SamplingOptions, SlotEngine
-from trainers.templates import ChatTokens
+from benchmarks.env_speed.systems import WrongEpisodeError
+from benchmarks.trainer_speed import run as trainer_speed
+from benchmarks.trainer_speed.scripted import force, make_model, write_script
+from benchmarks.trainer_speed.settings import COMPACT, CUDA, FULL, TARGETS, Lengths, Settings
+from benchmarks.trainer_speed.systems import Agent, EnvironmentFactory, exact_match
+from trainers.engines.templates import ChatTokens
+from trainers.engines.turns import SamplingOptions, SlotEngine
 
 SHORT = Lengths("short", question=3, thought=2, query=2, passage=4)
 TINY = Settings(rounds=1, lengths=(SHORT,), turns=2, prompts=2, num_generations=2)
@@ -64,7 +64,7 @@ def test_uneven_episodes_differ_in_the_length_of_every_turn():
 
 
 def test_episodes_that_cannot_be_told_apart_are_refused(monkeypatch):
-    monkeypatch.setattr("benchmarks.scripted._WORDS", ("baker", "miner", "novel", "paper", "sailor"))
+    monkeypatch.setattr("benchmarks.trainer_speed.scripted._WORDS", ("baker", "miner", "novel", "paper", "sailor"))
     with pytest.raises(ValueError, match="told apart"):
         write_script(dataclasses.replace(TINY, prompts=64), UNEVEN, turns=3)
 

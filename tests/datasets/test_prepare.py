@@ -5,12 +5,13 @@ import multiprocessing
 
 import pytest
 
-from agent_r1_gym import storage
-from agent_r1_gym.datasets import hub, load_dataset, prepared_folder
+from agent_r1_gym.datasets.load import load_dataset, prepared_folder
+from agent_r1_gym.datasets.official import hub
 from agent_r1_gym.datasets.prepare import prepare
 from agent_r1_gym.errors import ConfigurationError, DatasetError
-from tests.datasets.examples import HOTPOTQA_ROW, MUSIQUE_ROW, TWOWIKI_ROW, changed, write_json, write_jsonl
-from tests.shared_data import shared_file
+from agent_r1_gym.support import files
+from tests.kit.examples import HOTPOTQA_ROW, MUSIQUE_ROW, TWOWIKI_ROW, changed, write_json, write_jsonl
+from tests.kit.shared_data import shared_file
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,7 @@ def test_local_official_files_become_what_auto_serves(tmp_path):
     write_json(source / "hotpot_dev_distractor_v1.json", [changed(HOTPOTQA_ROW, _id="dev", answer="Zürich")])
     paths = prepare("hotpotqa", source=source, progress=False)
     assert [path.name for path in paths] == ["train.jsonl", "validation.jsonl"]
-    assert all(path.parent == prepared_folder("hotpotqa") == storage.home() / "datasets" / "hotpotqa" for path in paths)
+    assert all(path.parent == prepared_folder("hotpotqa") == files.home() / "datasets" / "hotpotqa" for path in paths)
     assert json.loads(paths[0].read_text(encoding="utf-8")) == HOTPOTQA_ROW
     assert load_dataset("hotpotqa")[0].answers == ("Marnby",)
     assert load_dataset("hotpotqa", split="validation")[0].answers == ("Zürich",)
@@ -183,7 +184,7 @@ def test_a_file_whose_name_says_no_split_needs_one(tmp_path):
     with pytest.raises(DatasetError, match="There is no file or folder"):
         prepare("hotpotqa", source=tmp_path / "absent.json", splits=["dev"], progress=False)
     with pytest.raises(DatasetError, match="holds no known split"):
-        prepare("hotpotqa", source=storage.home(), progress=False)
+        prepare("hotpotqa", source=files.home(), progress=False)
 
 
 def _prepare(source):

@@ -11,16 +11,16 @@ from collections import Counter
 
 import pytest
 
-from agent_r1_gym import datasets
-from agent_r1_gym.datasets import SampleDataWarning, load_dataset, prepared_folder
+from agent_r1_gym.datasets import load
+from agent_r1_gym.datasets.load import SampleDataWarning, load_dataset, prepared_folder
 from agent_r1_gym.errors import ConfigurationError, DatasetError, MissingDependencyError
-from tests.datasets.examples import HOTPOTQA_ROW, MUSIQUE_ROW, TWOWIKI_ROW, changed, write_json, write_jsonl
+from tests.kit.examples import HOTPOTQA_ROW, MUSIQUE_ROW, TWOWIKI_ROW, changed, write_json, write_jsonl
 
 
 @pytest.fixture(autouse=True)
 def fresh_home(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(datasets, "_warned", set())
+    monkeypatch.setattr(load, "_warned", set())
 
 
 def write_hub_folder(folder, rows, *, split):
@@ -249,7 +249,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
 
 def test_importing_and_sampling_stays_light(tmp_path):
     code = (
-        "import sys; from agent_r1_gym.datasets import load_dataset; load_dataset('musique', 'sample')[0];"
+        "import sys; from agent_r1_gym.datasets.load import load_dataset; load_dataset('musique', 'sample')[0];"
         "print(sorted({'datasets', 'torch', 'tqdm', 'filelock', 'pyarrow'} & set(sys.modules)))"
     )
     environment = {**os.environ, "AGENT_R1_HOME": str(tmp_path)}

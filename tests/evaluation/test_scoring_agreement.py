@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from agent_r1_gym.datasets import load_dataset
-from agent_r1_gym.evaluation.base import Job
+from agent_r1_gym.datasets.load import load_dataset
 from agent_r1_gym.evaluation.metrics import episode_row
+from agent_r1_gym.play.jobs import Job
+from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.scoring import SCORERS
-from agent_r1_gym.trajectory import Trajectory
-from tests.shared_data import shared_file
+from tests.kit.shared_data import shared_file
 from tests.test_scoring import official_hotpot, official_musique, official_normalize
 
 PERTURBATIONS = (

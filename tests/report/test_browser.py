@@ -10,8 +10,8 @@ import pytest
 from agent_r1_gym.report.episodes import episode_item, token_item
 from agent_r1_gym.report.page import paragraph, table, write_page
 from agent_r1_gym.report.viewer import viewer
-from tests.report.browser import CHROMIUM, Browser, browser
-from tests.report.synthetic import episodes, token_row
+from tests.kit.browser import CHROMIUM, Browser, browser
+from tests.kit.synthetic import episodes, token_row
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium on the PATH: the viewer is not tried in a browser"

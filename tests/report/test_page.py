@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from agent_r1_gym.play.record import Trajectory, Turn
 from agent_r1_gym.report.episodes import episode_item, lost_item, token_item, trajectory_item, write_html
 from agent_r1_gym.report.packing import Block, Item, Side, pack
 from agent_r1_gym.report.page import Html, interval, paragraph, table, write_page
 from agent_r1_gym.report.viewer import viewer
-from agent_r1_gym.trajectory import Trajectory, Turn
 from agent_r1_gym.types import Message
-from tests.report.reading import Tags, chunks, sides
-from tests.report.synthetic import episodes, token_row
+from tests.kit.reading import Tags, chunks, sides
+from tests.kit.synthetic import episodes, token_row
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028\ud800"
 

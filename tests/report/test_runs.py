@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from agent_r1_gym.cli import main
+from agent_r1_gym.cli.main import main
 from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.report.build import write_report
 from agent_r1_gym.report.compare import CLASSES, compare
 from agent_r1_gym.report.training import curve_over_seeds, read_training_run, seedless
-from tests.report.reading import chunks, sides
-from tests.report.synthetic import episodes, token_row, write_run
+from tests.kit.reading import chunks, sides
+from tests.kit.synthetic import episodes, token_row, write_run
 
 LOST = {"task_id": "task-99", "task_index": 99, "sample": 0, "error": "unavailable: search", "tries": 2}
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent_r1_gym.retrieval.corpus import read_corpus
 from agent_r1_gym.types import Passage
-from tests.shared_data import shared_file
+from tests.kit.shared_data import shared_file
 
 
 class RealCorpus(NamedTuple):

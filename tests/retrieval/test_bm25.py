@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.retrieval.bm25 import BM25Retriever, analyse
 from agent_r1_gym.types import Passage
-from tests.retrieval.queries import BAD_QUERIES
+from tests.kit.queries import BAD_QUERIES
 
 
 def _ids(hits):

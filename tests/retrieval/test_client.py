@@ -15,8 +15,8 @@ from agent_r1_gym.retrieval.base import Hit, Retriever
 from agent_r1_gym.retrieval.client import CircuitBreaker, HTTPRetriever
 from agent_r1_gym.retrieval.wire import encode_answer
 from agent_r1_gym.types import Passage
-from tests.retrieval.queries import BAD_QUERIES
-from tests.retrieval.serving import served
+from tests.kit.queries import BAD_QUERIES
+from tests.kit.serving import served
 
 HIT = Hit(Passage("a", "T", "x"), 1.5)
 Behaviour = Callable[[socket.socket, bytes], None]

@@ -13,7 +13,7 @@ import pytest
 from agent_r1_gym.errors import ConfigurationError, RetrievalError
 from agent_r1_gym.retrieval.dense import DenseRetriever, SentenceEncoder
 from agent_r1_gym.types import Passage
-from tests.retrieval.queries import BAD_QUERIES
+from tests.kit.queries import BAD_QUERIES
 
 pytest.importorskip("faiss", reason='faiss is not installed (pip install "agent-r1-gym[dense]")')
 

@@ -7,12 +7,13 @@ import threading
 
 import pytest
 
-from agent_r1_gym import retrieval, storage
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.retrieval import make_retriever
+from agent_r1_gym.retrieval import make
 from agent_r1_gym.retrieval.bm25 import BM25Retriever
 from agent_r1_gym.retrieval.client import HTTPRetriever
 from agent_r1_gym.retrieval.fusion import FusionRetriever
+from agent_r1_gym.retrieval.make import make_retriever
+from agent_r1_gym.support import files
 
 
 @pytest.fixture
@@ -42,11 +43,11 @@ def test_a_retriever_is_returned_as_it_is(source, passages, calls):
 
 def test_small_corpora_stay_in_memory(source):
     assert make_retriever("bm25", passages=source, fingerprint="f").search("Lothair")[0].passage.id == "b"
-    assert not storage.home().exists()
+    assert not files.home().exists()
 
 
 def test_large_corpora_are_cached_on_disk(source, calls, monkeypatch):
-    monkeypatch.setattr(retrieval, "_IN_MEMORY", 3)
+    monkeypatch.setattr(make, "_IN_MEMORY", 3)
     for _ in range(2):
         retriever = make_retriever("bm25", passages=source, fingerprint="f")
         assert retriever.search("Lothair")[0].passage.id == "b"
@@ -54,7 +55,7 @@ def test_large_corpora_are_cached_on_disk(source, calls, monkeypatch):
         del retriever
         gc.collect()
     assert len(calls) == calls_so_far == 2  # Once to see how many there are, once to index them.
-    assert [path.name for path in (storage.home() / "indexes").iterdir() if path.is_dir()]
+    assert [path.name for path in (files.home() / "indexes").iterdir() if path.is_dir()]
 
 
 def test_equal_specs_are_one_shared_object_while_it_lives(source, calls):

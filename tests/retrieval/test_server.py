@@ -18,8 +18,8 @@ from agent_r1_gym.retrieval.bm25 import BM25Retriever
 from agent_r1_gym.retrieval.client import HTTPRetriever
 from agent_r1_gym.retrieval.server import serve
 from agent_r1_gym.types import Passage
-from tests.retrieval.queries import BAD_QUERIES
-from tests.retrieval.serving import served
+from tests.kit.queries import BAD_QUERIES
+from tests.kit.serving import served
 
 pytest.importorskip("fastapi", reason="fastapi is not installed")
 

@@ -10,7 +10,7 @@ import pytest
 _MISSING = [name for name in ("torch", "transformers", "trl", "peft", "datasets") if not importlib.util.find_spec(name)]
 
 if _MISSING:
-    collect_ignore_glob = ["test_*.py"]
+    collect_ignore_glob = ["*test_*.py"]
 
 
 def pytest_report_header() -> str | None:
@@ -20,7 +20,7 @@ def pytest_report_header() -> str | None:
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh tiny model with its tokenizer, on disk; not to be written to."""
-    from trainers.tiny import build_model, build_tokenizer
+    from trainers.toy.model import build_model, build_tokenizer
 
     folder = tmp_path_factory.mktemp("model")
     tokenizer = build_tokenizer()

@@ -10,9 +10,9 @@ import pytest
 from trl import TrlParser
 
 from agent_r1_gym.errors import ConfigurationError
-from tests.trainers.bandit import make_args
-from trainers.advantages import ESTIMATORS, check_options
-from trainers.batch import credit_options
+from tests.kit.bandit import make_args
+from trainers.algorithms.advantages import ESTIMATORS, check_options
+from trainers.algorithms.batch import credit_options
 from trainers.config import ALGORITHMS, AgentConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

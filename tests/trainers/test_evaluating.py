@@ -11,11 +11,11 @@ import pytest
 from torch.testing import assert_close
 
 from agent_r1_gym.errors import ConfigurationError
-from tests.trainers.killed_runs import timeless
-from tests.trainers.test_rollout import EchoEnv
+from tests.kit.killed_runs import timeless
+from tests.kit.tiny_model import make_model
+from tests.trainers.engines.test_collect import EchoEnv
 from tests.trainers.test_train import COMPACT, config
-from tests.trainers.tiny_model import make_model
-from trainers.tiny import build_model, build_tokenizer
+from trainers.toy.model import build_model, build_tokenizer
 from trainers.train import build_trainer, dataset_of, eval_dataset_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")

@@ -40,7 +40,7 @@ def test_two_processes_train_and_resume_with_sharded_weights(form: str, model_fo
     config = (ROOT / "trainers" / "launch" / "fsdp2.yaml").read_text(encoding="utf-8")
     (tmp_path / "fsdp2.yaml").write_text(config.replace("FULL_STATE_DICT", form), encoding="utf-8")
     launch = ["--config_file", str(tmp_path / "fsdp2.yaml"), "--num_processes", "2"]
-    launch += ["--mixed_precision", "no", "--main_process_port", "0", str(Path(__file__).with_name("cpu_launch.py"))]
+    launch += ["--mixed_precision", "no", "--main_process_port", "0", str(ROOT / "tests" / "kit" / "cpu_launch.py")]
     options = {
         **{"env": "AgentR1/FictionQA-v0", "env_kwargs": json.dumps(COMPACT), "algorithm": "ppo", "max_steps": 3},
         **{"model_name_or_path": model_folder, "num_generations": 2, "num_iterations": 2, "learning_rate": 1e-3},

@@ -11,10 +11,10 @@ import gymnasium as gym
 import pytest
 from transformers import TrainerCallback
 
-from tests.trainers.test_rollout import EchoEnv
+from tests.kit.tiny_model import make_model
+from tests.trainers.engines.test_collect import EchoEnv
 from tests.trainers.test_train import config
-from tests.trainers.tiny_model import make_model
-from trainers.tiny import build_tokenizer
+from trainers.toy.model import build_tokenizer
 from trainers.train import build_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")

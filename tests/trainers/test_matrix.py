@@ -9,8 +9,8 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from tests.trainers.bandit import make_args, make_rows, play
-from tests.trainers.tiny_model import make_model, make_tokenizer
+from tests.kit.bandit import make_args, make_rows, play
+from tests.kit.tiny_model import make_model, make_tokenizer
 from trainers.config import ALGORITHMS
 from trainers.trainer import AgentTrainer
 

@@ -21,11 +21,11 @@ from transformers.integrations import integration_utils
 from trl import ModelConfig
 
 from agent_r1_gym.errors import ConfigurationError
-from tests.trainers.bandit import make_trainer
-from tests.trainers.fixed import give, make_trajectory, multi_turn_batch
+from tests.kit.bandit import make_trainer
+from tests.kit.fixed import give, make_trajectory, multi_turn_batch
 from tests.trainers.test_train import COMPACT, config
-from trainers.preflight import check_packages
-from trainers.tiny import build_model, build_tokenizer
+from trainers.running.preflight import check_packages
+from trainers.toy.model import build_model, build_tokenizer
 from trainers.train import build_trainer
 
 ROOT = Path(__file__).parents[2]

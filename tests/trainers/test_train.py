@@ -17,9 +17,9 @@ from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.types import Message
 from agent_r1_gym.wrappers import ContextWindow
-from tests.trainers.test_rollout import EchoEnv
+from tests.trainers.engines.test_collect import EchoEnv
 from trainers.config import AgentConfig
-from trainers.tiny import build_model, build_tokenizer
+from trainers.toy.model import build_model, build_tokenizer
 from trainers.train import build_trainer, collector_of, env_maker, main
 
 COMPACT = {"style": "compact", "entities": 200, "questions": 40}

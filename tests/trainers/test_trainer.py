@@ -18,12 +18,13 @@ from transformers import Qwen3ForCausalLM
 from trl import GRPOTrainer
 
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.trajectory import TokenTrajectory
-from tests.trainers.bandit import make_args, make_rows, make_trainer, play
-from tests.trainers.fixed import by_row, give, gradients, make_trajectory, multi_turn_batch, one_turn_batch
-from tests.trainers.tiny_model import make_model, make_tokenizer
+from agent_r1_gym.play.record import TokenTrajectory
+from tests.kit.bandit import make_args, make_rows, make_trainer, play
+from tests.kit.fixed import by_row, give, gradients, make_trajectory, multi_turn_batch, one_turn_batch
+from tests.kit.tiny_model import make_model, make_tokenizer
 from trainers.trainer import AgentTrainer
 
+ROOT = Path(__file__).parents[2]
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 PAPERS = ("grpo", "rloo", "reinforce++", "reinforce++-baseline", "ppo")
 
@@ -400,8 +401,8 @@ class TestResume:
 
 
 def test_two_processes_give_the_update_of_one(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("two_processes.py")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])}
+    script = ROOT / "tests" / "kit" / "two_processes.py"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     subprocess.run([*launch, str(script), str(tmp_path)], env=environment, check=True, timeout=240)
     for algorithm in ("grpo", "ppo"):

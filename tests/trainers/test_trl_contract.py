@@ -12,9 +12,9 @@ import transformers
 import trl
 from torch.testing import assert_close
 
-from tests.trainers.bandit import make_args, make_rows
-from tests.trainers.fixed import gradients, one_turn_batch
-from tests.trainers.tiny_model import make_model, make_tokenizer
+from tests.kit.bandit import make_args, make_rows
+from tests.kit.fixed import gradients, one_turn_batch
+from tests.kit.tiny_model import make_model, make_tokenizer
 
 VERSIONS = f"trl {trl.__version__}, transformers {transformers.__version__}"
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")

@@ -1,0 +1,103 @@
+"""What several subcommands share: options that become environments, and plain output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.support.terminal import note
+
+ENV_HELP = (
+    "environment id, such as AgentR1/HotpotQA-v0 or just HotpotQA; one of your own as MODULE:ID, such as "
+    "my_env:Mine/Product-v0, which imports the module that registers it"
+)
+
+
+def add_env_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the environment id and the options that choose what it serves."""
+    parser.add_argument("env", metavar="ENV", help=ENV_HELP)
+    parser.add_argument("--dataset", help="'auto', 'sample', 'hub' or a path (default: the environment's)")
+    parser.add_argument("--split", help="part of the data set (default: the environment's)")
+    parser.add_argument("--setting", choices=["open", "distractor"], help="what is searched (default: open)")
+    parser.add_argument("--retriever", help="bm25, lucene[:INDEX], dense:DIR, rrf:A,B or http://HOST:PORT")
+    parser.add_argument("--max-turns", type=int, help="model turns per episode (default: 5)")
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any further option of the environment, VALUE as JSON or plain text; may be repeated",
+    )
+
+
+def env_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the environment options that the command line gives.
+
+    Raises:
+        ConfigurationError: an `--option` is not NAME=VALUE.
+    """
+    named = {name: getattr(options, name) for name in ("dataset", "split", "setting", "retriever", "max_turns")}
+    found = {name: value for name, value in named.items() if value is not None}
+    for text in options.option:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigurationError(f"--option takes NAME=VALUE, got {text!r}.")
+        found[name.replace("-", "_")] = _json_or_text(value)
+    return found
+
+
+def first_tasks(available: Sequence[int], number: int) -> list[int]:
+    """Returns the first `number` of the available indices of tasks.
+
+    Raises:
+        ConfigurationError: fewer than one, or more than there are.
+    """
+    if not 1 <= number <= len(available):
+        raise ConfigurationError(f"-n must be between 1 and the number of tasks, {len(available)}; got {number}.")
+    return list(available[:number])
+
+
+def check_search(who: str, env: ToolEnv) -> None:
+    """Refuses an environment without a tool named "search" for `who` searches in it.
+
+    Raises:
+        ConfigurationError: the first task has no such tool.
+    """
+    names = [tool.name for tool in env.make_tools(env.tasks[0])]
+    if "search" not in names:
+        raise ConfigurationError(
+            f"{who} needs an environment with a tool named 'search'; {type(env).__name__} has {names}."
+        )
+
+
+def warn_of_lost(by_error: Mapping[str, int], place: Path, more: str) -> None:
+    """Warns of episodes that lost their backend: how many, of what, and where they are written."""
+    kinds = ", ".join(f"{number} x {kind}" for kind, number in by_error.items())
+    note(
+        f"WARNING: {sum(by_error.values())} episodes lost their backend and are NOT in the scores ({kinds}; {place}). "
+        f"{more}"
+    )
+
+
+def page_path(out: Path | None, name: str) -> Path:
+    """Returns where a page goes: `out`, or a new file in `runs`.
+
+    Raises:
+        ConfigurationError: `out` is a folder.
+    """
+    if out is not None and out.is_dir():
+        raise ConfigurationError(f"--out {out} is a folder; name the HTML file to write.")
+    return out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value

@@ -1,0 +1,37 @@
+"""`agent-r1 prepare NAME`: gets a data set once and indexes its passages."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from agent_r1_gym.datasets.load import load_dataset
+from agent_r1_gym.datasets.prepare import prepare
+from agent_r1_gym.retrieval.make import make_retriever
+from agent_r1_gym.support.terminal import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of this subcommand."""
+    parser.add_argument("name", metavar="NAME", help="hotpotqa, 2wiki or musique")
+    parser.add_argument("--source", type=Path, help="official file or folder to take instead of the hub's copy")
+    parser.add_argument("--hub-id", help="hub repository to take (default: the usual one)")
+    parser.add_argument("--split", action="append", help="only this split; may be repeated (default: all)")
+    parser.add_argument("--index", default="bm25", help="retriever to index for: bm25, lucene or none (default: bm25)")
+    parser.add_argument("--force", action="store_true", help="do it again though it is done")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the splits and the index below the package's home folder; what is done is skipped."""
+    paths = prepare(
+        options.name, splits=options.split, hub_id=options.hub_id, source=options.source, force=options.force
+    )
+    for path in paths:
+        say(f"prepared {path}")
+        if options.index != "none":
+            dataset = load_dataset(options.name, path)
+            make_retriever(options.index, passages=dataset.passages, fingerprint=dataset.fingerprint).search(
+                "warm up", 1
+            )
+            say(f"indexed {dataset.describe()} for {options.index}")
+    return 0

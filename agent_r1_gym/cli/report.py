@@ -1,0 +1,32 @@
+"""`agent-r1 report RUN [RUN ...]`: runs as one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from agent_r1_gym.cli.env_options import page_path
+from agent_r1_gym.report.build import write_report
+from agent_r1_gym.support.terminal import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of this subcommand."""
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        type=Path,
+        help="folder of `agent-r1 eval`, of `agent-r1 quickstart`, or of the trainer (its output_dir)",
+    )
+    parser.add_argument("--out", type=Path, help="the page (default: runs/report-....html)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the page."""
+    out = page_path(options.out, "report")
+    started = time.perf_counter()
+    size = write_report(options.runs, out)
+    say(f"{out}: {size / 1e6:.1f} MB, in {time.perf_counter() - started:.1f} s; open it in a browser")
+    return 0

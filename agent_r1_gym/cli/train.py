@@ -1,0 +1,28 @@
+"""Subcommands that belong to the trainer, a package of its own: `agent-r1 train` is `python -m trainers.train`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from agent_r1_gym.support import plugins
+
+TRAINER_COMMANDS = ("quickstart", "train")
+"""Entry points of the group "agent_r1_gym.commands"; each has a parser of its own, which reads all that follows."""
+
+
+def run_trainer(command: str, words: Sequence[str]) -> int:
+    """Runs a subcommand of the trainer with the rest of the command line, in this process.
+
+    Raises:
+        MissingDependencyError: the train extra is not installed.
+    """
+    run = plugins.load(
+        "agent_r1_gym.commands",
+        command,
+        needs=("torch", "transformers", "trl"),
+        hint=f'`agent-r1 {command}` trains and needs more packages: pip install "agent-r1-gym[train]". Without them, '
+        "`agent-r1 rollout FictionQA --policy oracle` plays and scores episodes.",
+    )
+    sys.argv = [f"agent-r1 {command}", *words]
+    return int(run(words))

@@ -1,0 +1,217 @@
+"""Question data sets: one module each, and `load_dataset`, which finds what an argument names."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+
+from agent_r1_gym.datasets.base import Hop, QADataset, Question, SupportingFact
+from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.support import files
+
+__all__ = [
+    "Hop",
+    "QADataset",
+    "Question",
+    "SampleDataWarning",
+    "SupportingFact",
+    "load_dataset",
+    "load_mixture",
+    "prepared_folder",
+]
+
+FICTION = "fiction"
+"""The data set that is generated, not read."""
+
+_SOURCES = ("auto", "sample", "hub")
+_SAMPLE_ENTITIES = 600
+_SAMPLE_QUESTIONS = 200
+
+_shared: weakref.WeakValueDictionary[Hashable, QADataset] = weakref.WeakValueDictionary()
+_warned: set[str] = set()
+_lock = threading.RLock()
+
+
+class SampleDataWarning(UserWarning):
+    """The bundled fictional sample is served, because no real data was prepared on this machine."""
+
+
+def prepared_folder(name: str) -> Path:
+    """Returns the folder where `prepare` keeps the splits of a data set."""
+    return files.home() / "datasets" / name
+
+
+def load_dataset(
+    name: str,
+    dataset: str | os.PathLike[str] | QADataset = "auto",
+    *,
+    split: str | None = None,
+    hub_id: str | None = None,
+) -> QADataset:
+    """Returns a data set.
+
+    Equal arguments give the same object as long as somebody holds it, so that many envs share one.
+
+    Args:
+        name: "hotpotqa", "2wikimultihopqa" ("2wiki"), "musique" or "fiction".
+        dataset: what to serve:
+            "auto": data prepared earlier on this machine, else the sample with one `SampleDataWarning` a process;
+                never the network;
+            "sample": 200 questions of FictionQA (600 entities, seed 0) in a mix of types that resembles `name`;
+            "hub": the hub's copy;
+            a path: an official data file, or a folder that holds some;
+            a `QADataset`: itself.
+        split: "train", "validation" ("dev") or "test", for "fiction" also "ood"; None: what a file's name says, else
+            the first that there is.
+        hub_id: with "hub": "repository", "repository:configuration", or a local folder of parquet files; None: the
+            data set's usual copy.
+
+    Raises:
+        ConfigurationError: an argument has a wrong value.
+        DatasetError: the data is missing or malformed; the message names file, line or row, and field.
+        MissingDependencyError: "hub" was asked for and the library `datasets` is not installed.
+    """
+    from agent_r1_gym.datasets.official import formats
+
+    if hub_id is not None and dataset != "hub":
+        raise ConfigurationError(f"hub_id={hub_id!r} needs dataset='hub'; got dataset={dataset!r}")
+    if isinstance(dataset, QADataset):
+        return _as_given(dataset, split)
+    if name.lower() == FICTION:
+        return _fiction(dataset, split or "train")
+    name = formats.canonical_name(name)
+    wanted = None if split is None else formats.canonical_split(split)
+    if dataset == "auto":
+        return _prepared_or_sample(name, wanted)
+    if dataset == "sample":
+        return _sample(name, wanted or "train")
+    if dataset == "hub":
+        return _from_hub(name, hub_id or formats.format_of(name).HUB_ID, wanted or "train")
+    return _from_path(name, _as_path(dataset), wanted)
+
+
+def load_mixture(
+    sources: Mapping[str, str | os.PathLike[str]], *, split: str | None = None, questions: int | None = None
+) -> QADataset:
+    """Returns several data sets as one (`mixture.MixedQADataset`); equal arguments give the same object.
+
+    Args:
+        sources: short name of each data set to where it is taken from, see `load_dataset`.
+        split: see `load_dataset`.
+        questions: in all, equally many of each; None: all there are.
+
+    Raises:
+        ConfigurationError, DatasetError: see `load_dataset` and `MixedQADataset`.
+    """
+    from agent_r1_gym.datasets.mixture import MixedQADataset
+
+    parts = tuple(load_dataset(name, source, split=split) for name, source in sources.items())
+    return _share(("mixture", parts, questions), lambda: MixedQADataset(parts, questions=questions))
+
+
+def _as_given(dataset: QADataset, split: str | None) -> QADataset:
+    if split not in (None, dataset.split):
+        raise ConfigurationError(f"split={split!r} was asked for, but the given data set is {dataset.describe()}")
+    return dataset
+
+
+def _as_path(dataset: str | os.PathLike[str]) -> Path:
+    if not isinstance(dataset, str | os.PathLike):
+        raise ConfigurationError(f"expected dataset to be a word, a path or a QADataset; got {dataset!r}")
+    path = Path(dataset).expanduser()
+    is_word = path.name == dataset and not path.suffix  # "" too; a PathLike never equals a text
+    if is_word and not (dataset and path.exists()):
+        raise ConfigurationError(f"Unknown data set source {dataset!r}: no such path. {suggest(path.name, _SOURCES)}")
+    return path
+
+
+def _prepared_or_sample(name: str, split: str | None) -> QADataset:
+    from agent_r1_gym.datasets.official import files, formats
+
+    folder = prepared_folder(name)
+    if folder.is_dir() and files.find_splits(folder, name):
+        return _from_path(name, folder, split)
+    with _lock:
+        if name not in _warned:
+            _warned.add(name)
+            title, command = formats.format_of(name).TITLE, f"agent-r1 prepare {name}"
+            message = (
+                f"No {title} data was prepared on this machine: serving a small FICTIONAL sample instead. For the real "
+                f"data run `{command}` once, or pass dataset=PATH; dataset='sample' silences this warning."
+            )
+            warnings.warn(message, SampleDataWarning, stacklevel=4)
+    return _sample(name, split or "train")
+
+
+def _sample(name: str, split: str) -> QADataset:
+    from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
+    from agent_r1_gym.datasets.official import formats
+
+    def build() -> QADataset:
+        form = formats.format_of(name)
+        world = fiction_dataset(
+            entities=_SAMPLE_ENTITIES, questions=_SAMPLE_QUESTIONS, split=split, mix=dict(form.SAMPLE_MIX)
+        )
+        return QADataset(
+            tuple(world),  # made once and not on demand, for quick resets
+            name=f"{name}-sample",
+            split=split,
+            source=f"a bundled FICTIONAL sample in the shape of {form.TITLE} (not {form.TITLE} itself): {world.source}",
+            fingerprint=world.fingerprint,
+            corpus=tuple(world.passages()),
+        )
+
+    return _share(("sample", name, split), build)
+
+
+def _fiction(dataset: str | os.PathLike[str], split: str) -> QADataset:
+    from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
+
+    if dataset not in ("auto", "sample"):
+        raise ConfigurationError(
+            f"FictionQA is generated: expected dataset='auto', 'sample' or a data set made by fiction_dataset(...); "
+            f"got {dataset!r}"
+        )
+    return _share((FICTION, split), lambda: fiction_dataset(split=split))
+
+
+def _from_hub(name: str, hub_id: str, split: str) -> QADataset:
+    from agent_r1_gym.datasets.official import formats, hub
+
+    def build() -> QADataset:
+        rows = hub.hub_rows(name, hub_id=hub_id, split=split)
+        return formats.build_dataset(rows, name, split=split, source=f"the hub's {hub_id}")
+
+    return _share(("hub", name, hub_id, split), build)
+
+
+def _from_path(name: str, path: Path, split: str | None) -> QADataset:
+    from agent_r1_gym.datasets.official import files, formats
+
+    file, served = files.find_file(path, name, split=split)
+    aliases = formats.format_of(name).ALIASES_FILE
+    stamps = (_stamp(file), _stamp(file.with_name(aliases)) if aliases else None)
+
+    def build() -> QADataset:
+        return formats.build_dataset(files.read_rows(file, name), name, split=served, source=str(file))
+
+    return _share(("path", name, served, *stamps), build)
+
+
+def _stamp(path: Path) -> tuple[str, int, int] | None:
+    if not path.exists():
+        return None
+    status = path.stat()
+    return str(path.resolve()), status.st_mtime_ns, status.st_size
+
+
+def _share(key: Hashable, build: Callable[[], QADataset]) -> QADataset:
+    with _lock:
+        dataset = _shared.get(key)
+        if dataset is None:
+            dataset = _shared[key] = build()
+        return dataset

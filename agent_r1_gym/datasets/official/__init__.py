@@ -1,0 +1,1 @@
+"""Readers of the official files of HotpotQA, 2WikiMultihopQA and MuSiQue."""

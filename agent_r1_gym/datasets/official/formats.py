@@ -1,0 +1,146 @@
+"""The data sets that are read from files or from the hub, and the way from raw rows to a `QADataset`."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from agent_r1_gym.datasets.base import QADataset, Question
+from agent_r1_gym.errors import ConfigurationError, DatasetError, suggest
+
+if TYPE_CHECKING:
+    from agent_r1_gym.datasets.official.rows import PassagePool, Row
+
+MODULES: Mapping[str, str] = {"hotpotqa": "hotpotqa", "2wikimultihopqa": "twowiki", "musique": "musique"}
+"""Short name of each data set -> its module in this folder; a new data set is a module and a line here."""
+
+SPLITS = ("train", "validation", "test")
+"""The splits in the order in which one is chosen if none is asked for."""
+
+_SHORT_FORMS = {"2wiki": "2wikimultihopqa"}
+_SPLIT_WORDS = {"dev": "validation", "valid": "validation", "val": "validation"}
+_SPLIT_IN_NAME = re.compile(r"(?<![a-z])(train|validation|valid|val|dev|test)(?![a-z])")
+
+
+class Format(Protocol):
+    """What the module of a data set holds."""
+
+    TITLE: str
+    """Name for people."""
+    ENVIRONMENT: str
+    """Id of the environment that serves it."""
+    SIGNATURE: str
+    """A field that only its rows have."""
+    ALIASES_FILE: str | None
+    """Name of the file beside the data that lists other names of entities."""
+    FILES: Mapping[str, tuple[str, ...]]
+    """Official file names of each split, preferred first."""
+    HUB_ID: str
+    """Its copy on the hub: "repository" or "repository:configuration"."""
+    SAMPLE_MIX: Mapping[str, float]
+    """Question types of FictionQA that resemble it, with their weights."""
+
+    def official(self, data: Mapping[str, Any], aliases: Mapping[str, tuple[str, ...]], /) -> dict[str, Any]:
+        """Returns a row of any known copy in the official shape."""
+
+    def parse(self, row: Row, pool: PassagePool, /) -> Question | None:
+        """Returns the question of an official row, None if it is to be left out."""
+
+
+def canonical_name(name: str) -> str:
+    """Returns the short name of a data set that is read, whatever its case ("2wiki" is allowed too).
+
+    Raises:
+        ConfigurationError: there is no such data set.
+    """
+    canonical = _SHORT_FORMS.get(name.lower(), name.lower())
+    if canonical not in MODULES:
+        raise ConfigurationError(f"Unknown data set {name!r}. {suggest(name, [*MODULES, *_SHORT_FORMS])}")
+    return canonical
+
+
+def canonical_split(split: str) -> str:
+    """Returns "train", "validation" or "test"; "dev", "valid" and "val" mean "validation".
+
+    Raises:
+        ConfigurationError: there is no such split.
+    """
+    canonical = _SPLIT_WORDS.get(split, split)
+    if canonical not in SPLITS:
+        raise ConfigurationError(f"Unknown split {split!r}. {suggest(split, [*SPLITS, 'dev'])}")
+    return canonical
+
+
+def split_in_name(file_name: str) -> str | None:
+    """Returns the split that a file name speaks of ("hotpot_dev_distractor_v1.json": "validation"), else None."""
+    words = _SPLIT_IN_NAME.findall(file_name.lower())
+    return canonical_split(words[0]) if words else None
+
+
+def format_of(name: str) -> Format:
+    """Returns the module of the data set with this short name."""
+    return cast(Format, importlib.import_module(f"{__package__}.{MODULES[name]}"))
+
+
+def check_signature(row: Row, name: str) -> None:
+    """Refuses a row of another data set.
+
+    Raises:
+        DatasetError: the row lacks the mark of data set `name` and bears that of another one.
+    """
+    if format_of(name).SIGNATURE in row.data:
+        return
+    for other in map(format_of, MODULES.keys() - {name}):
+        if other.SIGNATURE in row.data:
+            raise DatasetError(
+                f"{row.where}: expected {format_of(name).TITLE}, but this looks like {other.TITLE} "
+                f"(it has the field {other.SIGNATURE!r}); use {other.ENVIRONMENT}"
+            )
+
+
+def parse_rows(rows: Iterable[Row], name: str, *, pool: Callable[[], PassagePool]) -> Iterator[tuple[Row, Question]]:
+    """Yields each row with its question; rows that the data set's reader leaves out are skipped.
+
+    Args:
+        rows: official rows.
+        name: short name of the data set.
+        pool: called for each row; returns the pool that makes its passages.
+
+    Raises:
+        DatasetError: a row is malformed, or an id occurs twice.
+    """
+    parse = format_of(name).parse
+    seen: set[str] = set()
+    for row in rows:
+        question = parse(row, pool())
+        if question is None:
+            continue
+        if question.id in seen:
+            raise DatasetError(f"{row.where}: the id {question.id!r} occurs a second time; expected unique ids")
+        seen.add(question.id)
+        yield row, question
+
+
+def build_dataset(rows: Iterable[Row], name: str, *, split: str, source: str) -> QADataset:
+    """Returns the data set that official rows make up.
+
+    Args:
+        rows: official rows.
+        name: short name of the data set.
+        split: label of the split.
+        source: where the rows come from, for people and error messages.
+
+    Raises:
+        DatasetError: a row is malformed, an id occurs twice, or there is no question at all.
+    """
+    from agent_r1_gym.datasets.official.rows import PassagePool
+
+    pool = PassagePool()
+    questions = tuple(question for _, question in parse_rows(rows, name, pool=lambda: pool))
+    if not questions:
+        raise DatasetError(f"{source} holds no question; expected at least one answerable {format_of(name).TITLE} row")
+    return QADataset(
+        questions, name=name, split=split, source=source, fingerprint=pool.fingerprint(), corpus=pool.passages()
+    )

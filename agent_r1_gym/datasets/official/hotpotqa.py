@@ -1,0 +1,94 @@
+"""HotpotQA: bridge and comparison questions over pairs of Wikipedia introductions (Yang et al. 2018, arXiv 1809.09600).
+
+Official format (distractor and fullwiki): one JSON array of objects with `_id`, `question`, `answer`,
+`supporting_facts` ([[title, sentence index]]), `context` ([[title, [sentences]]]), `type` and `level`; test files hide
+answer, facts, type and level. Licence of the data: CC BY-SA 4.0.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from agent_r1_gym.datasets.base import Question, SupportingFact
+from agent_r1_gym.types import Passage
+
+if TYPE_CHECKING:
+    from agent_r1_gym.datasets.official.rows import PassagePool, Row
+
+TITLE = "HotpotQA"
+ENVIRONMENT = "AgentR1/HotpotQA-v0"
+SIGNATURE = "level"
+ALIASES_FILE = None
+FILES: Mapping[str, tuple[str, ...]] = {
+    "train": ("hotpot_train_v1.1.json", "hotpot_train_v1.json"),
+    "validation": ("hotpot_dev_distractor_v1.json", "hotpot_dev_fullwiki_v1.json"),
+    "test": ("hotpot_test_fullwiki_v1.json",),
+}
+HUB_ID = "hotpotqa/hotpot_qa:distractor"
+SAMPLE_MIX: Mapping[str, float] = {"bridge": 0.8, "comparison": 0.2}
+
+FIELDS = frozenset({"_id", "question", "answer", "supporting_facts", "context", "type", "level"})
+TABLES: Mapping[str, tuple[str, ...]] = {"context": ("title", "sentences"), "supporting_facts": ("title", "sent_id")}
+
+
+def official(data: Mapping[str, Any], aliases: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Returns a row of any known copy in the official shape; HotpotQA has no `aliases`."""
+    from agent_r1_gym.datasets.official import rows
+
+    return rows.official(data, TABLES)
+
+
+def parse(row: Row, pool: PassagePool) -> Question:
+    """Returns the question of an official row.
+
+    Raises:
+        DatasetError: a field is missing or malformed.
+    """
+    facts = parse_supporting_facts(row)
+    return Question(
+        id=row.text("_id"),
+        prompt=row.text("question"),
+        answers=row.answers(),
+        metadata=row.others(FIELDS),
+        type=row.label("type"),
+        level=row.label("level"),
+        hops=len({fact.title for fact in facts}) or None,
+        supporting_facts=facts,
+        context=parse_context(row, pool),
+    )
+
+
+def parse_supporting_facts(row: Row) -> tuple[SupportingFact, ...]:
+    """Returns the gold sentences, () if they are hidden; some official ones point past the end of their passage."""
+    facts = row.data.get("supporting_facts")
+    if facts is None:
+        return ()
+    if not isinstance(facts, list) or not all(map(_is_fact, facts)):
+        raise row.error("supporting_facts", "a list of [title, sentence index] pairs")
+    return tuple(SupportingFact(sys.intern(title), sentence) for title, sentence in facts)
+
+
+def parse_context(row: Row, pool: PassagePool, *, separator: str = "") -> tuple[Passage, ...]:
+    """Returns the question's paragraphs; `separator` goes between sentences that do not bring their white space."""
+    paragraphs = row.data.get("context")
+    if not isinstance(paragraphs, list) or not all(map(_is_paragraph, paragraphs)):
+        raise row.error("context", "a list of [title, [sentences]] pairs")
+    return tuple(pool.passage(title, sentences, separator=separator) for title, sentences in paragraphs)
+
+
+def _is_fact(value: Any) -> bool:
+    match value:
+        case [str(), bool()]:
+            return False
+        case [str(), int(sentence)]:
+            return sentence >= 0
+    return False
+
+
+def _is_paragraph(value: Any) -> bool:
+    match value:
+        case [str(), [*sentences]]:
+            return all(isinstance(sentence, str) for sentence in sentences)
+    return False

@@ -1,0 +1,80 @@
+"""The hub's copies of the data sets, through the library `datasets` (imported when they are asked for)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent_r1_gym.errors import DatasetError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from agent_r1_gym.datasets.official.rows import Row
+
+
+def hub_rows(name: str, *, hub_id: str, split: str) -> Iterator[Row]:
+    """Yields the rows of a split in the official shape.
+
+    Args:
+        name: short name of the data set.
+        hub_id: "repository", "repository:configuration", or a local folder of parquet files whose names say their
+            split.
+        split: "train", "validation" or "test".
+
+    Raises:
+        MissingDependencyError: the library `datasets` is not installed.
+        DatasetError: the hub cannot be reached, or does not hold what is wanted.
+    """
+    from agent_r1_gym.datasets.official.formats import format_of
+    from agent_r1_gym.datasets.official.rows import Row
+
+    form = format_of(name)
+    table = _open_folder(Path(hub_id), split) if Path(hub_id).is_dir() else _open_repository(name, hub_id, split)
+    for number, data in enumerate(table):
+        yield Row(form.official(data, {}), f"{hub_id} ({split}), row {number}")
+
+
+def _open_folder(folder: Path, split: str) -> Iterable[Mapping[str, Any]]:
+    from agent_r1_gym.datasets.official.formats import split_in_name
+
+    load_dataset = _library().load_dataset
+    files = [str(file) for file in sorted(folder.glob("*.parquet")) if split_in_name(file.name) == split]
+    if not files:
+        held = ", ".join(sorted(file.name for file in folder.iterdir())[:10]) or "nothing"
+        raise DatasetError(
+            f"The folder {folder} holds no parquet file named after the split {split!r}; it holds {held}"
+        )
+    try:
+        # streaming: the files are here already, a second copy in the hub's cache would be waste
+        yield from load_dataset("parquet", data_files={split: files}, split=split, streaming=True)
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"The parquet files of {folder} cannot be read: {error}") from error
+
+
+def _open_repository(name: str, hub_id: str, split: str) -> Iterable[Mapping[str, Any]]:
+    from agent_r1_gym.datasets.official.formats import split_in_name
+
+    library = _library()
+    repository, _, configuration = hub_id.partition(":")
+    try:
+        offered = library.get_dataset_split_names(repository, configuration or None)
+        own_name = next((other for other in offered if split_in_name(other) == split), None)
+        if own_name is not None:
+            table: Iterable[Mapping[str, Any]] = library.load_dataset(repository, configuration or None, split=own_name)
+            return table
+    except Exception as error:  # the library lets through errors of several HTTP clients that share no base class
+        raise DatasetError(
+            f"{hub_id} could not be loaded from the hub ({type(error).__name__}: {error}). Without network: download "
+            f"the official files elsewhere, then run `agent-r1 prepare {name} --source FILE_OR_FOLDER`"
+        ) from error
+    raise DatasetError(f"{hub_id} has no split {split!r}; it has {', '.join(offered)}")
+
+
+def _library() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingDependencyError(
+            "The hub's data sets need the library `datasets`: pip install 'agent-r1-gym[train]'"
+        ) from error
+    return datasets

@@ -1,0 +1,378 @@
+"""Model text to calls, an answer, or mistakes: one parser class per format.
+
+Only a model's own turns are ever parsed. Parsers are total: any text gives a `ParsedTurn`, in time linear in its
+length. They mend nothing: what is malformed is reported, so that the environment can feed it back.
+"""
+
+from __future__ import annotations
+
+import abc
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.parsing.strict_json import decode
+from agent_r1_gym.text import encodable
+from agent_r1_gym.types import Message, ParsedTurn, ParseError, ToolCall
+
+_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+
+
+class Parser(abc.ABC):
+    """One format of model turns.
+
+    Attributes:
+        name: short name for `make_parser` and the environments' `parser` argument.
+    """
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def parse(self, text: str) -> ParsedTurn:
+        """Returns what `text` asks for. Never raises on a string."""
+
+    @abc.abstractmethod
+    def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Returns the part of a system prompt that teaches the format.
+
+        Args:
+            tools: one OpenAI-style function schema a tool (`Tool.schema`).
+        """
+
+    @abc.abstractmethod
+    def format_call(self, call: ToolCall) -> str:
+        """Returns text that `parse` understands as `call`."""
+
+    def format_answer(self, answer: str) -> str:
+        """Returns text that `parse` understands as the final answer."""
+        return f"<answer>{answer}</answer>"
+
+    def to_message(self, text: str, parsed: ParsedTurn) -> Message:
+        """Returns the model's turn as a message of the history."""
+        return Message("assistant", text)
+
+
+def visible_text(text: str) -> str:
+    """Returns `text` without its thinking: `<think>...</think>` blocks, and what precedes a lone `</think>`.
+
+    Some chat templates open the thinking block in the prompt, so that only its end is in the model's turn.
+    An unclosed `<think>` hides the rest of the turn.
+    """
+    start, end = text.find(_THINK_OPEN), text.find(_THINK_CLOSE)
+    if start == end == -1:
+        return text
+    if -1 < start < end and text.find(_THINK_OPEN, end) == -1:  # the usual turn: one thought
+        return f"{text[:start]} {text[end + len(_THINK_CLOSE) :]}"
+    position = 0
+    if end != -1 and (start == -1 or end < start):
+        position = end + len(_THINK_CLOSE)
+    kept = []
+    while (start := text.find(_THINK_OPEN, position)) != -1:
+        kept.append(text[position:start])
+        end = text.find(_THINK_CLOSE, start)
+        if end == -1:
+            break
+        position = end + len(_THINK_CLOSE)
+    else:
+        kept.append(text[position:])
+    return " ".join(kept)  # not "": pieces of a tag around a thought must not make one
+
+
+class TagParser(Parser):
+    """Shared machinery of formats that mark calls and the answer with a pair of tags each.
+
+    Subclasses set `call_tag` and say in `read_call` what stands between the call's tags.
+    """
+
+    call_tag: ClassVar[str]
+    _pattern: ClassVar[re.Pattern[str]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._pattern = re.compile(rf"<(/?)({cls.call_tag}|answer)>")
+
+    @abc.abstractmethod
+    def read_call(self, body: str) -> ToolCall | ParseError:
+        """Returns the call that the text between the call's tags stands for, or what is wrong with it."""
+
+    def parse(self, text: str) -> ParsedTurn:
+        """Returns calls and errors in order of appearance, or the one answer (see the base class)."""
+        visible = visible_text(text)
+        match self._pattern.split(visible, 3):
+            case [_, "", self.call_tag, body, "/", self.call_tag, _]:  # the usual turns: one call, or the answer
+                call = self.read_call(body)
+                return ParsedTurn((call,)) if isinstance(call, ToolCall) else ParsedTurn(errors=(call,))
+            case [_, "", "answer", body, "/", "answer", _]:
+                return _combine([], [body.strip()], [], text)
+        calls: list[ToolCall] = []
+        answers: list[str] = []
+        bodies, errors = _scan(self._pattern, visible)
+        for tag, body in bodies:
+            if tag == "answer":
+                answers.append(body.strip())
+                continue
+            call = self.read_call(body)
+            if isinstance(call, ToolCall):
+                calls.append(call)
+            else:
+                errors.append(call)
+        return _combine(calls, answers, errors, text)
+
+
+def _scan(pattern: re.Pattern[str], text: str) -> tuple[list[tuple[str, str]], list[ParseError]]:
+    """Returns what stands between each pair of tags, as (tag, body), and unpaired tags as errors."""
+    bodies: list[tuple[str, str]] = []
+    errors: list[ParseError] = []
+    position = 0
+    while match := pattern.search(text, position):
+        position = match.end()
+        closing, tag = match.groups()
+        if closing:
+            errors.append(ParseError("unopened_tag", f"</{tag}> closes a tag that was not opened."))
+            continue
+        end = text.find(f"</{tag}>", position)
+        if end == -1:
+            errors.append(ParseError("unclosed_tag", f"<{tag}> is not closed by </{tag}>."))
+            break
+        bodies.append((tag, text[position:end]))
+        if tag == "answer" and (inner := pattern.search(text, position, end)):
+            errors.append(_nested(inner.group(), inner.group(2)))
+        position = end + len(tag) + 3
+    return bodies, errors
+
+
+def _nested(written: str, tag: str) -> ParseError:
+    if tag == "answer":
+        return ParseError("unclosed_tag", f"<answer> is not closed before the next {written}.")
+    return ParseError("call_and_answer", f"The answer holds {written}; give either a call or the answer.")
+
+
+def _combine(calls: list[ToolCall], answers: list[str], errors: list[ParseError], text: str) -> ParsedTurn:
+    """Returns the parsed turn under the rules that hold for every format: one answer, and nothing beside it."""
+    if not answers:
+        if not calls and not errors:
+            errors.append(_no_action(text))
+        return ParsedTurn(tuple(calls), None, tuple(errors))
+    if calls:
+        message = "A turn must hold either tool calls or the final answer, not both; nothing was executed."
+        errors.append(ParseError("call_and_answer", message))
+    elif len(answers) > 1:
+        errors.append(ParseError("several_answers", f"Expected one answer, got {len(answers)}."))
+    elif not answers[0]:
+        errors.append(ParseError("empty_answer", "The answer is empty; write it between the tags."))
+    if errors:
+        return ParsedTurn((), None, tuple(errors))
+    return ParsedTurn((), encodable(answers[0]), ())
+
+
+def _no_action(text: str) -> ParseError:
+    if text.rfind(_THINK_OPEN) > text.rfind(_THINK_CLOSE):
+        return ParseError("unclosed_tag", "<think> hides what follows it; close it with </think>, then act.")
+    return ParseError("no_action", "The turn holds neither a tool call nor a final answer; give one of them.")
+
+
+_TAG_IN_JSON = re.compile(r"<(?=/?(?:tool_call|think)>)")
+_ESCAPED = r"\\u003c"
+
+
+class HermesParser(TagParser):
+    """Hermes / Nous / Qwen format, as Agent-R1 uses it; the default.
+
+    A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, the answer `<answer>...</answer>`. Text around
+    them is free; `<think>...</think>` is not parsed.
+    """
+
+    name = "hermes"
+    call_tag = "tool_call"
+
+    def read_call(self, body: str) -> ToolCall | ParseError:
+        """Returns the call that the JSON object `body` describes, or what is wrong with it."""
+        value = decode(body)
+        if isinstance(value, dict):
+            return _to_call(value)
+        if not body.strip():
+            return ParseError("empty_call", "The tool call is empty; expected a JSON object.")
+        if isinstance(value, ParseError):
+            return value
+        return ParseError("not_an_object", f"A tool call must be a JSON object, got {_json_type(value)}.")
+
+    def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Returns the tool list and both formats (see the base class)."""
+        signatures = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in tools)
+        return (
+            "You may call one or more of these functions, given as JSON:\n"
+            f"<tools>\n{signatures}\n</tools>\n"
+            "To call a function, write a JSON object with its name and arguments:\n"
+            '<tool_call>\n{"name": <function name>, "arguments": <arguments object>}\n</tool_call>\n'
+            "When you know the answer, write only it, as briefly as possible:\n<answer>your answer</answer>"
+        )
+
+    def format_call(self, call: ToolCall) -> str:
+        """Returns `call` between its tags (see the base class); tags inside its texts are escaped, as JSON allows."""
+        body = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
+        return f"<tool_call>\n{_TAG_IN_JSON.sub(_ESCAPED, body)}\n</tool_call>"
+
+
+class SearchR1Parser(TagParser):
+    """Search-R1 format (arXiv 2503.09516): `<search>query</search>` and `<answer>...</answer>`.
+
+    Args:
+        tool: the tool that `<search>` calls.
+        argument: the argument that takes the query.
+    """
+
+    name = "search-r1"
+    call_tag = "search"
+
+    def __init__(self, tool: str = "search", argument: str = "query") -> None:
+        self._tool = tool
+        self._argument = argument
+
+    def read_call(self, body: str) -> ToolCall | ParseError:
+        """Returns a search for the stripped `body`, or an error if that is empty."""
+        query = encodable(body.strip())
+        if not query:
+            return ParseError("empty_call", "The search query is empty; write it between the tags.")
+        return ToolCall(self._tool, {self._argument: query})
+
+    def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Returns both formats; the format has no place for tool schemas (see the base class)."""
+        return (
+            "If you lack some knowledge, search for it by <search>query</search>; the top results come back as the "
+            "next turn. You may search as often as you need. When you know the answer, write only it, as briefly as "
+            "possible: <answer>your answer</answer>"
+        )
+
+    def format_call(self, call: ToolCall) -> str:
+        """Returns the query between its tags.
+
+        Raises:
+            ConfigurationError: the format cannot express this call.
+        """
+        if call.name != self._tool or set(call.arguments) != {self._argument}:
+            raise ConfigurationError(
+                f"The search-r1 format can only call {self._tool}({self._argument}=...), got {call}; use 'hermes'."
+            )
+        query = str(call.arguments[self._argument])
+        text = f"<search>{query}</search>"
+        if self.parse(text).calls != (ToolCall(self._tool, {self._argument: query.strip()}),):
+            raise ConfigurationError(
+                f"The search-r1 format cannot express the query {query!r:.200}: empty, or with a tag."
+            )
+        return text
+
+
+class OpenAIParser(Parser):
+    """OpenAI-style structured tool calls: the action is an assistant message as JSON text.
+
+    `{"content": "...", "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "search",
+    "arguments": {"query": "..."}}}]}`; `arguments` may also be a JSON text, as endpoints send it. The final answer
+    is `<answer>...</answer>` in `content`. Text that does not start with "{" is taken as the content alone.
+    """
+
+    name = "openai"
+    _answer = re.compile(r"<(/?)(answer)>")
+
+    def parse(self, text: str) -> ParsedTurn:
+        """Returns the calls of `tool_calls` and the answer in `content` (see the base class)."""
+        message = self._message(text)
+        if isinstance(message, ParseError):
+            return ParsedTurn(errors=(message,))
+        calls: list[ToolCall] = []
+        errors: list[ParseError] = []
+        for entry in _entries(message.get("tool_calls"), errors):
+            call = self._read_entry(entry)
+            if isinstance(call, ToolCall):
+                calls.append(call)
+            else:
+                errors.append(call)
+        content = message.get("content")
+        if content is None:
+            content = ""
+        elif not isinstance(content, str):
+            errors.append(ParseError("not_an_object", f'"content" must be a text, got {_json_type(content)}.'))
+            content = ""
+        bodies, tag_errors = _scan(self._answer, visible_text(content))
+        answers = [body.strip() for _, body in bodies]
+        return _combine(calls, answers, errors + tag_errors, content)
+
+    def to_message(self, text: str, parsed: ParsedTurn) -> Message:
+        """Returns a message with the calls outside its text (see the base class)."""
+        message = self._message(text)
+        content = text if isinstance(message, ParseError) else message.get("content")
+        return Message("assistant", content if isinstance(content, str) else "", tool_calls=parsed.calls)
+
+    def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Returns the answer format; endpoints and chat templates add the tools themselves (see the base class)."""
+        return (
+            "Call the functions you are given as often as you need. When you know the answer, write only it, as "
+            "briefly as possible: <answer>your answer</answer>"
+        )
+
+    def format_call(self, call: ToolCall) -> str:
+        """Returns an assistant message that holds `call` (see the base class)."""
+        function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
+        entry = {"id": call.id or "call_0", "type": "function", "function": function}
+        return json.dumps({"content": "", "tool_calls": [entry]}, ensure_ascii=False)
+
+    @staticmethod
+    def _message(text: str) -> dict[str, Any] | ParseError:
+        if not text.lstrip().startswith("{"):
+            return {"content": text}
+        value = decode(text)
+        return value if isinstance(value, dict | ParseError) else {"content": text}
+
+    @staticmethod
+    def _read_entry(entry: Any) -> ToolCall | ParseError:
+        function = entry.get("function") if isinstance(entry, dict) else None
+        if not isinstance(function, dict):
+            return ParseError("not_an_object", 'Each tool call must be an object with a "function" object.')
+        identifier = entry.get("id")
+        return _to_call(function, identifier if isinstance(identifier, str) else None)
+
+
+_PARSERS: dict[str, type[Parser]] = {parser.name: parser for parser in (HermesParser, SearchR1Parser, OpenAIParser)}
+
+
+def make_parser(parser: str | Parser) -> Parser:
+    """Returns the parser of that name ("hermes", "search-r1", "openai"), or `parser` itself if it is one.
+
+    Raises:
+        ConfigurationError: no parser has that name.
+    """
+    if isinstance(parser, Parser):
+        return parser
+    if not isinstance(parser, str) or parser not in _PARSERS:
+        raise ConfigurationError(f"Unknown parser {parser!r}. {suggest(str(parser), _PARSERS)}")
+    return _PARSERS[parser]()
+
+
+def _entries(value: Any, errors: list[ParseError]) -> list[Any]:
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return value
+    errors.append(ParseError("not_an_object", f'"tool_calls" must be a list, got {_json_type(value)}.'))
+    return []
+
+
+def _to_call(value: dict[str, Any], identifier: str | None = None) -> ToolCall | ParseError:
+    """Returns the call of a `{"name": ..., "arguments": ...}` object, or what is wrong with it."""
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        return ParseError("missing_name", 'A tool call needs a "name" that is a text.')
+    arguments = value.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = decode(arguments)
+        if isinstance(arguments, ParseError):
+            return arguments
+    if not isinstance(arguments, dict):
+        return ParseError("not_an_object", f'"arguments" must be a JSON object, got {_json_type(arguments)}.')
+    return ToolCall(name, arguments, identifier)
+
+
+def _json_type(value: Any) -> str:
+    names = {dict: "an object", list: "an array", str: "a text", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,105 @@
+"""JSON as a model may write it, read strictly: the ambiguous and the monstrous are refused, with the place."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from agent_r1_gym.text import encodable
+from agent_r1_gym.types import ParseError
+
+_MAX_QUOTE = 80
+_MAX_DEPTH = 64
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"the number {digits[:20]} is too large")
+    return value
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("an object has the same key twice")
+    return value
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
+
+
+_JSON_SPACE = " \t\n\r"
+_PLAIN_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unambiguous)
+
+_TOO_DEEP = ParseError("bad_json", f"Not valid JSON: nested more than {_MAX_DEPTH} levels deep.")
+
+
+def decode(text: str) -> Any:
+    """Returns the JSON value of `text`, or a `ParseError` that quotes the place where it breaks."""
+    value = _decode_plain(text)
+    return _decode_any(text) if value is None else value
+
+
+def _decode_plain(text: str) -> dict[str, Any] | None:
+    """Returns the object of an ordinary call, None where a closer look is needed: half the time of `_decode_any`."""
+    if not text.isascii() or "\\u" in text or "[" in text:
+        return None
+    text = text.strip(_JSON_SPACE)
+    try:
+        value, end = _PLAIN_DECODER.raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    if end < len(text) or type(value) is not dict:
+        return None
+    keys = len(value)
+    for inner in value.values():
+        if type(inner) is dict:
+            keys += len(inner)
+    # Each pair has its colon: as many colons as keys in two levels, and no key stands twice and nothing lies deeper.
+    return value if text.count(":") == keys else None
+
+
+def _decode_any(text: str) -> Any:
+    try:
+        value = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        around = encodable(text[max(0, error.pos - _MAX_QUOTE // 2) : error.pos + _MAX_QUOTE // 2])
+        return ParseError("bad_json", f"Not valid JSON: {error.msg} at character {error.pos}, near {around!r}.")
+    except RecursionError:
+        return _TOO_DEEP
+    except ValueError as error:
+        return ParseError("bad_json", f"Not valid JSON: {str(error)[:_MAX_QUOTE]}.")
+    if text.count("[") + text.count("{") > _MAX_DEPTH and _is_too_deep(value):
+        return _TOO_DEEP
+    if "\\u" in text or not text.isascii():
+        return _encodable_value(value)
+    return value
+
+
+def _encodable_value(value: Any) -> Any:
+    """Returns a JSON value with every text in it made encodable (JSON escapes can smuggle lone surrogates in)."""
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, list):
+        return [_encodable_value(item) for item in value]
+    if isinstance(value, dict):
+        return {encodable(key): _encodable_value(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,159 @@
+"""Registered environments: registering one, finding the id that a name means, making several of one id."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import AutoresetMode
+
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.vector import ToolVectorEnv
+
+NAMESPACE = "AgentR1"
+
+
+@dataclass(frozen=True)
+class VectorOf:
+    """A vector entry point: builds a `ToolVectorEnv` of the environment class at `entry_point` ("module:Class")."""
+
+    entry_point: str | Callable[..., ToolEnv]
+
+    def __call__(
+        self,
+        num_envs: int = 1,
+        *,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        **options: Any,
+    ) -> ToolVectorEnv:
+        """Returns a vector of `num_envs` environments made with `options`; the class shares their heavy parts."""
+        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+            raise ConfigurationError(f"num_envs must be an integer of at least 1, got {num_envs!r}.")
+        creator = _resolve(self.entry_point)
+        return ToolVectorEnv([creator(**options) for _ in range(num_envs)], autoreset_mode=autoreset_mode)
+
+
+def _resolve(entry_point: str | Callable[..., ToolEnv]) -> Callable[..., ToolEnv]:
+    if callable(entry_point):
+        return entry_point
+    module, _, name = entry_point.partition(":")
+    creator: Callable[..., ToolEnv] = getattr(importlib.import_module(module), name)
+    return creator
+
+
+def register(id: str, entry_point: str | Callable[..., ToolEnv], *, kwargs: Mapping[str, Any] | None = None) -> None:
+    """Registers a `ToolEnv` with Gymnasium, so that `gym.make(id)` and `gym.make_vec(id)` return this suite's classes.
+
+    A ToolEnv checks actions and the order of calls itself; Gymnasium's wrappers that would do it again are left out.
+
+    Args:
+        id: "Namespace/Name-v0".
+        entry_point: the class, or "module:Class".
+        kwargs: default options of the environment.
+    """
+    gymnasium.register(
+        id,
+        entry_point=entry_point,
+        vector_entry_point=VectorOf(entry_point),
+        order_enforce=False,
+        disable_env_checker=True,
+        kwargs=dict(kwargs or {}),
+    )
+
+
+def env_ids() -> list[str]:
+    """Returns every registered id of this suite."""
+    return sorted(name for name, spec in gymnasium.registry.items() if spec.namespace == NAMESPACE)
+
+
+def full_id(name: str) -> str:
+    """Returns the id that `name` means, as `gymnasium.make` takes it in any process.
+
+    Args:
+        name: an id, MODULE:ID (see `registered_id`), or an id of this suite without its namespace and version.
+
+    Raises:
+        ConfigurationError: no environment has that id.
+    """
+    if registered_id(name) in gymnasium.registry:
+        return name
+    module, colon, identifier = name.rpartition(":")
+    if colon:
+        own = _ids_of(module)
+        known = suggest(identifier, own) if own else "It registers none."
+        raise ConfigurationError(f"Unknown environment {name!r}: {module!r} registers no {identifier!r}. {known}")
+    short = {
+        identifier.removeprefix(f"{NAMESPACE}/").rsplit("-v", 1)[0].lower(): identifier for identifier in env_ids()
+    }
+    if name.lower() in short:
+        return short[name.lower()]
+    near = suggest(name.removeprefix(f"{NAMESPACE}/").lower(), short)
+    raise ConfigurationError(
+        f"Unknown environment {name!r}. {near} `agent-r1 envs` lists them; one of your own is MODULE:{name}."
+    )
+
+
+def registered_id(name: str) -> str:
+    """Returns the id in Gymnasium's registry that `name` holds; MODULE:ID imports the module, which registers ID.
+
+    The current folder is searched first, as `python -m` does and a console script does not.
+
+    Raises:
+        ConfigurationError: the module cannot be imported.
+    """
+    module, colon, identifier = name.rpartition(":")
+    if not colon:
+        return name
+    here = str(Path.cwd())
+    if sys.path[:1] not in ([here], [""]):
+        sys.path.insert(0, here)
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # whatever a module of the user's raises
+        raise ConfigurationError(
+            f"{name!r}: the module {module!r} cannot be imported: {type(error).__name__}: {error}. "
+            f"`python -c 'import {module}'` shows where."
+        ) from error
+    return identifier
+
+
+def _ids_of(module: str) -> list[str]:
+    """Returns the registered ids whose entry points lie in the package of `module`."""
+    package = module.partition(".")[0]
+    points = {identifier: spec.entry_point for identifier, spec in gymnasium.registry.items()}
+    places = {
+        identifier: p if isinstance(p, str) else str(getattr(p, "__module__", "")) for identifier, p in points.items()
+    }
+    return [identifier for identifier, place in places.items() if place.replace(":", ".").split(".")[0] == package]
+
+
+def last_name(env: str) -> str:
+    """Returns the id without namespace and module, for names of folders."""
+    return env.split(":")[-1].split("/")[-1]
+
+
+def make_envs(name: str, number: int, options: dict[str, Any]) -> list[ToolEnv]:
+    """Returns `number` environments of that id.
+
+    Raises:
+        ConfigurationError: the id does not name an environment of this kind, or the options do not fit it.
+    """
+    identifier = full_id(name)
+    try:
+        envs = [gymnasium.make(identifier, **options).unwrapped for _ in range(number)]
+    except TypeError as error:
+        if not options:
+            raise
+        raise ConfigurationError(
+            f"The options {options!r:.200} do not fit {identifier}: {error.__cause__ or error}."
+        ) from error
+    tool_envs = [env for env in envs if isinstance(env, ToolEnv)]
+    if len(tool_envs) < number:
+        raise ConfigurationError(f"{name} is a {type(envs[0]).__name__}, not a ToolEnv; see `agent-r1 envs`.")
+    return tool_envs

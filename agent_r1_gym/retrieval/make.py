@@ -1,0 +1,128 @@
+"""Retrievers: from a short text to a shared object."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.retrieval.base import Hit, Retriever
+from agent_r1_gym.support import files
+from agent_r1_gym.types import Passage
+
+__all__ = ["Hit", "Retriever", "make_retriever"]
+
+_IN_MEMORY = 20_000
+_shared: weakref.WeakValueDictionary[tuple[str, str, str], Retriever] = weakref.WeakValueDictionary()
+_lock = threading.RLock()
+Passages = Callable[[], Iterable[Passage]]
+Maker = Callable[[str, Passages, str], Retriever]
+
+
+def make_retriever(spec: str | Retriever, *, passages: Passages, fingerprint: str) -> Retriever:
+    """Returns the retriever that `spec` names; equal ones within a process are one shared object.
+
+    | spec | retriever |
+    | --- | --- |
+    | a `Retriever` | itself |
+    | `bm25` | `BM25Retriever`, embedded; cached on disk from 20,000 passages on |
+    | `lucene` | `LuceneRetriever` over an index of the passages, built once and cached on disk |
+    | `lucene:INDEX` | `LuceneRetriever` over an index folder or one of Pyserini's prebuilt indexes |
+    | `dense:ENCODER` | `DenseRetriever` with a sentence-encoder folder; cached on disk |
+    | `rrf:SPEC,SPEC,...` | `FusionRetriever` of such retrievers |
+    | `http://...`, `https://...` | `HTTPRetriever` |
+
+    Args:
+        spec: see the table.
+        passages: returns the corpus; called only if an index has to be built.
+        fingerprint: identity of the corpus, part of the name of cached indexes.
+
+    Raises:
+        ConfigurationError: `spec` names no retriever.
+        MissingDependencyError: the retriever needs a package that is not installed.
+        RetrievalError: an index cannot be built, or a server cannot be started.
+    """
+    if isinstance(spec, Retriever):
+        return spec
+    if not isinstance(spec, str):
+        raise ConfigurationError(f"A retriever is given as text or as a Retriever, got {type(spec).__name__} {spec!r}.")
+    key = (spec.strip(), fingerprint, str(files.home()))
+    with _lock:
+        retriever = _shared.get(key)
+        if retriever is None:
+            retriever = _shared[key] = _make(spec.strip(), passages, fingerprint)
+    return retriever
+
+
+def _make(spec: str, passages: Passages, fingerprint: str) -> Retriever:
+    kind, colon, argument = spec.partition(":")
+    if kind not in _MAKERS:
+        raise ConfigurationError(f"Unknown retriever {spec!r}. {suggest(kind, _MAKERS)}")
+    make, forms = _MAKERS[kind]
+    given = bool(argument.strip("/, "))
+    if not (any(":" in form for form in forms) if given else kind in forms and not colon):
+        raise ConfigurationError(f"The retriever {spec!r} is not understood; expected {' or '.join(forms)}.")
+    return make(argument, passages, fingerprint)
+
+
+def _lazily(passages: Passages) -> Iterator[Passage]:
+    yield from passages()
+
+
+def _bm25(argument: str, passages: Passages, fingerprint: str) -> Retriever:
+    from agent_r1_gym.retrieval.bm25 import BM25Retriever
+
+    indexes = files.home() / "indexes"
+    if not BM25Retriever.cache_path(indexes, fingerprint=fingerprint).exists():
+        first = list(islice(passages(), _IN_MEMORY))
+        if len(first) < _IN_MEMORY:
+            return BM25Retriever(first)
+    return BM25Retriever(_lazily(passages), cache_dir=indexes, fingerprint=fingerprint)
+
+
+def _lucene(argument: str, passages: Passages, fingerprint: str) -> Retriever:
+    from agent_r1_gym.retrieval import store
+    from agent_r1_gym.retrieval.lucene.retriever import LuceneRetriever, fill_lucene_index, require_lucene
+
+    if argument:
+        return LuceneRetriever(argument)
+    require_lucene()
+    directory = files.home() / "indexes" / f"lucene-{fingerprint}"
+    store.open_or_build(directory, lambda empty: fill_lucene_index(passages(), empty), load=Path)
+    return LuceneRetriever(directory)
+
+
+def _dense(argument: str, passages: Passages, fingerprint: str) -> Retriever:
+    from agent_r1_gym.retrieval.dense import DenseRetriever
+
+    indexes = files.home() / "indexes"
+    return DenseRetriever(_lazily(passages), encoder=argument, cache_dir=indexes, fingerprint=fingerprint)
+
+
+def _rrf(argument: str, passages: Passages, fingerprint: str) -> Retriever:
+    from agent_r1_gym.retrieval.fusion import FusionRetriever
+
+    parts = [part for part in argument.split(",") if part.strip()]
+    return FusionRetriever([make_retriever(part, passages=passages, fingerprint=fingerprint) for part in parts])
+
+
+def _http(scheme: str) -> Maker:
+    def make(argument: str, passages: Passages, fingerprint: str) -> Retriever:
+        from agent_r1_gym.retrieval.client import HTTPRetriever
+
+        return HTTPRetriever(f"{scheme}:{argument}")
+
+    return make
+
+
+_MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
+    "bm25": (_bm25, ("bm25",)),
+    "lucene": (_lucene, ("lucene", "lucene:FOLDER", "lucene:PREBUILT_NAME")),
+    "dense": (_dense, ("dense:ENCODER_FOLDER",)),
+    "rrf": (_rrf, ("rrf:bm25,dense:ENCODER_FOLDER",)),
+    "http": (_http("http"), ("http://HOST:PORT",)),
+    "https": (_http("https"), ("https://HOST:PORT",)),
+}

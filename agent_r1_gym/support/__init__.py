@@ -1,0 +1,1 @@
+"""What knows nothing of agents: checks of arguments, files, threads, terminal output."""

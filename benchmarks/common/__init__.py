@@ -1,0 +1,1 @@
+"""What the benchmarks share: measuring, cells of an experiment, processes."""

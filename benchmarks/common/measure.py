@@ -1,0 +1,240 @@
+"""How a number is taken, judged, shown and kept."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = ("agent-r1-gym", "gymnasium", "numpy", "bm25s", "fastapi", "uvicorn", "gem-llm", "datasets", "skyrl-gym")
+_PACKAGES += ("torch", "transformers", "trl", "peft", "accelerate")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured quantity: a value a round."""
+
+    name: str
+    unit: str
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The number that is quoted."""
+        return statistics.median(self.values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns name, unit, median and spread."""
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "median": _round(self.median),
+            "min": _round(min(self.values)),
+            "max": _round(max(self.values)),
+            "rounds": len(self.values),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A target and what was measured; `value` is None if something that it needs was absent."""
+
+    statement: str
+    limit: float
+    value: float | None
+    at_most: bool = False
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met; None if it was not measured."""
+        if self.value is None:
+            return None
+        return self.value <= self.limit if self.at_most else self.value >= self.limit
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns statement, limit, value and verdict."""
+        value = None if self.value is None else _round(self.value)
+        sense = "<=" if self.at_most else ">="
+        return {"statement": self.statement, "target": f"{sense} {self.limit:g}", "value": value, "met": self.met}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one claim's measurement found.
+
+    Attributes:
+        claim: name of the claim.
+        figures: everything that was measured, targets or not.
+        checks: the targets.
+        absent: systems that are not installed, each with what is missing.
+    """
+
+    claim: str
+    figures: tuple[Figure, ...]
+    checks: tuple[Check, ...]
+    absent: Mapping[str, str]
+
+
+def interleave(measures: Mapping[str, Callable[[], float]], *, rounds: int, unit: str) -> dict[str, Figure]:
+    """Runs all measures once per round, A B C A B C ..., after one round of warm-up that does not count.
+
+    Drift of the machine then falls on all of them alike, and `ratio` can compare them round by round. What is alive
+    at the start, the libraries of all systems included, is kept from the garbage collector: nobody pays for walking
+    over what others imported. Collection of what a measure makes stays on.
+
+    Args:
+        measures: name to what returns one value.
+        rounds: values a measure.
+        unit: of the values.
+    """
+    values: dict[str, list[float]] = {name: [] for name in measures}
+    for measure in measures.values():
+        measure()
+    gc.collect()
+    gc.freeze()
+    try:
+        for _ in range(rounds):
+            for name, measure in measures.items():
+                values[name].append(measure())
+    finally:
+        gc.unfreeze()
+    return {name: Figure(name, unit, tuple(found)) for name, found in values.items()}
+
+
+def ratio(name: str, ours: Figure, theirs: Figure) -> Figure:
+    """Returns ours / theirs of each round: noise that hits both in a round cancels."""
+    pairs = zip(ours.values, theirs.values, strict=True)
+    return Figure(name, "x", tuple(mine / other for mine, other in pairs))
+
+
+def fastest(figures: Sequence[Figure]) -> Figure | None:
+    """Returns the figure with the largest median, None if there is none."""
+    return max(figures, key=lambda figure: figure.median, default=None)
+
+
+def to_row(report: Report, *, settings: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
+    """Returns the result row of a report: figures, targets, and everything needed to repeat it."""
+    verdicts = [check.met for check in report.checks]
+    return {
+        "claim": report.claim,
+        "met": False if False in verdicts else None if None in verdicts else True,
+        "checks": [check.to_dict() for check in report.checks],
+        "figures": [figure.to_dict() for figure in report.figures],
+        "absent": dict(report.absent),
+        "settings": dict(settings),
+        **provenance(command),
+    }
+
+
+def provenance(command: Sequence[str]) -> dict[str, Any]:
+    """Returns what is needed to repeat a measurement: command, commit, versions, machine, date."""
+    return {
+        "command": " ".join(command),
+        "commit": _commit(),
+        "versions": _versions(),
+        "machine": _machine(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
+    """Appends `row` as one JSON line, whole or not at all; runs at the same time do not mix lines.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        before = os.fstat(handle).st_size
+        if os.write(handle, line) != len(line):
+            os.ftruncate(handle, before)
+            raise OSError(f"{path}: the disk took only a part of a row, which was removed again")
+    finally:
+        os.close(handle)
+
+
+def to_table(report: Report) -> str:
+    """Returns a report for the terminal."""
+    lines = [f"\n{report.claim}"]
+    for figure in report.figures:
+        low, high = _show(min(figure.values)), _show(max(figure.values))
+        lines.append(f"  {figure.name:<48} {_show(figure.median):>9} {figure.unit:<10} ({low} .. {high})")
+    lines += [f"  {name:<48} {'absent':>9} {why}" for name, why in report.absent.items()]
+    for check in report.checks:
+        verdict = {True: "met", False: "MISSED", None: "not measured"}[check.met]
+        value = "-" if check.value is None else _show(check.value)
+        sense = "<=" if check.at_most else ">="
+        lines.append(f"  -> {check.statement}: {value} {sense} {check.limit:g}: {verdict}")
+    return "\n".join(lines)
+
+
+def _show(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _commit() -> str:
+    """Returns the commit of the working tree, with "+changes" if files differ from it."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":!benchmarks/results")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{commit}+changes" if changed else commit
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cpu": _cpu_model(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "load": round(os.getloadavg()[0], 2) if sys.platform != "win32" else None,
+        **_gpus(),
+    }
+
+
+def _gpus() -> dict[str, Any]:
+    """Returns the GPUs that a measurement could have used: none if it never loaded torch."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    names = [cuda.get_device_name(number) for number in range(cuda.device_count())] if cuda else []
+    return {"gpus": names} if names else {}
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or "unknown"
+    models = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
+    return models[0] if models else platform.processor() or "unknown"

@@ -1,0 +1,1 @@
+"""Does reinforcement learning find a behaviour that no demonstration shows whole?"""

@@ -1,0 +1,151 @@
+"""Can reinforcement learning find what no demonstration shows? Two-hop chains, from single searches only.
+
+    python -m benchmarks.discovery run [--method process ...] [--seed 0 ...]
+    python -m benchmarks.discovery table
+
+The warm start has never seen a complete chain of two searches: it searches once and answers too early, or searches a
+second time with one half of the chain wrong, and answers wrongly (`discovery_settings.HABITS`). A cell is one reward
+and one seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, TrainerCallback, TrainerControl, TrainerState
+
+from agent_r1_gym.support.terminal import say
+from benchmarks.common.cells import Cell, read_cells, run_cells
+from benchmarks.common.warm_starts import start_folder
+from benchmarks.discovery.settings import FULL, QUICK, REWARDS, Settings
+from trainers.engines.local import is_solved
+from trainers.toy.held_out import held_out, play
+from trainers.toy.quickstart import configuration, load
+from trainers.train import build_trainer
+
+RESULTS = Path(__file__).parent / "results"
+_COMMAND = ("python", "-m", "benchmarks.discovery", "run")
+KINDS = ("1hop", "bridge")
+_ENDS = ("reward", "seeds", "2 hops before", "2 hops after", "1 hop after", "seeds at .5 or more", "first at .5, steps")
+
+
+def run_cell(reward: str, seed: int, settings: Settings, *, warm: Path, scratch: Path) -> Cell:
+    """Trains one policy and returns its curve: exact match on held-out questions, one and two hops."""
+    torch.manual_seed(seed)
+    tokenizer = AutoTokenizer.from_pretrained(warm)
+    model = load(warm).eval()
+    args = configuration(scratch, algorithm="grpo", steps=settings.steps, seed=seed)
+    args.env_kwargs = {**settings.training, **REWARDS[reward].options}
+    trainer = build_trainer(args, model, tokenizer=tokenizer)
+    curve = Curve(trainer, tokenizer, settings)
+    curve.measure(0)
+    trainer.add_callback(curve)
+    trainer.train()
+    turns = [round(row["rollout/turns"], 3) for row in trainer.state.log_history if "rollout/turns" in row]
+    return {"method": reward, "seed": seed, "curve": curve.points, "turns": turns}
+
+
+class Curve(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+    """Measures the policy every so many steps; `points` are rows of step and exact match by kind of question."""
+
+    def __init__(self, trainer: Any, tokenizer: Any, settings: Settings) -> None:
+        self.points: list[dict[str, float]] = []
+        self._trainer, self._tokenizer, self._settings = trainer, tokenizer, settings
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_others: Any) -> None:
+        """Measures after a step whose number `every` divides, and after the last."""
+        if state.global_step % self._settings.every == 0 or state.global_step == args.max_steps:
+            self.measure(state.global_step)
+
+    def measure(self, step: int) -> None:
+        """Plays the held-out questions."""
+        self.points.append({"step": step, **{kind: self._exact(kind) for kind in KINDS}})
+
+    def _exact(self, kind: str) -> float:
+        number = self._settings.questions
+        episodes = play(self._trainer.model, self._tokenizer, held_out("test", kind), questions=number)
+        return sum(map(is_solved, episodes)) / number
+
+
+def found_at(cell: Cell, *, least: float = 0.5) -> int | None:
+    """Returns the first step at which two-hop exact match was at least `least`, None if it never was."""
+    return next((int(point["step"]) for point in cell["curve"] if point["bridge"] >= least), None)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the cells that are not done yet."""
+    settings, folder = (QUICK, options.output / "quick") if options.quick else (FULL, options.output)
+    cells = [(name, seed) for seed in options.seed or settings.seeds for name in options.method or REWARDS]
+
+    def make(name: str, seed: int, scratch: Path) -> Cell:
+        warm = start_folder(settings.start, folder, command=_COMMAND)
+        return run_cell(name, seed, settings, warm=warm, scratch=scratch)
+
+    run_cells(folder, cells, make, command=_COMMAND)
+    return 0
+
+
+def table(folder: Path) -> str:
+    """Returns the finished cells as two Markdown tables: ends and findings, and the mean curves."""
+    found = {reward.title: cells for name, reward in REWARDS.items() if (cells := read_cells(folder, name))}
+    ends = _markdown(_ENDS, ((title, *_ends(cells)) for title, cells in found.items()))
+    steps = sorted({int(point["step"]) for cells in found.values() for cell in cells for point in cell["curve"]})
+    curves = _markdown(
+        ("2 hops after steps", *map(str, steps)),
+        ((title, *(_mean_at(cells, step) for step in steps)) for title, cells in found.items()),
+    )
+    return f"{ends}\n\n{curves}"
+
+
+def _ends(cells: Sequence[Cell]) -> Iterator[str]:
+    last = [cell["curve"][-1] for cell in cells]
+    steps = [found_at(cell) for cell in cells]
+    yield str(len(cells))
+    yield f"{statistics.mean(cell['curve'][0]['bridge'] for cell in cells):.3f}"
+    yield _each(last, "bridge")
+    yield _each(last, "1hop")
+    yield str(sum(point["bridge"] >= 0.5 for point in last))
+    yield " ".join("-" if step is None else str(step) for step in steps)
+
+
+def _mean_at(cells: Sequence[Cell], step: int) -> str:
+    values = [point["bridge"] for cell in cells for point in cell["curve"] if point["step"] == step]
+    return f"{statistics.mean(values):.2f}" if values else "-"
+
+
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _each(points: Sequence[dict[str, float]], kind: str) -> str:
+    return " ".join(f"{point[kind]:.2f}" for point in points)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs cells, or shows the table of those that are done."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.discovery", description=__doc__)
+    parser.add_argument("action", choices=["run", "table"])
+    parser.add_argument("--method", action="append", choices=list(REWARDS), help="may be repeated (default: all)")
+    parser.add_argument("--seed", action="append", type=int, help="may be repeated (default: five)")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, to see that everything runs, in a folder of their own"
+    )
+    parser.add_argument("--output", type=Path, default=RESULTS, help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    if options.action == "run":
+        return run(options)
+    if options.method or options.seed or options.quick:
+        parser.error("table takes all cells there are: drop --method, --seed and --quick")
+    say(table(options.output))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

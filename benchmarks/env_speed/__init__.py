@@ -1,0 +1,1 @@
+"""Speed and weight of the environments, beside their peers."""

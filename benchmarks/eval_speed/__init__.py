@@ -1,0 +1,1 @@
+"""Speed of evaluation through an endpoint."""

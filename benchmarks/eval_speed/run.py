@@ -1,0 +1,83 @@
+"""How fast `agent-r1 eval` drives an endpoint: episodes a second with a 0-latency server, 64 requests in flight.
+
+`python -m benchmarks.eval_speed` appends a row to `results/eval_speed.jsonl`. The whole path is in the time: requests,
+parsing, search, scoring and the lines on disk; not in it: start of Python, building the world and its index.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from agent_r1_gym.cli.eval import Who, make_player
+from agent_r1_gym.evaluation.evaluate import evaluate
+from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.play.jobs import Job
+from agent_r1_gym.registry import make_envs
+from benchmarks.common.measure import Check, Figure, Report, append_row, to_row, to_table
+from benchmarks.eval_speed.run import chat_server
+
+ENV = "AgentR1/FictionQA-v0"
+TARGET = 300.0
+RESULTS = Path(__file__).parent / "results" / "eval_speed.jsonl"
+
+
+def episodes_per_second(url: str, *, questions: int, in_flight: int) -> tuple[float, float]:
+    """Returns episodes a second of one evaluation, by the wall clock and by this process's CPU time."""
+    options = {"world_seed": 0, "questions": questions, "entities": 1500}
+    model = {"model": "scripted", "base_url": url}
+    who = Who(
+        env="AgentR1/FictionQA-v0", env_options=options, policy="openai:scripted", model=model, in_flight=in_flight
+    )
+    env = make_envs(who.env, 1, options)[0]
+    env.reset(options={"task_index": 0})
+    jobs = [Job(index) for index in range(questions)]
+    with tempfile.TemporaryDirectory() as folder:
+        start, cpu = time.perf_counter(), time.process_time()
+        metrics = evaluate(
+            RunFolder(Path(folder) / "run"), env, functools.partial(make_player, who), settings={}, jobs=jobs
+        )
+        wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+    whole = metrics["overall"]
+    if whole["episodes"] != questions or whole["metrics"]["turns"]["mean"] != chat_server.SEARCHES + 1:
+        raise RuntimeError(f"Not the episodes that were meant to be measured: {whole}")
+    return questions / wall, questions / cpu
+
+
+def measure(*, rounds: int, questions: int, in_flight: int) -> Report:
+    """Returns the figures of `rounds` evaluations, after one that does not count."""
+    with chat_server.running() as url:
+        found = [episodes_per_second(url, questions=questions, in_flight=in_flight) for _ in range(rounds + 1)][1:]
+    wall, cpu = zip(*found, strict=True)
+    figures = (
+        Figure("episodes per second", "episodes/s", wall),
+        Figure("episodes per CPU second of the client", "episodes/s", cpu),
+    )
+    check = Check(
+        f"episodes/s at {in_flight} in flight, {chat_server.SEARCHES + 1} requests each", TARGET, figures[0].median
+    )
+    return Report("endpoint", figures, (check,), {})
+
+
+def main() -> int:
+    """Measures, prints and keeps."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="evaluations (default: %(default)s)")
+    parser.add_argument("--questions", type=int, default=1000, help="episodes of each (default: %(default)s)")
+    parser.add_argument("--in-flight", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="default: %(default)s")
+    options = parser.parse_args()
+    settings = {name: getattr(options, name) for name in ("rounds", "questions", "in_flight")}
+    report = measure(**settings)
+    print(to_table(report))
+    command = ["python", "-m", "benchmarks.eval_speed", *sys.argv[1:]]
+    append_row(options.output, to_row(report, settings=settings, command=command))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The paper's tables: algorithms, controls and baselines on questions of several hops."""

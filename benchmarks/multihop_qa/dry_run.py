@@ -1,0 +1,200 @@
+"""The commands of `multihop_paper.py`, each run with a tiny stand-in on one CPU process: do they work as written?
+
+A folder stands in for the machine: its `Qwen/Qwen2.5-3B-Instruct` is a random model of that architecture, its home
+folder holds fictional data in the official formats, and every path that a command names lies below it. What else
+differs from the commands as written is `SUBSTITUTIONS` and `ADDED`, and is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
+
+from agent_r1_gym.cli.main import build_parser
+from agent_r1_gym.cli.main import main as agent_r1
+from agent_r1_gym.support.terminal import say, table
+from benchmarks.multihop_qa.paper import MODEL, Command, commands
+from benchmarks.multihop_qa.stand_in import QUESTIONS, make_stand_in
+from trainers.running.command_line import read_options
+from trainers.train import main as train
+
+REPOSITORY = Path(__file__).parents[2]
+TRAINER = "trainers.train"
+SUBSTITUTIONS: Mapping[str, Mapping[str, Any]] = {
+    "train": {
+        "--max_steps": "1",
+        "--gradient_accumulation_steps": "1",
+        "--steps_per_generation": "2",
+        "--max_completion_length": "512",
+        "--max_turn_tokens": "16",
+        "--trace_steps": "1",
+        "--env_kwargs": {"questions": 16, "retriever": "bm25"},
+    },
+    "eval": {
+        "--retriever": "bm25",
+        "--processes": "1",
+        "--max-new-tokens": "16",
+        "--max-length": "4096",
+        "--dtype": "float32",
+    },
+}
+"""By program, option to value; of an object, the fields that differ."""
+ADDED: Mapping[str, tuple[str, ...]] = {
+    "train": ("--use_cpu", "True", "--bf16", "False", "--disable_tqdm", "True"),
+    "eval": ("--questions", "4", "--device", "cpu"),
+    "prepare": ("--source", "official/{name}"),
+}
+"""What is appended; `{name}`: the data set."""
+ONLY_PARSED: Mapping[str, str] = {"serve-retriever": "it would download the index"}
+"""Programs that do not run here, and why."""
+NOTES = (
+    f"./{MODEL}: a random Qwen2 of two layers, with the tokenizer and chat template of trainers.toy.model",
+    "accelerate launch: its words and its file are parsed, the module runs in this process on the CPU",
+    f"./official: questions of FictionQA in the three official formats, {QUESTIONS} a split",
+    "random weights call no tool: of the searches only Naive RAG's are played",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a command.
+
+    Attributes:
+        command: as written.
+        status: "ran", "parsed" or "FAILED".
+        seconds: that it took.
+        failure: the end of what it said, if it failed.
+    """
+
+    command: Command
+    status: str
+    seconds: float
+    failure: str = ""
+
+
+def dry_run(methods: Sequence[str], seeds: Sequence[int], *, folder: Path) -> list[Outcome]:
+    """Parses every command as written and runs it with the stand-in, in the order in which they are to be run.
+
+    Args:
+        methods: names of `multihop_settings.METHODS`.
+        seeds: of the trainings.
+        folder: an empty one; all that is written lies below it.
+    """
+    make_stand_in(folder)
+    outcomes = []
+    with contextlib.chdir(folder), _environment(AGENT_R1_HOME=str(folder / "home"), TRL_EXPERIMENTAL_SILENCE="1"):
+        for command in commands(methods, seeds):
+            outcomes.append(_attempt(command, folder / "log.txt"))
+            say(f"{outcomes[-1].seconds:5.1f} s  {outcomes[-1].status:<6}  {command.stage}: {command.title}")
+    return outcomes
+
+
+def report(outcomes: Sequence[Outcome]) -> str:
+    """Returns what ran, what was substituted, and what failed with the end of what it said."""
+    stages: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        stages.setdefault(outcome.command.stage, []).append(outcome)
+    rows = [
+        (stage, len(found), sum(each.status == "ran" for each in found), sum(each.seconds for each in found))
+        for stage, found in stages.items()
+    ]
+    notes = [
+        f"{each.command.words[1]}: parsed only, {ONLY_PARSED[each.command.words[1]]}"
+        for each in outcomes
+        if each.status == "parsed"
+    ]
+    substituted = dict.fromkeys(line for outcome in outcomes for line in _differences(outcome.command))
+    failures = [f"\nFAILED: {' '.join(each.command.words)}\n{each.failure}" for each in outcomes if each.failure]
+    lines = [table(("stage", "commands", "ran", "seconds"), rows), "", "What differs from the commands as written:"]
+    return "\n".join([*lines, *(f"- {line}" for line in (*notes, *NOTES, *substituted)), *failures])
+
+
+def check_words(command: Command) -> None:
+    """Reads a command as written with the parsers of its programs; only where it runs is said differently.
+
+    Raises:
+        ConfigurationError, SystemExit: a program does not take it.
+    """
+    if program(command) != "train":
+        build_parser(command.words[1]).parse_args(list(command.words[1:]))
+        return
+    place = command.words.index("-m")
+    launch = launch_command_parser().parse_args([*command.words[2:place], "-m", TRAINER])
+    load_config_from_file(str(REPOSITORY / launch.config_file))
+    read_options([*command.words[place + 2 :], "--use_cpu", "True", "--bf16", "False"])
+
+
+def program(command: Command) -> str:
+    """Returns "train", or the subcommand of `agent-r1`."""
+    return "train" if TRAINER in command.words else command.words[1]
+
+
+def stand_in(command: Command) -> list[str]:
+    """Returns the words with which a command is run here, without the launcher or `agent-r1`."""
+    name = program(command)
+    words = list(command.words[command.words.index(TRAINER) + 1 if name == "train" else 1 :])
+    for option, value in SUBSTITUTIONS.get(name, {}).items():
+        if option in words:
+            place = words.index(option) + 1
+            words[place] = json.dumps(json.loads(words[place]) | value) if isinstance(value, dict) else value
+    return words + [word.format(name=words[1]) for word in ADDED.get(name, ())]
+
+
+def _differences(command: Command) -> Iterator[str]:
+    name = program(command)
+    for option, value in SUBSTITUTIONS.get(name, {}).items():
+        if option in command.words:
+            yield f"{name} {option}: {command.words[command.words.index(option) + 1]} -> {value}"
+    if name in ADDED:
+        yield f"{name}: added {' '.join(ADDED[name])}"
+
+
+def _attempt(command: Command, log: Path) -> Outcome:
+    started = time.perf_counter()
+    status, failure = "parsed" if program(command) in ONLY_PARSED else "ran", ""
+    with log.open("w+", encoding="utf-8") as said:
+        try:
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                check_words(command)
+                if status == "ran":
+                    _run(command)
+        except (Exception, SystemExit):  # whatever it is: the other commands are tried too
+            status, failure = "FAILED", traceback.format_exc()
+        if failure:
+            said.seek(0)
+            failure = said.read()[-2000:] + failure
+    return Outcome(command, status, time.perf_counter() - started, failure)
+
+
+def _run(command: Command) -> None:
+    words = stand_in(command)
+    if program(command) == "train":
+        train(words)
+        state = json.loads(
+            Path(words[words.index("--output_dir") + 1], "trainer_state.json").read_text(encoding="utf-8")
+        )
+        if state["global_step"] != 1:
+            raise SystemExit(f"expected one optimiser step, got {state['global_step']}")
+    elif exit_status := agent_r1(words):
+        raise SystemExit(exit_status)
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})

@@ -1,0 +1,173 @@
+"""Do RL-trained agents beat Naive RAG and Base Tool Call? The paper's tables 3 and 4, cell by cell.
+
+    python -m benchmarks.multihop_qa run [--profile cpu] [--method grpo ...] [--seed 0 ...]
+    python -m benchmarks.multihop_qa table [--profile cpu]
+    python -m benchmarks.multihop_qa commands|dry-run|collect --profile paper
+
+A cell is one method and one seed; each is a file of its own, so that a run that was stopped goes on where it was.
+The paper's own scale is a list of commands (`multihop_paper.py`), whose evaluations `collect` turns into cells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from agent_r1_gym.registry import make_envs
+from agent_r1_gym.support.terminal import say
+from benchmarks.common.cells import Cell, interval, read_cells, run_cells
+from benchmarks.common.warm_starts import load_start, start_folder
+from benchmarks.multihop_qa import at_scale
+from benchmarks.multihop_qa.settings import METHODS, PAPER, PROFILES, Method, Profile
+from trainers.config import AgentConfig
+from trainers.engines.local import is_solved
+from trainers.toy.demonstrations import demonstrate
+from trainers.toy.held_out import ENV, play
+from trainers.toy.quickstart import configuration
+from trainers.toy.rejection import rejection_sampling
+from trainers.toy.supervised import TokenRow, fit, training_row
+from trainers.train import build_trainer
+
+RESULTS = Path(__file__).parent / "results"
+_EPOCHS, _BATCH = 3, 16
+"""Of supervised learning on full demonstrations."""
+
+
+def run_cell(method: Method, seed: int, profile: Profile, *, start: Path, scratch: Path) -> Cell:
+    """Makes the model of one cell and returns its exact matches, a string of 0 and 1 for each test set."""
+    torch.manual_seed(seed)
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    model = load_start(start)
+    wall, cpu = time.perf_counter(), time.process_time()
+    model, log = _learn(method, model, tokenizer, seed, profile, scratch)
+    taken = {"training_seconds": time.perf_counter() - wall, "training_cpu_seconds": time.process_time() - cpu}
+    exact = {title: _exact(method, model, tokenizer, seed, options, profile) for title, options in _sets(profile)}
+    return {"method": method.title, "seed": seed, **taken, "exact": exact, "curve": log}
+
+
+def _sets(profile: Profile) -> list[tuple[str, dict[str, Any]]]:
+    return [(title, dict(options)) for title, options in profile.test_sets.items()]
+
+
+def _learn(
+    method: Method, model: Any, tokenizer: Any, seed: int, profile: Profile, scratch: Path
+) -> tuple[Any, list[float]]:
+    """Returns the trained model and the exact match of each training step's rollouts."""
+    args = _arguments(method, seed, profile, scratch)
+    if method.kind == "rl":
+        trainer = build_trainer(args, model, tokenizer=tokenizer)
+        trainer.train()
+        rows = [row for row in trainer.state.log_history if "rollout/reward/em" in row]
+        return trainer.model.eval(), [round(row["rollout/reward/em"], 4) for row in rows]
+    if method.kind == "rejection":
+        rejection_sampling(model, tokenizer, args, lr=profile.supervised_learning_rate)
+    elif method.kind == "demonstrations":
+        _imitate(model, tokenizer, args, profile)
+    return model.eval(), []
+
+
+def _arguments(method: Method, seed: int, profile: Profile, scratch: Path) -> AgentConfig:
+    options = dict(method.options)
+    algorithm = options.pop("algorithm", "grpo")
+    args = configuration(scratch, algorithm=algorithm, steps=profile.steps, seed=seed, **profile.trainer)
+    args.env_kwargs = dict(profile.training)
+    for name, value in options.items():
+        setattr(args, name, value)
+    return args
+
+
+def _imitate(model: Any, tokenizer: Any, args: AgentConfig, profile: Profile) -> None:
+    """Trains on a full demonstration of every question that RL would see."""
+    [env] = make_envs(ENV, 1, dict(profile.training))
+    number = min(args.max_steps * (args.generation_batch_size or 1) // args.num_generations, len(env.tasks))
+    rng = random.Random(args.seed)
+    shown: list[TokenRow] = [
+        training_row(tokenizer, demonstrate(env, index, habit="full_chain", rng=rng))  # type: ignore[arg-type]
+        for index in rng.sample(range(len(env.tasks)), number)
+    ]
+
+    def rows() -> Iterator[TokenRow]:
+        for _ in itertools.count():
+            yield from rng.sample(shown, len(shown))
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=profile.supervised_learning_rate, weight_decay=0.0)
+    steps = max(1, _EPOCHS * number // _BATCH)
+    fit(model, tokenizer, rows, optimizer=optimizer, steps=steps, batch_size=_BATCH, seed=args.seed)
+
+
+def _exact(method: Method, model: Any, tokenizer: Any, seed: int, options: dict[str, Any], profile: Profile) -> str:
+    """Returns 1 for each question answered right, 0 for each other; sampled at temperature 1."""
+    rag = method.kind == "naive-rag"
+    episodes = play(model, tokenizer, options, questions=profile.questions, rag=rag, seed=seed)
+    solved = {episode.task_index: is_solved(episode) for episode in episodes}
+    return "".join(str(int(solved[index])) for index in range(profile.questions))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the cells that are not done yet."""
+    profile = PROFILES[options.profile]
+    folder = options.output / options.profile
+    command = ("python", "-m", "benchmarks.multihop_qa", "run", "--profile", options.profile)
+    cells = [(name, seed) for seed in options.seed or profile.seeds for name in options.method or METHODS]
+
+    def make(name: str, seed: int, scratch: Path) -> Cell:
+        start = start_folder(profile.start, folder, command=command)
+        return run_cell(METHODS[name], seed, profile, start=start, scratch=scratch)
+
+    run_cells(folder, cells, make, command=command)
+    return 0
+
+
+def table(folder: Path, titles: Sequence[str]) -> str:
+    """Returns the finished cells as a Markdown table of these test sets, the paper's own numbers beside them."""
+    lines = [
+        f"| method | seeds | {' | '.join(titles)} | paper: HotpotQA, 2Wiki, MuSiQue |",
+        f"| --- | --- | {'--- | ' * len(titles)}--- |",
+    ]
+    for name, method in METHODS.items():
+        cells = read_cells(folder, name)
+        if not cells:
+            continue
+        found = [interval([cell["exact"][title] for cell in cells]) for title in titles]
+        shown = " | ".join(f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in found)
+        paper = ", ".join(f"{value:.4f}" for value in PAPER[method.paper]) if method.paper in PAPER else "-"
+        lines.append(f"| {method.title} | {len(cells)} | {shown} | {paper} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs cells, or shows the table of those that are done; at the paper's scale, shows or tries the commands."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.multihop_qa", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("action", choices=["run", "table", *at_scale.ACTIONS])
+    parser.add_argument("--profile", choices=[*PROFILES, "paper"], default="cpu", help="default: %(default)s")
+    parser.add_argument("--method", action="append", choices=list(METHODS), help="may be repeated (default: all)")
+    parser.add_argument("--seed", action="append", type=int, help="may be repeated (default: the profile's)")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="of cells (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    paper = options.profile == "paper"
+    if options.action != "table" and paper != (options.action in at_scale.ACTIONS):
+        parser.error(f"{options.action} does not go with --profile {options.profile}: see --help")
+    if options.action in ("table", "collect") and (options.method or options.seed):
+        parser.error(f"{options.action} takes all cells there are: drop --method and --seed")
+    if options.action in at_scale.ACTIONS:
+        return at_scale.act(options)
+    if options.action == "run":
+        return run(options)
+    titles = at_scale.TEST_SETS if paper else PROFILES[options.profile].test_sets
+    say(table(options.output / options.profile, list(titles)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""What does training at another scale take? Memory, tokens, hours and cost, from measured step times.
+
+    python -m benchmarks.scaling measure                       times steps here; appends to results/scaling.jsonl
+    python -m benchmarks.scaling check                         how wrong the model is, on steps it was not fitted to
+    python -m benchmarks.scaling predict --preset paper
+    python -m benchmarks.scaling predict --model 7B --gpu h200 --gpus 4 --turns 5 --context 8192 --questions 51200
+    python -m benchmarks.scaling predict --gpu h100 --all      every model x GPUs x turns x context
+
+`scaling_model.py` counts the work, `scaling_settings.py` holds what is assumed, `scaling_check.py` compares
+with what was measured. README.md says how far to trust it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import math
+import os
+import statistics
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any
+
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.support.terminal import say, table
+from benchmarks.common import measure
+from benchmarks.scaling import settings as given
+from benchmarks.scaling.check import calibration, check, observed, scripted_job
+from benchmarks.scaling.model import Job, Machine, fit, seconds, step_work
+from benchmarks.trainer_speed.settings import Lengths, Settings
+from trainers.running.memory import GIB, QWEN25, Setup, estimate
+
+RESULTS = Path(__file__).parent / "results"
+CALIBRATION = RESULTS / "scaling.jsonl"
+
+
+def measure_cases(cases: Sequence[tuple[str, Lengths, int, int]], *, rounds: int) -> list[dict[str, Any]]:
+    """Times whole training steps, the cases taking turns, on one thread.
+
+    Returns:
+        for each case its name, its job, and medians in seconds of rollout and whole step, in CPU and wall time.
+    """
+    import torch
+
+    from benchmarks.trainer_speed.scripted import write_script
+    from benchmarks.trainer_speed.systems import Agent
+
+    torch.set_num_threads(1)
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    taken: dict[str, list[dict[str, float]]] = {}
+    with TemporaryDirectory() as folder:
+        agents = {}
+        for size, lengths, turns, prompts in cases:
+            settings = Settings(model=size, turns=turns, prompts=prompts)
+            script = write_script(settings, lengths, turns=turns)
+            agents[f"{size}, {lengths.name}, {turns} turns, {settings.batch} episodes"] = Agent(
+                script, device="cpu", folder=folder
+            )
+
+        def step(name: str) -> float:
+            whole, rollout = agents[name].train(), agents[name].generation
+            found = {"step_cpu": whole.cpu, "step_wall": whole.wall}
+            taken.setdefault(name, []).append(found | {"rollout_cpu": rollout.cpu, "rollout_wall": rollout.wall})
+            say(f"  {name}: {whole.cpu:.2f} s CPU time, {whole.wall:.2f} s wall time")
+            return whole.cpu
+
+        measure.interleave({name: lambda name=name: step(name) for name in agents}, rounds=rounds, unit="s")
+        jobs = {name: asdict(scripted_job(agent.trainer.model, agent.script)) for name, agent in agents.items()}
+    medians = {
+        name: {clock: statistics.median(row[clock] for row in rows[-rounds:]) for clock in rows[0]}
+        for name, rows in taken.items()
+    }
+    return [{"name": name, "size": name.split(",")[0], "job": jobs[name], **medians[name]} for name in agents]
+
+
+def planned_jobs(options: argparse.Namespace) -> dict[str, Job]:
+    """Returns the step at assumed lengths, cut to the context, and at the budgets, that is with all tokens used up.
+
+    Half of the context is the prompt's, half the completion's, as in the paper.
+    """
+    half, turns, gaps = options.context / 2, options.turns, options.turns - 1
+    if half < turns:
+        raise ConfigurationError(f"--context {options.context} leaves no token for each of {turns} turns: raise it.")
+    prompt, spoken, response = options.prompt_tokens, options.spoken_tokens, options.response_tokens
+    share = min(1.0, half / (turns * spoken + gaps * response))
+    most = min(given.TURN_BUDGET, half / turns)
+    lengths = {
+        "assumed": {"prompt": min(half, prompt), "spoken": share * spoken, "response": share * response},
+        "budget": {"prompt": half, "spoken": most, "response": (half - turns * most) / gaps if gaps else 0.0},
+    }
+    whole = options.lora_rank is not None
+    setup = Setup(
+        lora_rank=options.lora_rank,
+        weight_bytes=2 if whole else 4,
+        slots=min(given.MOST_SLOTS, math.ceil(options.batch * options.rollouts / options.gpus)),
+        length=options.context,
+        micro_batch=options.micro_batch,
+        reference=not options.no_reference,
+        critic=options.critic,
+        shards=1 if whole else options.gpus,
+    )
+    job = functools.partial(Job, QWEN25[options.model], setup, options.batch, options.rollouts, turns)
+    rest = {"processes": options.gpus, "mini_batches": options.mini_batches}
+    return {name: job(**found, **rest) for name, found in lengths.items()}
+
+
+def plan(options: argparse.Namespace, host: Machine) -> list[tuple[str, ...]]:
+    """Returns the rows of the table for one model, number of GPUs, turns and context: one for each kind of lengths."""
+    gpu, steps, rows = given.GPUS[options.gpu], math.ceil(options.questions / options.batch), []
+    episodes = steps * options.batch * options.rollouts
+    for lengths, job in planned_jobs(options).items():
+        peak, room = estimate(job.shape, job.setup).peak / GIB, gpu.memory * given.USABLE_MEMORY
+        ends = []
+        for end in (given.LOW, given.HIGH):
+            uneven = replace(job, spread=end.spread) if lengths == "assumed" else job
+            ends.append(seconds(step_work(uneven), end.machine(gpu, host=host)))
+        hours = [steps * second / 3600 for second in ends]
+        rows.append(
+            (
+                *(options.model, str(options.gpus), str(options.turns), str(options.context), lengths),
+                f"{peak:.0f} of {room:.0f}{'' if peak <= room else ': TOO MUCH'}",
+                *(f"{episodes * tokens / 1e6:,.0f}" for tokens in (job.sampled, job.prompt + job.completion)),
+                *map(_between, (ends, hours, [hour * options.gpus * _price(options) for hour in hours])),
+            )
+        )
+    return rows
+
+
+HEADER = ("model", "GPUs", "turns", "context", "lengths", "GiB a GPU", "M tokens sampled", "M tokens in all")
+HEADER += ("s a step", "hours", "US dollars")
+
+
+def _price(options: argparse.Namespace) -> float:
+    return float(given.GPUS[options.gpu].price if options.price is None else options.price)
+
+
+def _between(values: Sequence[float]) -> str:
+    return " to ".join(f"{value:,.0f}" if value >= 10 else f"{value:.2g}" for value in values)
+
+
+def predict(options: argparse.Namespace, host: Machine) -> str:
+    """Returns the table, and what in it is measured and what assumed."""
+    grid = {"model": tuple(QWEN25), **given.GRID} if options.all else {}
+    changes = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    rows = [row for change in changes for row in plan(argparse.Namespace(**vars(options) | change), host)]
+    low, high = given.LOW, given.HIGH
+    notes = (
+        "Counted: tokens, weights, optimiser, KV cache, operations. Measured on a CPU: host seconds a turn and a step.",
+        f"ASSUMED, no {options.gpu} was measured: {low.flops:.0%} to {high.flops:.0%} of its peak operations, "
+        f"{low.bandwidth:.0%} to {high.bandwidth:.0%} of its bandwidths, {low.launch:g} to {high.launch:g} s a layer "
+        f"and pass, {low.wait:g} to {high.wait:g} s a tool call that nothing hides, {_price(options):g} US dollars an "
+        "hour.",
+        f"Lengths: 'assumed' {options.prompt_tokens} tokens of prompt, {options.spoken_tokens} sampled a turn, "
+        f"{options.response_tokens} a tool response, cut to the context, the longest episode {low.spread:g} to "
+        f"{high.spread:g} times the mean; 'budget': every token of the context used up.",
+    )
+    return table(HEADER, rows) + "\n\n" + "\n".join(notes)
+
+
+def _parser(defaults: Mapping[str, Any] = MappingProxyType({})) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--calibration", type=Path, default=CALIBRATION, help="file of measured steps")
+    actions = parser.add_subparsers(dest="action", required=True)
+    actions.add_parser("measure").add_argument("--rounds", type=_positive, default=5)
+    checking = actions.add_parser("check")
+    checking.add_argument(
+        "--benchmarks",
+        type=Path,
+        default=RESULTS.parents[1],
+        help="folder of the benchmarks that were measured",
+    )
+    scale = actions.add_parser("predict")
+    scale.add_argument("--preset", choices=list(given.PRESETS))
+    scale.add_argument("--all", action="store_true", help="every model x GPUs x turns x context")
+    scale.add_argument("--model", choices=list(QWEN25), default="3B", help="Qwen2.5 of this size")
+    scale.add_argument("--gpu", choices=list(given.GPUS), default="h100")
+    for name, default in (("gpus", 8), ("turns", 5), ("context", 8192), ("questions", 51_200), ("batch", 128)):
+        scale.add_argument(f"--{name}", type=_positive, default=default, help="default: %(default)s")
+    for name, default in (("rollouts", 5), ("micro-batch", 1), ("mini-batches", 1)):
+        scale.add_argument(f"--{name}", type=_positive, default=default, help="default: %(default)s")
+    for name, tokens in given.ASSUMED.items():
+        scale.add_argument(f"--{name}-tokens", type=_positive, default=tokens, help="default: %(default)s")
+    scale.add_argument("--lora-rank", type=_positive, help="train an adapter, the model whole on each GPU")
+    scale.add_argument("--critic", action="store_true", help="PPO")
+    scale.add_argument("--no-reference", action="store_true", help="no KL: beta is 0")
+    scale.add_argument("--price", type=_amount, help="US dollars for a GPU and hour (default: an assumption)")
+    scale.set_defaults(**defaults)
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def _amount(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected an amount above 0, got {text!r}")
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, checks or predicts."""
+    words, parser = list(sys.argv[1:] if arguments is None else arguments), _parser()
+    options = parser.parse_args(words)
+    try:
+        _run(options, words)
+    except ConfigurationError as error:
+        parser.error(str(error))
+    return 0
+
+
+def _run(options: argparse.Namespace, words: Sequence[str]) -> None:
+    if options.action == "measure":
+        cases = measure_cases(given.CASES, rounds=options.rounds)
+        found = measure.provenance(("python", "-m", "benchmarks.scaling", *words))
+        measure.append_row(options.calibration, {"rounds": options.rounds, "cases": cases, **found})
+        return
+    cases = calibration(options.calibration)
+    if options.action == "check":
+        say(check(cases, options.benchmarks))
+    else:
+        options = _parser(given.PRESETS.get(options.preset, {})).parse_args(words)
+        say(predict(options, fit(observed(cases))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

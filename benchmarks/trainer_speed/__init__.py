@@ -1,0 +1,1 @@
+"""Speed of the trainer, beside TRL's own multi-turn path."""

@@ -1,0 +1,174 @@
+"""Speed of the trainer beside TRL's own multi-turn path, `environment_factory`.
+
+    python -m benchmarks.trainer_speed                   every claim; appends to results/trainer_speed.jsonl
+    python -m benchmarks.trainer_speed --claim token     one claim
+    python -m benchmarks.trainer_speed --device cuda     a 0.5B model in bfloat16, and peak memory
+    python -m benchmarks.trainer_speed --quick           tiny sizes, to see that everything runs; keeps nothing
+
+README.md beside this file says what each claim measures and what differs between the systems.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+
+from benchmarks.common import measure
+from benchmarks.common.measure import Check, Figure, Report
+from benchmarks.env_speed.systems import OURS, WrongEpisodeError
+from benchmarks.trainer_speed.scripted import MODELS, Script, write_script
+from benchmarks.trainer_speed.settings import CUDA, FULL, QUICK, TARGETS, Lengths, Settings
+from benchmarks.trainer_speed.systems import Agent, Cost, EnvironmentFactory, Trainee
+
+WALL, CPU, MEMORY = "", ", CPU time", ", memory"
+"""What is read off a `Cost`, as shown behind the name of a figure."""
+CLOCKS = (WALL, CPU)
+RESULTS = Path(__file__).parent / "results" / "trainer_speed.jsonl"
+
+
+def rollouts(settings: Settings, device: str) -> Report:
+    """Rollouts per second, at several turns and at one."""
+    cases = ((settings.turns, "rollouts_several_turns"), (1, "rollouts_one_turn"))
+    figures, checks = [], []
+    for lengths in settings.lengths:
+        for turns, target in cases:
+            label = f"{lengths.name}, {_turns(turns)}"
+            script = write_script(settings, lengths, turns=turns)
+            found, ratio = _beside(script, label, device, Trainee.roll_out, per=settings.batch, unit="rollouts/s")
+            figures += found
+            checks.append(Check(f"rollouts/s, {label}: ours / TRL", TARGETS[target], ratio))
+    return Report("rollouts", tuple(figures), tuple(checks), {})
+
+
+def step(settings: Settings, device: str) -> Report:
+    """A whole optimiser step: rollouts, rewards, advantages, update, log."""
+    figures, checks = [], []
+    for lengths in settings.lengths:
+        label = f"{lengths.name}, {_turns(settings.turns)}"
+        script = write_script(settings, lengths, turns=settings.turns)
+        found, ratio = _beside(script, label, device, Trainee.train, per=settings.steps, unit="steps/s")
+        figures += found
+        checks.append(Check(f"steps/s, {label}: ours / TRL", TARGETS["step_several_turns"], ratio))
+    return Report("step", tuple(figures), tuple(checks), {})
+
+
+def token(settings: Settings, device: str) -> Report:
+    """What a generated token costs in several turns, in units of one in a single turn; our engine alone.
+
+    Every row has a question of its own, so that no prefill is shared. All episodes generate the same number of tokens
+    (lengths that differ are left out).
+    The single turn is measured twice: with as many more tokens in its prompt as the tool responses have, so that both
+    end in contexts of one length, and without them.
+    """
+    settings = replace(settings, prompts=settings.batch, num_generations=1)
+    figures, checks = [], []
+    for lengths in (lengths for lengths in settings.lengths if not lengths.spread):
+        scripts = token_scripts(settings, lengths)
+        with TemporaryDirectory() as folder:
+            systems = {name: Agent(script, device=device, folder=folder) for name, script in scripts.items()}
+            costs = _interleave({name: system.roll_out for name, system in systems.items()}, rounds=settings.rounds)
+        tokens = settings.batch * next(iter(scripts.values())).generated
+        for clock in CLOCKS:
+            times = [
+                Figure(f"{lengths.name}, {name}{clock}", "us/token", tuple(1e6 * value / tokens for value in values))
+                for name, values in ((name, cost[clock]) for name, cost in costs.items())
+            ]
+            ratios = [measure.ratio(f"{times[0].name} / {other.name}", times[0], other) for other in times[1:]]
+            figures += [*times, *ratios]
+            if clock == WALL:
+                statement = f"time per token, {lengths.name}: {_turns(settings.turns)} / 1 turn, equal context"
+                checks.append(Check(statement, TARGETS["token_several_turns"], ratios[0].median, at_most=True))
+    return Report("token", tuple(figures), tuple(checks), {})
+
+
+def token_scripts(settings: Settings, lengths: Lengths) -> dict[str, Script]:
+    """Returns episodes with equally many generated tokens: in several turns; in one, equal context; in one."""
+    several, one = (write_script(settings, lengths, turns=turns) for turns in (settings.turns, 1))
+    longer = replace(lengths, thought=lengths.thought + round(several.generated - one.generated))
+    context = replace(longer, question=lengths.question + round(several.responses))
+    return {
+        _turns(settings.turns): several,
+        "1 turn, equal context": write_script(settings, context, turns=1),
+        "1 turn, no responses": write_script(settings, longer, turns=1),
+    }
+
+
+CLAIMS: Mapping[str, Callable[[Settings, str], Report]] = MappingProxyType(
+    {"rollouts": rollouts, "token": token, "step": step}
+)
+
+
+def _beside(
+    script: Script, label: str, device: str, work: Callable[[Trainee], Cost], *, per: int, unit: str
+) -> tuple[list[Figure], float]:
+    """Returns figures of both systems, and the median ratio of their speeds in wall time."""
+    with TemporaryDirectory() as folder:
+        systems = [system(script, device=device, folder=folder) for system in (Agent, EnvironmentFactory)]
+        agent, factory = (system.tokens() for system in systems)
+        if agent != factory:
+            raise WrongEpisodeError(f"{label}: {OURS} and TRL did not play the same tokens.")
+        costs = _interleave({system.name: partial(work, system) for system in systems}, rounds=script.settings.rounds)
+    figures: list[Figure] = []
+    for clock in CLOCKS:
+        speeds = [
+            Figure(f"{name}, {label}{clock}", unit, tuple(per / value for value in cost[clock]))
+            for name, cost in costs.items()
+        ]
+        figures += [*speeds, measure.ratio(f"ours / TRL, {label}{clock}", *speeds)]
+    if device == "cuda":
+        figures += [
+            Figure(f"{name}, {label}, peak memory", "GB", tuple(size / 1e9 for size in cost[MEMORY]))
+            for name, cost in costs.items()
+        ]
+    return figures, figures[2].median
+
+
+def _interleave(measures: Mapping[str, Callable[[], Cost]], *, rounds: int) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Returns, for each measure, a value a round of `WALL` and `CPU` time (seconds) and of `MEMORY` (bytes)."""
+    costs: dict[str, list[Cost]] = {name: [] for name in measures}
+
+    def wall(name: str) -> float:
+        costs[name].append(measures[name]())
+        return costs[name][-1].wall
+
+    measure.interleave({name: partial(wall, name) for name in measures}, rounds=rounds, unit="s")
+    return {
+        name: dict(zip((WALL, CPU, MEMORY), zip(*found[-rounds:], strict=True), strict=True))  # without the warm-up
+        for name, found in costs.items()
+    }
+
+
+def _turns(number: int) -> str:
+    return "1 turn" if number == 1 else f"{number} turns"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the claims that the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--claim", action="append", choices=sorted(CLAIMS), help="run only this one; may be repeated")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the models live")
+    parser.add_argument("--model", choices=MODELS, help="another model than the device's own")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, nothing is kept unless --output says where")
+    parser.add_argument("--output", type=Path, help=f"file to append to (default: {RESULTS.name} in results/)")
+    options = parser.parse_args(arguments)
+    settings = QUICK if options.quick else CUDA if options.device == "cuda" else FULL
+    settings = replace(settings, model=options.model or settings.model)
+    output = options.output or (None if options.quick else RESULTS)
+    command = ["python", "-m", "benchmarks.trainer_speed", *(sys.argv[1:] if arguments is None else arguments)]
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # both paths are experimental in TRL
+    for name in options.claim or CLAIMS:
+        report = CLAIMS[name](settings, options.device)
+        print(measure.to_table(report), flush=True)
+        if output is not None:
+            measure.append_row(output, measure.to_row(report, settings=settings.to_dict(), command=command))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+"""Episodes whose tokens are known beforehand, so that every system decodes the same ones.
+
+Speed can be compared only if all sides generate the same tokens, turns and tool responses; random weights call no tool.
+`force` therefore raises the logit of the script's token after every token, as a forward hook of the model: each token
+still costs a whole forward pass and is still sampled, in every engine alike, and none of them knows of the script.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import gymnasium
+import torch
+from tokenizers import AddedToken
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from trl.chat_template_utils import add_response_schema, get_training_chat_template, qwen3_chat_template
+
+import agent_r1_gym.envs  # noqa: F401  # registers the environments
+from agent_r1_gym.datasets.base import QADataset, Question
+from agent_r1_gym.datasets.fiction.compact import compact_vocabulary
+from agent_r1_gym.tools.search import SearchTool
+from agent_r1_gym.types import Message, Passage
+from benchmarks.env_speed.systems import StubRetriever
+from benchmarks.trainer_speed.settings import Lengths, Settings
+from trainers.engines.collect import TextEnv
+from trainers.engines.templates import ChatTokens
+from trainers.toy.model import (
+    ANSWER_CLOSE,
+    ANSWER_OPEN,
+    CALL_CLOSE,
+    CALL_OPEN,
+    SIZES,
+    THINK_CLOSE,
+    THINK_OPEN,
+    build_model,
+    build_tokenizer,
+)
+
+_WORDS = tuple(word for word in compact_vocabulary() if word.islower() and word.isalpha())
+GOLD = _WORDS[-1]
+_ATTEMPTS = 100
+FORCE = 1e4
+"""Logit of the script's token; far above what random weights give, within bfloat16."""
+
+
+class SearchEnvironment:
+    """The tool as TRL's `environment_factory` wants it: each public method is one.
+
+    Args:
+        tool: what searches.
+    """
+
+    def __init__(self, tool: SearchTool) -> None:
+        self._tool = tool
+
+    def reset(self, **_row: Any) -> None:
+        """Starts an episode; the question already stands in the prompt."""
+
+    def search(self, query: str) -> str:
+        """Search an encyclopedia; returns the best passages.
+
+        Args:
+            query: what to look for
+        """
+        return self._tool.execute({"query": query}).content
+
+
+class Episode(NamedTuple):
+    """What is played for one question.
+
+    Attributes:
+        prompt_ids: tokens of its prompt.
+        completion_ids: all turns and tool responses.
+        loss_mask: 1 for what the model generates.
+    """
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All tokens."""
+        return self.prompt_ids + self.completion_ids
+
+
+@dataclass(frozen=True)
+class Script:
+    """Episodes, token by token.
+
+    Attributes:
+        settings: model, number of questions and copies.
+        turns: model turns.
+        tokenizer: with TRL's Qwen3 template, which renders calls and tool responses.
+        system_prompt: what TRL puts before the question to declare the tool.
+        passage: what every search finds.
+        questions: one for each episode.
+        episodes: what is played.
+    """
+
+    settings: Settings
+    turns: int
+    tokenizer: PreTrainedTokenizerFast
+    system_prompt: str
+    passage: Passage
+    questions: tuple[str, ...]
+    episodes: tuple[Episode, ...]
+
+    @property
+    def generated(self) -> float:
+        """Tokens that the model generates, in the mean over the episodes."""
+        return fmean(sum(episode.loss_mask) for episode in self.episodes)
+
+    @property
+    def responses(self) -> float:
+        """Tokens that come from tool and template, in the mean over the episodes."""
+        return fmean(len(episode.loss_mask) for episode in self.episodes) - self.generated
+
+    @property
+    def longest_prompt(self) -> int:
+        """Most tokens of a prompt."""
+        return max(len(episode.prompt_ids) for episode in self.episodes)
+
+    @property
+    def longest_completion(self) -> int:
+        """Most tokens of all turns and tool responses of an episode."""
+        return max(len(episode.completion_ids) for episode in self.episodes)
+
+    def search_tool(self) -> SearchTool:
+        """Returns the tool that every side searches with."""
+        return SearchTool(StubRetriever([self.passage]), top_k=1, style="plain")
+
+    def make_env(self) -> TextEnv:
+        """Returns this suite's environment for the script."""
+        rows = [Question(str(number), text, (GOLD,)) for number, text in enumerate(self.questions)]
+        dataset = QADataset(
+            rows, name="scripted", split="train", source="benchmarks", fingerprint="scripted", corpus=(self.passage,)
+        )
+        env = gymnasium.make(
+            "AgentR1/HotpotQA-v0",
+            dataset=dataset,
+            retriever=StubRetriever([self.passage]),
+            top_k=1,
+            search_style="plain",
+            system_prompt=self.system_prompt,
+        )
+        return env.unwrapped  # type: ignore[return-value]
+
+
+def write_script(settings: Settings, lengths: Lengths, *, turns: int) -> Script:
+    """Returns episodes of `turns` turns, one for each question: searches, then the right answer."""
+    passage = Passage("0", _WORDS[0], " ".join(_words(lengths.passage - 2)))  # the title and a colon come to it
+    tokenizer, system_prompt = _tokenizer(SearchEnvironment(SearchTool(StubRetriever([passage]))))
+    chat = ChatTokens(tokenizer)
+    gap = chat.gap_ids([Message("tool", f"{passage.title} : {passage.text}")], stopped=True)
+    query = " ".join(_words(lengths.query))
+    ends = [CALL_OPEN + query + CALL_CLOSE] * (turns - 1) + [ANSWER_OPEN + GOLD + ANSWER_CLOSE]
+    questions = _questions(settings.prompts, lengths)
+
+    def episode(number: int, rng: random.Random) -> Episode:
+        messages = [Message("system", system_prompt), Message("user", questions[number])]
+        completion: list[int] = []
+        mask: list[int] = []
+        for turn, end in enumerate(ends):
+            before = gap if turn else []
+            thought = _thought(lengths, number, settings.prompts, rng)
+            spoken = _turn(chat, tokenizer, THINK_OPEN + thought + THINK_CLOSE + end)
+            completion += before + spoken
+            mask += [0] * len(before) + [1] * len(spoken)
+        return Episode(tuple(chat.prompt_ids(messages)), tuple(completion), tuple(mask))
+
+    for attempt in range(_ATTEMPTS):
+        rng = random.Random(attempt)
+        episodes = tuple(episode(number, rng) for number in range(settings.prompts))
+        if _following(episodes) is not None:
+            return Script(settings, turns, tokenizer, system_prompt, passage, questions, episodes)
+    raise ValueError(f"No episodes of {lengths} can be told apart by a token and its place; lower prompts or spread.")
+
+
+def force(model: PreTrainedModel, script: Script) -> Any:
+    """Makes the model generate the script, whoever decodes; returns the hook's handle (`remove` ends it).
+
+    The token is looked up by the last one and its position, which every engine has to tell the model anyway.
+    """
+    following = _following(script.episodes)
+    assert following is not None
+    places = 1 + max(position for position, _ in following)
+    most = max(Counter(position for position, _ in following).values())
+    table = torch.full((2, places, most), -1, device=model.device)  # by position: tokens, and what follows each
+    used: Counter[int] = Counter()
+    for (position, token), then in following.items():
+        table[:, position, used[position]] = torch.tensor([token, then])
+        used[position] += 1
+
+    def hook(_module: Any, _args: Any, inputs: dict[str, Any], output: Any) -> None:
+        logits, positions = getattr(output, "logits", None), inputs.get("position_ids")
+        if logits is not None and positions is not None and not torch.is_grad_enabled():
+            tokens, then = table[:, positions[:, -1].clamp(max=places - 1)]
+            known = tokens == inputs["input_ids"][:, -1:]
+            chosen = then.gather(1, known.int().argmax(dim=1, keepdim=True)).clamp(min=0)
+            logits[:, -1].scatter_(1, chosen.expand(len(logits), 1), FORCE)
+
+    return model.register_forward_hook(hook, with_kwargs=True)
+
+
+def _following(episodes: Iterable[Episode]) -> dict[tuple[int, int], int] | None:
+    """Returns the token after each that the model is fed last, by position and token; None if two differ in it."""
+    found: dict[tuple[int, int], int] = {}
+    for episode in episodes:
+        start = len(episode.prompt_ids) - 1
+        for position, (token, then) in enumerate(pairwise(episode.ids[start:]), start):
+            generated = episode.loss_mask[position - start]
+            if generated and found.setdefault((position, token), then) != then:
+                return None
+    return found
+
+
+def _questions(count: int, lengths: Lengths) -> tuple[str, ...]:
+    """Returns different questions: of one length, or each a word longer than the one before if episodes differ."""
+    orders = [random.Random(number).sample(_words(lengths.question), lengths.question) for number in range(count)]
+    return tuple(" ".join([*order, *_words(number if lengths.spread else 0)]) for number, order in enumerate(orders))
+
+
+def _thought(lengths: Lengths, episode: int, prompts: int, rng: random.Random) -> str:
+    """Returns the words of a thought; where episodes differ, each has words of its own."""
+    if not lengths.spread:
+        return " ".join(_words(lengths.thought))
+    low, high = (round(lengths.thought * (1 + sign * lengths.spread)) for sign in (-1, 1))
+    own = _WORDS[lengths.query + episode :: prompts] or _WORDS
+    return " ".join(rng.choices(own, k=rng.randint(max(1, low), high)))
+
+
+def _words(count: int) -> tuple[str, ...]:
+    return (_WORDS * (1 + count // len(_WORDS)))[:count]
+
+
+def _turn(chat: ChatTokens, tokenizer: Any, text: str) -> list[int]:
+    return [*tokenizer(text, add_special_tokens=False)["input_ids"], chat.stop_id]
+
+
+def _tokenizer(environment: SearchEnvironment) -> tuple[PreTrainedTokenizerFast, str]:
+    """Returns the tiny policy's tokenizer with TRL's Qwen3 template, and the system prompt that declares the tool.
+
+    TRL knows how to parse calls of the template that Qwen3 ships, and which template keeps earlier turns. The tool's
+    declaration is one token, so that the settings alone say how long the prompt is.
+    """
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = qwen3_chat_template
+    add_response_schema(tokenizer)
+    tokenizer.chat_template = get_training_chat_template(tokenizer)
+    rendered = str(
+        tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tools=[environment.search], tokenize=False)
+    )
+    system_prompt = rendered.split("<|im_start|>system\n", 1)[1].split("<|im_end|>", 1)[0]
+    literals = (system_prompt, "<tool_response>\n", "\n</tool_response>")
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in literals])
+    return tokenizer, system_prompt
+
+
+_QWEN2_5: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "qwen2.5-0.5b": MappingProxyType(
+            {
+                "vocab_size": 151_936,
+                "hidden_size": 896,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 14,
+                "num_key_value_heads": 2,
+                "intermediate_size": 4864,
+                "max_position_embeddings": 32_768,
+                "rope_theta": 1e6,
+            }
+        ),
+        "qwen2.5-minuscule": MappingProxyType(
+            {
+                "vocab_size": 1024,
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "intermediate_size": 64,
+                "max_position_embeddings": 1024,
+            }
+        ),
+    }
+)
+MODELS = ("tiny", *_QWEN2_5)
+"""What `make_model` can make: the tiny policy (0.4M parameters, float32) and shapes of Qwen2.5 (bfloat16)."""
+
+
+def make_model(name: str, tokenizer: PreTrainedTokenizerFast, *, device: str) -> PreTrainedModel:
+    """Returns a randomly initialised model, the same on every call.
+
+    Args:
+        name: one of `MODELS`, or a size of the tiny policy (`trainers.toy.model.SIZES`).
+        tokenizer: the model's.
+        device: where it lives.
+
+    Raises:
+        ValueError: its vocabulary is smaller than the tokenizer's.
+    """
+    if name == "tiny" or name in SIZES:
+        return build_model(tokenizer, size="0.4M" if name == "tiny" else name).to(device)  # type: ignore[arg-type]
+    config = Qwen2Config(
+        **_QWEN2_5[name],
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        dtype="bfloat16",
+    )
+    if config.vocab_size < len(tokenizer):
+        raise ValueError(f"{name} has {config.vocab_size} words, the tokenizer {len(tokenizer)}.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Qwen2ForCausalLM(config).to(device=device, dtype=torch.bfloat16)  # type: ignore[arg-type]

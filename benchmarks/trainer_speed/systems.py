@@ -1,0 +1,216 @@
+"""The two trainers under test behind one small interface: TRL's `GRPOTrainer` both, with other rollouts."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import time
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from datasets import Dataset
+from transformers import PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from agent_r1_gym.parsing import make_parser
+from agent_r1_gym.scoring import SCORERS
+from benchmarks.env_speed.systems import OURS, WrongEpisodeError
+from benchmarks.trainer_speed.scripted import GOLD, Script, SearchEnvironment, force, make_model
+from trainers.config import AgentConfig
+from trainers.engines.collect import Collector, EpisodeLimits
+from trainers.engines.templates import ChatTokens
+from trainers.train import dataset_of, engine_of
+from trainers.trainer import AgentTrainer
+
+
+class Cost(NamedTuple):
+    """What some work took: seconds of wall and CPU time, and the rise of the GPU's memory in bytes."""
+
+    wall: float
+    cpu: float
+    memory: float
+
+
+class Meter:
+    """Measures between `start` and `stop`; on a GPU, it waits until the device is idle at both."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = device == "cuda"
+
+    def start(self) -> None:
+        """Begins."""
+        if self._cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            self._allocated = torch.cuda.memory_allocated()
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def stop(self) -> Cost:
+        """Returns what was spent since `start`."""
+        memory = 0.0
+        if self._cuda:
+            torch.cuda.synchronize()
+            memory = float(torch.cuda.max_memory_allocated() - self._allocated)
+        return Cost(time.perf_counter() - self._wall, time.process_time() - self._cpu, memory)
+
+
+class Trainee(abc.ABC):
+    """A trainer whose model plays a script.
+
+    Args:
+        script: what is played.
+        device: "cpu" or "cuda".
+        folder: for TRL's output.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, script: Script, *, device: str, folder: str) -> None:
+        self.script = script
+        self.meter = Meter(device)
+        settings = script.settings
+        model = make_model(settings.model, script.tokenizer, device=device)
+        force(model, script)
+        self.trainer = self._make_trainer(model, self._arguments(device, folder))
+        self.trainer.remove_callback(PrinterCallback)
+        self.stopwatch = Stopwatch(Meter(device))  # its own: `_timed_generate` restarts the other within a step
+        self.trainer.add_callback(self.stopwatch)
+        self._generate = self.trainer._generate
+        self.trainer._generate = self._timed_generate
+        self.rows = [row for row in self.trainer.train_dataset for _ in range(settings.num_generations)]
+        self.generation = Cost(0.0, 0.0, 0.0)
+
+    @abc.abstractmethod
+    def _make_trainer(self, model: Any, arguments: dict[str, Any]) -> GRPOTrainer: ...
+
+    def roll_out(self) -> Cost:
+        """Returns the cost of one batch of rollouts: all that happens in TRL's `_generate`, in both systems.
+
+        Raises:
+            WrongEpisodeError: an episode was not the script's, or was not paid.
+        """
+        self._play()
+        return self.generation
+
+    def tokens(self) -> list[list[int]]:
+        """Plays a batch; returns each episode's tokens, padding left out, each signed + (generated) or - (not)."""
+        output = self._play()
+        masks = output["prompt_mask"].bool()
+        prompts = [row[mask].tolist() for row, mask in zip(output["prompt_ids"], masks, strict=True)]
+        signs = (2 * output["tool_mask"] - 1) * output["completion_mask"]
+        completions = (signs * (1 + output["completion_ids"])).tolist()
+        return [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+
+    def train(self) -> Cost:
+        """Returns the cost of `settings.steps` optimiser steps, after one that warms up."""
+        self.trainer.train()
+        return self.stopwatch.cost
+
+    def _play(self) -> dict[str, Any]:
+        self.trainer.model.train()
+        output: dict[str, Any] = self.trainer._generate_and_score_completions([dict(row) for row in self.rows])
+        present = output["completion_mask"].bool()
+        rows = zip(output["completion_ids"], output["tool_mask"], present, strict=True)
+        found = [(tuple(ids[there].tolist()), tuple(mask[there].tolist())) for ids, mask, there in rows]
+        reward = self.trainer._metrics["train"]["reward"][-1]
+        copies = self.script.settings.num_generations
+        if found != [tuple(episode[1:]) for episode in self.script.episodes for _ in range(copies)]:
+            raise WrongEpisodeError(f"{self.name}: an episode is not the script's.")
+        if reward != 1.0:
+            raise WrongEpisodeError(f"{self.name}: right answers were paid {reward}, expected 1.")
+        return output
+
+    def _timed_generate(self, prompts: Any) -> Any:
+        self.meter.start()
+        output = self._generate(prompts)
+        self.generation = self.meter.stop()
+        return output
+
+    def _arguments(self, device: str, folder: str) -> dict[str, Any]:
+        settings = self.script.settings
+        return {
+            "output_dir": str(Path(folder) / type(self).__name__),
+            "max_steps": settings.steps + 1,
+            "per_device_train_batch_size": settings.batch,
+            "num_generations": settings.num_generations,
+            "max_completion_length": self.script.longest_completion + 1,
+            "learning_rate": 1e-6,
+            "beta": 0.0,
+            "loss_type": "dapo",
+            "logging_steps": 1,
+            "report_to": "none",
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            "use_cpu": device == "cpu",
+            "bf16": device == "cuda",
+            "gradient_checkpointing": False,
+        }
+
+
+class Agent(Trainee):
+    """This project's trainer with its own engine, put together as `trainers.train` does it."""
+
+    name = OURS
+
+    def _make_trainer(self, model: Any, arguments: dict[str, Any]) -> GRPOTrainer:
+        script = self.script
+        chat = ChatTokens(script.tokenizer)
+        limits = EpisodeLimits(
+            max_prompt_tokens=script.longest_prompt, max_completion_tokens=arguments["max_completion_length"]
+        )
+        collector = Collector(script.make_env, chat, limits)
+        single = {"algorithm": "reinforce++"} if script.settings.num_generations == 1 else {}
+        return AgentTrainer(
+            model,
+            AgentConfig(
+                **arguments,
+                **single,
+                max_prompt_length=script.longest_prompt,
+                max_turn_tokens=arguments["max_completion_length"],
+            ),
+            collect=lambda rows, trainer: collector.collect(rows, engine_of(trainer, chat, slots=len(rows))),
+            train_dataset=dataset_of(script.make_env()),
+            processing_class=script.tokenizer,
+        )
+
+
+class EnvironmentFactory(Trainee):
+    """TRL's trainer with its own tool loop."""
+
+    name = "TRL environment_factory"
+
+    def _make_trainer(self, model: Any, arguments: dict[str, Any]) -> GRPOTrainer:
+        rows = [{"prompt": [{"role": "user", "content": question}]} for question in self.script.questions]
+        return GRPOTrainer(
+            model,
+            reward_funcs=[exact_match],
+            args=GRPOConfig(**arguments),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=self.script.tokenizer,
+            environment_factory=functools.partial(SearchEnvironment, self.script.search_tool()),
+        )
+
+
+_PARSER = make_parser("hermes")
+
+
+def exact_match(completions: list[list[dict[str, Any]]], **_columns: Any) -> list[float]:
+    """Returns 1 for each right answer: the reward that this suite's environment gives."""
+    answers = [_PARSER.parse(completion[-1]["content"]).answer for completion in completions]
+    return [SCORERS["hotpotqa"].em(answer or "", (GOLD,)) for answer in answers]
+
+
+class Stopwatch(TrainerCallback):
+    """Measures from the end of the first step to the end of the last: data, rollouts, update and log of each."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self.cost = Cost(0.0, 0.0, 0.0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Starts after the first step, stops after the last."""
+        if state.global_step == 1:
+            self._meter.start()
+        elif state.global_step == state.max_steps:
+            self.cost = self._meter.stop()

@@ -1,0 +1,158 @@
+"""The benchmarks run and say what they must; their speed is not judged here."""
+
+import dataclasses
+import json
+import threading
+
+import pytest
+
+from benchmarks.common import measure
+from benchmarks.common.measure import Check, Figure, Report
+from benchmarks.env_speed import fresh_process as probes
+from benchmarks.env_speed import peers
+from benchmarks.env_speed import run as env_speed
+from benchmarks.env_speed.settings import FULL, QUICK, TARGETS, Settings
+from benchmarks.env_speed.systems import OneEnv, WrongEpisodeError
+from benchmarks.env_speed.workload import distinct_queries, make_workload, tag_search
+
+pytest.importorskip("uvicorn", reason="the benchmark of the server needs the server extra")
+
+TINY = Settings(
+    rounds=1,
+    questions=20,
+    episodes=2,
+    envs=3,
+    vector_episodes=1,
+    corpus=100,
+    latency=0.001,
+    memory_envs=5,
+    install_rounds=1,
+)
+FIELDS = {"claim", "met", "checks", "figures", "absent", "settings", "command", "commit", "versions", "machine", "date"}
+
+
+@pytest.fixture
+def no_peers(monkeypatch):
+    absent = dict.fromkeys((peers.GEM, peers.SKYRL), "not measured: not installed")
+    monkeypatch.setattr(peers, "installed", lambda: ([], absent))
+    monkeypatch.setattr(probes, "install_and_play", lambda: 1.0)  # pip may need the network
+    return absent
+
+
+@pytest.mark.parametrize("claim", env_speed.CLAIMS)
+def test_every_claim_measures_and_reports(claim, no_peers):
+    report = env_speed.CLAIMS[claim](TINY)
+    row = measure.to_row(report, settings=TINY.to_dict(), command=["python", "-m", "benchmarks.env_speed"])
+    assert set(row) == FIELDS
+    assert row["claim"] == claim
+    assert row["figures"]
+    assert row["checks"]
+    assert json.loads(json.dumps(row))["settings"]["envs"] == 3
+    for figure in row["figures"]:
+        assert set(figure) == {"name", "unit", "median", "min", "max", "rounds"}
+        assert figure["min"] <= figure["median"] <= figure["max"]
+    assert {"python", "gymnasium", "agent-r1-gym"} <= set(row["versions"])
+    assert {"cpu", "cpus"} <= set(row["machine"])
+    assert claim in measure.to_table(report)
+
+
+@pytest.mark.parametrize("claim", ["stub", "server"])
+def test_an_absent_peer_is_not_beaten(claim, no_peers):
+    report = env_speed.CLAIMS[claim](TINY)
+    assert report.absent == no_peers
+    assert report.checks[0].met is None
+    row = measure.to_row(report, settings={}, command=[])
+    assert row["met"] is not True
+    assert "not measured" in measure.to_table(report)
+
+
+def test_one_peer_out_of_two_is_not_enough(no_peers):
+    class Other:
+        name = "other"
+
+    Other.__module__ = peers.__name__
+    ours, other = type("Ours", (), {"name": "ours"})(), Other()
+    speeds = {name: Figure(name, "steps/s", (value,)) for name, value in (("ours", 2.0), ("other", 1.0))}
+    _, check = env_speed._against_peers(ours, [ours, other], speeds, {"third": "not measured"}, limit=1.0)
+    assert check.met is None
+    figures, check = env_speed._against_peers(ours, [ours, other], speeds, {}, limit=1.0)
+    assert check.met is True
+    assert figures[-1].median == 2.0
+
+
+def test_settings_and_targets_are_immutable():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        FULL.rounds = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        TARGETS["import_s"] = 9.0  # type: ignore[index]
+    with pytest.raises(TypeError):
+        env_speed.CLAIMS["stub"] = None  # type: ignore[index]
+    assert FULL.rounds >= 5
+    assert FULL.install_rounds >= 5
+    assert (FULL.envs, FULL.searches, FULL.memory_envs, FULL.latency) == (64, 3, 1000, 0.05)
+    assert hash(QUICK) != hash(FULL)
+
+
+def test_rounds_are_interleaved_after_a_warm_up():
+    calls = []
+    measures = {name: lambda name=name: calls.append(name) or float(len(calls)) for name in "ab"}
+    figures = measure.interleave(measures, rounds=2, unit="s")
+    assert calls == ["a", "b"] * 3
+    assert figures["a"].values == (3.0, 5.0)
+    assert measure.ratio("a / b", figures["a"], figures["b"]).values == (3 / 4, 5 / 6)
+
+
+def test_a_check_compares_in_its_own_sense():
+    assert Check("speed", 1.0, 1.0).met is True
+    assert Check("speed", 1.0, 0.99).met is False
+    assert Check("seconds", 1.0, 0.99, at_most=True).met is True
+    assert Check("seconds", 1.0, 1.01, at_most=True).met is False
+    assert Check("seconds", 1.0, None, at_most=True).met is None
+
+
+@pytest.mark.parametrize(
+    ("values", "met"), [((2.0, 2.0), True), ((2.0, 0.5), False), ((2.0, None), None), ((0.5, None), False)]
+)
+def test_a_claim_is_met_if_all_its_targets_are(values, met):
+    report = Report("x", (), tuple(Check("c", 1.0, value) for value in values), {})
+    assert measure.to_row(report, settings={}, command=[])["met"] is met
+
+
+def test_rows_are_appended_whole(tmp_path):
+    path = tmp_path / "deep" / "rows.jsonl"
+    rows = [{"number": number, "text": "é" * 5000} for number in range(8)]
+    threads = [threading.Thread(target=measure.append_row, args=(path, row)) for row in rows]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert sorted(row["number"] for row in found) == list(range(8))
+
+
+def test_a_wrong_episode_has_no_speed():
+    system = OneEnv(make_workload(questions=3, passages=2), queries=["a"])
+    system._actions[-1] = "<answer>wrong</answer>"
+    with pytest.raises(WrongEpisodeError, match="expected 2"):
+        system.play(2)
+
+
+def test_no_two_queries_are_alike_and_formats_agree():
+    passages = make_workload(questions=3, passages=3).passages
+    batches = distinct_queries(passages, steps=3, width=5)
+    queries = [query for batch in batches for query in batch]
+    assert [len(batch) for batch in batches] == [5, 5, 5]
+    assert tag_search("x y").endswith("<search>x y</search>")
+    assert len(set(queries)) == 15
+
+
+def test_the_command_line_prints_and_keeps_rows(no_peers, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(env_speed, "QUICK", TINY)
+    path = tmp_path / "rows.jsonl"
+    env_speed.main(["--quick", "--claim", "install", "--output", str(path)])
+    row = json.loads(path.read_text(encoding="utf-8"))
+    assert row["claim"] == "install"
+    assert row["command"] == f"python -m benchmarks.env_speed --quick --claim install --output {path}"
+    assert "met" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        env_speed.main(["--claim", "nothing"])

@@ -1,0 +1,103 @@
+"""Fixed rollouts: what a trainer does with them can be worked out by hand or compared with TRL."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from agent_r1_gym.play.record import TokenTrajectory, TokenTurn
+
+Turn = tuple[Sequence[int], float, Sequence[int]]
+"""What the model sampled, its reward, and what the environment said then."""
+
+
+def make_trajectory(
+    prompt: Sequence[int],
+    turns: Sequence[Turn],
+    *,
+    truncated: bool = False,
+    error: str | None = None,
+    rewritten: Sequence[int] = (),
+    **metrics: float,
+) -> TokenTrajectory:
+    """Lays turns one after another; every sampled token gets the log-probability -1.
+
+    After the turns in `rewritten`, what the environment says is a context that takes the place of all before.
+    """
+    ids: list[int] = []
+    logprobs: list[float | None] = []
+    spans = []
+    for sampled, reward, said in turns:
+        spans.append(TokenTurn(len(ids), len(ids) + len(sampled), reward))
+        ids += [*sampled, *said]
+        logprobs += [-1.0] * len(sampled) + [None] * len(said)
+    return TokenTrajectory(
+        prompt_ids=tuple(prompt),
+        completion_ids=tuple(ids),
+        loss_mask=tuple(int(logprob is not None) for logprob in logprobs),
+        logprobs=tuple(logprobs),
+        turns=tuple(spans),
+        terminated=not truncated,
+        truncated=truncated,
+        infrastructure_error=error,
+        metrics=metrics,
+        row_starts=tuple(spans[number].end for number in rewritten),
+    )
+
+
+def multi_turn_batch() -> list[TokenTrajectory]:
+    """Two groups of four rollouts with one to three turns; some end in what the environment said."""
+    return [
+        make_trajectory([2, 5, 11, 8], [([12, 8, 3], 0.1, [2, 7, 13]), ([14, 8, 3], 1.0, [])]),
+        make_trajectory([2, 5, 11, 8], [([14, 9, 3], 0.0, [])]),
+        make_trajectory([2, 5, 11, 8], [([12, 3], -0.1, [2, 7]), ([12, 9, 3], 0.2, [2, 7, 13, 13])]),
+        make_trajectory([2, 5, 11, 8], [([14, 8, 10], 0.5, [])], truncated=True),
+        make_trajectory([2, 5, 8], [([12, 3], 0.0, [7]), ([12, 10, 3], 0.0, [7, 13]), ([14, 3], 1.0, [])]),
+        make_trajectory([2, 5, 8], [([12, 12, 12], 0.3, [13])]),
+        make_trajectory([2, 5, 8], [([14, 15, 3], 0.0, [])]),
+        make_trajectory([2, 5, 8], [([16], 0.7, [7, 7, 7]), ([14, 16, 3], 0.0, [])]),
+    ]
+
+
+def one_turn_batch() -> list[TokenTrajectory]:
+    """Two groups of four rollouts of one turn, with nothing said by the environment."""
+    replies = [[8, 3], [9, 10, 3], [8, 8, 8], [3], [14, 15], [14, 16, 3], [15, 3], [9]]
+    rewards = [1.0, 0.0, 0.5, 0.0, 1.0, 1.0, 0.0, 0.25]
+    prompts = [[2, 5, 11, 8]] * 4 + [[2, 5, 8]] * 4
+    return [
+        make_trajectory(prompt, [(reply, reward, [])])
+        for prompt, reply, reward in zip(prompts, replies, rewards, strict=True)
+    ]
+
+
+def give(trajectories: Sequence[TokenTrajectory]) -> Callable[..., list[TokenTrajectory]]:
+    """A `collect` that returns these, whatever the rows."""
+    return lambda rows, trainer: list(trajectories)
+
+
+def by_row(rows: list[dict[str, Any]], _trainer: Any) -> list[TokenTrajectory]:
+    """A `collect` whose trajectories depend on the row and on which of its copies it is, not on the process."""
+    trajectories = []
+    for position, row in enumerate(rows):  # four copies of a row stand together
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{row['target']} {position % 4}".encode()))
+        turns = []
+        for _ in range(int(torch.randint(1, 4, (), generator=generator))):
+            sizes = torch.randint(1, 5, (2,), generator=generator).tolist()
+            sampled, said = (torch.randint(4, 17, (size,), generator=generator).tolist() for size in sizes)
+            turns.append((sampled, torch.rand((), generator=generator).item(), said))
+        rewritten = range(len(turns) - 1)[position % 4 :]  # none, or all but the first contexts
+        trajectories.append(make_trajectory([2, 5, row["target"]], turns, rewritten=rewritten))
+    return trajectories
+
+
+def gradients(trainer: Any, output: dict[str, Any]) -> tuple[float, dict[str, torch.Tensor]]:
+    """Returns loss and gradients of TRL's loss on a batch."""
+    trainer.current_gradient_accumulation_steps = 1  # set by `train`
+    trainer.model.zero_grad()
+    loss = trainer.compute_loss(trainer.model, output)
+    loss.backward()
+    parameters = trainer.model.named_parameters()
+    return loss.item(), {name: p.grad.clone() for name, p in parameters if p.grad is not None}

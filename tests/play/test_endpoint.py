@@ -1,0 +1,293 @@
+"""The endpoint against a server that misbehaves in every way, and what the player makes of it."""
+
+import json
+import threading
+
+import pytest
+
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout
+from agent_r1_gym.play.endpoint import ChatEndpoint, Completion, ContextLengthError, EndpointOptions
+from agent_r1_gym.play.jobs import Job
+from agent_r1_gym.play.methods import make_method
+from agent_r1_gym.play.players import EndpointPlayer
+from agent_r1_gym.tools.search import SearchTool
+from agent_r1_gym.types import Message, Passage, Task
+from benchmarks.eval_speed.chat_server import Answer, served, turn
+from tests.kit.helpers import TASKS, EchoTool, StubRetriever, answer, call
+
+ONE = (Job(0),)
+HELLO = (Message("user", "hello"),)
+GOOD = turn("hi")
+
+
+class Script:
+    """Answers with one item after the other, then with the last for ever; keeps what it was sent."""
+
+    def __init__(self, *answers):
+        self.answers, self.requests, self.headers = list(answers), [], []
+
+    def __call__(self, request, headers):
+        self.requests.append(request)
+        self.headers.append(headers)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def ask(script, **options):
+    with served(script) as url:
+        settings = {"model": "m", "base_url": url, "first_pause": 0.0, "timeout": 5.0, **options}
+        endpoint = ChatEndpoint(EndpointOptions(**settings), in_flight=2)
+        try:
+            return endpoint.complete(HELLO, seed=7)
+        finally:
+            endpoint.close()
+
+
+class TestFaults:
+    @pytest.mark.parametrize(
+        "fault",
+        [
+            Answer(status=429),
+            Answer(status=429, headers={"Retry-After": "0"}),
+            Answer(status=429, headers={"Retry-After": "soon"}),
+            Answer(status=500, body=b"<html>"),
+            Answer(status=503),
+            Answer(drop=True),
+        ],
+        ids=lambda fault: f"{fault.status}-{fault.headers}-{fault.drop}",
+    )
+    def test_a_passing_fault_is_tried_again(self, fault):
+        script = Script(fault, fault, GOOD)
+        assert ask(script).content == "hi"
+        assert len(script.requests) == 3
+        assert script.requests[0] == script.requests[2]
+
+    def test_a_lasting_one_is_infrastructure_after_all_attempts(self):
+        script = Script(Answer(status=503, body=b"busy"))
+        with pytest.raises(InfrastructureError, match="HTTP 503: 'busy'"):
+            ask(script, attempts=3)
+        assert len(script.requests) == 3
+
+    def test_a_server_that_hangs_is_given_up_in_time(self):
+        script = Script(Answer(hang=True))
+        with pytest.raises(InfrastructureTimeout, match="2 times"):
+            ask(script, attempts=2, timeout=0.2)
+        assert len(script.requests) == 2
+
+    def test_nobody_listens(self):
+        options = EndpointOptions(model="m", base_url="http://127.0.0.1:9/v1", first_pause=0.0, attempts=2)
+        with pytest.raises(InfrastructureError, match="failed 2 times"):
+            ChatEndpoint(options, in_flight=1).complete(HELLO, seed=0)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            *(b"", b"{", b"[]", b"{}", b'{"choices": []}', b"[" * 100_000),
+            b'{"choices": [{"message": {"content": 5}}]}',
+            b'{"choices": [{"message": {"content": "x", "tool_calls": [5]}}]}',
+        ],
+    )
+    def test_garbage_is_infrastructure_not_an_empty_turn(self, body):
+        with pytest.raises(InfrastructureError, match="no chat completion"):
+            ask(Script(Answer(body)))
+
+    def test_a_redirect_is_not_followed(self):
+        with pytest.raises(InfrastructureError, match="HTTP 307"):
+            ask(Script(Answer(status=307, headers={"Location": "http://127.0.0.1:9/"})))
+
+    @pytest.mark.parametrize("status", [401, 403, 404])
+    def test_a_wrong_key_or_model_stops_at_once(self, status, monkeypatch):
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+        script = Script(Answer(status=status, body=b"bad key sk-secret"))
+        with pytest.raises(ConfigurationError, match="bad key <key>"):
+            ask(script)
+        assert len(script.requests) == 1
+        assert script.headers[0]["authorization"] == "Bearer sk-secret"
+
+    def test_a_history_that_is_too_long_is_told_apart(self):
+        with pytest.raises(ContextLengthError):
+            ask(Script(Answer(status=400, body=b'{"error": {"code": "context_length_exceeded"}}')))
+
+
+class TestRequest:
+    def test_what_is_sent(self):
+        script = Script(GOOD)
+        found = ask(script, temperature=0.5, top_p=0.9, max_new_tokens=9, request={"seed": None, "top_k": 4})
+        assert script.requests[0] == {
+            "model": "m",
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 9,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 4,
+        }
+        assert (found.prompt_tokens, found.completion_tokens) == (10, 5)
+
+    def test_no_key_no_header(self, monkeypatch):
+        for name in ("AGENT_R1_API_KEY", "OPENAI_API_KEY"):
+            monkeypatch.delenv(name, raising=False)
+        script = Script(GOOD)
+        ask(script)
+        assert "authorization" not in script.headers[0]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"base_url": "localhost:8000"},
+            {"base_url": "http://me:pw@host/v1"},
+            {"attempts": 0},
+            {"tool_role": "system"},
+        ],
+    )
+    def test_wrong_options_are_refused(self, wrong):
+        with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+            EndpointOptions(**{"model": "m", "base_url": "http://127.0.0.1/v1", **wrong})
+
+
+def play(script, *, method="tools", jobs=ONE, env=None, **options):
+    with served(script) as url:
+        settings = {"model": "m", "base_url": url, "first_pause": 0.0, "timeout": 5.0, **options}
+        endpoint = ChatEndpoint(EndpointOptions(**settings), in_flight=4)
+        make_env = env or (lambda: ToolEnv(tasks=TASKS, tools=[EchoTool()]))
+        player = EndpointPlayer(make_env, make_method(method), endpoint, in_flight=4, seed=0, name="p")
+        try:
+            return {played.job: played.trajectory for played in player.play(jobs)}
+        finally:
+            player.close()
+
+
+class TestPlayer:
+    def test_plain_text_calls(self):
+        script = Script(turn(call("echo", text="x")), turn(answer("Paris")))
+        trajectory = play(script)[Job(0)]
+        assert trajectory.answer == "Paris" and trajectory.terminated
+        assert "tools" not in script.requests[0]
+        assert script.requests[1]["messages"][-1] == {"role": "tool", "content": "echo x", "name": "echo"}
+        assert [turn.completion_tokens for turn in trajectory.turns] == [5, 5]
+
+    def test_tool_turns_as_user_turns(self):
+        script = Script(turn(call("echo", text="x")), turn(answer("Paris")))
+        play(script, tool_role="user")
+        last = script.requests[1]["messages"][-1]
+        assert last == {"role": "user", "content": "<tool_response>\necho x\n</tool_response>"}
+
+    def test_what_a_server_takes_apart_is_put_together(self):
+        """Some servers parse calls and thinking out of the text though no tools were declared."""
+        function = {"name": "echo", "arguments": '{"text": "x"}'}
+        apart = turn(None, reasoning_content="hm", tool_calls=[{"id": "1", "type": "function", "function": function}])
+        trajectory = play(Script(apart, turn(answer("Paris"))))[Job(0)]
+        written = '<think>hm</think><tool_call>\n{"name": "echo", "arguments": {"text": "x"}}\n</tool_call>'
+        assert trajectory.turns[0].action == written
+        assert trajectory.turns[0].outcome_errors == (None,)
+
+    def test_a_broken_structured_call_is_the_models_mistake(self):
+        broken = turn(
+            None, tool_calls=[{"id": "1", "type": "function", "function": {"name": "echo", "arguments": "{"}}]
+        )
+        trajectory = play(Script(broken, turn(answer("Paris"))))[Job(0)]
+        assert trajectory.turns[0].parse_errors == ("no_action",)
+        assert trajectory.infrastructure_error is None
+
+    def test_structured_calls(self):
+        function = {"name": "echo", "arguments": '{"text": "x"}'}
+        calls = [{"id": "c9", "type": "function", "function": function}]
+        script = Script(turn("", tool_calls=calls), turn(answer("Paris")))
+        trajectory = play(script, env=lambda: ToolEnv(tasks=TASKS, tools=[EchoTool()], parser="openai"))[Job(0)]
+        assert trajectory.answer == "Paris"
+        assert script.requests[0]["tools"][0]["function"]["name"] == "echo"
+        asked, told = script.requests[1]["messages"][-2:]
+        assert asked["tool_calls"][0]["id"] == told["tool_call_id"] == "c9"
+
+    def test_a_failed_episode_leaves_the_others_alone(self):
+        def respond(request, headers):
+            failing = "Faust" in request["messages"][-1]["content"]
+            return Answer(status=500) if failing else turn(answer("Paris"))
+
+        played = play(respond, jobs=[Job(0), Job(1), Job(2)], attempts=1)
+        assert played[Job(1)].infrastructure_error.startswith("endpoint: unavailable: ")
+        assert played[Job(0)].infrastructure_error is played[Job(2)].infrastructure_error is None
+        assert played[Job(0)].answer == "Paris"
+
+    def test_a_history_that_outgrows_the_model_is_truncated(self):
+        too_long = Answer(status=400, body=b"This model's maximum context length is 10 tokens")
+        trajectory = play(Script(turn(call("echo", text="x")), too_long))[Job(0)]
+        assert trajectory.truncated and not trajectory.terminated
+        assert trajectory.end_reason == "max_tokens"
+        assert trajectory.infrastructure_error is None
+
+    def test_as_many_requests_are_in_flight_as_asked_for(self):
+        class Meeting:
+            """Answers only when eight requests are there at once."""
+
+            barrier = threading.Barrier(8)
+
+            def complete(self, messages, *, seed, tools=None):
+                self.barrier.wait(timeout=20)
+                return Completion(answer("x"))
+
+            def close(self):
+                pass
+
+        tasks = [Task(str(index), "?", ("x",)) for index in range(16)]
+        player = EndpointPlayer(
+            lambda: ToolEnv(tasks=tasks), make_method("tools"), Meeting(), in_flight=8, seed=0, name="p"
+        )
+        played = list(player.play([Job(index) for index in range(16)]))
+        player.close()
+        assert {each.job.task_index for each in played if each.trajectory.answer == "x"} == set(range(16))
+
+    def test_seeds_belong_to_the_episode_and_the_turn(self):
+        script = Script(turn("hm"))
+        play(script, jobs=[Job(0), Job(0, 1), Job(1)], env=lambda: ToolEnv(tasks=TASKS, max_turns=2))
+        seeds = [request["seed"] for request in script.requests]
+        assert len(set(seeds)) == 6
+        again = Script(turn("hm"))
+        play(again, jobs=[Job(1), Job(0, 1)], env=lambda: ToolEnv(tasks=TASKS, max_turns=2))
+        assert {request["seed"] for request in again.requests} < set(seeds)
+
+
+class TestBaselines:
+    ENV = staticmethod(
+        lambda **options: ToolEnv(
+            tasks=TASKS,
+            tools=[SearchTool(StubRetriever([Passage("1", "Paris", "the capital of France")]))],
+            **options,
+        )
+    )
+
+    def test_naive_rag_retrieves_once_and_answers(self):
+        script = Script(turn("I think <answer>Paris</answer>."))
+        trajectory = play(script, method="naive-rag", env=self.ENV)[Job(0)]
+        assert trajectory.answer == "Paris" and trajectory.terminated
+        assert len(script.requests) == 1
+        system, user = script.requests[0]["messages"]
+        assert "tool" not in system["content"]
+        assert "(1) Paris: the capital of France" in user["content"]
+        assert user["content"].endswith("Question: What is the capital of France?")
+        assert [len(turn.outcome_errors) for turn in trajectory.turns] == [1, 0]
+
+    def test_direct_answer_sees_the_question_alone(self):
+        script = Script(turn("<think>France ...</think> paris"))
+        trajectory = play(script, method="direct", env=self.ENV)[Job(0)]
+        assert trajectory.answer == "paris"
+        assert [message["role"] for message in script.requests[0]["messages"]] == ["system", "user"]
+        assert len(trajectory.turns) == 1
+
+    @pytest.mark.parametrize("method", ["direct", "naive-rag"])
+    def test_an_empty_answer_ends_the_episode_unanswered(self, method):
+        script = Script(turn(""))
+        trajectory = play(script, method=method, env=self.ENV)[Job(0)]
+        assert trajectory.answer is None and trajectory.truncated
+        assert trajectory.end_reason == "no_answer"
+        assert len(script.requests) == 1
+
+    def test_no_instructions_where_the_environment_has_none(self):
+        script = Script(turn(answer("Paris")))
+        play(script, method="naive-rag", env=lambda: self.ENV(system_prompt=""))
+        assert [message["role"] for message in script.requests[0]["messages"]] == ["user", "assistant", "tool"]
+
+    def test_a_tool_call_is_no_way_out(self):
+        script = Script(turn(call("search", query="x")))
+        trajectory = play(script, method="direct", env=self.ENV)[Job(0)]
+        assert json.dumps("search") in trajectory.answer
+        assert [turn.outcome_errors for turn in trajectory.turns] == [()]

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from agent_r1_gym.support.files import atomic_directory, atomic_file, home, locked
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_home_prefers_the_explicit_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "own"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert home() == tmp_path / "own"
+    monkeypatch.setenv("AGENT_R1_HOME", "~/own")
+    assert home() == Path.home() / "own"
+    monkeypatch.setenv("AGENT_R1_HOME", "")
+    assert home() == tmp_path / "cache" / "agent-r1-gym"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert home() == Path.home() / ".cache" / "agent-r1-gym"
+
+
+def test_a_file_appears_whole_with_its_folders(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "data.json"
+    with atomic_file(path) as temporary:
+        temporary.write_text("new")
+        assert not path.exists()
+    assert path.read_text() == "new"
+    assert leftovers(path.parent) == []
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_file_leaves_the_old_one(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "data.json"
+    path.write_text("old")
+
+    def write() -> None:
+        with atomic_file(path) as temporary:
+            temporary.write_text("ha")
+            raise error
+
+    with pytest.raises(type(error)):
+        write()
+    assert path.read_text() == "old"
+    assert leftovers(tmp_path) == []
+
+
+def test_a_directory_replaces_the_old_one_whole(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    for content in ("old", "new"):
+        with atomic_directory(path) as temporary:
+            (temporary / "only").mkdir()
+            (temporary / "only" / content).write_text(content)
+        assert [found.name for found in (path / "only").iterdir()] == [content]
+        assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_failed_directory_leaves_the_old_one_or_none(tmp_path: Path, existing: bool, error: BaseException) -> None:
+    path = tmp_path / "index"
+    if existing:
+        path.mkdir()
+        (path / "part").write_text("old")
+
+    def write() -> None:
+        with atomic_directory(path) as temporary:
+            (temporary / "part").write_text("ha")
+            raise error
+
+    with pytest.raises(type(error)):
+        write()
+    assert path.exists() == existing
+    assert not existing or (path / "part").read_text() == "old"
+    assert leftovers(tmp_path) == []
+
+
+def test_a_failed_swap_brings_the_old_directory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "index"
+    path.mkdir()
+    (path / "part").write_text("old")
+    swap = Path.replace
+
+    def fail_on_new(self: Path, target: Path) -> Path:
+        if target == path and self.name != path.name:
+            raise OSError(5, "Input/output error")
+        return swap(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail_on_new)
+
+    def write() -> None:
+        with atomic_directory(path) as temporary:
+            (temporary / "part").write_text("new")
+
+    with pytest.raises(OSError, match="Input/output"):
+        write()
+    assert (path / "part").read_text() == "old"
+
+
+def test_other_users_may_read_what_is_written(tmp_path: Path) -> None:
+    with atomic_file(tmp_path / "file") as temporary:
+        temporary.write_text("x")
+    with atomic_directory(tmp_path / "folder") as temporary:
+        (temporary / "x").write_text("x")
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o755
+
+
+_WRITER = """
+import sys, time
+from pathlib import Path
+from agent_r1_gym.support.files import atomic_directory, atomic_file
+path = Path(sys.argv[1])
+with atomic_file(path / "file") as file, atomic_directory(path / "folder") as folder:
+    file.write_text("half")
+    (folder / "part").write_text("half")
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_kill_in_the_middle_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "writing\n"
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.wait()
+    writer.stdout.close()
+    assert (tmp_path / "file").read_text() == "old"
+    assert not (tmp_path / "folder").exists()
+
+
+def _append_slowly(path: Path) -> None:
+    with locked(path):
+        lines = path.read_text() if path.exists() else ""
+        time.sleep(0.05)
+        path.write_text(lines + "x")
+
+
+def test_one_process_builds_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "log"
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_append_slowly, args=(path,)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert path.read_text() == "xxxx"
+
+
+def test_waiting_for_a_lock_has_an_end(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    held, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with locked(path):
+            held.set()
+            free.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(10)
+    try:
+        with pytest.raises(TimeoutError, match=r"index\.lock.*0\.1 s"), locked(path, timeout=0.1):
+            pass
+    finally:
+        free.set()
+        holder.join()
+    with locked(path, timeout=1):
+        pass

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Dict, List, Literal, Optional, Union  # noqa: UP035 - the old spellings are under test
+
+import pytest
+
+from agent_r1_gym.errors import ConfigurationError, ToolError
+from agent_r1_gym.tool import Tool
+from agent_r1_gym.tools import FunctionTool, tool
+from agent_r1_gym.types import ToolOutcome
+from tests.kit.helpers import call, make_env, outcome_of, started
+
+
+@tool
+def weather(city: str, days: int = 1, unit: Literal["C", "F"] = "C") -> str:
+    """Returns the weather forecast
+    of a city.
+
+    Long explanation that the model need not read.
+
+    Args:
+        city: name of the city,
+            in any language.
+        days (int): how many days.
+
+    Returns:
+        One line.
+    """
+    return f"{city}: {days} days, {unit}"
+
+
+def test_the_schema_comes_from_annotations_and_docstring() -> None:
+    assert isinstance(weather, Tool)
+    assert weather.schema == {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Returns the weather forecast of a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "description": "name of the city, in any language."},
+                    "days": {"type": "integer", "description": "how many days."},
+                    "unit": {"enum": ["C", "F"]},
+                },
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+
+
+def test_a_function_tool_can_still_be_called() -> None:
+    assert weather("Rome", days=3) == "Rome: 3 days, C"
+    assert outcome_of(weather, city="Rome") == ToolOutcome("Rome: 1 days, C")
+
+
+def schema_of(annotation: Any) -> dict[str, Any]:
+    def function(x: Any) -> None:
+        """Does it."""
+
+    function.__annotations__ = {"x": annotation}
+    return dict(tool(function).parameters["properties"]["x"])
+
+
+@pytest.mark.parametrize(
+    ("annotation", "good", "bad"),
+    [
+        (str, ["", "x"], [1, None, ["x"]]),
+        (int, [0, -5, 10**20], ["1", 1.5, True, None]),
+        (float, [0, 1.5, -2], ["1", True, None]),
+        (bool, [True, False], [0, "true", None]),
+        (list, [[], [1, "a"]], ["a", {}, None]),
+        (dict, [{}, {"a": 1}], [[], "a", None]),
+        (List, [[], [1]], ["a"]),  # noqa: UP006
+        (Dict, [{}], [[]]),  # noqa: UP006
+        (list[int], [[], [1, 2]], [["a"], [1.5], 1]),
+        (list[list[str]], [[["a"], []]], [["a"]]),
+        (dict[str, int], [{}, {"a": 1}], [{"a": "b"}, []]),
+        (dict[str, list[float]], [{"a": [1.5]}], [{"a": 1}]),
+        (Literal["a", 1], ["a", 1], ["b", 2, None]),
+        (Optional[int], [1, None], ["a"]),  # noqa: UP045
+        (int | None, [1, None], ["a"]),
+        (Union[int, str], [1, "a"], [None, []]),  # noqa: UP007
+        (list[int] | str, [[1], "a"], [["a"], 1]),
+        ("int", [1], ["a"]),
+    ],
+)
+def test_annotations_are_validated(annotation: Any, good: list[Any], bad: list[Any]) -> None:
+    def function(x: Any) -> None:
+        """Does it."""
+
+    function.__annotations__ = {"x": annotation}
+    made = tool(function)
+    assert [value for value in good if made.check({"x": value}) is not None] == []
+    assert [value for value in bad if made.check({"x": value}) is None] == []
+
+
+def test_schemas_say_what_is_inside() -> None:
+    assert schema_of(list[int]) == {"type": "array", "items": {"type": "integer"}}
+    assert schema_of(dict[str, int]) == {"type": "object", "additionalProperties": {"type": "integer"}}
+    assert schema_of(int | None) == {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+
+
+class Colour(Enum):
+    RED = 1
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        Any,
+        object,
+        bytes,
+        tuple,
+        set[int],
+        Colour,
+        Callable,
+        Literal[b"x"],
+        Literal[Colour.RED],
+        "Nowhere",
+        dict[int, str],
+    ],
+    ids=str,
+)
+def test_unsupported_annotations_are_refused(annotation: Any) -> None:
+    with pytest.raises(ConfigurationError, match="function"):
+        schema_of(annotation)
+
+
+def undocumented(x: int) -> int:
+    return x
+
+
+def unannotated(x):  # type: ignore[no-untyped-def]
+    """Does it."""
+
+
+async def coroutine(x: int) -> int:
+    """Does it."""
+    return x
+
+
+def variadic(*values: int) -> None:
+    """Does it."""
+
+
+def keywords(**values: int) -> None:
+    """Does it."""
+
+
+def positional(x: int, /) -> None:
+    """Does it."""
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (undocumented, "docstring"),
+        (unannotated, "annotation"),
+        (coroutine, "coroutine"),
+        (variadic, "'values'"),
+        (keywords, "'values'"),
+        (positional, "'x'"),
+        (functools.partial(undocumented, 1), "function"),
+        (5, "function"),
+    ],
+)
+def test_unfit_functions_are_refused(function: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        tool(function)
+
+
+@pytest.mark.parametrize("options", [{"timout": 5.0}, {"timeout": -1}, {"name": "a b"}, {"max_output_chars": 0}])
+def test_unfit_options_are_refused(options: dict[str, Any]) -> None:
+    def function(x: int) -> int:
+        """Does it."""
+        return x
+
+    with pytest.raises(ConfigurationError):
+        tool(**options)(function)
+
+
+def test_options_reach_the_tool() -> None:
+    @tool(name="roll", timeout=None, max_output_chars=5, deterministic=False)
+    def function(sides: int = 6) -> str:
+        """Rolls a die."""
+        return "4" * sides
+
+    assert isinstance(function, FunctionTool)
+    assert (function.name, function.timeout, function.max_output_chars, function.deterministic) == (
+        "roll",
+        None,
+        5,
+        False,
+    )
+    assert outcome_of(function, sides=9).content.startswith("44444\n")
+    assert outcome_of(function, sides=3).content == "444"
+
+
+def test_a_function_without_parameters() -> None:
+    @tool
+    def now() -> str:
+        """Tells the time."""
+        return "noon"
+
+    assert now.check({}) is None
+    assert now.check({"zone": "UTC"}) is not None
+    assert outcome_of(now).content == "noon"
+
+
+def test_methods_are_functions_too() -> None:
+    class Shop:
+        def __init__(self) -> None:
+            self.sold: list[str] = []
+
+        def buy(self, item: str) -> str:
+            """Buys an item."""
+            self.sold.append(item)
+            return f"bought {item}"
+
+    shop = Shop()
+    buy = tool(shop.buy)
+    assert outcome_of(buy, item="pen").content == "bought pen"
+    assert shop.sold == ["pen"]
+    assert set(buy.parameters["properties"]) == {"item"}
+
+
+def test_what_a_function_returns_or_raises_reaches_the_model() -> None:
+    @tool
+    def divide(a: float, b: float) -> dict[str, float]:
+        """Divides."""
+        if b < 0:
+            raise ToolError("b must not be negative")
+        return {"quotient": a / b}
+
+    assert outcome_of(divide, a=1, b=2).content == '{"quotient": 0.5}'
+    assert outcome_of(divide, a=1, b=-2) == ToolOutcome("b must not be negative", ok=False, error="tool_error")
+    assert outcome_of(divide, a=1, b=0).error == "tool_error"
+
+
+def test_an_integer_that_json_writes_as_a_float_arrives_as_an_integer() -> None:
+    @tool
+    def repeat(times: int) -> str:
+        """Repeats."""
+        return "x" * times
+
+    env = started(make_env(tools=[repeat]))
+    _, _, _, _, info = env.step('<tool_call>{"name": "repeat", "arguments": {"times": 3.0}}</tool_call>')
+    assert info["tool_outcomes"][0].content == "xxx" or info["tool_outcomes"][0].error == "bad_arguments"
+
+
+def test_in_an_environment() -> None:
+    env = started(make_env(tools=[weather]))
+    observation, _, _, _, info = env.step(call("weather", city="Rome", unit="K"))
+    assert info["tool_outcomes"][0].error == "bad_arguments"
+    observation, _, _, _, info = env.step(call("weather", city="Rome", unit="F"))
+    assert observation.endswith("[tool: weather]\nRome: 1 days, F\n\n")

@@ -1,0 +1,524 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1_gym.errors import ConfigurationError
+from tests.kit.credit_batches import batch, close
+from trainers.algorithms.advantages import ESTIMATORS, check_options, gae, rewards_to_go, whiten
+from trainers.algorithms.credit import CreditInputs, CreditOptions
+
+DEFAULT = CreditOptions()
+UNSCALED = CreditOptions(scale="none")
+GROUP_RELATIVE = ("grpo", "rloo", "turn_group", "gigpo")
+
+
+def advantages(name, inputs, options=DEFAULT):
+    return ESTIMATORS[name](inputs, options).advantages
+
+
+def numbers(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def sampled(name, inputs, options=DEFAULT):
+    """Advantages of the sampled tokens alone, row after row."""
+    return advantages(name, inputs, options)[inputs.turn_ids >= 0]
+
+
+class TestReturns:
+    def test_discounted_rewards_to_go_step_over_masked_places(self):
+        rewards = torch.tensor([[1.0, 9.0, 2.0, 4.0], [3.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+        mask = torch.tensor([[True, False, True, True], [True, False, False, False]])
+        assert close(rewards_to_go(rewards, mask, 0.5), [[3.0, 0.0, 4.0, 4.0], [3.0, 0.0, 0.0, 0.0]])
+
+    def test_whitening_leaves_out_masked_places_and_constants_become_zero(self):
+        mask = torch.tensor([True, True, False])
+        assert close(whiten(torch.tensor([1.0, 3.0, 50.0]), mask), [-1.0, 1.0, 0.0])
+        assert close(whiten(torch.full((3,), 0.1, dtype=torch.float64), mask), [0.0, 0.0, 0.0])
+        assert close(whiten(torch.ones(3), torch.zeros(3, dtype=torch.bool)), [0.0, 0.0, 0.0])
+
+    def test_gae_with_lambda_one_is_the_return_minus_the_value(self):
+        generator = torch.Generator().manual_seed(0)
+        rewards, values = torch.rand(2, 4, 6, dtype=torch.float64, generator=generator)
+        mask = torch.rand(4, 6, generator=generator) > 0.3
+        estimate = gae(rewards, values, mask, 0.9, lam=1.0, bootstrap=torch.zeros(4).double())
+        assert close(estimate, torch.where(mask, rewards_to_go(rewards, mask, 0.9) - values, 0.0))
+
+
+class TestGRPO:
+    def test_by_hand(self):
+        inputs = batch(("00.1", [0.5, 0.5]), ("0", [0.0]), ("00", [0.0]), ("0", [1.0]))
+        # Mean 0.5; squares of the distances 0.25 each; 1 / (4 - 1) of their sum: deviation 0.5773502692.
+        a = 0.5 / (0.5773502692 + 1e-4)
+        assert close(advantages("grpo", inputs), [[a, a, 0, a], [-a, 0, 0, 0], [-a, -a, 0, 0], [a, 0, 0, 0]])
+        assert close(sampled("grpo", inputs, UNSCALED), [0.5, 0.5, 0.5, -0.5, -0.5, -0.5, 0.5])
+
+    def test_batch_scale_takes_the_deviation_of_all_returns(self):
+        inputs = batch(("0", [1.0]), ("0", [3.0]), ("0", [5.0]), ("0", [7.0]), groups=[4, 4, 9, 9])
+        deviation = (20 / 3) ** 0.5
+        expected = numbers([-1.0, 1.0, -1.0, 1.0]) / (deviation + 1e-4)
+        assert close(sampled("grpo", inputs, CreditOptions(scale="batch")), expected)
+
+    def test_discount_and_process_rewards(self):
+        inputs = batch(("0.1", [0.2, 1.0]), ("0", [0.0]))
+        assert close(sampled("grpo", inputs, CreditOptions(gamma=0.5, scale="none")), [0.35, 0.35, -0.35])
+
+    def test_turn_returns_by_hand(self):
+        inputs = batch(("0.1", [0.5, 1.0]), ("0", [0.25]))
+        # Returns 1.5, 1.0 and 0.25, which also stands at turn 1; means 0.875 and 0.625.
+        options = CreditOptions(scale="none", turn_returns=True)
+        assert close(sampled("grpo", inputs, options), [0.625, 0.375, -0.625])
+        scaled = CreditOptions(turn_returns=True)
+        assert close(sampled("grpo", inputs, scaled), numbers([0.625, 0.375, -0.625]) / (1.25 / 2**0.5 + 1e-4))
+
+    @pytest.mark.parametrize("scale", ["group", "batch", "none"])
+    def test_equals_trl_with_one_turn(self, scale):
+        nanstd = pytest.importorskip("trl.trainer.utils").nanstd
+        rewards = torch.rand(12, generator=torch.Generator().manual_seed(1))
+        valid = torch.ones(12, dtype=torch.bool)
+        valid[[2, 5, 8, 9, 10]] = False
+        inputs = batch(*[("00", [reward]) for reward in rewards.tolist()], groups=[i // 3 for i in range(12)])
+        marked = torch.where(valid, rewards, torch.nan)
+        mean = marked.view(-1, 3).nanmean(1).repeat_interleave(3)
+        deviation = nanstd(marked.view(-1, 3), dim=1).repeat_interleave(3) if scale == "group" else nanstd(marked)
+        expected = (marked - mean) / (1.0 if scale == "none" else deviation + 1e-4)
+        actual = advantages("grpo", replace(inputs, valid=valid), CreditOptions(scale=scale))
+        assert close(actual[:, 0], expected.nan_to_num(nan=0.0), 1e-5)
+
+    def test_equal_rewards_are_equal_also_when_one_ends_in_tool_text(self):
+        assert close(sampled("grpo", batch(("00..", [1.0]), ("0..1", [0.0, 1.0]))), [0.0] * 4)
+
+
+class TestRLOO:
+    def test_by_hand(self):
+        inputs = batch(("0", [1.0]), ("00", [0.0]), ("0.1", [0.0, 0.0]))
+        assert close(advantages("rloo", inputs), [[1.0, 0, 0], [-0.5, -0.5, 0], [-0.5, 0, -0.5]])
+
+    def test_is_grpo_unscaled_times_n_over_n_minus_one(self):
+        inputs = batch(("0", [0.3]), ("0", [0.9]), ("0", [0.5]), ("0", [0.1]))
+        assert close(sampled("rloo", inputs), sampled("grpo", inputs, UNSCALED) * 4 / 3)
+
+    def test_a_row_left_out_leaves_its_group_smaller(self):
+        inputs = batch(("0", [1.0]), ("0", [9.0]), ("0", [0.0]), valid=[True, False, True])
+        assert close(sampled("rloo", inputs), [1.0, 0.0, -1.0])
+
+
+class TestTurnGroup:
+    def test_by_hand(self):
+        inputs = batch(("00.1", [0.5, 1.0]), ("0", [0.25]))
+        assert close(advantages("turn_group", inputs), [[1.25, 1.25, 0, 0.75], [-1.25, 0, 0, 0]])
+
+    def test_is_rloo_when_only_the_outcome_is_rewarded(self):
+        inputs = batch(("0.1.2", [0, 0, 1.0]), ("0", [0.5]), ("0.1", [0, 0.0]), ("0", [2.0]), groups=[0, 0, 0, 1])
+        assert close(sampled("turn_group", inputs), sampled("rloo", inputs))
+
+    def test_scale_divides_all_turns_of_a_group_alike(self):
+        inputs = batch(("0.1", [0.5, 1.0]), ("0", [0.25]))
+        ratio = sampled("turn_group", inputs) / sampled("turn_group", inputs, CreditOptions(scale="group"))
+        assert close(ratio, [1.25 / 2**0.5 + 1e-4] * 3)
+
+
+class TestGiGPO:
+    inputs = batch(("0.1", [0.0, 1.0]), ("0.1", [0.0, 0.0]), state_ids=[[7, 8], [7, 7]])
+
+    def test_by_hand(self):
+        # Episodes: 1 and 0. Steps, gamma 0.5: state 7 has returns 0.5, 0, 0 with mean 1/6; state 8 occurs once.
+        options = CreditOptions(gamma=0.5, scale="none")
+        assert close(sampled("gigpo", self.inputs, options), [0.5 + 1 / 3, 0.5, -0.5 - 1 / 6, -0.5 - 1 / 6])
+        halved = replace(options, step_weight=0.5)
+        assert close(sampled("gigpo", self.inputs, halved), [0.5 + 1 / 6, 0.5, -0.5 - 1 / 12, -0.5 - 1 / 12])
+
+    def test_scaled_by_hand(self):
+        # Deviation of 0.5, 0, 0: sqrt((1/9 + 2/36) / 2) = sqrt(1/12); of 1, 0: sqrt(1/2).
+        episode, step = 0.5 / (0.5**0.5 + 1e-4), 1 / ((1 / 12) ** 0.5 + 1e-4)
+        expected = [episode + step / 3, episode, -episode - step / 6, -episode - step / 6]
+        assert close(sampled("gigpo", self.inputs, CreditOptions(gamma=0.5)), expected)
+
+    def test_unknown_states_and_states_of_other_groups_stand_alone(self):
+        unknown = replace(self.inputs, state_ids=torch.full((2, 2), -1))
+        assert close(sampled("gigpo", unknown), sampled("grpo", unknown))
+        apart = replace(self.inputs, groups=torch.tensor([0, 1]), state_ids=torch.tensor([[7, 8], [7, 9]]))
+        assert close(sampled("gigpo", apart), [0.0] * 4)
+
+    def test_missing_states_are_refused(self):
+        with pytest.raises(ConfigurationError, match="gigpo needs `state_ids`"):
+            advantages("gigpo", batch(("0", [1.0])))
+
+
+class TestReinforcePlusPlus:
+    inputs = batch(("00", [1.0]), (".0", [0.0]), groups=[0, 1])
+
+    def test_by_hand(self):
+        # Returns of the tokens 1, 1, 0: mean 2/3, variance 2/9.
+        assert close(advantages("reinforce++", self.inputs), [[0.5**0.5, 0.5**0.5], [0, -(2**0.5)]])
+
+    def test_discounts_inside_and_between_turns(self):
+        # Returns 0.5, 1, 0: mean 0.5, variance 1/6.
+        expected = [0.0, 0.5 * 6**0.5, -0.5 * 6**0.5]
+        assert close(sampled("reinforce++", self.inputs, CreditOptions(token_gamma=0.5)), expected)
+        # Two turns: 0.9 * 0.5, 0.9, 1 before whitening.
+        options = CreditOptions(gamma=0.9, token_gamma=0.5)
+        returns = numbers([0.45, 0.9, 1.0, 0.0])
+        actual = sampled("reinforce++", batch(("00.1", [0.0, 1.0]), ("0", [0.0])), options)
+        assert close(actual, (returns - returns.mean()) / returns.std(correction=0), 1e-7)
+
+    def test_token_rewards_are_returns_of_the_tokens_before_them(self):
+        inputs = batch(("00", [1.0]), token_rewards=[[-0.5, -1.5]])
+        # Returns -1 and -0.5.
+        assert close(sampled("reinforce++", inputs), [-1.0, 1.0])
+
+    def test_without_advantage_mask_the_environment_enters_the_statistics(self):
+        inputs = batch(("0.", [1.0]), ("0", [0.0]))
+        # Returns 1, 0 (what follows is not the turn's doing) and 0: mean 1/3, variance 2/9.
+        actual = advantages("reinforce++", inputs, CreditOptions(advantage_mask=False))
+        assert close(actual, [[2**0.5, -(0.5**0.5)], [-(0.5**0.5), 0]])
+
+
+class TestReinforcePlusPlusBaseline:
+    def test_by_hand(self):
+        inputs = batch(("0", [1.0]), ("0", [0.0]), ("0", [7.0]), ("0", [7.0]), groups=[0, 0, 1, 1])
+        # 0.5, -0.5, 0, 0 with variance 1/8.
+        assert close(sampled("reinforce++-baseline", inputs), [2**0.5, -(2**0.5), 0.0, 0.0])
+
+    def test_one_rollout_a_prompt_leaves_reinforce_plus_plus(self):
+        inputs = batch(("00", [1.0]), ("0", [0.0]), ("0.1", [0.0, 0.5]), groups=[0, 1, 2])
+        assert close(sampled("reinforce++-baseline", inputs), sampled("reinforce++", inputs))
+
+    def test_turn_returns(self):
+        inputs = batch(("0.1", [0.5, 1.0]), ("0", [0.25]))
+        centred = numbers([0.625, 0.375, -0.625])
+        actual = sampled("reinforce++-baseline", inputs, CreditOptions(turn_returns=True))
+        assert close(actual, (centred - centred.mean()) / centred.std(correction=0), 1e-7)
+
+
+class TestPPO:
+    options = CreditOptions(gamma=0.9, lam=0.5, whiten=False)
+
+    def test_by_token(self):
+        credit = ESTIMATORS["ppo"](batch(("0.1..", [0.0, 1.0]), values=[[0.5, 9, 0.25, 9, 9]]), self.options)
+        # Last: 1 - 0.25. First: 0.9 * 0.25 - 0.5 = -0.275, plus 0.9 * 0.5 * 0.75.
+        assert close(credit.advantages, [[0.0625, 0, 0.75, 0, 0]])
+        assert close(credit.returns, [[0.5625, 0, 1.0, 0, 0]])
+
+    def test_discount_inside_a_turn(self):
+        inputs = batch(("00.1", [0.0, 1.0]), values=[[0.5, 0.4, 9, 0.25]])
+        # -0.175 + 0.45 * 0.75 = 0.1625; 0.8 * 0.4 - 0.5 = -0.18, plus 0.8 * 0.5 * 0.1625.
+        assert close(sampled("ppo", inputs, replace(self.options, token_gamma=0.8)), [-0.115, 0.1625, 0.75])
+
+    def test_by_turn(self):
+        inputs = batch(("00.11", [0.0, 1.0]), values=[[0.5, 7, 9, 0.25, 8]])
+        credit = ESTIMATORS["ppo"](inputs, replace(self.options, level="turn"))
+        assert close(credit.advantages, [[0.0625, 0.0625, 0, 0.75, 0.75]])
+        assert close(credit.returns, [[0.5625, 0.5625, 0, 1.0, 1.0]])
+
+    def test_truncated_episode_may_bootstrap(self):
+        inputs = batch(("0", [1.0]), ("0", [1.0]), values=[[0.25], [0.25]], bootstrap_values=[2.0, 0.0])
+        for level in ("token", "turn"):
+            assert close(sampled("ppo", inputs, replace(self.options, level=level)), [2.55, 0.75])
+
+    def test_without_advantage_mask_the_chain_runs_through_the_environments_tokens(self):
+        inputs = batch(("0.1", [0.0, 1.0]), values=[[0.5, 0.3, 0.25]])
+        # 0.75; 0.25 - 0.3 + 0.5 * 0.75 = 0.325; 0.9 * 0.3 - 0.5 + 0.45 * 0.325.
+        actual = advantages("ppo", inputs, replace(self.options, advantage_mask=False))
+        assert close(actual, [[-0.08375, 0.325, 0.75]])
+
+    def test_whitening_spares_the_targets(self):
+        inputs = batch(("0.1", [0.0, 1.0]), values=[[0.5, 9, 0.25]])
+        credit = ESTIMATORS["ppo"](inputs, replace(self.options, whiten=True))
+        assert close(credit.advantages, [[-1.0, 0, 1.0]])
+        assert close(credit.returns, [[0.5625, 0, 1.0]])
+
+    def test_turns_of_one_token_are_tokens(self):
+        inputs = batch(("0.1.2", [0.3, 0.0, 1.0]), ("01", [0.5, -1.0]), values=[[0.1, 0, 0.2, 0, 0.3], [0.4, 0.5]])
+        by_token, by_turn = (
+            ESTIMATORS["ppo"](inputs, replace(self.options, level=level)) for level in ("token", "turn")
+        )
+        assert close(by_token.advantages, by_turn.advantages) and close(by_token.returns, by_turn.returns)
+
+    def test_a_perfect_critic_leaves_no_advantage(self):
+        inputs = batch(("0.1", [0.5, 1.0]), values=[[1.5, 0, 1.0]])
+        assert close(sampled("ppo", inputs, CreditOptions(lam=0.3, whiten=False)), [0.0, 0.0])
+
+    def test_missing_values_are_refused(self):
+        with pytest.raises(ConfigurationError, match="ppo needs `values`"):
+            advantages("ppo", batch(("0", [1.0])))
+
+
+@st.composite
+def batches(draw):
+    """Random batches with values, states, outcomes, environment tokens and rows left out."""
+    quarters = st.integers(-8, 8).map(lambda n: n / 4)
+    episodes, rows = [], draw(st.integers(1, 7))
+    for _ in range(rows):
+        turns = draw(st.lists(quarters, min_size=1, max_size=3))
+        tokens = "".join(str(k) * draw(st.integers(1, 3)) + "." * draw(st.integers(0, 2)) for k in range(len(turns)))
+        episodes.append((tokens, turns))
+    return batch(
+        *episodes,
+        groups=[draw(st.integers(0, 2)) for _ in range(rows)],
+        valid=[draw(st.integers(0, 3)) > 0 for _ in range(rows)],
+        outcomes=[draw(quarters) for _ in range(rows)],
+        values=[[draw(quarters) for _ in tokens] for tokens, _ in episodes],
+        token_rewards=[[draw(quarters) / 8 for _ in tokens] for tokens, _ in episodes],
+        state_ids=[[draw(st.integers(-1, 2)) for _ in turns] for _, turns in episodes],
+    )
+
+
+def rows_of(inputs, order):
+    """The batch made of the rows named."""
+    tensors = {name: getattr(inputs, name) for name in CreditInputs.__dataclass_fields__}
+    return CreditInputs(**{name: None if tensor is None else tensor[order] for name, tensor in tensors.items()})
+
+
+def without_environment(inputs):
+    """The batch with its sampled tokens moved together."""
+    order = (inputs.turn_ids < 0).int().argsort(dim=1, stable=True)
+    fields = ("turn_ids", "values", "token_rewards", "token_mask")
+    return replace(inputs, **{name: getattr(inputs, name).gather(1, order) for name in fields})
+
+
+VARIANTS = [
+    *((name, DEFAULT) for name in ESTIMATORS),
+    *(("grpo", CreditOptions(scale=scale, turn_returns=True, gamma=0.9)) for scale in ("group", "batch", "none")),
+    ("rloo", CreditOptions(normalise_process=True)),
+    ("turn_group", CreditOptions(gamma=0.5, scale="group")),
+    ("gigpo", CreditOptions(gamma=0.5, scale="none", step_weight=2.0)),
+    ("reinforce++", CreditOptions(gamma=0.5, token_gamma=0.9)),
+    ("reinforce++-baseline", CreditOptions(turn_returns=True)),
+    ("ppo", CreditOptions(gamma=0.9, token_gamma=0.9, lam=0.8)),
+    ("ppo", CreditOptions(gamma=0.9, lam=0.8, level="turn", whiten=False)),
+]
+quickly = settings(max_examples=20, deadline=None)
+
+
+class TestEveryEstimator:
+    @quickly
+    @given(inputs=batches())
+    def test_credit_is_finite_and_on_sampled_tokens_of_valid_rows_only(self, inputs):
+        for name, options in VARIANTS:
+            for mask in (True, False):
+                credit = ESTIMATORS[name](inputs, replace(options, advantage_mask=mask))
+                allowed = (inputs.turn_ids >= 0 if mask else inputs.token_mask) & inputs.valid[:, None]
+                for tensor in (credit.advantages, credit.returns):
+                    if tensor is not None:
+                        assert tensor.isfinite().all() and not tensor[~allowed].any(), (name, options, mask)
+
+    @quickly
+    @given(inputs=batches(), data=st.data())
+    def test_batch_order_does_not_matter(self, inputs, data):
+        order = torch.tensor(data.draw(st.permutations(range(len(inputs.valid)))))
+        shuffled = rows_of(inputs, order)
+        for name, options in VARIANTS:
+            expected = advantages(name, inputs, options)[order]
+            assert close(advantages(name, shuffled, options), expected), (name, options)
+
+    @quickly
+    @given(inputs=batches())
+    def test_environment_tokens_do_not_matter(self, inputs):
+        garbage = torch.where(inputs.turn_ids < 0, torch.nan, 0.0)
+        dirty = replace(inputs, values=inputs.values + garbage, token_rewards=inputs.token_rewards + garbage)
+        dense = without_environment(inputs)
+        for name, options in VARIANTS:
+            assert close(sampled(name, dirty, options), sampled(name, dense, options)), (name, options)
+
+    @quickly
+    @given(inputs=batches())
+    def test_padding_does_not_matter(self, inputs):
+        def pad(tensor, fill):
+            return torch.nn.functional.pad(tensor, (0, 2), value=fill)
+
+        fills = {
+            "turn_rewards": torch.nan, "turn_mask": False, "state_ids": -1, "turn_ids": -1, "values": torch.nan,
+            "token_rewards": torch.nan, "token_mask": False,
+        }  # fmt: skip
+        wider = replace(inputs, **{name: pad(getattr(inputs, name), fill) for name, fill in fills.items()})
+        for name, options in VARIANTS:
+            expected = pad(advantages(name, inputs, options), 0.0)
+            assert close(advantages(name, wider, options), expected), (name, options)
+
+    @quickly
+    @given(inputs=batches())
+    def test_rows_left_out_might_as_well_not_exist(self, inputs):
+        dirt = torch.where(inputs.valid, 0.0, torch.nan)
+        dirty = replace(inputs, turn_rewards=inputs.turn_rewards + dirt[:, None], outcomes=inputs.outcomes + dirt)
+        without = rows_of(inputs, inputs.valid)
+        for name, options in VARIANTS:
+            actual = advantages(name, dirty, options)[inputs.valid]
+            assert close(actual, advantages(name, without, options)), (name, options)
+
+    @quickly
+    @given(inputs=batches(), shift=st.integers(-8, 8))
+    def test_a_constant_in_every_outcome_does_not_matter(self, inputs, shift):
+        shifted = replace(inputs, outcomes=inputs.outcomes + shift, values=inputs.values + shift)
+        for name, options in VARIANTS:
+            if options.gamma == options.token_gamma == 1:
+                expected = sampled(name, inputs, options)
+                assert close(sampled(name, shifted, options), expected, 1e-7), (name, options)
+
+    few = batch(("0.1", [1.0, 2.0]), ("0", [0.5]), outcomes=[1.0, 2.0], values=[[1.0], [1.0]], state_ids=[[0], [0]])
+
+    @pytest.mark.parametrize(("name", "options"), VARIANTS)
+    def test_nothing_left_gives_zeros(self, name, options):
+        none = torch.zeros(2, dtype=torch.bool)
+        no_turns = {key: getattr(self.few, key)[:, :0] for key in ("turn_mask", "turn_rewards", "state_ids")}
+        for empty in (replace(self.few, valid=none), rows_of(self.few, none), replace(self.few, **no_turns)):
+            assert not advantages(name, empty, options).any()
+
+    @pytest.mark.parametrize(("name", "options"), VARIANTS)
+    def test_dtype_of_the_rewards_is_kept_and_never_below_float32(self, name, options):
+        for dtype, expected in ((torch.float64,) * 2, (torch.float32,) * 2, (torch.bfloat16, torch.float32)):
+            typed = replace(self.few, turn_rewards=self.few.turn_rewards.to(dtype))
+            assert advantages(name, typed, options).dtype == expected
+
+
+class TestGroups:
+    @pytest.mark.parametrize("name", GROUP_RELATIVE)
+    def test_equal_rewards_and_a_group_of_one_give_zero(self, name):
+        inputs = batch(
+            ("0.", [0.1]), ("0", [0.1]), ("0", [0.1]), ("00", [5.0]), groups=[0, 0, 0, 1], state_ids=[[1]] * 4
+        )
+        assert close(sampled(name, inputs), [0.0] * 5)
+
+    @pytest.mark.parametrize("scale", ["group", "batch", "none"])
+    @pytest.mark.parametrize("name", ["grpo", "rloo"])
+    @quickly
+    @given(inputs=batches())
+    def test_advantages_of_a_group_sum_to_zero(self, name, scale, inputs):
+        one_each = advantages(name, inputs, CreditOptions(scale=scale))[torch.arange(len(inputs.valid)), 0]
+        for group in inputs.groups.unique():
+            assert abs(one_each[inputs.groups == group].sum().item()) < 1e-9
+
+    @pytest.mark.parametrize("name", ["reinforce++", "reinforce++-baseline", "ppo"])
+    @quickly
+    @given(inputs=batches())
+    def test_whitened_advantages_have_mean_zero_and_variance_one_or_zero(self, name, inputs):
+        found = sampled(name, inputs)[inputs.valid[:, None].expand_as(inputs.turn_ids)[inputs.turn_ids >= 0]]
+        if len(found):
+            assert abs(found.mean().item()) < 1e-9
+            variance = found.var(correction=0).item()
+            assert variance == pytest.approx(1.0) or variance < 1e-9
+
+
+class TestBias:
+    """A toy decision process with unequal turn counts, and groups of three enumerated exactly.
+
+    Turn 0 and turn 1 stop or go on, turn 2 wins or loses: four trajectories, 64 groups.
+    """
+
+    choices = ((0,), (1, 0), (1, 1, 0), (1, 1, 1))
+
+    def trajectories(self, gains):
+        """Rewards of each trajectory; gains are (stop, go on) of turn 0, of turn 1, and (lose, win) of turn 2."""
+        return [[gains[turn][choice] for turn, choice in enumerate(choices)] for choices in self.choices]
+
+    def expected_gradient(self, gains, logits, by_turn):
+        """Expectation of the policy gradient estimate; `by_turn` maps a batch of groups to (B, 3) advantages."""
+        rewards = self.trajectories(gains)
+        groups = torch.cartesian_prod(*[torch.arange(4)] * 3)
+        inputs = batch(
+            *[("012"[: len(rewards[t])], rewards[t]) for t in groups.flatten().tolist()],
+            groups=torch.arange(64).repeat_interleave(3).tolist(),
+        )
+        scores = self.log_probs(logits)
+        chance = scores.detach().sum(1).exp()[groups].prod(1)
+        weighted = (by_turn(inputs) * scores[groups.flatten()]).sum(1).view(64, 3).mean(1)
+        return torch.autograd.grad((chance * weighted).sum(), logits)[0]
+
+    def true_gradient(self, gains, logits):
+        returns = numbers([sum(rewards) for rewards in self.trajectories(gains)])
+        return torch.autograd.grad((self.log_probs(logits).sum(1).exp() * returns).sum(), logits)[0]
+
+    def log_probs(self, logits):
+        """(4, 3) log-probability of each trajectory's choices, 0 where it has ended."""
+        table = torch.stack([torch.nn.functional.logsigmoid(-logits), torch.nn.functional.logsigmoid(logits)], dim=1)
+        rows = [[table[turn, choice] for turn, choice in enumerate(choices)] for choices in self.choices]
+        return torch.stack([torch.stack(row + [logits.new_zeros(())] * (3 - len(row))) for row in rows])
+
+    def naive(self, inputs):
+        """MT-GRPO's way: each turn's reward less the mean of its turn index in the group, then summed from there on."""
+        rewards = inputs.turn_rewards.view(64, 3, 3)
+        mask = inputs.turn_mask.view(64, 3, 3)
+        means = (rewards * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+        return rewards_to_go(torch.where(mask, rewards - means, 0.0).view(192, 3), inputs.turn_mask, 1.0)
+
+    reals = st.floats(-2, 2).map(lambda x: round(x, 3))
+
+    @quickly
+    @given(gains=st.lists(st.tuples(reals, reals), min_size=3, max_size=3), start=st.tuples(*[reals] * 3))
+    def test_turn_group_and_rloo_are_unbiased_and_grpo_by_turn_shrinks_by_the_group(self, gains, start):
+        logits = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+        truth = self.true_gradient(gains, logits)
+        for name, factor, options in (
+            ("turn_group", 1, DEFAULT),
+            ("rloo", 1, DEFAULT),
+            ("grpo", 2 / 3, UNSCALED),
+            ("grpo", 2 / 3, replace(UNSCALED, turn_returns=True)),
+        ):
+            estimate = self.expected_gradient(gains, logits, lambda i, n=name, o=options: advantages(n, i, o))
+            assert close(estimate, truth * factor, 1e-12)
+
+    def test_normalising_by_turn_index_is_blind_to_what_going_on_earns(self):
+        gains = [(0.0, 0.0), (1.0, 1.0), (0.0, 0.0)]  # whoever goes on after turn 0 earns 1 in turn 1
+        logits = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+        assert close(self.true_gradient(gains, logits), [0.25, 0.0, 0.0])
+        assert close(self.expected_gradient(gains, logits, lambda i: advantages("turn_group", i)), [0.25, 0, 0])
+        assert close(self.expected_gradient(gains, logits, self.naive), [0.0, 0.0, 0.0])
+
+    def test_normalising_by_turn_index_can_point_the_wrong_way(self):
+        gains = [(0.5, 0.0), (0.0, 0.0), (1.0, 1.0)]  # stop at once for 0.5, or go on twice for 1
+        logits = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64, requires_grad=True)
+        truth = self.true_gradient(gains, logits)
+        assert truth[0] > 0.05
+        assert close(self.expected_gradient(gains, logits, lambda i: advantages("turn_group", i)), truth)
+        assert self.expected_gradient(gains, logits, self.naive)[0] < -0.05
+
+    def test_turn_group_varies_less_than_whole_trajectories(self):
+        gains = [(0.0, 1.0), (0.0, 1.0), (0.0, 1.0)]
+        logits = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64, requires_grad=True)
+
+        def second_moment(name):
+            squares = self.expected_gradient(gains, logits, lambda i: advantages(name, i).square())
+            return squares.abs().sum().item()
+
+        assert second_moment("turn_group") < second_moment("rloo")
+
+
+class TestOptions:
+    def test_defaults_are_fit_for_all(self):
+        for name in ESTIMATORS:
+            check_options(name, DEFAULT)
+
+    def test_an_option_without_effect_is_refused(self):
+        with pytest.raises(ConfigurationError, match=r"lam=0.95 has no effect on grpo, only on ppo. Leave it at 1.0."):
+            check_options("grpo", CreditOptions(lam=0.95))
+        check_options("ppo", CreditOptions(lam=0.95))
+
+    def test_an_unknown_estimator_is_named(self):
+        with pytest.raises(ConfigurationError, match="Did you mean 'grpo'"):
+            check_options("grp", DEFAULT)
+
+    def test_every_used_option_has_an_effect_and_every_other_none(self):
+        changed = {
+            "gamma": 0.5, "token_gamma": 0.5, "lam": 0.5, "level": "turn", "scale": "batch", "turn_returns": True,
+            "whiten": False, "normalise_process": True, "advantage_mask": False, "step_weight": 3.0,
+        }  # fmt: skip
+        inputs = batch(
+            ("00.1", [0.5, 1.0]), ("0.1", [0.25, -3.0]), ("00", [0.3]), ("0", [0.9]),
+            groups=[0, 0, 1, 1], outcomes=[1.0, 0.0, 2.0, -1.0], state_ids=[[1, 2], [1, 1], [1], [1]],
+            values=[[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.1], [0.2, 0.3], [0.4]],
+        )  # fmt: skip
+        assert set(changed) == set(CreditOptions.__dataclass_fields__)
+        for name in ESTIMATORS:
+            for option, value in changed.items():
+                options = CreditOptions(**{option: value})
+                same = torch.equal(advantages(name, inputs), advantages(name, inputs, options))
+                try:
+                    check_options(name, options)
+                    assert not same, (name, option)
+                except ConfigurationError:
+                    assert same, (name, option)

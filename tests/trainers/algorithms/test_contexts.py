@@ -1,0 +1,420 @@
+"""Trajectories whose context was rewritten: rows with one return, each scored in its own context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from agent_r1_gym.play.record import TokenTrajectory
+from agent_r1_gym.spaces import UnicodeText
+from agent_r1_gym.wrappers import ContextWindow
+from tests.kit import tiny_model
+from tests.kit.bandit import COLOURS, make_args, make_rows, make_trainer
+from tests.kit.fixed import by_row, give, gradients, make_trajectory, multi_turn_batch
+from tests.kit.scripted import STOPS, make_causal_lm
+from tests.kit.small_env import ANSWER, SmallEnv, call
+from tests.trainers.engines.test_collect import ScriptedEngine
+from trainers.algorithms.batch import describe
+from trainers.algorithms.contexts import Rows, row_numbers
+from trainers.engines.collect import Collector, EpisodeLimits
+from trainers.engines.templates import ChatTokens
+from trainers.engines.turns import GenerateEngine, NewContext, SamplingOptions, SlotEngine
+from trainers.toy.model import build_model, build_tokenizer
+from trainers.trainer import AgentTrainer
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+
+CHAT = ChatTokens(build_tokenizer())
+LIMITS = EpisodeLimits(max_prompt_tokens=1024, max_completion_tokens=512)
+TWO_ROWS = make_trajectory([2, 5, 11], [([12, 8, 3], 0.0, [2, 7, 13]), ([14, 3], 1.0, [])], rewritten=[0])
+"""Prompt 2 5 11, sampled 12 8 3; then, with nothing before it, the context 2 7 13, sampled 14 3."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def replayed(model: Any, trajectory: TokenTrajectory) -> list[float]:
+    """Log-probs of the sampled tokens, each row fed to the model as it stood before it."""
+    context, found = list(trajectory.prompt_ids), []
+    for position, token in enumerate(trajectory.completion_ids):
+        if position in trajectory.row_starts:
+            context = []
+        if trajectory.loss_mask[position]:
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([context])).logits[0, -1]
+            found.append(logits.log_softmax(-1)[token].item())
+        context.append(token)
+    return found
+
+
+def windowed() -> Any:
+    return ContextWindow(SmallEnv(system_prompt="", max_turns=6), keep_last=1, note="x")
+
+
+class TestRows:
+    def test_rows_are_sequences_of_their_own(self) -> None:
+        ids = torch.tensor([[0, 2, 5, 21, 22, 31, 32, 33], [7, 8, 9, 41, 0, 0, 0, 0]])
+        numbers = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]])
+        rows = Rows(ids, (ids > 0).long(), numbers)
+        assert rows.input_ids.tolist() == [[2, 5, 21, 22], [31, 32, 33, 0], [7, 8, 9, 41]]
+        assert rows.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]
+        laid = rows.lay_out(rows.input_ids[:, 1:])
+        assert laid.tolist() == [[21, 22, 0, 32, 33], [41, 0, 0, 0, 0]]
+
+    def test_numbers_of_rows(self) -> None:
+        numbers = row_numbers([TWO_ROWS, multi_turn_batch()[0]], width=10)
+        assert numbers is not None
+        assert numbers.tolist() == [[0, 0, 0, 1, 1, 1, 1, 1, 1, 1], [0] * 10]
+        assert row_numbers(multi_turn_batch(), width=10) is None
+
+    def test_description_counts_rows_and_not_their_contexts(self) -> None:
+        described = describe(TWO_ROWS)
+        assert (described["rows"], described["environment_tokens"]) == (2, 0)
+
+
+class Rewriting:
+    """A session that plays a script of replies."""
+
+    def __init__(self, prompt: Sequence[int], replies: Sequence[Any]) -> None:
+        self.prompt_ids, self.replies = list(prompt), list(replies)
+        self.tokens: list[list[int]] = []
+        self.logprobs: list[float] = []
+
+    def finish_turn(self, ids: list[int], logprobs: list[float], stopped: bool) -> Any:
+        self.tokens.append(ids)
+        self.logprobs += logprobs
+        return self.replies.pop(0) if self.replies else None
+
+
+def scripts() -> list[Rewriting]:
+    """Contexts that share nothing, something or everything with the first one, and several alike."""
+    prompt, fresh = [9, 10, 11, 12], NewContext([30, 31, 32, 33, 34])
+    return [
+        Rewriting(prompt, [NewContext([9, 10, 20, 21, 22]), [40], NewContext([9, 10, 20, 23])]),
+        Rewriting(prompt, [[41, 42], fresh]),
+        Rewriting(prompt, [fresh, fresh, [43]]),
+        Rewriting([30, 31], [[44], NewContext([30, 31]), NewContext([9])]),
+        Rewriting(prompt, [NewContext(prompt), NewContext([*prompt, 50, 51, 52, 53, 54, 55])]),
+    ]
+
+
+class TestEngines:
+    @pytest.mark.parametrize("slots", [1, 3, 5])
+    def test_a_rewritten_context_is_prefilled_anew(self, slots: int) -> None:
+        model = make_causal_lm()
+        options = SamplingOptions(max_new_tokens=6, temperature=0.0, stop_token_ids=STOPS)
+        kept, reference = scripts(), scripts()
+        SlotEngine(model, options, slots=slots, max_length=60).run(kept)
+        GenerateEngine(model, options, max_length=60).run(reference)
+        assert [session.tokens for session in kept] == [session.tokens for session in reference]
+        for session, other in zip(kept, reference, strict=True):
+            assert session.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+    def test_what_both_contexts_begin_with_is_kept(self) -> None:
+        assert NewContext([1, 2, 3]).shared([1, 2, 4]) == 2
+        assert NewContext([1, 2, 3]).shared([1, 2, 3, 4]) == 2
+        assert NewContext([1]).shared([1]) == 0
+        with pytest.raises(ValueError, match="at least one token"):
+            NewContext([])
+
+
+class FreshEnv(gym.Env[str, str]):
+    """Somebody else's: every observation is a prompt of its own, for `turns` turns."""
+
+    observation_space = UnicodeText(1000)
+    action_space = UnicodeText(1000)
+
+    def __init__(self, turns: int = 3) -> None:
+        self.turns = turns
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.turn = 0
+        return "who 0", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.turn += 1
+        return f"who {self.turn}", 0.5, self.turn == self.turns, False, {"context_rewritten": True}
+
+
+def collect(make_env: Any, *texts: str, limits: EpisodeLimits = LIMITS) -> TokenTrajectory:
+    rows = [{"task_index": 0, "seed": 1}]
+    (found,) = Collector(make_env, CHAT, limits).collect(rows, ScriptedEngine(*texts))
+    return found
+
+
+def texts_of(trajectory: TokenTrajectory) -> list[str]:
+    cuts = [0, *trajectory.row_starts, len(trajectory.completion_ids)]
+    pieces = [trajectory.completion_ids[start:end] for start, end in pairwise(cuts)]
+    return [build_tokenizer().decode(ids) for ids in (trajectory.prompt_ids + pieces[0], *pieces[1:])]
+
+
+class TestSession:
+    def test_window_begins_a_row_where_seen_text_changes(self) -> None:
+        found = collect(windowed, call("aa bb"), call("cc dd"), ANSWER)
+        first, second = texts_of(found)
+        assert "echo aa bb" in first
+        assert first.endswith('cc dd"}}</tool_call><|im_end|>')
+        assert "echo aa bb" not in second
+        assert "<|im_start|>tool\nx<|im_end|>" in second
+        assert second.startswith("<|im_start|>user\nSay 0.")
+        assert second.endswith("<|im_start|>assistant\n<answer>1</answer><|im_end|>")
+        assert "echo cc dd" in second
+        assert len(found.turns) == 3
+
+    def test_fresh_observations_are_prompts_of_their_own(self) -> None:
+        found = collect(FreshEnv, "yes", "no", "yes")
+        prompt = "<|im_start|>user\nwho {}<|im_end|><|im_start|>assistant\n{}<|im_end|>"
+        assert texts_of(found) == [prompt.format(n, word) for n, word in enumerate(("yes", "no", "yes"))]
+        assert [turn.reward for turn in found.turns] == [0.5] * 3
+        assert found.terminated
+
+    def test_budget_counts_the_context_as_it_is(self) -> None:
+        limits = EpisodeLimits(max_prompt_tokens=1024, max_completion_tokens=12)
+        found = collect(lambda: FreshEnv(9), *["yes"] * 9, limits=limits)
+        assert found.terminated
+        assert len(found.completion_ids) > 12
+        longer = collect(lambda: FreshEnv(9), *["yes " * 20] * 9, limits=limits)
+        assert longer.terminated
+
+    def test_a_context_that_is_too_long_truncates(self) -> None:
+        limits = EpisodeLimits(max_prompt_tokens=1024, max_completion_tokens=12)
+
+        class Growing(FreshEnv):
+            def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+                _, *rest = super().step(action)
+                return "who " * 3 * self.turn, *rest
+
+        found = collect(Growing, "yes", "no", "yes", limits=limits)
+        assert found.truncated
+        assert len(found.turns) == 2
+
+    def test_endless_rewriting_is_truncated(self) -> None:
+        limits = EpisodeLimits(max_prompt_tokens=1024, max_completion_tokens=64, max_rows=5)
+        found = collect(lambda: FreshEnv(10**9), *["yes"] * 100, limits=limits)
+        assert found.truncated
+        assert len(found.row_starts) == 4
+        assert len(found.turns) == 5
+
+    def test_a_row_without_a_turn_is_left_out(self) -> None:
+        found = collect(FreshEnv, "yes")  # the script ends before the episode does, as a full context would
+        assert found.truncated
+        assert found.row_starts == ()
+        assert len(found.completion_ids) == found.turns[-1].end
+
+
+def batch() -> list[TokenTrajectory]:
+    """One group: two rows, three rows, one row of two turns, one row of one turn."""
+    return [
+        TWO_ROWS,
+        make_trajectory(
+            [2, 5, 11],
+            [([12, 3], 0.2, [2, 7, 12]), ([9, 8, 3], 0.0, [2, 13]), ([14, 15, 3], 0.0, [7])],
+            rewritten=[0, 1],
+        ),
+        make_trajectory([2, 5, 11], [([12, 8, 3], 0.0, [2, 7, 13]), ([14, 3], 0.5, [])]),
+        make_trajectory([2, 5, 11], [([9, 3], 0.1, [])]),
+    ]
+
+
+def run(folder: Path, trajectories: Sequence[TokenTrajectory], **settings: Any) -> tuple[AgentTrainer, dict[str, Any]]:
+    trainer = make_trainer(folder, give(trajectories), per_device_train_batch_size=len(trajectories), **settings)
+    trainer.model.train()
+    rows: list[Any] = [{"prompt": "say"} for _ in trajectories]
+    return trainer, trainer._generate_and_score_completions(rows)
+
+
+def logps_by_hand(model: Any, trajectory: TokenTrajectory) -> Tensor:
+    """(n,) log-probs with gradient of the sampled tokens, row by row."""
+    starts = [0, *trajectory.row_starts, len(trajectory.completion_ids)]
+    found = []
+    for start, end in pairwise(starts):
+        ids = list(trajectory.completion_ids[start:end])
+        mask = list(trajectory.loss_mask[start:end])
+        if start == 0:
+            ids, mask = [*trajectory.prompt_ids, *ids], [0] * len(trajectory.prompt_ids) + mask
+        logps = model(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        chosen = torch.tensor(mask[1:]).bool()
+        found.append(logps.gather(1, torch.tensor(ids[1:])[:, None])[chosen, 0])
+    return torch.cat(found)
+
+
+class TestTrainer:
+    def test_both_rows_get_the_advantage_of_the_one_return(self, tmp_path: Path) -> None:
+        _, output = run(tmp_path, batch(), algorithm="rloo")
+        returns = torch.tensor([1.0, 0.2, 0.5, 0.1])
+        expected = returns - (returns.sum() - returns) / 3
+        sampled = torch.tensor([1, 1, 1, 0, 0, 0, 1, 1]).bool()
+        assert_close(output["advantages"][0, :8][sampled], expected[0].expand(5))
+        assert torch.all(output["advantages"][0, :8][~sampled] == 0)
+        assert_close(output["advantages"].amax(1) + output["advantages"].amin(1), expected, rtol=1e-4, atol=1e-5)
+        assert output["num_items_in_batch"] == 5 + 8 + 5 + 2
+
+    @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
+    @pytest.mark.parametrize("padding", [None, 16])
+    def test_loss_and_gradient_are_those_of_the_rows(self, tmp_path: Path, loss_type: str, padding: int | None) -> None:
+        """Worked by hand: a trajectory has one share in a mean over rollouts, however many rows it has."""
+        trainer, output = run(tmp_path, batch(), algorithm="rloo", loss_type=loss_type, pad_to_multiple_of=padding)
+        _, found = gradients(trainer, output)
+        trainer.model.zero_grad()
+        returns = torch.tensor([1.0, 0.2, 0.5, 0.1])
+        advantages = returns - (returns.sum() - returns) / 3
+        sums = [logps_by_hand(trainer.model, t).sum() for t in batch()]
+        counts = [5, 8, 5, 2]
+        weights = {
+            "dapo": [1 / 20] * 4,
+            "bnpo": [1 / 20] * 4,
+            "grpo": [1 / (4 * count) for count in counts],
+            "dr_grpo": [1 / (4 * 32)] * 4,
+        }[loss_type]
+        loss = -sum(w * a * s for w, a, s in zip(weights, advantages, sums, strict=True))
+        loss.backward()
+        expected = {name: p.grad for name, p in trainer.model.named_parameters()}
+        assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+    def test_old_and_reference_log_probs_are_those_of_the_rows(self, tmp_path: Path) -> None:
+        trainer, output = run(tmp_path, batch(), algorithm="rloo", num_iterations=2, beta=0.1)
+        sampled = (output["completion_mask"] * output["tool_mask"]).bool()
+        expected = torch.cat([logps_by_hand(trainer.model, t) for t in batch()])
+        for key in ("old_per_token_logps", "ref_per_token_logps"):
+            assert_close(output[key][sampled], expected.detach(), rtol=0, atol=1e-5)
+
+    @pytest.mark.parametrize("padding", [None, 16])
+    def test_values_are_read_in_the_row(self, tmp_path: Path, padding: int | None) -> None:
+        options = {"algorithm": "ppo", "num_generations": 4, "pad_to_multiple_of": padding}
+        trainer, output = run(tmp_path, batch(), **options)
+        critic = trainer.critic
+        assert critic is not None
+        with torch.no_grad():
+            critic.model.score.weight.normal_()
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
+        width = output["completion_ids"].size(1)
+        values = critic.values(ids, mask, length=width, rows=output["row_numbers"])
+        with torch.no_grad():
+            first = critic.model(input_ids=torch.tensor([[2, 5, 11, 12, 8, 3]])).logits[0, :, 0]
+            second = critic.model(input_ids=torch.tensor([[2, 7, 13, 14, 3]])).logits[0, :, 0]
+        assert_close(values[0, :3], first[2:5], rtol=1e-4, atol=1e-5)
+        assert_close(values[0, 6:8], second[2:4], rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        "algorithm",
+        ["grpo", "rloo", "reinforce++", "reinforce++-baseline", "ppo", "turn_group", "gigpo", "gspo", "cispo", "dapo"],
+    )
+    def test_every_algorithm_takes_rows(self, tmp_path: Path, algorithm: str) -> None:
+        trainer, output = run(tmp_path, batch(), algorithm=algorithm, num_generations=4)
+        loss, found = gradients(trainer, output)
+        elsewhere = output["completion_mask"] * output["tool_mask"] == 0
+        assert torch.all(output["advantages"][elsewhere] == 0)
+        assert loss == loss
+        assert any(torch.any(gradient != 0) for gradient in found.values())
+
+    def test_rewritten_contexts_are_no_environment_tokens_in_the_ablations(self, tmp_path: Path) -> None:
+        _, output = run(tmp_path, batch(), algorithm="rloo", advantage_mask=False, loss_mask=False)
+        assert output["tool_mask"][0, :8].tolist() == [1, 1, 1, 0, 0, 0, 1, 1]
+        assert torch.all(output["advantages"][0, 3:6] == 0)
+        assert output["tool_mask"][2, :8].tolist() == [1] * 8
+        assert torch.all(output["advantages"][2, 3:6] != 0)
+
+    @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+    def test_a_buffer_with_rows_survives_a_checkpoint(self, tmp_path: Path, algorithm: str) -> None:
+        settings = {
+            "algorithm": algorithm, "num_generations": 4, "steps_per_generation": 2, "learning_rate": 1e-2,
+            "num_iterations": 2, "max_steps": 5,
+        }  # fmt: skip
+        whole = make_trainer(tmp_path / "whole", by_row, **settings, save_strategy="steps", save_steps=3)
+        whole.train()
+        resumed = make_trainer(tmp_path / "resumed", by_row, **settings)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+        assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+
+
+def test_every_trained_token_has_the_log_prob_it_was_sampled_with(tmp_path: Path) -> None:
+    """Through a real engine, under a context window: recorded = replayed by hand = what the loss computes."""
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    found: list[TokenTrajectory] = []
+
+    class Calling(SmallEnv):
+        """Every turn counts as a call, so that a random model fills a window."""
+
+        def begin_step(self, action: str) -> Any:
+            return super().begin_step(call("aa bb"))
+
+    def play(rows: Sequence[Any], trainer: Any) -> list[TokenTrajectory]:
+        def make_env() -> Any:
+            return ContextWindow(Calling(system_prompt="", max_turns=5), keep_last=1, note="x")
+
+        options = SamplingOptions(max_new_tokens=5, stop_token_ids=CHAT.stop_ids)
+        engine = SlotEngine(trainer.model, options, slots=3, max_length=1400)
+        games = Collector(make_env, CHAT, EpisodeLimits(max_prompt_tokens=256, max_completion_tokens=1000))
+        found[:] = games.collect([{"task_index": 0}] * len(rows), engine)
+        return found
+
+    args = make_args(tmp_path, num_generations=4, logprob_check_steps=1)
+    trainer = AgentTrainer(model, args, collect=play, train_dataset=make_rows(), processing_class=tokenizer)
+    trainer.model.train()
+    trainer._generate_and_score_completions([{"prompt": "say"} for _ in range(8)])
+    assert [len(trajectory.row_starts) for trajectory in found] == [3] * 8
+    trainer.model.eval()
+    for trajectory in found:
+        recorded = [logprob for logprob in trajectory.logprobs if logprob is not None]
+        assert replayed(model, trajectory) == pytest.approx(recorded, abs=1e-4)
+    assert trainer._metrics["train"]["sampling/logprob_drift_max"][0] < 1e-4
+    assert trainer._metrics["train"]["rollout/rows"] == [4.0]
+
+
+class ColourEnv(FreshEnv):
+    """Asks twice for a colour, each time with nothing else in sight."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.first = seed or 0
+        return f"say {self.colour}", {}
+
+    @property
+    def colour(self) -> str:
+        return COLOURS[(self.first + self.turn) % len(COLOURS)]
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        reward = 0.5 * (action.strip() == self.colour)
+        self.turn += 1
+        return f"say {self.colour}", reward, self.turn == 2, False, {"context_rewritten": True}
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_learns_a_bandit_whose_context_is_rewritten(tmp_path: Path, algorithm: str) -> None:
+    tokenizer = tiny_model.make_tokenizer()
+    tokenizer.chat_template = tiny_model.CHAT_TEMPLATE.replace(" <|im_end|> ", "<|im_end|>")
+    games = Collector(ColourEnv, ChatTokens(tokenizer), EpisodeLimits(max_prompt_tokens=32, max_completion_tokens=32))
+
+    def play(rows: Sequence[Any], trainer: Any) -> list[TokenTrajectory]:
+        options = SamplingOptions(max_new_tokens=1, seed=trainer.batches)
+        engine = SlotEngine(trainer.model, options, slots=48, max_length=64)
+        return games.collect([{"seed": row["target"]} for row in rows], engine)
+
+    settings = {
+        "algorithm": algorithm, "per_device_train_batch_size": 48, "num_generations": 16, "max_steps": 60,
+        "learning_rate": 3e-3, "critic_learning_rate": 3e-3, "entropy_coef": 0.05, "logging_steps": 10,
+    }  # fmt: skip
+    trainer = make_trainer(tmp_path, play, **settings)
+    trainer.train()
+    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    assert rewards[0] < 0.7
+    assert rewards[-1] >= 0.95

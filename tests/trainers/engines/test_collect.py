@@ -1,0 +1,268 @@
+"""Episodes as sessions: exact tokens, budgets, failures, any text environment."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from agent_r1_gym import Task, ToolEnv, tool
+from agent_r1_gym.errors import ConfigurationError, RetrievalError
+from agent_r1_gym.spaces import UnicodeText
+from agent_r1_gym.wrappers import ContextWindow
+from trainers.algorithms.batch import OUTCOME
+from trainers.engines.collect import Collector, EpisodeLimits
+from trainers.engines.templates import ChatTokens
+from trainers.engines.turns import GenerateEngine, SamplingOptions, SlotEngine
+from trainers.toy.model import build_model, build_tokenizer
+
+TOKENIZER = build_tokenizer()
+CHAT = ChatTokens(TOKENIZER)
+LIMITS = EpisodeLimits(max_prompt_tokens=512, max_completion_tokens=512)
+CALL = '<tool_call>\n{"name": "look", "arguments": {"query": "x"}}\n</tool_call>'
+
+
+class ScriptedEngine:
+    """Says the given texts, turn by turn, in every session."""
+
+    def __init__(self, *texts: str, stopped: bool = True) -> None:
+        self.texts, self.stopped = texts, stopped
+
+    def run(self, sessions: Iterable[Any]) -> None:
+        for session in sessions:
+            assert session.prompt_ids
+            for text in self.texts:
+                ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
+                ids = [*ids, CHAT.stop_id] if self.stopped else ids
+                reply = session.finish_turn(ids, [-0.5] * len(ids), self.stopped)
+                reply = reply.result() if isinstance(reply, Future) else reply
+                if reply is None:
+                    break
+            else:
+                assert session.finish_turn([], [], False) is None
+
+
+def collector(make_env: Callable[[], Any], limits: EpisodeLimits = LIMITS, **options: Any) -> Collector:
+    return Collector(make_env, CHAT, limits, **options)
+
+
+def lookup_env(**options: Any) -> ToolEnv:
+    @tool(timeout=None)
+    def look(query: str) -> str:
+        """Looks up."""
+        return "nothing found"
+
+    tasks = [Task("a", "who", ("yes",)), Task("b", "what", ("no",))]
+    return ToolEnv(tasks=tasks, tools=[look], system_prompt="", feedback="short", **options)
+
+
+def test_tokens_masks_and_spans_are_exact() -> None:
+    engine = ScriptedEngine(CALL, "<answer>yes</answer>")
+    (found,) = collector(lookup_env).collect([{"task_index": 0, "seed": 1}], engine)
+    text = TOKENIZER.decode(found.prompt_ids + found.completion_ids)
+    assert text == (
+        f"<|im_start|>user\nwho<|im_end|><|im_start|>assistant\n{CALL}<|im_end|>"
+        "<|im_start|>tool\nnothing found<|im_end|>"
+        "<|im_start|>assistant\n<answer>yes</answer><|im_end|>"
+    )
+    said = [TOKENIZER.decode(found.completion_ids[turn.start : turn.end]) for turn in found.turns]
+    assert said == [f"{CALL}<|im_end|>", "<answer>yes</answer><|im_end|>"]
+    assert [turn.reward for turn in found.turns] == [0.0, 1.0]
+    assert found.terminated
+    assert not found.truncated
+    assert found.metrics["turns"] == 2
+    assert found.metrics["calls"] == 1
+
+
+def test_rows_come_back_in_order() -> None:
+    rows = [{"task_index": index} for index in (1, 0, 1)]
+    found = collector(lookup_env).collect(rows, ScriptedEngine("<answer>yes</answer>"))
+    assert [trajectory.turns[-1].reward for trajectory in found] == [0.0, 1.0, 0.0]
+
+
+def test_a_forced_end_of_turn_is_never_trained_on() -> None:
+    (found,) = collector(lookup_env).collect(
+        [{"task_index": 0}], ScriptedEngine("who", "<answer>yes</answer>", stopped=False)
+    )
+    after_first = found.turns[0].end
+    assert found.completion_ids[after_first] == CHAT.stop_id
+    assert found.loss_mask[after_first] == 0
+    assert found.logprobs[after_first] is None
+
+
+def test_outcome_is_kept_when_the_episode_ends_in_tool_text() -> None:
+    """Agent-R1 lost it there, so that equal rewards got different advantages."""
+    (found,) = collector(lambda: lookup_env(max_turns=1, reward="agent_r1")).collect(
+        [{"task_index": 0}], ScriptedEngine(CALL)
+    )
+    assert found.truncated
+    assert found.turns[-1].reward == -0.5
+
+
+def test_token_budget_truncates_cleanly_and_the_end_is_rewarded() -> None:
+    limits = EpisodeLimits(max_prompt_tokens=512, max_completion_tokens=40)
+    (found,) = collector(lambda: lookup_env(reward="agent_r1", max_turns=50), limits).collect(
+        [{"task_index": 0}], ScriptedEngine(*["who"] * 50)
+    )
+    assert found.truncated
+    assert not found.terminated
+    assert len(found.completion_ids) <= 40
+    assert found.turns[-1].reward == -0.5  # no answer, all calls well-formed
+    assert found.loss_mask[-1] == 1  # nothing stands after the last turn
+
+
+def test_no_turn_goes_beyond_the_token_budget() -> None:
+    model = build_model(TOKENIZER, size="0.4M")
+    options = SamplingOptions(max_new_tokens=200, stop_token_ids=CHAT.stop_ids)
+    limits = EpisodeLimits(max_prompt_tokens=512, max_completion_tokens=16)
+    engines = SlotEngine(model, options, slots=4, max_length=528), GenerateEngine(model, options, max_length=528)
+    for engine in engines:
+        found = collector(lookup_env, limits).collect([{"task_index": index % 2} for index in range(6)], engine)
+        assert max(len(trajectory.completion_ids) for trajectory in found) == 16
+        assert all(trajectory.truncated for trajectory in found if len(trajectory.completion_ids) == 16)
+
+
+def test_the_end_by_budget_is_booked_as_outcome() -> None:
+    """As the environment's own truncation is; else it would count as a process reward."""
+    limits = EpisodeLimits(max_prompt_tokens=512, max_completion_tokens=40)
+    rows = [{"task_index": 0}]
+    (by_budget,) = collector(lambda: lookup_env(reward="agent_r1", max_turns=50), limits).collect(
+        rows, ScriptedEngine(*["who"] * 50)
+    )
+    (before_turn,) = collector(lambda: lookup_env(reward="agent_r1")).collect(rows, ScriptedEngine("who"))
+    (by_turns,) = collector(lambda: lookup_env(reward="agent_r1", max_turns=2)).collect(
+        rows, ScriptedEngine(*["who"] * 2)
+    )
+    for found in (by_budget, before_turn, by_turns):
+        assert sum(turn.reward for turn in found.turns) == -0.5
+        assert found.metrics[OUTCOME] == found.metrics["reward/agent_r1"] == -0.5
+
+
+def test_a_context_without_room_for_a_turn_ends_the_episode() -> None:
+    (found,) = collector(lambda: lookup_env(reward="agent_r1")).collect([{"task_index": 0}], ScriptedEngine("who"))
+    assert found.truncated
+    assert len(found.turns) == 1
+    assert found.turns[-1].reward == -0.5
+
+
+def test_an_overlong_prompt_is_refused_with_the_option_to_change() -> None:
+    limits = EpisodeLimits(max_prompt_tokens=3, max_completion_tokens=40)
+    with pytest.raises(ConfigurationError, match="max_prompt_length=3"):
+        collector(lookup_env, limits).collect([{"task_index": 0}], ScriptedEngine("who"))
+
+
+def failing_env(failures: list[int]) -> ToolEnv:
+    @tool(timeout=None)
+    def look(query: str) -> str:
+        """Looks up."""
+        if failures[0] > 0:
+            failures[0] -= 1
+            raise RetrievalError("connection refused")
+        return "nothing found"
+
+    return ToolEnv(tasks=[Task("a", "who", ("yes",))], tools=[look], system_prompt="")
+
+
+@pytest.mark.parametrize(("failures", "retries", "lost"), [(1, 2, False), (2, 2, False), (3, 2, True), (1, 0, True)])
+def test_lost_episodes_are_played_again_then_marked(failures: int, retries: int, lost: bool) -> None:
+    left = [failures]
+    (found,) = collector(lambda: failing_env(left), retries=retries).collect(
+        [{"task_index": 0}], ScriptedEngine(CALL, "<answer>yes</answer>")
+    )
+    assert (found.infrastructure_error is not None) == lost
+
+
+def test_slow_tools_run_outside_the_engine() -> None:
+    meeting = threading.Barrier(16)
+
+    @tool(timeout=30.0)
+    def look(query: str) -> str:
+        """Looks up slowly."""
+        meeting.wait(timeout=20)
+        return "found"
+
+    replies: list[Any] = []
+
+    class Watching(ScriptedEngine):
+        def run(self, sessions: Iterable[Any]) -> None:
+            ids = [*TOKENIZER(CALL, add_special_tokens=False)["input_ids"], CHAT.stop_id]
+            replies.extend(session.finish_turn(ids, [-1.0] * len(ids), True) for session in list(sessions))
+            assert all(isinstance(reply, Future) for reply in replies)
+            assert all(reply.result() for reply in replies)
+
+    def make_env() -> ToolEnv:
+        return ToolEnv(tasks=[Task("a", "who", ("yes",))], tools=[look], system_prompt="")
+
+    found = collector(make_env).collect([{"task_index": 0}] * 16, Watching())
+    assert all(trajectory.metrics["failed_calls"] == 0 for trajectory in found)
+
+
+def test_slow_tools_below_a_wrapper_run_outside_the_engine_too() -> None:
+    @tool(timeout=30.0)
+    def look(query: str) -> str:
+        """Looks up slowly."""
+        return "found"
+
+    replies: list[Any] = []
+
+    class Watching(ScriptedEngine):
+        def run(self, sessions: Iterable[Any]) -> None:
+            ids = [*TOKENIZER(CALL, add_special_tokens=False)["input_ids"], CHAT.stop_id]
+            replies.extend(session.finish_turn(ids, [-1.0] * len(ids), True) for session in sessions)
+            assert TOKENIZER.decode(replies[0].result()).startswith("<|im_start|>tool\nfound")
+
+    def make_env() -> Any:
+        return ContextWindow(ToolEnv(tasks=[Task("a", "who", ("yes",))], tools=[look], system_prompt=""))
+
+    (found,) = collector(make_env).collect([{"task_index": 0}], Watching())
+    assert isinstance(replies[0], Future)
+    assert found.metrics["calls"] == 1
+
+
+class EchoEnv(gym.Env[str, str]):
+    """A text environment of somebody else's: says what it heard, ends after two turns."""
+
+    observation_space = UnicodeText(1000)
+    action_space = UnicodeText(1000)
+
+    def __init__(self, reward: Any = 0.5) -> None:
+        self.reward = reward
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.turns = 0
+        return "who", {}
+
+    def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
+        self.turns += 1
+        return f"found {action}", self.reward, self.turns == 2, False, {}
+
+
+def test_any_text_environment_can_be_played() -> None:
+    (found,) = collector(EchoEnv).collect([{"seed": 3}], ScriptedEngine("yes", "no"))
+    assert [turn.reward for turn in found.turns] == [0.5, 0.5]
+    assert "<|im_start|>user\nfound yes<|im_end|>" in TOKENIZER.decode(found.completion_ids)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), None, "much"])
+def test_a_reward_that_is_no_number_is_refused(reward: Any) -> None:
+    with pytest.raises(ConfigurationError, match="EchoEnv returned the reward"):
+        collector(lambda: EchoEnv(reward)).collect([{}], ScriptedEngine("yes"))
+
+
+def test_environments_are_used_again() -> None:
+    made: list[ToolEnv] = []
+
+    def make_env() -> ToolEnv:
+        made.append(lookup_env())
+        return made[-1]
+
+    games = collector(make_env)
+    for _ in range(3):
+        games.collect([{"task_index": 0}] * 4, ScriptedEngine("<answer>yes</answer>"))
+    assert len(made) == 1
+    games.close()

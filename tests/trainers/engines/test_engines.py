@@ -1,0 +1,485 @@
+"""The engines: the same tokens from all, exact log-probs, exact distributions, no barrier, no leaks."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from trl import GRPOConfig, GRPOTrainer
+
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError
+from tests.kit.scripted import STOPS, ScriptedSession, make_causal_lm, make_sessions
+from tests.kit.tiny_model import make_model, make_tokenizer
+from trainers.engines.cache import SlotCache
+from trainers.engines.turns import GenerateEngine, SamplingOptions, SlotEngine, TRLEngine, sample
+
+GREEDY = SamplingOptions(max_new_tokens=12, temperature=0, stop_token_ids=STOPS)
+SAMPLED = SamplingOptions(max_new_tokens=12, temperature=0.8, top_p=0.9, top_k=20, stop_token_ids=STOPS, seed=3)
+
+
+def play(engine: Any, count: int = 23, **shape: Any) -> list[ScriptedSession]:
+    sessions = make_sessions(count, **shape)
+    engine.run(iter(sessions))
+    return sessions
+
+
+def replayed_logprobs(model: Any, session: ScriptedSession, temperature: float) -> list[float]:
+    """Log-probs of the sampled tokens by one plain forward pass over the whole episode."""
+    with torch.no_grad():
+        logits = model(torch.tensor([session.context])).logits[0].float() / temperature
+    table = torch.log_softmax(logits, dim=-1)
+    return [float(table[position - 1, session.context[position]]) for position in session.sampled_at]
+
+
+def assert_replays(model: Any, sessions: list[ScriptedSession], temperature: float) -> None:
+    model.eval()
+    for session in sessions:
+        assert session.logprobs == pytest.approx(replayed_logprobs(model, session, temperature), abs=1e-5)
+
+
+class TestAgreement:
+    @pytest.mark.parametrize("attention", ["sdpa", "eager"])
+    @pytest.mark.parametrize("tied", [True, False])
+    @pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "gpt2"])
+    def test_greedy_tokens_equal_generate_and_logprobs_a_replay(self, kind: str, tied: bool, attention: str) -> None:
+        model = make_causal_lm(kind, tied=tied, attention=attention)
+        kept = play(SlotEngine(model, GREEDY, slots=6, max_length=60))
+        anew = play(GenerateEngine(model, GREEDY, max_length=60))
+        assert [session.turns[-1][2] for session in kept] == [session.turns[-1][2] for session in anew]
+        assert [session.tokens for session in kept] == [session.tokens for session in anew]
+        assert any(stopped for session in kept for _, _, stopped in session.turns)
+        assert not all(stopped for session in kept for _, _, stopped in session.turns)
+        assert_replays(model, kept, 1.0)
+        assert_replays(model, anew, 1.0)
+
+    @pytest.mark.parametrize(("slots", "prefill_tokens"), [(1, 4096), (2, 1), (7, 5), (64, 50)])
+    def test_slots_and_prefill_budget_change_nothing(self, slots: int, prefill_tokens: int) -> None:
+        model = make_causal_lm()
+        expected = play(SlotEngine(model, SAMPLED, slots=23, max_length=70))
+        found = play(SlotEngine(model, SAMPLED, slots=slots, max_length=70, prefill_tokens=prefill_tokens))
+        assert [session.tokens for session in found] == [session.tokens for session in expected]
+        assert_replays(model, found, SAMPLED.temperature)
+
+    def test_shared_prompts_change_nothing_and_save_prefill(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = make_causal_lm()
+        moved: list[tuple[int, ...]] = []
+        move = SlotCache.move
+        monkeypatch.setattr(
+            SlotCache, "move", lambda self, *args, **kwargs: (moved.append(args), move(self, *args, **kwargs))[1]
+        )
+        kept = play(SlotEngine(model, GREEDY, slots=8, max_length=70), 24, distinct_prompts=3)
+        anew = play(GenerateEngine(model, GREEDY, max_length=70), 24, distinct_prompts=3)
+        assert moved
+        assert [session.tokens for session in kept] == [session.tokens for session in anew]
+
+    def test_static_shapes_change_nothing(self) -> None:
+        model = make_causal_lm()
+        seen: set[tuple[int, ...]] = set()
+        engine = SlotEngine(model, SAMPLED, slots=6, max_length=60, static_shapes=True)
+        decoder = engine.decoder
+
+        def watched(**inputs: Any) -> Any:
+            seen.add(tuple(inputs["attention_mask"].shape))
+            return decoder(**inputs)
+
+        engine.decoder = watched
+        expected = play(SlotEngine(model, SAMPLED, slots=6, max_length=60, static_shapes=False))
+        assert [session.tokens for session in play(engine)] == [session.tokens for session in expected]
+        assert seen == {(6, 1, 1, 64)}
+
+    def test_under_lora(self) -> None:
+        base = make_causal_lm()
+        model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+        kept = play(SlotEngine(model, GREEDY, slots=6, max_length=60))
+        anew = play(GenerateEngine(model, GREEDY, max_length=60))
+        assert [session.tokens for session in kept] == [session.tokens for session in anew]
+        assert_replays(model, kept, 1.0)
+        with model.disable_adapter():
+            assert [s.tokens for s in play(SlotEngine(model, GREEDY, slots=6, max_length=60))] != [
+                s.tokens for s in kept
+            ]
+
+    def test_under_accelerate(self) -> None:
+        accelerator = Accelerator(cpu=True, mixed_precision="no")
+        model = accelerator.unwrap_model(accelerator.prepare(make_causal_lm()))
+        assert_replays(model, play(SlotEngine(model, GREEDY, slots=6, max_length=60)), 1.0)
+
+    def test_bfloat16_autocast(self) -> None:
+        model = make_causal_lm()
+        sessions = make_sessions(6)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            SlotEngine(model, GREEDY, slots=3, max_length=60).run(iter(sessions))
+        for session in sessions:
+            assert session.logprobs == pytest.approx(replayed_logprobs(model, session, 1.0), abs=0.2)
+
+    def test_training_mode_and_gradients_are_restored(self) -> None:
+        model = make_causal_lm().train()
+        play(SlotEngine(model, GREEDY, slots=6, max_length=60))
+        assert model.training
+        assert model(torch.tensor([[9, 10]])).logits.requires_grad
+
+
+class TestSampling:
+    def draw(self, logits: Tensor, options: SamplingOptions, count: int = 20_000) -> Tensor:
+        uniforms = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        tokens, _ = sample(logits.expand(count, -1), options, uniforms=uniforms)
+        return torch.bincount(tokens, minlength=logits.shape[-1]).double()
+
+    @pytest.mark.parametrize(
+        ("temperature", "top_k", "top_p", "support"),
+        [
+            (1.0, 0, 1.0, [0, 1, 2, 3, 4]),
+            (0.5, 0, 1.0, [0, 1, 2, 3, 4]),
+            (2.0, 2, 1.0, [1, 3]),
+            (1.0, 0, 0.6, [1, 3]),
+            (1.0, 0, 0.39, [3]),
+            (1.0, 0, 0.81, [0, 1, 3]),
+            (1.0, 3, 0.7, [1, 3]),  # of the three, .4/.9 + .3/.9 = .78 are enough
+            (1.0, 9, 1.0, [0, 1, 2, 3, 4]),
+        ],
+    )
+    def test_distribution_and_support(self, temperature: float, top_k: int, top_p: float, support: list[int]) -> None:
+        probabilities = torch.tensor([0.2, 0.3, 0.04, 0.4, 0.06], dtype=torch.float64)
+        options = SamplingOptions(max_new_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p)
+        counts = self.draw(probabilities.log()[None], options)
+        expected = torch.zeros(5, dtype=torch.float64)
+        expected[support] = probabilities[support] ** (1 / temperature)
+        expected *= counts.sum() / expected.sum()
+        assert counts.nonzero()[:, 0].tolist() == support
+        chi_square = float((((counts - expected) ** 2)[support] / expected[support]).sum())
+        assert chi_square < 20  # 4 degrees of freedom: exceeded with probability 0.0005; the seed is fixed
+
+    def test_edges_of_the_uniform_never_choose_a_token_without_mass(self) -> None:
+        logits = torch.tensor([[-torch.inf, 1.0, 2.0, -torch.inf]])
+        for options in (
+            SamplingOptions(max_new_tokens=1),
+            SamplingOptions(max_new_tokens=1, top_k=4),
+            SamplingOptions(max_new_tokens=1, top_p=0.99),
+        ):
+            uniforms = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+            tokens, _ = sample(logits.expand(2, -1), options, uniforms=uniforms)
+            assert set(tokens.tolist()) <= {1, 2}
+
+    def test_logprobs_are_those_before_truncation(self) -> None:
+        logits = torch.randn(50, 11, generator=torch.Generator().manual_seed(0))
+        options = SamplingOptions(max_new_tokens=1, temperature=0.7, top_k=2, top_p=0.5)
+        tokens, logprobs = sample(logits, options, uniforms=torch.full((50,), 0.5, dtype=torch.float64))
+        expected = torch.log_softmax(logits / 0.7, dim=-1).gather(1, tokens[:, None])[:, 0]
+        torch.testing.assert_close(logprobs, expected)
+
+    def test_greedy_logprob_is_that_of_the_plain_logits(self) -> None:
+        logits = torch.randn(5, 11, generator=torch.Generator().manual_seed(0))
+        tokens, logprobs = sample(logits, GREEDY, uniforms=torch.zeros(5, dtype=torch.float64))
+        assert torch.equal(tokens, logits.argmax(-1))
+        torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1).max(-1).values)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"max_new_tokens": 0},
+            {"temperature": -1.0},
+            {"temperature": float("nan")},
+            {"top_p": 0.0},
+            {"top_p": 1.1},
+            {"top_k": -1},
+            {"stop_token_ids": (-1,)},
+        ],
+    )
+    def test_wrong_options_are_refused_by_name(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+            SamplingOptions(**{"max_new_tokens": 1, **wrong})
+
+
+class TestSeeds:
+    def tokens(self, engine: SlotEngine, **shape: Any) -> list[list[list[int]]]:
+        return [session.tokens for session in play(engine, **shape)]
+
+    def test_same_seed_same_tokens_and_the_next_run_differs(self) -> None:
+        model = make_causal_lm()
+        engine = SlotEngine(model, SAMPLED, slots=6, max_length=70)
+        first, second = self.tokens(engine), self.tokens(engine)
+        assert first == self.tokens(SlotEngine(model, SAMPLED, slots=6, max_length=70))
+        assert first != second
+        engine.generator.manual_seed(SAMPLED.seed)
+        assert first == self.tokens(engine)
+
+    def test_later_sessions_and_the_global_generator_do_not_matter(self) -> None:
+        model = make_causal_lm()
+        torch.manual_seed(1)
+        long = self.tokens(SlotEngine(model, SAMPLED, slots=6, max_length=70))
+        torch.manual_seed(2)
+        state = torch.get_rng_state()
+        short = make_sessions(23)[:9]
+        SlotEngine(model, SAMPLED, slots=6, max_length=70).run(short)
+        assert [session.tokens for session in short] == long[:9]
+        assert torch.equal(state, torch.get_rng_state())
+
+
+class LateSession(ScriptedSession):
+    """Its tools run in a thread until `gate` opens."""
+
+    def __init__(self, executor: ThreadPoolExecutor, gate: threading.Event, **script: Any) -> None:
+        super().__init__(**script)
+        self.executor, self.gate = executor, gate
+
+    def finish_turn(self, ids: list[int], logprobs: list[float], stopped: bool) -> Any:
+        reply = super().finish_turn(ids, logprobs, stopped)
+
+        def tool() -> Any:
+            assert self.gate.wait(20)
+            return reply
+
+        return self.executor.submit(tool)
+
+
+class LastSession(ScriptedSession):
+    """Opens a gate when it has ended."""
+
+    def __init__(self, gate: threading.Event, **script: Any) -> None:
+        super().__init__(**script)
+        self.gate = gate
+
+    def finish_turn(self, ids: list[int], logprobs: list[float], stopped: bool) -> Any:
+        reply = super().finish_turn(ids, logprobs, stopped)
+        if reply is None:
+            self.gate.set()
+        return reply
+
+
+class TestScheduling:
+    def test_slots_are_refilled_lazily(self) -> None:
+        ended = 0
+        most_live = 0
+
+        class Counted(ScriptedSession):
+            def finish_turn(self, *turn: Any) -> Any:
+                nonlocal ended
+                reply = super().finish_turn(*turn)
+                ended += reply is None
+                return reply
+
+        def sessions() -> Iterator[Counted]:
+            nonlocal most_live
+            for index, session in enumerate(make_sessions(20)):
+                most_live = max(most_live, index + 1 - ended)
+                yield Counted(session.prompt_ids, session.script)
+
+        SlotEngine(make_causal_lm(), GREEDY, slots=4, max_length=60).run(sessions())
+        assert ended == 20
+        assert most_live == 4
+
+    def test_a_late_tool_blocks_nobody(self) -> None:
+        gate = threading.Event()
+        with ThreadPoolExecutor(1) as executor:
+            late = LateSession(executor, gate, prompt=[9, 10], script=[[11], [12, 13]])
+            others = [ScriptedSession(s.prompt_ids, s.script) for s in make_sessions(9)]
+            last = LastSession(gate, prompt=[14, 15], script=[[16], [17]])
+            model = make_causal_lm()
+            SlotEngine(model, GREEDY, slots=3, max_length=60).run([late, *others, last])
+        alone = ScriptedSession([9, 10], [[11], [12, 13]])
+        GenerateEngine(model, GREEDY, max_length=60).run([alone])
+        assert late.tokens == alone.tokens
+        assert len(late.tokens) == 3
+        assert all(session.turns for session in others)
+
+    def test_generate_engine_takes_futures_too(self) -> None:
+        gate = threading.Event()
+        gate.set()
+        with ThreadPoolExecutor(2) as executor:
+            late = [LateSession(executor, gate, prompt=s.prompt_ids, script=s.script) for s in make_sessions(5)]
+            GenerateEngine(make_causal_lm(), GREEDY, max_length=60).run(late)
+        assert [s.tokens for s in late] == [
+            s.tokens for s in play(GenerateEngine(make_causal_lm(), GREEDY, max_length=60), 5)
+        ]
+
+    @pytest.mark.parametrize("slots", [1, 3])
+    def test_no_sessions(self, slots: int) -> None:
+        SlotEngine(make_causal_lm(), GREEDY, slots=slots, max_length=60).run([])
+        GenerateEngine(make_causal_lm(), GREEDY, max_length=60).run([])
+
+
+class TestFaults:
+    @pytest.mark.parametrize("in_future", [False, True])
+    def test_a_session_that_raises_is_named_and_leaves_nothing_behind(self, in_future: bool) -> None:
+        model = make_causal_lm().train()
+        started = threading.Event()
+
+        class Broken(ScriptedSession):
+            def finish_turn(self, *turn: Any) -> Any:
+                if not in_future:
+                    raise InfrastructureError("no search server")
+                failed: Future[None] = Future()
+                failed.set_exception(InfrastructureError("no search server"))
+                return failed
+
+        with ThreadPoolExecutor(1) as executor:
+            gate = threading.Event()
+            executor.submit(lambda: (started.set(), gate.wait(20)))
+            assert started.wait(20)
+            queued = [LateSession(executor, gate, prompt=[9], script=[[10]]) for _ in range(2)]
+            with pytest.raises(InfrastructureError, match="no search server") as caught:
+                SlotEngine(model, GREEDY, slots=3, max_length=60).run([*queued, Broken([11, 12], [])])
+            assert any("session 2" in note for note in caught.value.__notes__)
+            gate.set()
+        assert model.training
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+
+    @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}])
+    def test_logits_that_are_nan_are_told_by_the_log_probability(self, options: dict[str, Any]) -> None:
+        uniforms = torch.tensor([0.0, 0.7], dtype=torch.float64)
+        chosen = SamplingOptions(max_new_tokens=1, **options)
+        tokens, logprobs = sample(torch.full((2, 8), torch.nan), chosen, uniforms=uniforms)
+        assert ((tokens >= 0) & (tokens < 8)).all()
+        assert logprobs.isnan().all()
+
+    def test_an_iterator_that_raises(self) -> None:
+        def sessions() -> Iterator[ScriptedSession]:
+            yield from make_sessions(3)
+            raise InfrastructureError("no more rows")
+
+        with pytest.raises(InfrastructureError, match="no more rows"):
+            SlotEngine(make_causal_lm(), GREEDY, slots=2, max_length=60).run(sessions())
+
+    @pytest.mark.parametrize("engine_class", [SlotEngine, GenerateEngine])
+    def test_max_length(self, engine_class: Any) -> None:
+        options = SamplingOptions(max_new_tokens=8, temperature=0)
+        slots = {"slots": 2} if engine_class is SlotEngine else {}
+        engine = engine_class(make_causal_lm(), options, max_length=20, **slots)
+        cut = ScriptedSession([9] * 6, [[10] * 3, [11]])  # 6 + 8 + 3: room for 3
+        full = ScriptedSession([9] * 6, [[10] * 6])  # 6 + 8 + 6: no room
+        long = ScriptedSession([9] * 25, [])
+        exact = ScriptedSession([9] * 12, [])
+        engine.run([cut, full, long, exact])
+        assert [len(ids) for ids in cut.tokens] == [8, 3, 0]
+        assert [len(ids) for ids in full.tokens] == [8, 0]
+        assert [len(ids) for ids in long.tokens] == [0]
+        assert [len(ids) for ids in exact.tokens] == [8]
+        assert not any(stopped for session in (cut, full, long, exact) for _, _, stopped in session.turns)
+
+    @pytest.mark.parametrize("engine_class", [SlotEngine, GenerateEngine])
+    def test_sessions_that_go_on_without_room_or_begin_empty(self, engine_class: Any) -> None:
+        class Endless(ScriptedSession):
+            def finish_turn(self, *turn: Any) -> list[int]:
+                return [9]
+
+        slots = {"slots": 2} if engine_class is SlotEngine else {}
+        engine = engine_class(make_causal_lm(), GREEDY, max_length=20, **slots)
+        with pytest.raises(ConfigurationError, match="max_length=20"):
+            engine.run([Endless([9], [])])
+        with pytest.raises(ConfigurationError, match="prompt_ids"):
+            engine.run([ScriptedSession([], [])])
+
+    def test_models_that_do_not_fit_are_refused(self) -> None:
+        model = make_causal_lm()
+        with pytest.raises(ConfigurationError, match="max_position_embeddings=512"):
+            SlotEngine(model, GREEDY, slots=2, max_length=513)
+        with pytest.raises(ConfigurationError, match="slots"):
+            SlotEngine(model, GREEDY, slots=0, max_length=5)
+        model.config.layer_types, model.config.sliding_window = ["full_attention", "sliding_attention"], 16
+        with pytest.raises(ConfigurationError, match="window of 16"):
+            SlotEngine(model, GREEDY, slots=2, max_length=60)
+        model.config._attn_implementation = "flash_attention_2"
+        with pytest.raises(ConfigurationError, match="flash_attention_2"):
+            SlotEngine(model, GREEDY, slots=2, max_length=60)
+
+    def test_sharded_weights_are_refused(self) -> None:
+        model = make_causal_lm()
+        engine = SlotEngine(model, GREEDY, slots=2, max_length=60)
+        model.lm_head.weight.data = torch.empty(0)
+        with pytest.raises(ConfigurationError, match="sharded"):
+            engine.run(make_sessions(1))
+
+
+def test_memory_does_not_grow() -> None:
+    engine = SlotEngine(make_causal_lm(), SAMPLED, slots=6, max_length=70)
+
+    def live_tensors() -> int:
+        play(engine, 8)
+        gc.collect()
+        return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+    counts = [live_tensors() for _ in range(3)]
+    assert counts[1] == counts[2]
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> GRPOTrainer:
+    arguments = GRPOConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=2,
+        num_generations=2,
+        max_completion_length=64,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+    )
+    return GRPOTrainer(
+        make_model(),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": ["red", "blue"]}),
+        processing_class=make_tokenizer(),
+    )
+
+
+class VLLMTrainer:
+    """What `TRLEngine` sees of a trainer with vLLM: echoes, and reports half a nat per token."""
+
+    use_vllm = True
+    eos_token_ids = (1,)
+    args = SimpleNamespace(vllm_mode="server", vllm_enable_sleep_mode=False)
+
+    def __init__(self) -> None:
+        self.vllm_generation = SimpleNamespace(max_completion_length=64)
+        self.calls: list[list[list[int]]] = []
+
+    def _generate_single_turn(
+        self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, has_tool_images: bool = False
+    ) -> Any:
+        assert (images, multimodal_fields, num_generations) == (None, {}, 1)
+        assert self.vllm_generation.max_completion_length == 3
+        self.calls.append(prompt_ids)
+        return [[9, 1] for _ in prompt_ids], [[-0.5, -0.25] for _ in prompt_ids]
+
+
+class TestTRLEngine:
+    def test_agrees_with_the_slot_engine(self, trainer: GRPOTrainer) -> None:
+        trainer.generation_config.do_sample = False
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        sessions = [ScriptedSession([4 + i % 5, 5] * (1 + i % 3), [[6] * (i % 4), [7, 8]][: i % 3]) for i in range(9)]
+        twins = [ScriptedSession(session.prompt_ids, session.script) for session in sessions]
+        TRLEngine(trainer, max_new_tokens=7, max_length=40).run(sessions)
+        options = SamplingOptions(max_new_tokens=7, temperature=0, stop_token_ids=tuple(trainer.eos_token_ids))
+        SlotEngine(model, options, slots=4, max_length=40).run(twins)
+        assert [session.tokens for session in sessions] == [twin.tokens for twin in twins]
+        assert [s.turns[-1][2] for s in sessions] == [t.turns[-1][2] for t in twins]
+        assert all(logprob != logprob for session in sessions for logprob in session.logprobs)
+        assert trainer.generation_config.max_new_tokens == 64
+
+    def test_ranks_stay_in_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        others = iter([(3, 3), (2, 2), (1, 0), (1, 1), (0, 0)])  # (live, generating) sessions of another rank
+        monkeypatch.setattr("trainers.engines.turns.gather_object", lambda mine: [*mine, next(others)])
+        trainer = VLLMTrainer()
+        session = ScriptedSession([5, 6], [[7]])
+        TRLEngine(trainer, max_new_tokens=3, max_length=40).run([session])
+        assert trainer.calls == [[[5, 6], [1], [1]], [[5, 6, 9, 1, 7], [1]], [[1]]]
+        assert session.turns == [([9, 1], [-0.5, -0.25], True)] * 2
+        assert trainer.vllm_generation.max_completion_length == 64
+
+    def test_another_signature_is_refused(self) -> None:
+        class Moved:
+            def _generate_single_turn(self, prompts: Any) -> None: ...
+
+        with pytest.raises(ConfigurationError, match=r"trl 1\.16.*\('self', 'prompts'\)"):
+            TRLEngine(Moved(), max_new_tokens=7, max_length=40)

@@ -1,0 +1,238 @@
+"""Local models in evaluation: methods, limits, seeds, adapters, and the same answers as behind a real server."""
+
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+import torch
+
+from agent_r1_gym.cli.eval import weights_fingerprint
+from agent_r1_gym.cli.main import main
+from agent_r1_gym.envs.fiction_qa import FictionQAEnv
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.play.jobs import Job
+from agent_r1_gym.play.methods import make_method
+from trainers.engines.local import EnginePlayer, LocalOptions, load_model
+from trainers.toy.model import build_model, build_tokenizer
+
+TOKENIZER = build_tokenizer()
+WORLD = {"style": "compact", "entities": 120, "questions": 12, "max_turns": 3}
+COMMAND = ["eval", "FictionQA", *(f"--option={name}={value}" for name, value in WORLD.items()), "--policy"]
+JOBS = [Job(index, sample) for index in range(6) for sample in range(2)]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    build_model(TOKENIZER).save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return folder
+
+
+def play(method="tools", *, side_by_side=4, temperature=1.0, jobs=JOBS, max_length=None, env=None, seed=0):
+    player = EnginePlayer(
+        env or functools.partial(FictionQAEnv, **WORLD),
+        make_method(method),
+        build_model(TOKENIZER),
+        TOKENIZER,
+        sampling={"temperature": temperature, "max_new_tokens": 8},
+        max_length=max_length,
+        side_by_side=side_by_side,
+        seed=seed,
+    )
+    return {played.job: played.trajectory for played in player.play(jobs)}
+
+
+def actions(played):
+    return {job: [turn.action for turn in trajectory.turns] for job, trajectory in played.items()}
+
+
+def test_samples_depend_on_the_episodes_seed_alone():
+    """Not on how many are decoded side by side, not on which others are left to do, not on their order."""
+    whole = actions(play())
+    assert len(whole) == 12
+    assert whole == actions(play(side_by_side=1)) == actions(play(jobs=JOBS[::-1], side_by_side=12))
+    rest = actions(play(jobs=JOBS[5:8]))
+    assert rest == {job: whole[job] for job in JOBS[5:8]}
+    assert whole[Job(0, 0)] != whole[Job(0, 1)]
+    assert whole != actions(play(seed=1))
+
+
+def test_tokens_are_counted_as_shown_and_written():
+    trajectory = play(temperature=0.0, jobs=[Job(0)])[Job(0)]
+    first, second = trajectory.turns[:2]
+    assert first.completion_tokens <= 8
+    assert second.prompt_tokens > first.prompt_tokens + first.completion_tokens
+    assert trajectory.truncated and trajectory.end_reason == "max_turns"
+
+
+def test_an_episode_that_fills_the_context_is_truncated():
+    trajectory = play(temperature=0.0, jobs=[Job(0)], max_length=30)[Job(0)]
+    assert trajectory.truncated and trajectory.end_reason == "max_tokens"
+    assert trajectory.infrastructure_error is None
+
+
+@pytest.mark.parametrize(("method", "calls", "roles"), [("direct", 0, []), ("naive-rag", 1, ["assistant", "tool"])])
+def test_baselines_speak_once(method, calls, roles):
+    for trajectory in play(method, jobs=JOBS[:4]).values():
+        assert sum(len(turn.outcome_errors) for turn in trajectory.turns) == calls
+        assert [message.role for message in trajectory.messages[1:-1]][: len(roles)] == roles
+        assert trajectory.terminated is (trajectory.answer is not None)
+        assert sum(turn.completion_tokens is not None for turn in trajectory.turns) == 1
+
+
+def test_an_error_in_an_episode_reaches_the_caller():
+    class Broken(FictionQAEnv):
+        def is_terminated(self, transition):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        play(env=functools.partial(Broken, **WORLD))
+
+
+def test_an_evaluation_that_is_given_up_ends():
+    player = EnginePlayer(
+        functools.partial(FictionQAEnv, **WORLD),
+        make_method("tools"),
+        build_model(TOKENIZER),
+        TOKENIZER,
+        sampling={"max_new_tokens": 8},
+        side_by_side=2,
+    )
+    stream = player.play(JOBS)
+    next(stream)
+    stream.close()  # joins the engine's thread
+    assert len(list(player.play(JOBS[:2]))) == 2
+
+
+class TestCommand:
+    def test_greedy_twice_and_on_two_processes(self, saved, tmp_path):
+        files = []
+        for name, words in {"a": [], "b": ["--in-flight", "3"], "c": ["--processes", "2"]}.items():
+            out = tmp_path / name
+            assert main([*COMMAND, f"local:{saved}", "--max-new-tokens", "8", "--out", str(out), *words]) == 0
+            files.append((out / "episodes.jsonl").read_bytes())
+        assert files[0] == files[1] == files[2]
+        settings = RunFolder(tmp_path / "a").load()["settings"]
+        assert settings["model"]["weights"] == weights_fingerprint(saved)
+
+    def test_other_weights_at_the_same_place_are_refused(self, tmp_path, capsys):
+        folder, out = tmp_path / "model", tmp_path / "run"
+        for seed, status in ((0, 0), (1, 2)):
+            build_model(TOKENIZER, seed=seed).save_pretrained(folder)
+            TOKENIZER.save_pretrained(folder)
+            assert main([*COMMAND, f"local:{folder}", "-n", "2", "--max-new-tokens", "4", "--out", str(out)]) == status
+        assert "weights" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("words", [["--device", "foo"], ["--dtype", "float33"]])
+    def test_a_wrong_option_is_refused_before_anything_is_written(self, words, saved, tmp_path, capsys):
+        assert main([*COMMAND, f"local:{saved}", *words, "--out", str(tmp_path / "run")]) == 2
+        assert repr(words[1]) in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+    def test_no_model_there(self, tmp_path, capsys):
+        assert main([*COMMAND, f"local:{tmp_path / 'absent'}", "--out", str(tmp_path / "run")]) == 2
+        assert "absent" in capsys.readouterr().err
+
+
+def test_a_lora_adapter_brings_its_base_model(saved, tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    base, _ = load_model(LocalOptions(model=str(saved), device="cpu"))
+    adapted = get_peft_model(base, config)
+    adapted.save_pretrained(tmp_path)
+    ids = torch.tensor([[5, 9, 40]])
+    expected = adapted(ids).logits
+    model, tokenizer = load_model(LocalOptions(model=str(tmp_path), device="cpu"))
+    assert torch.allclose(model(ids).logits, expected, atol=1e-5)
+    plain, _ = load_model(LocalOptions(model=str(saved), device="cpu"))
+    assert not torch.allclose(plain(ids).logits, expected, atol=1e-3)
+    assert tokenizer.get_vocab() == TOKENIZER.get_vocab()
+
+
+def test_an_unknown_model_is_no_traceback():
+    with pytest.raises(ConfigurationError, match="No model can be loaded"):
+        load_model(LocalOptions(model="no/such-model", device="cpu"))
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda:99", "meta", "cpu:-1"])
+def test_a_device_that_is_not_here_is_refused(device):
+    with pytest.raises(ConfigurationError, match=f"device='{device}' is not available here; there is: cpu"):
+        LocalOptions(model="any", device=device)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_the_devices_that_are_here_are_named(number, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
+    gpus = ["cuda:0", "cuda:1"][:number]
+    with pytest.raises(ConfigurationError, match=f"there is: {', '.join(['cpu', *gpus])}\\.$"):
+        LocalOptions(model="any", device=f"cuda:{number}")
+    for device in ["cpu", *gpus, *["cuda"][:number]]:
+        LocalOptions(model="any", device=device)
+
+
+@pytest.mark.parametrize("dtype", ["float33", "int8", "nn"])
+def test_a_dtype_that_is_none_is_refused(dtype):
+    with pytest.raises(ConfigurationError, match=f"dtype='{dtype}' is no type of floating-point numbers.*'bfloat16'"):
+        LocalOptions(model="any", dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [None, "auto", "float32", "bfloat16"])
+def test_a_dtype_that_is_one_is_taken(dtype):
+    assert LocalOptions(model="any", dtype=dtype).dtype == dtype
+
+
+@contextlib.contextmanager
+def transformers_serve(model):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(model), "--device", "cpu"]
+    options = ["--dtype", "float32", "--host", "127.0.0.1", "--port", str(port)]
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([*command, *options], env={**os.environ, "HF_HUB_OFFLINE": "1"}, **silent)
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                break
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("openai", "fastapi", "uvicorn")),
+    reason="`transformers serve` needs openai, fastapi and uvicorn",
+)
+def test_the_same_episodes_through_a_real_server(saved, tmp_path):
+    """`transformers serve`, greedy: the same tokens, so the same turns; special tokens are not part of its text."""
+    words = ["-n", "6", "--max-new-tokens", "6", "--option=max_turns=2"]
+    assert main([*COMMAND, f"local:{saved}", *words, "--out", str(tmp_path / "local")]) == 0
+    with transformers_serve(saved) as url:
+        words += ["--base-url", url, "--in-flight", "2"]
+        assert main([*COMMAND, f"openai:{saved}", *words, "--out", str(tmp_path / "served")]) == 0
+    ours, theirs = (RunFolder(tmp_path / name).episodes() for name in ("local", "served"))
+    assert [row["answer"] for row in ours] == [row["answer"] for row in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        first, second = mine["turns"][0], other["turns"][0]
+        assert json.dumps(_plain(first["action"])) == json.dumps(_plain(second["action"]))
+        assert first["prompt_tokens"] == second["prompt_tokens"]
+        assert first["completion_tokens"] == second["completion_tokens"]
+
+
+def _plain(text):
+    for token in TOKENIZER.all_special_tokens:
+        text = text.replace(token, "")
+    return text.split()

@@ -1,0 +1,91 @@
+"""The memory estimate against bytes that were measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from agent_r1_gym.errors import ConfigurationError
+from trainers.engines.cache import SlotCache
+from trainers.running.memory import QWEN25, README_SETUPS, ModelShape, Setup, estimate, kv_cache_bytes, table
+
+README = Path(__file__).parents[3] / "README.md"
+TINY = ModelShape(3, 48, 6, 2, 8, 80, 100)
+SHAPES = [TINY, ModelShape(2, 48, 6, 3, 16, 80, 100, tied=False, qkv_bias=False, qk_norm=True)]
+
+
+def build(shape: ModelShape) -> PreTrainedModel:
+    options = {
+        **{"hidden_size": shape.width, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads},
+        **{"num_key_value_heads": shape.kv_heads, "intermediate_size": shape.feed_forward},
+        **{"vocab_size": shape.vocabulary, "tie_word_embeddings": shape.tied},
+    }
+    if shape.qk_norm:
+        return Qwen3ForCausalLM(Qwen3Config(head_dim=shape.head_dim, **options))
+    return Qwen2ForCausalLM(Qwen2Config(**options))
+
+
+def size(tensors: list[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["qwen2", "qwen3"])
+@pytest.mark.parametrize("rank", [None, 4])
+def test_weights_gradients_and_optimiser_are_exact(shape: ModelShape, rank: int | None) -> None:
+    model = build(shape)
+    if rank is not None:
+        targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+        model = get_peft_model(model, LoraConfig(r=rank, target_modules=targets))
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad])
+    model(input_ids=torch.tensor([[1, 2, 3]])).logits.sum().backward()
+    optimizer.step()
+    found = estimate(shape, Setup(lora_rank=rank, length=8))
+    weights = list(model.parameters())
+    states = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert found.weights == size(weights)
+    assert found.gradients == size([weight.grad for weight in weights if weight.grad is not None])
+    assert found.optimizer == size(states)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kv_cache_is_exact(dtype: torch.dtype) -> None:
+    model, slots, length = build(TINY).to(dtype), 5, 160  # the cache never holds fewer than 128 columns
+    cache = SlotCache(TINY.layers, slots, max_length=length)
+    inputs = torch.ones(slots, length, dtype=torch.long)
+    starts, widths = torch.zeros(slots, dtype=torch.long), torch.full((slots,), length)
+    positions, mask = cache.focus(slice(0, slots), starts, widths=widths, queries=length, length=length)
+    with torch.no_grad():
+        model(input_ids=inputs, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+    held = size([states for layer in cache.slot_layers for states in (layer.keys, layer.values)])
+    assert held == kv_cache_bytes(TINY, slots=slots, length=length, number_bytes=dtype.itemsize)
+
+
+def test_published_sizes() -> None:
+    """The numbers of weights that the models' cards state: 0.49, 1.54, 3.09 and 7.61 billion."""
+    assert [round(shape.parameters / 1e9, 2) for shape in QWEN25.values()] == [0.49, 1.54, 3.09, 7.62]
+
+
+def test_what_a_setup_adds() -> None:
+    one = estimate(TINY, Setup(length=64))
+    assert one.reference == one.weights == one.gradients == one.optimizer // 2 == 4 * TINY.parameters
+    assert (one.critic, one.gathered) == (0, 0)
+    assert estimate(TINY, Setup(length=64, reference=False)).reference == 0
+    assert estimate(TINY, Setup(length=64, lora_rank=4)).reference == 0
+    assert estimate(TINY, Setup(length=64, critic=True)).critic == 4 * one.weights
+    four = estimate(TINY, Setup(length=64, shards=4))
+    assert (4 * four.weights, 4 * four.optimizer) == (one.weights, one.optimizer)
+    assert four.gathered == 2 * TINY.parameters
+    assert one.update == 5 * one.weights + one.activations
+    assert one.rollout == 4 * one.weights + one.kv_cache
+    plain = estimate(TINY, Setup(length=64, checkpointing=False))
+    assert plain.activations > 2 * one.activations
+    with pytest.raises(ConfigurationError, match="shards must be at least 1, got 0"):
+        Setup(shards=0)
+
+
+def test_the_readme_shows_this_table() -> None:
+    assert table(README_SETUPS) in README.read_text(encoding="utf-8")

@@ -1,0 +1,217 @@
+"""What is refused before the first long step, each with the option to change."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trl
+from peft import LoraConfig
+from trl import ModelConfig
+
+from agent_r1_gym.errors import ConfigurationError
+from tests.trainers.engines.test_templates import REWRITES, tokenizer_with
+from tests.trainers.test_train import config
+from trainers.engines.templates import ChatTokens
+from trainers.running import preflight
+from trainers.running.preflight import Source
+from trainers.toy.model import build_model, build_tokenizer
+from trainers.train import build_trainer
+
+QWEN3 = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text(encoding="utf-8")
+
+
+class TestPackages:
+    def without(self, monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
+        monkeypatch.setattr(preflight, "find_spec", lambda name: None if name in missing else object())
+
+    def test_vllm_is_not_installed(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.without(monkeypatch, "vllm")
+        args = config(tmp_path, engine="trl", use_vllm=True)
+        with pytest.raises(ConfigurationError, match="use_vllm=True needs vLLM, which is not installed"):
+            preflight.check_packages(args, ModelConfig())
+
+    @pytest.mark.parametrize("option", ["load_in_4bit", "load_in_8bit"])
+    def test_quantisation(self, option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        args, model_args = config(tmp_path), ModelConfig(**{option: True})
+        self.without(monkeypatch, "bitsandbytes")
+        with pytest.raises(ConfigurationError, match=f"{option}=True needs bitsandbytes"):
+            preflight.check_packages(args, model_args)
+        self.without(monkeypatch)
+        with pytest.raises(ConfigurationError, match="set use_peft=True"):
+            preflight.check_packages(args, model_args)
+        model_args.use_peft = True
+        preflight.check_packages(args, model_args)
+
+
+class TestModel:
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            (None, "model_name_or_path is not given"),
+            ("./missing", "no such folder"),
+            ("a/b/c", "no such folder"),
+        ],
+    )
+    def test_names_that_are_no_model(self, name: str | None, words: str) -> None:
+        with pytest.raises(ConfigurationError, match=words):
+            preflight.find_model(name)
+
+    def test_folder_without_a_model(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigurationError, match=r"without config\.json"):
+            preflight.find_model(str(tmp_path))
+
+    def test_offline(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(preflight.constants, "HF_HUB_OFFLINE", True)
+        with pytest.raises(ConfigurationError, match="not in the hub's cache, and HF_HUB_OFFLINE is set"):
+            preflight.find_model("nobody/no-such-model")
+
+    def test_hub_that_does_not_answer_is_asked_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = []
+
+        def answer(name: str, *, revision: str, timeout: float) -> None:
+            asked.append((name, revision, timeout))
+            raise ConnectionError("Name or service not known")
+
+        monkeypatch.setattr(preflight.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(preflight, "model_info", answer)
+        with pytest.raises(ConfigurationError, match=r"does not answer \(ConnectionError: Name or service not known\)"):
+            preflight.find_model("nobody/no-such-model")
+        assert asked == [("nobody/no-such-model", "main", preflight.HUB_SECONDS)]
+
+    def test_folder(self, model_folder: Path) -> None:
+        assert preflight.find_model(str(model_folder)) == str(model_folder)
+
+
+class TestTokenizer:
+    def test_that_does_not_load(self, tmp_path: Path) -> None:
+        (tmp_path / "tokenizer_config.json").write_text("not json")
+        with pytest.raises(ConfigurationError, match="has no tokenizer that loads"):
+            preflight.load_tokenizer(Source(str(tmp_path)))
+
+    def test_eos_pads_where_nothing_else_does(self, tmp_path: Path) -> None:
+        tokenizer = build_tokenizer()
+        tokenizer.pad_token = None
+        tokenizer.save_pretrained(tmp_path)
+        loaded = preflight.load_tokenizer(Source(str(tmp_path)))
+        assert loaded.pad_token_id == loaded.eos_token_id is not None
+
+    def test_without_eos(self, tmp_path: Path) -> None:
+        tokenizer = build_tokenizer()
+        tokenizer.eos_token = None
+        tokenizer.save_pretrained(tmp_path)
+        with pytest.raises(ConfigurationError, match="no eos_token_id"):
+            preflight.load_tokenizer(Source(str(tmp_path)))
+
+    def test_without_chat_template(self, tmp_path: Path) -> None:
+        tokenizer_with(None).save_pretrained(tmp_path)
+        with pytest.raises(ConfigurationError, match="no chat template; use an instruct model"):
+            preflight.load_tokenizer(Source(str(tmp_path)))
+
+    def test_template_that_rewrites_is_replaced_where_trl_knows_a_better_one(self) -> None:
+        with pytest.raises(ConfigurationError, match="rewrites earlier turns"):
+            ChatTokens(tokenizer_with(QWEN3))
+        fit = preflight.with_training_template(tokenizer_with(QWEN3))
+        assert fit.chat_template != QWEN3
+        ChatTokens(fit)
+
+    def test_template_that_rewrites_and_is_unknown(self) -> None:
+        with pytest.raises(ConfigurationError, match="rewrites earlier turns"):
+            preflight.with_training_template(tokenizer_with(REWRITES))
+
+
+class TestWeights:
+    def check(self, folder: Path) -> None:
+        preflight.check_model(Source(str(folder)), build_tokenizer())
+
+    def change(self, folder: Path, **values: Any) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    @pytest.fixture
+    def folder(self, model_folder: Path, tmp_path: Path) -> Path:
+        return Path(shutil.copytree(model_folder, tmp_path / "model"))
+
+    def test_whole_model(self, model_folder: Path) -> None:
+        self.check(model_folder)
+
+    def test_damaged(self, folder: Path) -> None:
+        os.truncate(folder / "model.safetensors", 1000)
+        with pytest.raises(ConfigurationError, match=r"model\.safetensors is damaged"):
+            self.check(folder)
+
+    def test_missing(self, folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        with pytest.raises(ConfigurationError, match=r"model_name_or_path=.* holds no weights"):
+            self.check(folder)
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ({"vocab_size": 100}, r"embeds 100 tokens, but its tokenizer has ids up to \d+"),
+            ({"model_type": "bert", "architectures": ["BertModel"]}, "is a BertModel, which does not generate text"),
+            ({"model_type": "nosuch"}, "model_name_or_path=.* has no configuration that loads"),
+        ],
+    )
+    def test_of_another_kind(self, values: dict[str, Any], words: str, folder: Path) -> None:
+        self.change(folder, **values)
+        with pytest.raises(ConfigurationError, match=words):
+            self.check(folder)
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_output_folder_that_cannot_be_made(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"output_dir=.* cannot be written to"):
+        preflight.check_output(str(tmp_path / name))
+
+
+class TestAdapter:
+    def check(self, targets: Any, folder: Path, **options: Any) -> None:
+        preflight.check_adapter(LoraConfig(target_modules=targets, **options), Source(str(folder)))
+
+    @pytest.mark.parametrize(
+        "targets", ["all-linear", ["q_proj", "v_proj"], ["model.layers.0.mlp.up_proj"], ".*q_proj", None]
+    )
+    def test_targets_that_exist(self, targets: Any, model_folder: Path) -> None:
+        self.check(targets, model_folder)
+
+    def test_targets_that_do_not(self, model_folder: Path) -> None:
+        with pytest.raises(
+            ConfigurationError, match=r"no module 'q_pro'\. Did you mean 'q_proj'.*'up_proj'.*all-linear"
+        ):
+            self.check(["q_pro", "v_proj"], model_folder)
+
+    @pytest.mark.parametrize(
+        ("targets", "options", "words"),
+        [
+            ("q_proj", {}, r"'q_proj' alone is a pattern .* Write '\.\*q_proj', or take all-linear"),
+            ("all-linear", {"modules_to_save": ["head"]}, "lora_modules_to_save: .* no module 'head'"),
+            ("all-linear", {"r": 0}, "lora_r must be at least 1, got 0"),
+        ],
+    )
+    def test_other_options(self, targets: str, options: dict[str, Any], words: str, model_folder: Path) -> None:
+        with pytest.raises(ConfigurationError, match=words):
+            self.check(targets, model_folder, **options)
+
+
+class TestPrompts:
+    def test_longer_than_their_budget(self, tmp_path: Path) -> None:
+        tokenizer = build_tokenizer()
+        with pytest.raises(ConfigurationError, match=r"max_prompt_length=8, .* raise it to at least 64"):
+            build_trainer(config(tmp_path, max_prompt_length=8), build_model(tokenizer), tokenizer=tokenizer)
+
+    def test_rows_are_spread_over_the_data_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tried: list[int] = []
+        monkeypatch.setattr(
+            preflight, "first_messages", lambda env, row: tried.append(row["seed"]) or [1] * row["seed"]
+        )
+        rows = [{"seed": seed} for seed in range(1000)]
+        preflight.check_prompts(None, rows, SimpleNamespace(prompt_ids=list), longest=1000)
+        assert tried[:3] == [0, 3, 6]
+        assert max(tried) >= 997

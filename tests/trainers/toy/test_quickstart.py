@@ -1,0 +1,92 @@
+"""The quickstart: everything it promises is written; what it teaches is measured by itself, on the day."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agent_r1_gym.cli.main import main as agent_r1
+from tests.kit.reading import chunks
+from trainers.toy import held_out, quickstart
+from trainers.toy.held_out import scores
+
+
+@pytest.fixture(autouse=True)
+def two_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_out, "HELD_OUT", (("test", "1hop"), ("test", "bridge")))
+
+
+@pytest.mark.parametrize("words", [["--algorithm", "rloo"], ["--lora-r", "4", "--no-control"]])
+def test_writes_scores_curves_report_and_models(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quickstart.main(["--out", str(tmp_path / "out"), "--steps", "1", "--questions", "4", *words]) == 0
+    result = json.loads((tmp_path / "out/scores.json").read_text())
+    agents = {"Naive RAG", "Base Tool Call", result["algorithm"]}
+    assert set(result["scores"]) == agents | (set() if "--no-control" in words else {"Rejection sampling"})
+    assert all(set(columns) == {"test/1hop", "test/bridge"} for columns in result["scores"].values())
+    assert (tmp_path / "out/curves.csv").read_text().startswith("step,reward")
+    assert (tmp_path / "out/curves.png").stat().st_size > 10_000
+    facets = chunks((tmp_path / "out/report.html").read_text())["index"]["facets"]
+    assert facets[0]["options"] == ["Episodes before", "Episodes after"]
+    assert any((tmp_path / "out/model").glob("*model.safetensors"))
+    assert (tmp_path / "out/warm/config.json").is_file()
+    printed = capsys.readouterr().out
+    assert "about" in printed
+    assert "test/bridge" in printed
+    if "--no-control" not in words:
+        counts = result["rejection_sampling"]
+        assert counts["rollouts"] == result["rollouts"] == 128
+        assert 0 < counts["successes"] < 128
+
+
+def test_an_old_run_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/scores.json").write_text("precious")
+    with pytest.raises(ValueError, match="not an empty folder"):
+        quickstart.main(["--out", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize(
+    "words", [["--questions", "0"], ["--questions", "267"], ["--steps", "0"], ["--lora-r", "-1"], ["--seed", "-1"]]
+)
+def test_numbers_out_of_range_are_refused_before_anything_is_written(words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        quickstart.main(["--out", str(tmp_path / "out"), *words])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("holds", "words"),
+    [
+        (None, "no such folder"),
+        ([], "without config.json"),
+        (["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"], "holds no weights"),
+    ],
+)
+def test_a_warm_start_that_is_none_is_refused_before_anything_is_written(
+    holds: list[str] | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if holds is not None:
+        (tmp_path / "warm").mkdir()
+        for name in holds:
+            shutil.copy(quickstart.SHIPPED / name, tmp_path / "warm")
+    assert agent_r1(["quickstart", "--warm", str(tmp_path / "warm"), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith(f"agent-r1: --warm {tmp_path / 'warm'}: ")
+    assert words in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_shipped_warm_start_is_small_and_imperfect() -> None:
+    assert sum(file.stat().st_size for file in quickstart.SHIPPED.iterdir()) < 3e6
+    tokenizer = AutoTokenizer.from_pretrained(quickstart.SHIPPED)
+    model = AutoModelForCausalLM.from_pretrained(quickstart.SHIPPED, dtype="float32").eval()
+    agent = scores(model, tokenizer, questions=100)
+    assert agent["test/1hop"] >= 0.75
+    assert 0.05 <= agent["test/bridge"] <= 0.25
+    assert scores(model, tokenizer, questions=100, rag=True)["test/bridge"] <= 0.05

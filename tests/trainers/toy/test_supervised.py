@@ -1,0 +1,55 @@
+"""Supervised rows, and the drills of the warm start."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import torch
+
+from agent_r1_gym.types import Message
+from trainers.toy.demonstrations import VERDICTS, drills
+from trainers.toy.model import build_model, build_tokenizer
+from trainers.toy.supervised import NOT_TRAINED, fit, training_row
+
+TOKENIZER = build_tokenizer()
+HISTORY = [Message("user", "same or later ?"), Message("assistant", "<think>same steel and steel : yes</think>")]
+
+
+def labelled(row: dict[str, list[int]]) -> str:
+    return TOKENIZER.decode([label for label in row["labels"] if label != NOT_TRAINED])
+
+
+def test_labels_are_all_that_the_model_says_or_only_the_words_asked_for() -> None:
+    assert labelled(training_row(TOKENIZER, HISTORY)) == "<think>same steel and steel : yes</think><|im_end|>"
+    assert labelled(training_row(TOKENIZER, HISTORY, only=("yes", "no"))) == "yes"
+
+
+def test_drills_compare_rightly_and_never_repeat_themselves() -> None:
+    thoughts = [messages[1].content for messages in itertools.islice(drills(seed=3), 40)]
+    verdicts: list[str] = []
+    for text in thoughts:
+        for part in text.removeprefix("<think>").removesuffix("</think>").split(" . "):
+            question, verdict = part.split(" : ")
+            if match := re.fullmatch(r"(earlier|later) (\d+) or (\d+)", question):
+                first_is_it = (int(match[2]) > int(match[3])) == (match[1] == "later")
+                assert verdict == ("#1" if first_is_it else "#2")
+            else:
+                first, second = question.removeprefix("same ").split(" and ")
+                assert verdict == ("yes" if first == second else "no")
+            verdicts.append(verdict)
+    assert set(verdicts) == set(VERDICTS)
+    assert all(0.1 < verdicts.count(verdict) / len(verdicts) < 0.4 for verdict in VERDICTS)
+    assert len(set(thoughts)) == 40
+    assert thoughts == [messages[1].content for messages in itertools.islice(drills(seed=3), 40)]
+
+
+def test_fit_learns_a_row_by_heart() -> None:
+    model = build_model(TOKENIZER)
+    row = training_row(TOKENIZER, HISTORY)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    log = fit(
+        model, TOKENIZER, lambda: itertools.repeat(row), optimizer=optimizer, steps=40, batch_size=2,
+        logging_steps=10, progress=False,
+    )  # fmt: skip
+    assert [entry["loss"] for entry in log if "loss" in entry][-1] < 0.1

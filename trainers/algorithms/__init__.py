@@ -1,0 +1,1 @@
+"""Credit: advantages, their estimators, the critic, and the tensors they work on."""

@@ -1,0 +1,324 @@
+"""Advantage estimators: pure functions from finished rollouts to one advantage for every sampled token.
+
+Notation: trajectory i of a group of n rollouts of one prompt, turn k of its K_i turns with reward r_ik (the outcome is
+part of the last one), return G_ik = r_ik + gamma r_i,k+1 + gamma^2 r_i,k+2 + ..., R_i = G_i0.
+
+Rows left out (`CreditInputs.valid`) are in no mean and no deviation: their group is normalised over the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from agent_r1_gym.errors import ConfigurationError, suggest
+from trainers.algorithms.credit import Credit, CreditInputs, CreditOptions, Episodes, prepare
+
+Estimator = Callable[[CreditInputs, CreditOptions], Credit]
+
+GROUP_EPS = 1e-4
+"""Added to standard deviations of returns, as in TRL."""
+
+WHITEN_EPS = 1e-8
+"""Least variance that whitening divides by."""
+
+_ESTIMATORS: dict[str, Estimator] = {}
+_USED_OPTIONS: dict[str, frozenset[str]] = {}
+
+ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(_ESTIMATORS)
+"""Every estimator by name."""
+
+
+def _estimator(name: str, *options: str) -> Callable[[Estimator], Estimator]:
+    def register(function: Estimator) -> Estimator:
+        _ESTIMATORS[name] = function
+        _USED_OPTIONS[name] = frozenset(("gamma", "normalise_process", "advantage_mask", *options))
+        return function
+
+    return register
+
+
+def check_options(name: str, options: CreditOptions) -> None:
+    """Refuses an option that an estimator would not use; meant for the start of a training.
+
+    Args:
+        name: key in `ESTIMATORS`.
+        options: what was asked for; options at their default are never refused.
+
+    Raises:
+        ConfigurationError: the name is unknown, or an option would have no effect.
+    """
+    if name not in ESTIMATORS:
+        raise ConfigurationError(f"There is no estimator {name!r}. {suggest(name, ESTIMATORS)}")
+    for option in fields(CreditOptions):
+        value = getattr(options, option.name)
+        if value != option.default and option.name not in _USED_OPTIONS[name]:
+            users = ", ".join(other for other, used in _USED_OPTIONS.items() if option.name in used)
+            raise ConfigurationError(
+                f"{option.name}={value!r} has no effect on {name}, only on {users}. Leave it at {option.default!r}."
+            )
+
+
+@_estimator("grpo", "scale", "turn_returns")
+def grpo(inputs: CreditInputs, options: CreditOptions) -> Credit:
+    """Group relative policy optimisation (DeepSeekMath, arXiv 2402.03300).
+
+    A_i = (R_i - mean_j R_j) / (std_j R_j + 1e-4), the same for all tokens of a trajectory; the deviation divides by
+    n - 1. `scale="batch"` takes the deviation over the batch, `scale="none"` divides by nothing (Dr. GRPO,
+    arXiv 2503.20783). These are TRL's advantages. A group of one gets 0.
+
+    With `turn_returns`, A_ik = (G_ik - mean_j G_jk) / (std_j R_j + 1e-4), where a trajectory that has ended stands for
+    later turns with its last return (see `turn_group`): unscaled, its expected gradient is (n - 1) / n of the true one.
+    """
+    episodes = prepare(inputs, options)
+    returns = _turn_returns(episodes, options.gamma, by_turn=options.turn_returns)
+    return episodes.credit(
+        episodes.spread(_relative(returns, episodes.groups, episodes.counted, options.scale or "group"))
+    )
+
+
+@_estimator("rloo", "scale")
+def rloo(inputs: CreditInputs, options: CreditOptions) -> Credit:
+    """REINFORCE with the mean of the other rollouts as baseline (arXiv 2402.14740).
+
+    A_i = R_i - mean over j != i of R_j = n / (n - 1) (R_i - mean_j R_j). Unscaled by default. A group of one has
+    nothing to be compared with and gets 0.
+    """
+    episodes = prepare(inputs, options)
+    returns = _turn_returns(episodes, options.gamma, by_turn=False)
+    advantages = _relative(returns, episodes.groups, episodes.counted, options.scale or "none", leave_one_out=True)
+    return episodes.credit(episodes.spread(advantages))
+
+
+@_estimator("turn_group", "scale")
+def turn_group(inputs: CreditInputs, options: CreditOptions) -> Credit:
+    """Each turn against the other rollouts of the prompt at the same turn, unbiased also when turn counts differ.
+
+    A_ik = G_ik - mean over j != i of G_j,min(k, K_j - 1)
+
+    A trajectory that has ended stands for later turns with the return of its last turn. The baseline depends on the
+    other rollouts only, which are independent of rollout i given the prompt, and it comes off the return of a turn that
+    was taken: its product with the turn's score has expectation 0. So for gamma = 1 the sum over turns of A_ik times
+    the gradient of the turn's log-probability estimates the policy gradient without bias. (With gamma < 1, as
+    everywhere, the factor gamma^k of later turns is dropped.)
+
+    Normalising rewards at each turn index and then adding them up (verl issue 7244) is biased instead: it subtracts as
+    many baselines as the trajectory chose to have turns, a hidden price on every further turn.
+
+    With rewards at the end only and gamma = 1 this is `rloo`. `scale` divides all turns of a group by the deviation of
+    R_j, which keeps the balance between turns; by default nothing is divided. A group of one gets 0.
+    """
+    episodes = prepare(inputs, options)
+    returns = _turn_returns(episodes, options.gamma, by_turn=True)
+    advantages = _relative(returns, episodes.groups, episodes.counted, options.scale or "none", leave_one_out=True)
+    return episodes.credit(episodes.spread(advantages))
+
+
+@_estimator("gigpo", "scale", "step_weight")
+def gigpo(inputs: CreditInputs, options: CreditOptions) -> Credit:
+    """Group-in-group policy optimisation (arXiv 2505.10978).
+
+    A_ik = (S_i - mean_j S_j) / F + step_weight (G_ik - mean G_jl) / F', with the undiscounted S_i = sum_k r_ik; the
+    second mean and deviation are over all turns (j, l) of the group that began in the same state as turn (i, k). F is
+    the standard deviation + 1e-4 as in `grpo`, or 1 with `scale="none"`. A state seen once, or unknown (-1), adds 0.
+
+    Raises:
+        ConfigurationError: `state_ids` are missing.
+    """
+    episodes = prepare(inputs, options)
+    states = episodes.state_ids
+    if states is None:
+        raise ConfigurationError(
+            "gigpo needs `state_ids`, which say what turns began in the same state; see `state_id`."
+        )
+    scale = options.scale or "group"
+    totals = episodes.rewards.sum(1, keepdim=True)
+    returns = rewards_to_go(episodes.rewards, episodes.turn_mask, options.gamma)
+
+    keys = torch.stack([episodes.groups[:, None].expand_as(states), states], dim=-1).reshape(-1, 2)
+    anchors = torch.unique(keys, dim=0, return_inverse=True)[1]
+    known = (states >= 0).flatten()
+    steps = _relative(returns.reshape(-1, 1), anchors, known, scale).view_as(returns)
+    episode = _relative(totals, episodes.groups, episodes.counted, scale)
+    return episodes.credit(episodes.spread(episode + options.step_weight * steps))
+
+
+@_estimator("reinforce++", "token_gamma")
+def reinforce_plus_plus(inputs: CreditInputs, options: CreditOptions) -> Credit:
+    """REINFORCE++ (arXiv 2501.03262): the return from each token on, whitened over all sampled tokens of the batch.
+
+    G_t = r_t + d_t G_t+1 over the sampled tokens, d_t = gamma after the last token of a turn, else token_gamma;
+    A_t = (G_t - mean G) / std G. It needs no group: one rollout a prompt is enough.
+    """
+    episodes = prepare(inputs, options)
+    returns = rewards_to_go(episodes.token_rewards, episodes.active, _token_discounts(episodes, options))
+    return episodes.credit(whiten(returns, episodes.active))
+
+
+@_estimator("reinforce++-baseline", "turn_returns")
+def reinforce_plus_plus_baseline(inputs: CreditInputs, options: CreditOptions) -> Credit:
+    """REINFORCE++ with group baseline (arXiv 2501.03262): the group's mean comes off, the batch's deviation divides.
+
+    A_i = (R_i - mean_j R_j), then whitened over all sampled tokens of the batch. A group of one takes the batch's mean
+    as its baseline; with one rollout for every prompt that leaves `reinforce++`. `turn_returns` as in `grpo`.
+    """
+    episodes = prepare(inputs, options)
+    returns = _turn_returns(episodes, options.gamma, by_turn=options.turn_returns)
+    counted = episodes.counted
+    alone = _counts(episodes.groups, counted) == 1
+    batch = torch.zeros_like(episodes.groups)
+    centred = torch.where(
+        alone[:, None], _relative(returns, batch, counted, "none"), _relative(returns, episodes.groups, counted, "none")
+    )
+    return episodes.credit(whiten(episodes.spread(centred), episodes.active))
+
+
+@_estimator("ppo", "token_gamma", "lam", "level", "whiten")
+def ppo(inputs: CreditInputs, options: CreditOptions) -> Credit:
+    """Generalised advantage estimation (arXiv 1506.02438), by token or by turn, for PPO with a critic.
+
+    By token: see `gae`, over sampled tokens only: the state after the last token of a turn is the one in which the
+    first token of the next turn is sampled, with all that the environment said between. By turn: a turn is one action,
+    its state's value is that at its first token, all its tokens get its advantage.
+
+    The critic's targets are advantages + values before whitening; by turn, the target A_k + V_k of the turn's start
+    serves for all tokens of the turn, for it holds no value from within it. Whitening is over sampled tokens, which is
+    what Agent-R1 (arXiv 2511.14460) calls the advantage mask.
+
+    A truncated episode ends like any other unless `bootstrap_values` say what its last state was worth.
+
+    Raises:
+        ConfigurationError: `values` are missing.
+    """
+    episodes = prepare(inputs, options)
+    if episodes.values is None:
+        raise ConfigurationError("ppo needs `values`, the critic's value at every sampled token.")
+    if options.level == "turn":
+        at_starts = torch.where(episodes.starts, episodes.values, 0.0)
+        values = torch.zeros_like(episodes.rewards).scatter_add(1, episodes.turn_of.clamp(min=0), at_starts)
+        by_turn = gae(
+            episodes.rewards, values, episodes.turn_mask, options.gamma, lam=options.lam, bootstrap=episodes.bootstrap
+        )
+        advantages, returns = episodes.spread(by_turn), episodes.spread(by_turn + values)
+    else:
+        advantages = gae(
+            episodes.token_rewards,
+            episodes.values,
+            episodes.active,
+            _token_discounts(episodes, options),
+            lam=options.lam,
+            bootstrap=episodes.bootstrap,
+        )
+        returns = advantages + episodes.values
+    return episodes.credit(whiten(advantages, episodes.active) if options.whiten else advantages, returns)
+
+
+def gae(
+    rewards: Tensor, values: Tensor, mask: Tensor, discounts: Tensor | float, *, lam: float, bootstrap: Tensor
+) -> Tensor:
+    """Generalised advantage estimation over the steps where `mask` is True; the others are stepped over.
+
+    A_t = delta_t + d_t lam A_t', delta_t = r_t + d_t V_t' - V_t, with t' the next step with mask (arXiv 1506.02438).
+
+    Args:
+        rewards: (B, N).
+        values: (B, N), value of the state before each step.
+        mask: (B, N) bool.
+        discounts: (B, N) or a number, d_t, what the state after step t counts at step t.
+        lam: lambda, 0 to 1.
+        bootstrap: (B,), value of the state after the last step.
+
+    Returns:
+        (B, N), 0 where `mask` is False.
+    """
+    discounts = torch.as_tensor(discounts, dtype=rewards.dtype).expand_as(rewards)
+    advantages = torch.zeros_like(rewards)
+    advantage, value = torch.zeros_like(bootstrap), bootstrap
+    for step in reversed(range(rewards.shape[1])):
+        here, discount = mask[:, step], discounts[:, step]
+        new = rewards[:, step] + discount * (value + lam * advantage) - values[:, step]
+        advantage, value = torch.where(here, new, advantage), torch.where(here, values[:, step], value)
+        advantages[:, step] = torch.where(here, new, 0.0)
+    return advantages
+
+
+def rewards_to_go(rewards: Tensor, mask: Tensor, discounts: Tensor | float) -> Tensor:
+    """Discounted returns G_t = r_t + d_t G_t' over the steps where `mask` is True.
+
+    Args:
+        rewards: (B, N).
+        mask: (B, N) bool.
+        discounts: (B, N) or a number.
+
+    Returns:
+        (B, N), 0 where `mask` is False.
+    """
+    return gae(rewards, torch.zeros_like(rewards), mask, discounts, lam=1.0, bootstrap=rewards.new_zeros(len(rewards)))
+
+
+def whiten(numbers: Tensor, mask: Tensor) -> Tensor:
+    """Shifts and scales to mean 0 and variance 1 over all places where `mask` is True.
+
+    A' = (A - mean A) / sqrt(max(var A, 1e-8)), the variance dividing by the count.
+
+    Args:
+        numbers: any shape.
+        mask: bool, same shape.
+
+    Returns:
+        Same shape, 0 where `mask` is False.
+    """
+    count = mask.sum().clamp(min=1)
+    centred = torch.where(mask, numbers - numbers.where(mask, 0.0).sum() / count, 0.0)
+    return centred / (centred.square().sum() / count).clamp(min=WHITEN_EPS).sqrt()
+
+
+def _token_discounts(episodes: Episodes, options: CreditOptions) -> Tensor:
+    inside = torch.full_like(episodes.token_rewards, options.token_gamma)
+    return torch.where(episodes.ends, options.gamma, inside)
+
+
+def _turn_returns(episodes: Episodes, gamma: float, *, by_turn: bool) -> Tensor:
+    """(B, K): G_ik, with the last one carried on after the end; or R_i for all turns."""
+    returns = rewards_to_go(episodes.rewards, episodes.turn_mask, gamma)
+    if not by_turn:
+        return returns[:, :1].expand_as(returns)
+    last = (episodes.turn_mask.sum(1, keepdim=True) - 1).clamp(min=0)
+    return torch.where(episodes.turn_mask, returns, returns.gather(1, last))
+
+
+def _relative(returns: Tensor, groups: Tensor, counted: Tensor, scale: str, *, leave_one_out: bool = False) -> Tensor:
+    """Compares rows of (N, C) with the mean of their group, column by column; 0 for rows that are not counted.
+
+    The deviation is that of the first column, so that one number divides all columns of a row.
+    """
+    count = _counts(groups, counted)[:, None]
+    centred = torch.where(counted[:, None], returns - _group_sum(returns, groups, counted) / count.clamp(min=1), 0.0)
+    if leave_one_out:
+        centred = centred * torch.where(count > 1, count / (count - 1).clamp(min=1), 0.0)
+    if scale == "none":
+        return centred
+    return centred / (
+        _deviation(returns[:, :1], groups if scale == "group" else torch.zeros_like(groups), counted) + GROUP_EPS
+    )
+
+
+def _deviation(numbers: Tensor, groups: Tensor, counted: Tensor) -> Tensor:
+    """(N, 1) standard deviation of each row's group, dividing by count - 1; 0 in a group of one."""
+    count = _counts(groups, counted)[:, None]
+    mean = _group_sum(numbers, groups, counted) / count.clamp(min=1)
+    return (_group_sum((numbers - mean).square(), groups, counted) / (count - 1).clamp(min=1)).sqrt()
+
+
+def _group_sum(numbers: Tensor, groups: Tensor, counted: Tensor) -> Tensor:
+    """(N, C): for every row the sum over the counted rows of its group."""
+    return torch.zeros_like(numbers).index_add(0, groups, torch.where(counted[:, None], numbers, 0.0))[groups]
+
+
+def _counts(groups: Tensor, counted: Tensor) -> Tensor:
+    """(N,): for every row the number of counted rows in its group."""
+    return _group_sum(counted.double()[:, None], groups, counted)[:, 0]

@@ -1,0 +1,294 @@
+"""Critic of PPO: a value model beside the policy, with its own optimiser (Schulman et al. 2017, arXiv 1707.06347)."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator  # type: ignore[import-untyped]
+from accelerate.utils import broadcast, patch_environment  # type: ignore[import-untyped]
+from peft import PeftConfig, PeftModel, TaskType, get_peft_model
+from torch import Tensor
+from transformers import AutoModelForTokenClassification, PreTrainedModel
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
+from agent_r1_gym.errors import ConfigurationError
+from trainers.algorithms.contexts import Rows
+from trainers.algorithms.weights import check_weights
+from trainers.config import AgentConfig
+
+CHECKPOINT = "critic.pt"
+
+
+def build_value_model(
+    policy: str | PreTrainedModel | PeftModel, *, peft_config: PeftConfig | None = None, **load_kwargs: Any
+) -> torch.nn.Module:
+    """Returns a model of one value per token: the policy's backbone, copied, under a new linear head.
+
+    The head starts at zero, so every first value is 0; dropout is off. Nothing is shared with the policy: TRL pushes
+    all parameters that hang on the policy to vLLM.
+
+    Args:
+        policy: what the policy is trained from; an adapter that it carries already is merged into the copy.
+        peft_config: train such an adapter and the head instead of all weights.
+        **load_kwargs: arguments of `from_pretrained` where `policy` is a path.
+    """
+    if isinstance(policy, str):
+        model = AutoModelForTokenClassification.from_pretrained(policy, num_labels=1, **load_kwargs)
+    else:
+        model = _copy_backbone(policy)
+    children = dict(model.named_children())
+    (head,) = (name for name in children if name != model.base_model_prefix and name != "dropout")
+    for parameter in children[head].parameters():
+        torch.nn.init.zeros_(parameter)
+    if peft_config is None:
+        return _without_dropout(model)
+    peft_config = copy.deepcopy(peft_config)
+    peft_config.task_type = TaskType.TOKEN_CLS  # trains the head whole, so an adapter on it would be in the way
+    excluded = getattr(peft_config, "exclude_modules", None) or []
+    excluded = rf"{excluded}|{head}" if isinstance(excluded, str) else [*excluded, head]
+    vars(peft_config)["exclude_modules"] = excluded  # a field of the subclasses
+    return _without_dropout(get_peft_model(model, peft_config))
+
+
+def _without_dropout(model: torch.nn.Module) -> torch.nn.Module:
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def _copy_backbone(policy: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    if isinstance(policy, PeftModel):
+        policy = copy.deepcopy(policy).merge_and_unload()
+    config = copy.deepcopy(policy.config)
+    config.num_labels = 1
+    with torch.random.fork_rng():
+        model = AutoModelForTokenClassification.from_config(config, dtype=policy.dtype)  # type: ignore[no-untyped-call]
+    model.base_model.load_state_dict(policy.base_model.state_dict())
+    return model.to(policy.device)  # type: ignore[no-any-return]
+
+
+def policy_value_model(policy: Any, args: AgentConfig, *, peft_config: PeftConfig | None = None) -> torch.nn.Module:
+    """Returns the value model for a policy, before TRL wraps it: a later copy would share its adapter.
+
+    Args:
+        policy: what `AgentTrainer` takes as `model`.
+        args: says how TRL loads a path.
+        peft_config: the policy's new adapter; without one, an adapter that it carries is the pattern.
+
+    Its activations are recomputed where the policy's are (`gradient_checkpointing`).
+
+    Raises:
+        ConfigurationError: DeepSpeed ZeRO-3 is on.
+    """
+    if is_deepspeed_zero3_enabled():  # type: ignore[no-untyped-call]
+        raise ConfigurationError(
+            "algorithm ppo keeps its critic whole on every process, which DeepSpeed ZeRO-3 forbids; use ZeRO-2, DDP or "
+            "FSDP, or an algorithm without critic."
+        )
+    kwargs: dict[str, Any] = {}
+    if isinstance(policy, str):
+        kwargs = {"dtype": "float32", "trust_remote_code": args.trust_remote_code}
+        kwargs |= args.model_init_kwargs if isinstance(args.model_init_kwargs, dict) else {}
+    pattern = peft_config or getattr(policy, "peft_config", {}).get("default")
+    # FSDP's sparing way to load leaves all processes but the first without weights; the critic is not sharded.
+    with patch_environment(FSDP_CPU_RAM_EFFICIENT_LOADING="false"):
+        model: Any = build_value_model(policy, peft_config=pattern, **kwargs)
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
+        if isinstance(model, PeftModel):
+            model.enable_input_require_grads()
+    return model  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class CriticOptions:
+    """How a critic is fitted.
+
+    Attributes:
+        learning_rate: of AdamW, constant, whatever schedule the policy's has: values must follow the policy to the end.
+        epochs: passes over each batch.
+        minibatches: optimiser steps in a pass.
+        clip: how far a value may move from the rollout's in one `fit`; None: any.
+        max_grad_norm: gradients are scaled down to this norm; 0: never.
+        weight_decay: of AdamW.
+        micro_batch: rows in one forward pass of one process.
+        seed: of the order of the minibatches.
+    """
+
+    learning_rate: float
+    epochs: int = 1
+    minibatches: int = 1
+    clip: float | None = None
+    max_grad_norm: float = 1.0
+    weight_decay: float = 0.0
+    micro_batch: int = 8
+    seed: int = 0
+
+    @classmethod
+    def of(cls, args: AgentConfig) -> CriticOptions:
+        """Returns what the trainer's configuration says about its critic."""
+        return cls(
+            learning_rate=args.critic_learning_rate,
+            epochs=args.critic_epochs,
+            minibatches=args.critic_minibatches,
+            clip=args.critic_clip,
+            max_grad_norm=args.max_grad_norm,
+            weight_decay=args.weight_decay,
+            micro_batch=args.per_device_train_batch_size,
+            seed=args.seed,
+        )
+
+
+@dataclass(frozen=True)
+class ValueBatch:
+    """One process's rows to fit; every process has the same number of rows.
+
+    Attributes:
+        input_ids: (B, P + T), prompt and completion.
+        attention_mask: (B, P + T).
+        mask: (B, T) bool, True at the tokens whose value is fitted.
+        returns: (B, T), the targets.
+        values: (B, T), what `Critic.values` said at rollout time.
+        rows: (B, T), of `rows.row_numbers`; None if every trajectory is one row.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    mask: Tensor
+    returns: Tensor
+    values: Tensor
+    rows: Tensor | None = None
+
+
+class Critic:
+    """A value model, its optimiser, and the order of its minibatches.
+
+    Every process holds the whole model and gradients are summed over processes by hand, not by a wrapper: so the update
+    does not depend on how many processes there are, nor on how the policy is wrapped (DDP, FSDP, DeepSpeed), and the
+    policy's gradient accumulation cannot hold it back.
+
+    Args:
+        model: of `build_value_model`.
+        options: how to fit.
+        accelerator: the trainer's.
+    """
+
+    def __init__(self, model: torch.nn.Module, options: CriticOptions, *, accelerator: Accelerator) -> None:
+        self.model = model.to(accelerator.device)
+        self.options = options
+        self.accelerator = accelerator
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=options.learning_rate, weight_decay=options.weight_decay)
+        self.generator = torch.Generator().manual_seed(options.seed)
+        if accelerator.num_processes > 1:  # adapters are drawn at random, and generators may differ by process
+            for parameter in self.parameters:
+                parameter.data.copy_(broadcast(parameter.data))
+
+    def values(self, input_ids: Tensor, attention_mask: Tensor, *, length: int, rows: Tensor | None = None) -> Tensor:
+        """Returns the values (B, length) of the states in which the last `length` tokens were chosen.
+
+        Entry t is read at the token *before* completion token t: a value must not know the action. With `rows`, see
+        `ValueBatch`, it is read in that token's own row.
+        """
+        with torch.no_grad():
+            chunks = [
+                self._forward(input_ids[chunk], attention_mask[chunk], length, None if rows is None else rows[chunk])
+                for chunk in torch.split(torch.arange(len(input_ids)), self.options.micro_batch)
+            ]
+        return torch.cat(chunks)
+
+    def fit(self, batch: ValueBatch) -> dict[str, float]:
+        """Takes `epochs * minibatches` optimiser steps towards the returns.
+
+        Loss of a minibatch: the mean over its tokens, on all processes, of max((V - R)^2, (V_clip - R)^2) / 2, where
+        V_clip = V_old + clamp(V - V_old, -clip, clip).
+
+        Returns:
+            Means over the steps: loss, clip_fraction, grad_norm.
+        """
+        rows = len(batch.input_ids)
+        total = rows * self.accelerator.num_processes
+        offset = rows * self.accelerator.process_index
+        metrics = []
+        self.model.train()  # dropout is off; gradient checkpointing needs the flag
+        for _ in range(self.options.epochs):
+            for chosen in torch.randperm(total, generator=self.generator).chunk(self.options.minibatches):
+                local = chosen[(chosen >= offset) & (chosen < offset + rows)] - offset
+                metrics.append(self._step(batch, local.to(batch.input_ids.device)))
+        mean = torch.stack(metrics).mean(0).tolist()
+        return dict(zip(("loss", "clip_fraction", "grad_norm"), mean, strict=True))
+
+    def _step(self, batch: ValueBatch, rows: Tensor) -> Tensor:
+        tokens = self.accelerator.reduce(batch.mask[rows].sum().float(), reduction="sum").clamp(min=1.0)
+        sums = torch.zeros(2, device=batch.input_ids.device)
+        for chunk in torch.split(rows, self.options.micro_batch) if len(rows) else ():
+            loss, clipped = self._loss(batch, chunk)
+            (loss / tokens).backward()
+            sums += torch.stack([loss.detach(), clipped])
+        self._sum_gradients()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.options.max_grad_norm or float("inf"))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return torch.cat([self.accelerator.reduce(sums, reduction="sum") / tokens, norm.reshape(1)])
+
+    def _loss(self, batch: ValueBatch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        mask, returns, old = batch.mask[rows], batch.returns[rows], batch.values[rows]
+        row_numbers = None if batch.rows is None else batch.rows[rows]
+        new = self._forward(batch.input_ids[rows], batch.attention_mask[rows], mask.size(1), row_numbers)
+        error = (new - returns).square()
+        clipped = torch.zeros_like(error)
+        if self.options.clip is not None:
+            held = (old + (new - old).clamp(-self.options.clip, self.options.clip) - returns).square()
+            clipped = (held > error).float()
+            error = torch.maximum(error, held)
+        return (error * mask).sum() / 2, (clipped * mask).sum()
+
+    def _forward(self, input_ids: Tensor, attention_mask: Tensor, length: int, numbers: Tensor | None) -> Tensor:
+        rows = None if numbers is None or not numbers.any() else Rows(input_ids, attention_mask, numbers)
+        if rows is not None:
+            input_ids, attention_mask = rows.input_ids, rows.attention_mask
+        with self.accelerator.autocast():
+            logits = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+        values: Tensor = logits[:, :-1, 0].float()
+        return values[:, -length:] if rows is None else rows.lay_out(values)
+
+    def _sum_gradients(self) -> None:
+        for parameter in self.parameters:
+            if parameter.grad is None:  # this process had no row in the minibatch
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = self.accelerator.reduce(parameter.grad, reduction="sum")
+
+    def save(self, folder: Path) -> None:
+        """Writes the trained weights, the optimiser and the generator; all processes hold the same, one writes."""
+        if not self.accelerator.is_main_process:
+            return
+        weights = {name: value.detach() for name, value in self.model.named_parameters() if value.requires_grad}
+        state = {"model": weights, "optimizer": self.optimizer.state_dict(), "generator": self.generator.get_state()}
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(state, folder / CHECKPOINT)
+
+    def load(self, folder: Path) -> None:
+        """Restores what `save` wrote.
+
+        Raises:
+            ConfigurationError: the checkpoint has no critic, or that of another model.
+        """
+        path = folder / CHECKPOINT
+        if not path.is_file():
+            raise ConfigurationError(
+                f"{path} is missing: {folder} was not saved by ppo. Resume from a checkpoint of this algorithm."
+            )
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        own = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+        shapes = [{name: list(value.shape) for name, value in weights.items()} for weights in (own, state["model"])]
+        check_weights(path, own=shapes[0], saved=shapes[1], what="value model")
+        with torch.no_grad():
+            for name, value in own.items():
+                value.copy_(state["model"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])

@@ -1,0 +1,349 @@
+"""SlotEngine: decoding with a transformers model, every episode's KV cache kept from turn to turn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agent_r1_gym.errors import ConfigurationError
+from trainers.engines.cache import SlotCache, rows_of
+from trainers.engines.sampling import Answer, NewContext, SamplingOptions, Session, longest_context, sample
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """An episode in a row of the cache: `length` tokens, `prompt` first, are cached, `pending` are to be fed next."""
+
+    session: Session
+    number: int
+    row: int
+    stream: random.Random
+    prompt: tuple[int, ...]
+    pending: list[int]
+    length: int = 0
+    budget: int = 0
+    full: bool = False
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    future: Future[Answer] | None = None
+
+
+class SlotEngine:
+    """Decodes with a transformers causal language model, KV caches kept across turns, no barrier between episodes.
+
+    While the tools of one episode run (a Future), the others go on; the slot of a finished episode is given to the next
+    session, which is pulled from the iterator only then. Rows are not padded: each has its own length. Equal prompts of
+    live sessions (the rollouts of one group) are prefilled once. The cache lives as long as `run`.
+
+    Randomness: `generator` draws one seed a session, in the order of the iterator, but for sessions that have an
+    attribute `seed`; a session's tokens depend on its seed and its own context only, not on slots, other sessions or
+    the speed of tools (but for rounding: floating-point sums may differ in the last bit with the size of the batch).
+    Reseed with `engine.generator.manual_seed(...)`.
+
+    Every rank needs the whole weights: under FSDP or ZeRO-3 gather them around `run`, or use `TRLEngine`.
+
+    Args:
+        model: decoder-only model that takes `position_ids` (rotary or learned), attention "sdpa" or "eager"; may be
+            wrapped by PEFT, not by DDP (`accelerator.unwrap_model`).
+        options: how to sample.
+        slots: most episodes at the same time.
+        max_length: most tokens of an episode, prompt included.
+        pad_token_id: fills inputs; never attended.
+        prefill_tokens: most tokens, padding included, of one forward pass that is not decoding.
+        static_shapes: decode with one batch size and lengths of powers of two; None: on CUDA.
+        compile_decoding: decode through `torch.compile(mode="reduce-overhead")` (CUDA graphs on a GPU).
+
+    Raises:
+        ConfigurationError: an argument or the model does not fit.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        options: SamplingOptions,
+        *,
+        slots: int,
+        max_length: int,
+        pad_token_id: int = 0,
+        prefill_tokens: int = 4096,
+        static_shapes: bool | None = None,
+        compile_decoding: bool = False,
+    ) -> None:
+        for name, number in (("slots", slots), ("max_length", max_length), ("prefill_tokens", prefill_tokens)):
+            if number < 1:
+                raise ConfigurationError(f"SlotEngine needs {name} of at least 1, got {number}.")
+        _check_model(model, max_length)
+        self.model, self.options = model, options
+        self.slots, self.max_length, self.prefill_tokens = slots, max_length, prefill_tokens
+        self.pad_token_id = pad_token_id
+        self.static_shapes = model.device.type == "cuda" if static_shapes is None else static_shapes
+        self.decoder = torch.compile(model, mode="reduce-overhead", dynamic=False) if compile_decoding else model
+        self.generator = torch.Generator().manual_seed(options.seed)
+
+    def run(self, sessions: Iterable[Session]) -> None:
+        """Plays every session to its end.
+
+        Raises:
+            ConfigurationError: the weights are sharded, a prompt is empty, a session goes on beyond `max_length`.
+            Exception: whatever a session, its Future or the iterator raises, with a note that names the session.
+        """
+        if any(parameter.numel() == 0 or hasattr(parameter, "to_local") for parameter in self.model.parameters()):
+            raise ConfigurationError(
+                "SlotEngine needs whole weights, but the model's are sharded: gather them around run(), or use "
+                "TRLEngine."
+            )
+        was_training = self.model.training
+        self.model.eval()
+        play = _Play(self, iter(sessions))
+        try:
+            with torch.no_grad():
+                play.loop()
+        finally:
+            self.model.train(was_training)
+            for slot in play.calling:
+                slot.future.cancel()  # type: ignore[union-attr]
+
+
+class _Play:
+    """One run of a `SlotEngine`.
+
+    A live slot is in exactly one of three lists: `waiting` (for its prefill), `decoding`, `calling` (a tool runs).
+    """
+
+    def __init__(self, engine: SlotEngine, sessions: Iterator[Session]) -> None:
+        self.engine, self.sessions = engine, sessions
+        config = engine.model.config
+        self.cache = SlotCache(config.get_text_config().num_hidden_layers, engine.slots, max_length=engine.max_length)
+        self.additive = config._attn_implementation == "eager"
+        self.owners: list[_Slot | None] = [None] * engine.slots
+        self.count = 0
+        self.exhausted = False
+        self.waiting: list[_Slot] = []
+        self.decoding: list[_Slot] = []
+        self.calling: list[_Slot] = []
+
+    def loop(self) -> None:
+        while True:
+            self._admit()
+            self._collect()
+            # A pass over few rows costs nearly as much as one over many (1/2 to 1/8 measured: within 10 %).
+            if self.waiting and 4 * len(self.waiting) >= len(self.decoding):
+                self._prefill()
+            elif self.decoding:
+                self._decode()
+            elif self.calling:
+                wait([slot.future for slot in self.calling if slot.future], return_when=FIRST_COMPLETED)
+            elif self.exhausted:
+                return
+
+    def _admit(self) -> None:
+        for row, owner in enumerate(self.owners):
+            if owner is not None:
+                continue
+            session = None if self.exhausted else next(self.sessions, None)
+            if session is None:
+                self.exhausted = True
+                return
+            prompt = tuple(session.prompt_ids)
+            if not prompt:
+                raise ConfigurationError(f"prompt_ids of session {self.count} is empty, expected at least one token.")
+            seed = getattr(session, "seed", None)
+            if seed is None:
+                seed = int(torch.randint(2**62, (), generator=self.engine.generator))
+            slot = _Slot(session, self.count, row, random.Random(seed), prompt, [])
+            self.owners[row] = slot
+            self.count += 1
+            self._begin_turn(slot, list(prompt))
+
+    def _collect(self) -> None:
+        if not self.calling:
+            return
+        ready = [slot for slot in self.calling if slot.future and slot.future.done()]
+        self.calling = [slot for slot in self.calling if slot not in ready]
+        for slot in ready:
+            with _named(slot):
+                reply = slot.future.result()  # type: ignore[union-attr]
+            slot.future = None
+            self._begin_turn(slot, reply)
+
+    def _begin_turn(self, slot: _Slot, answer: Answer) -> None:
+        if answer is None:
+            self.owners[slot.row] = None
+            return
+        longest = longest_context(slot.session, self.engine.max_length)
+        if slot.full:
+            raise ConfigurationError(
+                f"Session {slot.number} goes on although its context has reached max_length={longest}: finish_turn "
+                "must return None after a turn without tokens."
+            )
+        if isinstance(answer, NewContext):  # keeps of the cache what both contexts begin with
+            slot.length = answer.shared(slot.prompt[: slot.length])
+            slot.prompt, slot.pending, answer = tuple(answer.ids), [], answer.ids[slot.length :]
+        slot.pending += answer
+        room = longest - slot.length - len(slot.pending)
+        slot.budget = min(room, self.engine.options.max_new_tokens)
+        if room > 0:
+            self.waiting.append(slot)
+        else:
+            slot.full = True
+            self._finish_turn(slot, stopped=False)
+
+    def _finish_turn(self, slot: _Slot, *, stopped: bool) -> None:
+        ids, logprobs = slot.ids, slot.logprobs
+        slot.ids, slot.logprobs = [], []
+        with _named(slot):
+            reply = slot.session.finish_turn(ids, logprobs, stopped)
+        if isinstance(reply, Future):
+            slot.future = reply
+            self.calling.append(slot)
+        else:
+            self._begin_turn(slot, reply)
+
+    def _prefill(self) -> None:
+        blocked = self._share_prompts()
+        group = sorted((s for s in self.waiting if s not in blocked), key=lambda s: len(s.pending), reverse=True)
+        width = min(len(group[0].pending), self.engine.prefill_tokens)
+        group = sorted(group[: max(1, self.engine.prefill_tokens // width)], key=lambda slot: slot.row)
+        rows = rows_of([slot.row for slot in group], self.engine.model.device)
+        logits = self._forward(group, rows, width=width)
+        ready = [None if slot.pending else slot for slot in group]
+        self.waiting = [slot for slot in self.waiting if slot.pending]
+        self.decoding += self._sample(ready, logits)
+
+    def _share_prompts(self) -> set[_Slot]:
+        """Gives waiting slots the cached prompt of another slot; returns those that wait for another's prefill."""
+        if all(slot.length for slot in self.waiting):
+            return set()
+        blocked: set[_Slot] = set()
+        sources: list[_Slot] = []
+        targets: list[_Slot] = []
+        donors: dict[tuple[int, ...], _Slot] = {}
+        for slot in sorted(filter(None, self.owners), key=lambda slot: -slot.length):
+            donor = donors.setdefault(slot.prompt, slot)
+            shared = len(slot.prompt) - 1
+            if slot.length or donor is slot or not shared:
+                continue
+            if donor.length >= shared:
+                slot.length, slot.pending = shared, [slot.prompt[-1]]
+                sources.append(donor)
+                targets.append(slot)
+            else:
+                blocked.add(slot)
+        if targets:
+            length = max(slot.length for slot in targets)
+            self.cache.move([slot.row for slot in sources], [slot.row for slot in targets], length=length)
+        return blocked
+
+    def _decode(self) -> None:
+        slots: list[_Slot | None] = [None] * self._compact()
+        for slot in self.decoding:
+            slots[slot.row] = slot
+        logits = self._forward(slots, slice(0, len(slots)), width=1, model=self.engine.decoder)
+        self.decoding = self._sample(slots, logits)
+
+    def _compact(self) -> int:
+        """Moves the decoding slots to the first rows; returns the size of the batch to decode."""
+        if self.engine.static_shapes:
+            return self.engine.slots
+        count = len(self.decoding)
+        movers = [slot for slot in self.decoding if slot.row >= count]
+        if not movers:
+            return count
+        holes = sorted(set(range(count)) - {slot.row for slot in self.decoding})
+        rows = [slot.row for slot in movers]
+        self.cache.move(rows + holes, holes + rows, length=max(slot.length for slot in filter(None, self.owners)))
+        for slot, hole in zip(movers, holes, strict=True):
+            other = self.owners[hole]
+            self.owners[slot.row], self.owners[hole] = other, slot
+            if other is not None:
+                other.row = slot.row
+            slot.row = hole
+        return count
+
+    def _forward(self, slots: Sequence[_Slot | None], rows: slice | Tensor, *, width: int, model: Any = None) -> Tensor:
+        """Feeds up to `width` pending tokens of each slot (None: an idle row); returns the last logits (n, words)."""
+        pad, table, length = [self.engine.pad_token_id] * width, [], 0
+        for slot in slots:
+            if slot is None:
+                table.append([0, 0, *pad])
+                continue
+            chunk, slot.pending = slot.pending[:width], slot.pending[width:]
+            table.append([slot.length, len(chunk), *pad[len(chunk) :], *chunk])
+            slot.length += len(chunk)
+            length = max(length, slot.length)
+        if self.engine.static_shapes:
+            length = 1 << max(6, (length - 1).bit_length())
+        inputs = torch.tensor(table).to(self.engine.model.device)
+        positions, mask = self.cache.focus(rows, inputs[:, 0], widths=inputs[:, 1], queries=width, length=length)
+        if self.additive:
+            dtype = self.engine.model.dtype
+            mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+        output = (model or self.engine.model)(
+            input_ids=inputs[:, 2:],
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: Tensor = output.logits
+        return logits[:, -1]
+
+    def _sample(self, slots: Sequence[_Slot | None], logits: Tensor) -> list[_Slot]:
+        """Gives each slot its next token; returns those whose turn goes on."""
+        options = self.engine.options
+        numbers = [slot.stream.random() if slot else 0.0 for slot in slots]
+        uniforms = torch.tensor(numbers, dtype=torch.float64).to(logits.device)
+        going: list[_Slot] = []
+        sampled = torch.stack([part.double() for part in sample(logits, options, uniforms=uniforms)]).tolist()
+        for slot, token, logprob in zip(slots, map(int, sampled[0]), sampled[1], strict=True):
+            if slot is None:
+                continue
+            slot.ids.append(token)
+            slot.logprobs.append(logprob)
+            slot.pending = [token]
+            stopped = token in options.stop_token_ids
+            if stopped or len(slot.ids) == slot.budget:
+                self._finish_turn(slot, stopped=stopped)
+            else:
+                going.append(slot)
+        return going
+
+
+@contextmanager
+def _named(slot: _Slot) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(
+            f"Raised by session {slot.number} (counted from 0), in finish_turn or in the Future it returned."
+        )
+        raise
+
+
+def _check_model(model: Any, max_length: int) -> None:
+    config = model.config.get_text_config()
+    attention, limit = model.config._attn_implementation, getattr(config, "max_position_embeddings", max_length)
+    window = getattr(config, "sliding_window", None) or max_length
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if attention not in ("sdpa", "eager"):
+        raise ConfigurationError(
+            f"SlotEngine masks each row by itself, which attn_implementation={attention!r} cannot do: load the model "
+            "with 'sdpa' or 'eager', or use TRLEngine."
+        )
+    if not kinds <= {"full_attention", "sliding_attention"} or ("sliding_attention" in kinds and window < max_length):
+        raise ConfigurationError(
+            f"SlotEngine keeps full attention only, but the model has layers {sorted(kinds)} and a window of {window} "
+            f"tokens: keep max_length={max_length} within the window, or use TRLEngine."
+        )
+    if max_length > limit:
+        raise ConfigurationError(
+            f"max_length={max_length} exceeds the model's max_position_embeddings={limit}: lower it."
+        )

@@ -1,0 +1,204 @@
+"""Engines: token ids in, sampled token ids and their log-probabilities out, over all turns of many episodes.
+
+`SlotEngine` (slot_engine.py) decodes with transformers and keeps every episode's KV cache from turn to turn.
+`TRLEngine` plays the same sessions on whatever backend TRL is configured with, `GenerateEngine` on plain
+`model.generate`: both turn by turn, the whole context prefilled anew on every turn.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object  # type: ignore[import-untyped]
+from transformers import GenerationConfig
+
+from agent_r1_gym.errors import ConfigurationError
+from trainers.engines.sampling import Engine, NewContext, SamplingOptions, Session, longest_context, sample
+from trainers.engines.slots import SlotEngine
+
+__all__ = ["Engine", "GenerateEngine", "NewContext", "SamplingOptions", "Session", "SlotEngine", "TRLEngine", "sample"]
+
+logger = logging.getLogger(__name__)
+
+Turn = tuple[list[int], list[float]]
+_TRL_SIGNATURE = ("self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images")
+
+
+class _TurnEngine(ABC):
+    """Plays the turns of all live sessions in step, and all ranks in step: an idle one generates from a dummy.
+
+    vLLM's server mode slices one gathered list by equal shares, so every rank gives the same number of contexts.
+    """
+
+    def __init__(
+        self, *, max_length: int, max_new_tokens: int, stop_token_ids: Iterable[int], dummy: list[int]
+    ) -> None:
+        self.max_length, self.max_new_tokens, self.dummy = max_length, max_new_tokens, dummy
+        self.stop_token_ids = frozenset(stop_token_ids)
+
+    def run(self, sessions: Iterable[Session]) -> None:
+        """Plays all sessions to their end.
+
+        Raises:
+            ConfigurationError: a prompt is empty, or a session goes on beyond `max_length`.
+            Exception: whatever a session, its Future or the backend raises.
+        """
+        live = [(session, list(session.prompt_ids)) for session in sessions]
+        if not all(context for _, context in live):
+            raise ConfigurationError("A session's prompt_ids is empty, expected at least one token.")
+        while True:
+            open_contexts = [context for session, context in live if self._room(session, context) > 0]
+            counts = gather_object([(len(live), len(open_contexts))])
+            if not any(count for count, _ in counts):
+                return
+            dummies = [self.dummy] * (max(count for _, count in counts) - len(open_contexts))
+            turns = iter(self._generate(open_contexts + dummies) if open_contexts or dummies else [])
+            live = self._finish(live, turns)
+
+    @abstractmethod
+    def _generate(self, contexts: list[list[int]]) -> list[Turn]:
+        """Returns sampled tokens and log-probs for each context; what follows a stop token is cut by the caller."""
+
+    def _finish(self, live: list[tuple[Session, list[int]]], turns: Iterator[Turn]) -> list[tuple[Session, list[int]]]:
+        replies = []
+        for session, context in live:
+            room = self._room(session, context)
+            ids, logprobs, stopped = self._cut(*next(turns), room) if room > 0 else ([], [], False)
+            reply = session.finish_turn(ids, logprobs, stopped)
+            if room <= 0 and reply is not None:
+                raise ConfigurationError(
+                    f"A session goes on although its context has reached max_length="
+                    f"{longest_context(session, self.max_length)}: finish_turn must return None after a turn without "
+                    "tokens."
+                )
+            replies.append((session, context + ids, reply))
+        answers = ((s, c, reply.result() if isinstance(reply, Future) else reply) for s, c, reply in replies)
+        return [
+            (session, list(answer.ids) if isinstance(answer, NewContext) else context + answer)
+            for session, context, answer in answers
+            if answer is not None
+        ]
+
+    def _room(self, session: Session, context: list[int]) -> int:
+        return longest_context(session, self.max_length) - len(context)
+
+    def _cut(self, ids: list[int], logprobs: list[float], room: int) -> tuple[list[int], list[float], bool]:
+        end = min(self.max_new_tokens, room)
+        stop = next((index for index, token in enumerate(ids[:end]) if token in self.stop_token_ids), None)
+        end = end if stop is None else stop + 1
+        return ids[:end], logprobs[:end], stop is not None
+
+
+class GenerateEngine(_TurnEngine):
+    """The reference: `model.generate` with left padding.
+
+    Args:
+        model: any causal language model.
+        options: how to sample.
+        max_length: most tokens of an episode, prompt included.
+        pad_token_id: fills the left.
+    """
+
+    def __init__(self, model: Any, options: SamplingOptions, *, max_length: int, pad_token_id: int = 0) -> None:
+        super().__init__(
+            max_length=max_length,
+            max_new_tokens=options.max_new_tokens,
+            stop_token_ids=options.stop_token_ids,
+            dummy=[pad_token_id],
+        )
+        self.model, self.options, self.pad_token_id = model, options, pad_token_id
+        self.generator = torch.Generator().manual_seed(options.seed)
+        sampling = {"temperature": options.temperature, "top_p": options.top_p, "top_k": options.top_k}
+        self._config = GenerationConfig(  # type: ignore[no-untyped-call]
+            do_sample=options.temperature > 0,
+            max_new_tokens=options.max_new_tokens,
+            eos_token_id=list(options.stop_token_ids) or None,
+            pad_token_id=pad_token_id,
+            repetition_penalty=1.0,
+            disable_compile=True,
+            return_dict_in_generate=True,
+            output_logits=True,
+            **(sampling if options.temperature > 0 else {}),
+        )
+
+    def _generate(self, contexts: list[list[int]]) -> list[Turn]:
+        width, device = max(map(len, contexts)), self.model.device
+        ids = torch.tensor([[self.pad_token_id] * (width - len(context)) + context for context in contexts])
+        mask = torch.tensor([[0] * (width - len(context)) + [1] * len(context) for context in contexts])
+        was_training = self.model.training
+        self.model.eval()
+        with torch.random.fork_rng(), torch.no_grad():  # generate() knows the global generator only
+            torch.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
+            output = self.model.generate(ids.to(device), attention_mask=mask.to(device), generation_config=self._config)
+        self.model.train(was_training)
+        tokens = output.sequences[:, width:]
+        scale = self.options.temperature or 1.0
+        columns = [
+            torch.log_softmax(logits.float() / scale, dim=-1).gather(1, tokens[:, index, None])
+            for index, logits in enumerate(output.logits)
+        ]
+        return list(zip(tokens.tolist(), torch.cat(columns, dim=1).tolist(), strict=True))
+
+
+class TRLEngine(_TurnEngine):
+    """Whatever backend a TRL trainer is configured with: generate, continuous batching, vLLM server or colocated.
+
+    Sampling (temperature, top_p, top_k, min_p ...) and stop tokens are the trainer's. Log-probs come from vLLM; the
+    other backends report none, and sessions get NaN. Weights reach vLLM at the first turn after an update.
+
+    Args:
+        trainer: a `trl.GRPOTrainer` of TRL 1.15 or 1.16, or a subclass.
+        max_new_tokens: most tokens of one turn.
+        max_length: most tokens of an episode, prompt included.
+
+    Raises:
+        ConfigurationError: this TRL generates through another signature.
+    """
+
+    def __init__(self, trainer: Any, *, max_new_tokens: int, max_length: int) -> None:
+        found = tuple(inspect.signature(type(trainer)._generate_single_turn).parameters)
+        if found != _TRL_SIGNATURE:
+            raise ConfigurationError(
+                f"TRLEngine supports trl 1.16, whose GRPOTrainer._generate_single_turn takes {_TRL_SIGNATURE}; the "
+                f"installed one takes {found}. Install trl>=1.16,<1.17, or use SlotEngine."
+            )
+        super().__init__(
+            max_length=max_length,
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=trainer.eos_token_ids,
+            dummy=[trainer.eos_token_ids[0]],
+        )
+        self.trainer = trainer
+        if trainer.use_vllm and trainer.args.vllm_mode == "colocate" and trainer.args.vllm_enable_sleep_mode:
+            logger.warning(
+                "vllm_enable_sleep_mode pushes all weights to vLLM on every turn; turn it off for multi-turn."
+            )
+
+    def _generate(self, contexts: list[list[int]]) -> list[Turn]:
+        with self._turn_budget():
+            ids, logprobs = self.trainer._generate_single_turn(contexts, None, {}, 1)
+        return [
+            (list(row), [math.nan] * len(row) if logprobs is None else list(logprobs[number]))
+            for number, row in enumerate(ids)
+        ]
+
+    @contextmanager
+    def _turn_budget(self) -> Iterator[None]:
+        """TRL's budget is that of a whole completion: lends it the budget of a turn."""
+        vllm = self.trainer.use_vllm
+        owner = self.trainer.vllm_generation if vllm else self.trainer.generation_config
+        name = "max_completion_length" if vllm else "max_new_tokens"
+        before = getattr(owner, name)
+        setattr(owner, name, self.max_new_tokens)
+        try:
+            yield
+        finally:
+            setattr(owner, name, before)

@@ -1,0 +1,275 @@
+"""What can be known before the first long step: model, tokenizer, packages, adapter targets, prompts, checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import constants, model_info, try_to_load_from_cache
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.integrations import get_reporting_integration_callbacks  # type: ignore[attr-defined]
+from trl import ModelConfig  # type: ignore[attr-defined]
+from trl.chat_template_utils import get_training_chat_template
+
+from agent_r1_gym.errors import ConfigurationError, suggest
+from trainers.config import AgentConfig
+from trainers.engines.collect import TextEnv, first_messages
+from trainers.engines.templates import ChatTokens
+
+logger = logging.getLogger(__name__)
+
+HUB_SECONDS = 10.0
+"""How long the hub may take to say whether it has a model, before anything is downloaded."""
+PROMPTS = 256
+"""Rows, spread over the data set, whose prompts are measured before training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model comes from: a folder or hub id, the revision there, and whether its own code may run."""
+
+    name: str
+    revision: str = "main"
+    trust_remote_code: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of `from_pretrained`."""
+        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+
+
+def check_packages(args: AgentConfig, model_args: ModelConfig) -> None:
+    """Refuses options whose package is not installed, unknown services, and quantisation without an adapter.
+
+    Raises:
+        ConfigurationError: see above.
+    """
+    if args.use_vllm and find_spec("vllm") is None:
+        raise ConfigurationError(
+            "use_vllm=True needs vLLM, which is not installed: `pip install vllm`, or drop use_vllm."
+        )
+    for service in args.report_to or ():
+        try:
+            for callback in get_reporting_integration_callbacks([service]):  # type: ignore[no-untyped-call]
+                callback()
+        except (ValueError, RuntimeError) as error:
+            raise ConfigurationError(f"report_to={service}: {error}") from error
+    for option in ("load_in_4bit", "load_in_8bit"):
+        if not getattr(model_args, option):
+            continue
+        if find_spec("bitsandbytes") is None:
+            raise ConfigurationError(
+                f"{option}=True needs bitsandbytes, which is not installed: `pip install bitsandbytes`, or drop it."
+            )
+        if not model_args.use_peft:
+            raise ConfigurationError(f"{option}=True trains an adapter only: set use_peft=True, or drop {option}.")
+
+
+def find_model(name: str | None, *, revision: str = "main") -> str:
+    """Returns the name of a model of which at least the configuration can be had, without long retries.
+
+    Args:
+        name: a folder, or a hub id.
+        revision: of the hub's model.
+
+    Raises:
+        ConfigurationError: neither a model's folder, nor in the hub's cache, nor on a hub that answers.
+    """
+    if not name:
+        raise ConfigurationError(
+            "model_name_or_path is not given; name a folder or a hub id, such as Qwen/Qwen2.5-3B-Instruct."
+        )
+    if Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
+            raise ConfigurationError(
+                f"model_name_or_path={name!r} is a folder without config.json, so not a saved model."
+            )
+        return name
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ConfigurationError(f"model_name_or_path={name!r}: no such folder.")
+    if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+        return name
+    hint = "Name the folder of a saved model, or a hub id that can be reached or lies in the hub's cache."
+    if constants.HF_HUB_OFFLINE:
+        raise ConfigurationError(
+            f"model_name_or_path={name!r} is not in the hub's cache, and HF_HUB_OFFLINE is set. {hint}"
+        )
+    try:
+        model_info(name, revision=revision, timeout=HUB_SECONDS)
+    except Exception as error:  # of several libraries, which have changed with the hub's releases
+        raise ConfigurationError(
+            f"model_name_or_path={name!r} is no folder, and the hub does not have it or does not answer "
+            f"({type(error).__name__}: {error!s:.200}). {hint}"
+        ) from error
+    return name
+
+
+def check_model(source: Source, tokenizer: Any) -> None:
+    """Refuses a model that cannot be trained with its tokenizer; only configuration and headers of weights are read.
+
+    Raises:
+        ConfigurationError: no architecture that generates text, fewer embeddings than tokens, or no whole weights.
+    """
+    named = f"model_name_or_path={source.name!r}"
+    try:
+        config = AutoConfig.from_pretrained(source.name, **source.options)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{named} has no configuration that loads: {error}") from error
+    kind = getattr(transformers, (config.architectures or [""])[0], None)  # None: the model's own code
+    if kind is not None and not kind.can_generate():
+        raise ConfigurationError(f"{named} is a {kind.__name__}, which does not generate text. Name a causal model.")
+    embedded, highest = config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
+    if highest >= embedded:
+        raise ConfigurationError(
+            f"{named} embeds {embedded} tokens, but its tokenizer has ids up to {highest}: these two do not belong "
+            "together. Take the model's own tokenizer, or resize the embeddings (model.resize_token_embeddings)."
+        )
+    _check_weights(Path(source.name), named)
+
+
+def _check_weights(folder: Path, named: str) -> None:
+    """Reads the headers of a folder's weights."""
+    if not folder.is_dir():
+        return
+    if not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+        raise ConfigurationError(f"{named} holds no weights (*.safetensors or *.bin).")
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ConfigurationError(f"{named}: {path.name} is damaged ({error}). Copy or save it again.") from error
+
+
+def check_output(output_dir: str | None) -> None:
+    """Makes the folder of a run.
+
+    Raises:
+        ConfigurationError: it cannot be made, or not be written to.
+    """
+    folder = Path(output_dir or "")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigurationError(f"output_dir={output_dir!r} cannot be written to: {error}.") from error
+
+
+def load_tokenizer(source: Source) -> Any:
+    """Returns a model's tokenizer, fit for multi-turn training.
+
+    As TRL does, eos pads where there is no pad token. A chat template that rewrites earlier turns is replaced by the
+    variant that TRL ships for training, if it knows one.
+
+    Raises:
+        ConfigurationError: it cannot be loaded, or `ChatTokens` refuses it.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.name, **source.options)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"model_name_or_path={source.name!r} has no tokenizer that loads: {error}") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return with_training_template(tokenizer)
+
+
+def with_training_template(tokenizer: Any) -> Any:
+    """Returns the tokenizer with a chat template that keeps earlier turns as they are.
+
+    Raises:
+        ConfigurationError: it has no such template, and TRL ships none for it.
+    """
+    try:
+        ChatTokens(tokenizer)
+    except ConfigurationError as refusal:
+        if tokenizer.chat_template is None:
+            raise
+        try:
+            template = get_training_chat_template(tokenizer)
+        except ValueError:  # TRL does not know the template
+            template = None
+        if template is None:
+            raise refusal
+        tokenizer.chat_template = template
+        ChatTokens(tokenizer)
+        logger.warning("The chat template rewrites earlier turns; training takes (and saves) TRL's variant of it.")
+    return tokenizer
+
+
+def check_adapter(peft_config: Any, source: Source) -> None:
+    """Refuses LoRA targets that the model does not have, and a rank below 1.
+
+    Args:
+        peft_config: of PEFT, or None.
+        source: of the model; only its configuration is read.
+
+    Raises:
+        ConfigurationError: a target that names no module.
+    """
+    if peft_config is None:
+        return
+    if peft_config.r < 1:
+        raise ConfigurationError(f"lora_r must be at least 1, got {peft_config.r}.")
+    config = AutoConfig.from_pretrained(source.name, **source.options)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=source.trust_remote_code)  # type: ignore[no-untyped-call]
+    check_targets(peft_config.modules_to_save or (), model, option="lora_modules_to_save")
+    targets = peft_config.target_modules or ()
+    if not isinstance(targets, str):
+        check_targets(targets, model)
+    elif targets != "all-linear" and not any(re.fullmatch(targets, path) for path, _ in model.named_modules()):
+        raise ConfigurationError(
+            f"lora_target_modules: {targets!r} alone is a pattern of whole paths and matches no module of "
+            f"{type(model).__name__}, such as {_a_linear_path(model)!r}. Write '.*{targets}', or take all-linear."
+        )
+
+
+def _a_linear_path(model: torch.nn.Module) -> str | None:
+    return next((path for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)), None)
+
+
+def check_targets(targets: Iterable[str], model: torch.nn.Module, *, option: str = "lora_target_modules") -> None:
+    """Refuses names that are no module's, nor the end of a module's.
+
+    Raises:
+        ConfigurationError: names the linear modules that exist.
+    """
+    modules = dict(model.named_modules())
+    linear = {path.rpartition(".")[2] for path, module in modules.items() if isinstance(module, torch.nn.Linear)}
+    for target in targets:
+        if target not in modules and not any(path.endswith(f".{target}") for path in modules):
+            raise ConfigurationError(
+                f"{option}: {type(model).__name__} has no module {target!r}. {suggest(target, linear)}"
+                + (" Or take all-linear." if option == "lora_target_modules" else "")
+            )
+
+
+def check_prompts(env: TextEnv, rows: Sequence[Mapping[str, Any]], chat: ChatTokens, *, longest: int) -> None:
+    """Measures the prompts of rows spread over the data set.
+
+    Args:
+        env: is reset with them.
+        rows: of the data set.
+        chat: renders them.
+        longest: `max_prompt_length`, in tokens.
+
+    Raises:
+        ConfigurationError: one is longer.
+    """
+    step = max(1, len(rows) // PROMPTS)
+    lengths = [len(chat.prompt_ids(first_messages(env, rows[index]))) for index in range(0, len(rows), step)]
+    if lengths and max(lengths) > longest:
+        raise ConfigurationError(
+            f"max_prompt_length={longest}, but of {len(lengths)} prompts tried the longest has {max(lengths)} tokens: "
+            f"raise it to at least {-(-max(lengths) // 64) * 64}, or shorten the environment's system_prompt."
+        )

@@ -1,0 +1,95 @@
+"""Rollouts of a training as text, token by token: what was sampled, what the loss saw, and which way each was pushed.
+
+`output_dir/traces/batch-NNNNNN.jsonl`, one rollout a line, the first ones of the main process's batch; `agent-r1
+report` shows them. Keys: `step` (optimiser steps before), `batch`, `rollout` (position in the batch; the rollouts of a
+prompt stand together), `title` (the row's prompt), `prompt` (text before the first turn); for each token after it, in
+equally long lists, `pieces` (text), `loss_mask` (1 where the loss saw it), `logprobs` (when it was sampled; null for
+tokens of others) and `advantages` (null where the loss did not see it); `turns` (`start`, `end`, `reward`),
+`row_starts`, `terminated`, `truncated`, `infrastructure_error` and `metrics`, as in `TokenTrajectory`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from agent_r1_gym.play.record import TokenTrajectory
+from agent_r1_gym.support.files import atomic_file
+
+Decode = Callable[[list[int]], str]
+_BROKEN = "\ufffd"
+"""What decoders write for a character of which bytes are missing."""
+
+
+def write_traces(folder: Path, rows: Iterable[Mapping[str, Any]], *, step: int, batch: int) -> None:
+    """Writes the file of a batch, whole or not at all; `folder` is the trainer's `output_dir`."""
+    with atomic_file(folder / "traces" / f"batch-{batch:06d}.jsonl") as temporary, temporary.open("wb") as file:
+        for number, row in enumerate(rows):
+            whole = {"step": step, "batch": batch, "rollout": number, **row}
+            file.write(json.dumps(whole, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n")
+
+
+def trace_row(
+    trajectory: TokenTrajectory, row: Mapping[str, Any], loss_mask: Sequence[int], advantages: Tensor, tokenizer: Any
+) -> dict[str, Any]:
+    """Returns one rollout as a line of the file holds it, but for what its batch knows.
+
+    Args:
+        trajectory: the rollout.
+        row: what it was collected for.
+        loss_mask: 1 for each token after the prompt that the loss sees.
+        advantages: (T,), at least as long as the rollout.
+        tokenizer: the model's.
+    """
+    decode = functools.partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+    length = len(trajectory.completion_ids)
+    mask = list(loss_mask[:length])
+    credit = zip(advantages[:length].tolist(), mask, strict=True)
+    return {
+        "title": _title(row.get("prompt", "")),
+        "prompt": decode(list(trajectory.prompt_ids)),
+        "pieces": text_pieces(decode, trajectory.completion_ids),
+        "loss_mask": mask,
+        "logprobs": [_rounded(value) for value in trajectory.logprobs],
+        "advantages": [_rounded(value) if seen else None for value, seen in credit],
+        "turns": [asdict(turn) for turn in trajectory.turns],
+        "row_starts": list(trajectory.row_starts),
+        "terminated": trajectory.terminated,
+        "truncated": trajectory.truncated,
+        "infrastructure_error": trajectory.infrastructure_error,
+        "metrics": trajectory.metrics,
+    }
+
+
+def text_pieces(decode: Decode, ids: Sequence[int]) -> list[str]:
+    """Returns the text that each token adds; together they are the decoded whole.
+
+    A character whose bytes come from several tokens belongs to the last of them. Each token is decoded behind the ones
+    before it, on which its spaces depend.
+    """
+    pieces = []
+    start = told = 0  # decoding begins at `start`; the text up to `told` has been given out
+    for end in range(1, len(ids) + 1):
+        before, now = decode(list(ids[start:told])), decode(list(ids[start:end]))
+        if now.endswith(_BROKEN) and end < len(ids):
+            pieces.append("")
+        else:
+            pieces.append(now[len(before) :])
+            start, told = told, end
+    return pieces
+
+
+def _title(prompt: Any) -> str:
+    """Returns the text of a prompt, of its last message if it is a conversation."""
+    return str(prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else round(value, 5)

@@ -1,0 +1,1 @@
+"""The 0.4M policy of quickstart and benchmarks: model, warm start, demonstrations, controls."""

@@ -1,0 +1,73 @@
+"""What a tiny policy of FictionQA's compact style is measured by: held-out questions, and the agents to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tqdm import tqdm
+
+from agent_r1_gym.play.jobs import Job
+from agent_r1_gym.play.methods import make_method
+from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.registry import make_envs
+from trainers.engines.local import EnginePlayer, is_solved
+
+ENV = "AgentR1/FictionQA-v0"
+TYPES = ("1hop", "bridge", "3hop", "comparison")
+HELD_OUT = tuple((split, kind) for split in ("test", "ood") for kind in TYPES)
+"""Splits and question types: "test" has other entities than training, "ood" other question paths too."""
+MOST_QUESTIONS = 266
+"""Of each set: a third of the entities."""
+_SIDE_BY_SIDE = 200
+_TURN_TOKENS = 32
+
+
+def held_out(split: str, kind: str) -> dict[str, Any]:
+    """Returns the environment options of one set of questions; they differ in nothing from run to run."""
+    return {"style": "compact", "entities": 800, "split": split, "world_seed": 1, "mix": {kind: 1.0}}
+
+
+def scores(model: Any, tokenizer: Any, *, questions: int, name: str = "agent", rag: bool = False) -> dict[str, float]:
+    """Returns exact match in 0..1 by "split/type", sampled at temperature 1, under a progress bar.
+
+    Args:
+        model: the policy.
+        tokenizer: the model's.
+        questions: of each set, at most `MOST_QUESTIONS`.
+        name: of the policy, for the progress bar.
+        rag: Naive RAG with the model as its reader, instead of the model with tools.
+    """
+    exact: dict[str, float] = {}
+    with tqdm(total=len(HELD_OUT) * questions, desc=f"evaluating {name}", unit="episode") as bar:
+        for split, kind in HELD_OUT:
+            options = held_out(split, kind)
+            solved = 0
+            for episode in play(model, tokenizer, options, questions=questions, rag=rag):
+                solved += is_solved(episode)
+                bar.update()
+            exact[f"{split}/{kind}"] = solved / questions
+    return exact
+
+
+def play(
+    model: Any,
+    tokenizer: Any,
+    options: Mapping[str, Any],
+    *,
+    questions: int,
+    rag: bool = False,
+    seed: int = 0,
+) -> Iterator[Trajectory]:
+    """Yields the episodes of the first `questions` tasks; equal models and seeds give equal episodes."""
+    player = EnginePlayer(
+        lambda **more: make_envs(ENV, 1, {**more, **options})[0],
+        make_method("naive-rag" if rag else "tools"),
+        model,
+        tokenizer,
+        sampling={"temperature": 1.0, "max_new_tokens": _TURN_TOKENS},
+        side_by_side=min(questions, _SIDE_BY_SIDE),
+        seed=seed,
+    )
+    for played in player.play([Job(index) for index in range(questions)]):
+        yield played.trajectory

@@ -1,0 +1,215 @@
+"""A tiny policy learns to search, on two CPU cores in minutes: `agent-r1 quickstart`.
+
+Measures a warm start, trains it by reinforcement learning, and measures again on held-out and out-of-domain questions:
+beside Naive RAG, beside the warm start itself (Base Tool Call), and beside supervised learning on as many of its own
+rollouts (rejection sampling). Writes scores (JSON), curves (CSV, PNG), a report with traces (HTML) and the models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agent_r1_gym.cli.rollout import new_folder
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.support.files import atomic_file
+from agent_r1_gym.support.terminal import say, table
+from trainers.config import ALGORITHMS, AgentConfig
+from trainers.running.preflight import Source, check_model, find_model, load_tokenizer
+from trainers.toy import warm_start
+from trainers.toy.held_out import ENV, MOST_QUESTIONS, held_out, play, scores
+from trainers.toy.learning_report import score_rows, write_curves, write_report
+from trainers.toy.rejection import rejection_sampling
+from trainers.train import build_trainer
+
+SHIPPED = Path(__file__).parent / "weights"
+"""The warm start that comes with the package: `python -m trainers.toy.warm_start --half`, 0.8 MB."""
+TRAINING: Mapping[str, Any] = {
+    "style": "compact",
+    "entities": 800,
+    "questions": 2000,
+    "mix": {"1hop": 0.2, "bridge": 0.45, "3hop": 0.2, "comparison": 0.15},
+}
+"""The world to train on; one-hop questions stay in, else the agent learns to search twice always."""
+LEARNING_RATE = 3e-4
+LORA_LEARNING_RATE = 3e-3
+SECONDS = {"baselines": 15, "step": 1.6, "evaluation": 10, "control": 120, "warm start": 700}
+"""About what the phases take on two cores: all of it, but for each step of the training."""
+_TRACES = 12
+
+
+def configuration(
+    folder: Path, *, algorithm: str, steps: int, seed: int, lora_r: int = 0, **changes: Any
+) -> AgentConfig:
+    """Returns the settings of the run: 16 questions x 8 rollouts a step, no KL; but for `changes`."""
+    settings: dict[str, Any] = {
+        "env_kwargs": dict(TRAINING),
+        "num_generations": 8,
+        "per_device_train_batch_size": 64,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": LORA_LEARNING_RATE if lora_r else LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "beta": 0.0,
+        "critic_learning_rate": 1e-3,
+        "max_turn_tokens": 40,
+        "max_prompt_length": 64,
+        "max_completion_length": 160,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "use_cpu": not torch.cuda.is_available(),
+        "bf16": False,
+        "gradient_checkpointing": False,
+    }
+    chosen: dict[str, Any] = {
+        "output_dir": str(folder),
+        "env_id": ENV,
+        "algorithm": algorithm,
+        "max_steps": steps,
+        "seed": seed,
+    }
+    return AgentConfig(**(settings | changes | chosen))
+
+
+def load(folder: Path) -> Any:
+    """Returns the model in `folder`, in float32."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+@contextmanager
+def phase(name: str, seconds: float, taken: dict[str, float]) -> Iterator[None]:
+    """Says what begins and how long it will take; books how long it took."""
+    say(f"{name}: about {seconds:.0f} s on two cores")
+    started = time.perf_counter()
+    yield
+    taken[name] = time.perf_counter() - started
+
+
+def run(warm: Path, folder: Path, *, args: AgentConfig, lora_r: int, questions: int, control: bool) -> dict[str, Any]:
+    """Evaluates, trains and evaluates again; returns what `scores.json` holds."""
+    tokenizer = AutoTokenizer.from_pretrained(warm)
+    model = load(warm).eval()
+    found: dict[str, dict[str, float]] = {}
+    taken: dict[str, float] = {}
+    traces: dict[str, list[Trajectory]] = {}
+    with phase("baselines", SECONDS["baselines"], taken):
+        found["Naive RAG"] = scores(model, tokenizer, questions=questions, name="Naive RAG", rag=True)
+        found["Base Tool Call"] = scores(model, tokenizer, questions=questions, name="Base Tool Call")
+    traces["Episodes before"] = two_hop_traces(model, tokenizer)
+    if control:
+        with phase("rejection sampling", SECONDS["control"], taken):
+            copy = load(warm).eval()
+            counts = rejection_sampling(copy, tokenizer, args)
+            found["Rejection sampling"] = scores(copy, tokenizer, questions=questions, name="rejection sampling")
+    with phase(f"{args.algorithm}, {args.max_steps} steps", args.max_steps * SECONDS["step"], taken):
+        adapter = LoraConfig(r=lora_r, lora_alpha=2 * lora_r, target_modules="all-linear") if lora_r else None
+        trainer = build_trainer(args, model, tokenizer=tokenizer, peft_config=adapter)
+        trainer.train()
+        trainer.save_model(str(folder / "model"))
+    with phase("evaluation", SECONDS["evaluation"], taken):
+        trained = trainer.model.eval()
+        found[args.algorithm] = scores(trained, tokenizer, questions=questions, name=args.algorithm)
+    traces["Episodes after"] = two_hop_traces(trained, tokenizer)
+    result = {
+        "algorithm": args.algorithm,
+        "steps": args.max_steps,
+        "rollouts": args.max_steps * (args.generation_batch_size or 1),
+        "seed": args.seed,
+        "lora_r": lora_r,
+        "questions": questions,
+        "scores": found,
+        "seconds": taken,
+        **({"rejection_sampling": counts} if control else {}),
+    }
+    with atomic_file(folder / "scores.json") as temporary:
+        temporary.write_text(json.dumps(result, indent=2) + "\n")
+    write_curves(trainer.state.log_history, folder)
+    facts = [
+        f"{args.algorithm}, seed {args.seed}: {result['rollouts']} rollouts in {args.max_steps} steps on {ENV}.",
+        f"Sampled at temperature 1, {questions} questions a set; test: other entities, ood: other question paths too.",
+    ]
+    write_report(folder, title="What the agent learned", facts=facts, scores=found, traces=traces)
+    return result
+
+
+def two_hop_traces(model: Any, tokenizer: Any) -> list[Trajectory]:
+    """Returns sampled episodes on held-out two-hop questions, to look at."""
+    return list(play(model, tokenizer, held_out("test", "bridge"), questions=_TRACES))
+
+
+def check_warm(given: Path) -> None:
+    """Refuses what is no model with its tokenizer, before anything is written.
+
+    Raises:
+        ConfigurationError: says what is missing.
+    """
+    try:
+        source = Source(find_model(str(given)))
+        check_model(source, load_tokenizer(source))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--warm {given}: {error}") from error
+
+
+def warm_model(folder: Path, *, from_scratch: bool, given: Path | None, seed: int) -> Path:
+    """Returns the folder of the warm start: the one given, a fresh one in `folder`, or a copy there of the shipped."""
+    if given is not None:
+        return given
+    if from_scratch:
+        with phase("warm start", SECONDS["warm start"], {}):
+            warm_start.main(["--out", str(folder), "--seed", str(seed)])
+    else:
+        shutil.copytree(SHIPPED, folder)
+        load(SHIPPED).save_pretrained(folder)  # in float32: training in float16 would not do
+    return folder
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Trains a tiny policy and prints what it has learned."""
+    parser = argparse.ArgumentParser(prog="agent-r1 quickstart", description=__doc__)
+    parser.add_argument("--out", type=Path, help="new folder for all that is written (default: runs/quickstart-...)")
+    parser.add_argument("--algorithm", choices=list(ALGORITHMS), default="grpo", help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=100, help="steps of 128 rollouts (default: %(default)s)")
+    parser.add_argument("--questions", type=int, default=200, help="per evaluation set (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--lora-r", type=int, default=0, help="train a LoRA of this rank (default: full weights)")
+    parser.add_argument("--no-control", action="store_true", help="leave rejection sampling out")
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument("--from-scratch", action="store_true", help="make the warm start too, some minutes more")
+    start.add_argument("--warm", type=Path, help="another warm start, from `python -m trainers.toy.warm_start`")
+    options = parser.parse_args(arguments)
+    if options.steps < 1 or options.lora_r < 0 or not 1 <= options.questions <= MOST_QUESTIONS:
+        parser.error(f"expected --steps >= 1, --lora-r >= 0 and --questions from 1 to {MOST_QUESTIONS}")
+    if not 0 <= options.seed < 2**32:
+        parser.error(f"expected --seed from 0 to {2**32 - 1}, got {options.seed}")
+    if options.warm is not None:
+        check_warm(options.warm)
+    folder = new_folder(options.out or Path("runs") / f"quickstart-{time.strftime('%Y%m%d-%H%M%S')}")
+    warm = warm_model(folder / "warm", from_scratch=options.from_scratch, given=options.warm, seed=options.seed)
+    settings = {"algorithm": options.algorithm, "steps": options.steps, "seed": options.seed}
+    args = configuration(folder / "run", lora_r=options.lora_r, **settings)
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is experimental; a contract test watches it
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    result = run(
+        warm, folder, args=args, lora_r=options.lora_r, questions=options.questions, control=not options.no_control
+    )
+    say(table(("exact match on held-out questions", *result["scores"]), score_rows(result["scores"])))
+    say(f"{sum(result['seconds'].values()):.0f} s; to look at: {folder / 'report.html'}; the model: {folder / 'model'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Rejection sampling: supervised learning on a model's own successful rollouts, the control beside RL.
+
+What it gains without any credit assignment, RL has to beat with the same number of rollouts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from agent_r1_gym.errors import AgentR1Error
+from agent_r1_gym.play.record import TokenTrajectory
+from trainers.config import AgentConfig
+from trainers.toy.supervised import NOT_TRAINED, TokenRow, fit
+from trainers.train import MOST_SLOTS, collector_of, dataset_of, slot_engine
+
+SOLVED = "reward/em"
+"""The reward term that tells a success: 1."""
+
+
+def rejection_sampling(
+    model: Any, tokenizer: Any, args: AgentConfig, *, epochs: int = 3, batch_size: int = 16, lr: float = 1e-3
+) -> dict[str, int]:
+    """Samples as many rollouts as a training by `args` would, then trains `model` in place on those that succeeded.
+
+    Args:
+        model: the policy.
+        tokenizer: the model's.
+        args: environment, budgets, seed; `max_steps` x `generation_batch_size` rollouts are sampled.
+        epochs: passes over the successes.
+        batch_size: rows a step.
+        lr: of AdamW, falling along a cosine.
+
+    Returns:
+        `rollouts` sampled and `successes` among them.
+
+    Raises:
+        AgentR1Error: too few rollouts succeeded to fill a batch.
+    """
+    rollouts = args.max_steps * (args.generation_batch_size or 1)
+    successes = [row for row in _played(model, tokenizer, args, rollouts) if row is not None]
+    if len(successes) < batch_size:
+        raise AgentR1Error(f"Only {len(successes)} of {rollouts} rollouts succeeded; there is nothing to learn from.")
+    rng = random.Random(args.seed)
+
+    def rows() -> Iterator[TokenRow]:
+        for _ in itertools.count():
+            yield from rng.sample(successes, len(successes))
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    steps = epochs * len(successes) // batch_size
+    fit(model, tokenizer, rows, optimizer=optimizer, steps=steps, batch_size=batch_size, seed=args.seed)
+    return {"rollouts": rollouts, "successes": len(successes)}
+
+
+def _played(model: Any, tokenizer: Any, args: AgentConfig, rollouts: int) -> Iterator[TokenRow | None]:
+    """Yields each rollout as a row to learn from, None where it failed."""
+    collector = collector_of(args, tokenizer)
+    dataset = dataset_of(collector.make_env()).shuffle(seed=args.seed)
+    tasks = itertools.cycle(dataset)
+    copied = (task for task in tasks for _ in range(args.num_generations))
+    with tqdm(total=rollouts, desc="rejection sampling", unit="rollout") as bar:
+        for batch in itertools.count():
+            rows = list(itertools.islice(copied, min(MOST_SLOTS, rollouts - bar.n)))
+            if not rows:
+                break
+            engine = slot_engine(args, model, collector.chat, slots=len(rows), seed=hash((args.seed, batch)))
+            for trajectory in collector.collect(rows, engine):
+                yield _row(trajectory) if trajectory.metrics.get(SOLVED) == 1.0 else None
+            bar.update(len(rows))
+    collector.close()
+
+
+def _row(trajectory: TokenTrajectory) -> TokenRow:
+    spoken = zip(trajectory.completion_ids, trajectory.loss_mask, strict=True)
+    labels = [token if sampled else NOT_TRAINED for token, sampled in spoken]
+    prompt = list(trajectory.prompt_ids)
+    return {"input_ids": prompt + list(trajectory.completion_ids), "labels": [NOT_TRAINED] * len(prompt) + labels}

@@ -1,0 +1,99 @@
+"""Supervised learning on token rows, by TRL's SFTTrainer: for warm starts, and for controls beside RL."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from datasets import IterableDataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer_callback import ProgressCallback
+from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]  # TRL imports them lazily
+
+from agent_r1_gym.types import Message, to_chat
+from trainers.running.progress_bar import RolloutProgress
+
+NOT_TRAINED = -100
+
+TokenRow = dict[str, list[int]]
+"""`input_ids` and `labels` of one sequence, equally long; `NOT_TRAINED` where a token is only read."""
+
+
+def training_row(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, only: Collection[str] = ()
+) -> TokenRow:
+    """Returns a history as `input_ids` and `labels`; only what the model says has labels, its ends of turn included.
+
+    Args:
+        tokenizer: its chat template must mark what the model says (`{% generation %}`).
+        messages: the history.
+        only: words; if there are any, nothing else has labels.
+    """
+    encoded: Any = tokenizer.apply_chat_template(to_chat(messages), return_dict=True, return_assistant_tokens_mask=True)
+    ids = encoded["input_ids"]
+    spoken = encoded["assistant_masks"]
+    wanted = {token for word in only for token in tokenizer.encode(word)} or set(ids)
+    labels = [token if own and token in wanted else NOT_TRAINED for token, own in zip(ids, spoken, strict=True)]
+    return {"input_ids": ids, "labels": labels}
+
+
+def fit(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Callable[[], Iterator[TokenRow]],
+    *,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    batch_size: int,
+    seed: int = 0,
+    logging_steps: int = 100,
+    progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Trains `model` in place; the learning rates of `optimizer` rise for a moment, then fall along a cosine to 0.
+
+    Args:
+        model: a causal language model.
+        tokenizer: the model's.
+        rows: returns what to train on, in order; at least `steps * batch_size` rows.
+        optimizer: of the model's parameters.
+        steps: optimiser steps.
+        batch_size: rows a step.
+        seed: of the trainer.
+        logging_steps: steps between two rows of the log.
+        progress: whether to show TRL's progress bar.
+
+    Returns:
+        The log: rows with `step`, `loss`, `mean_token_accuracy` and so on.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        config = SFTConfig(
+            output_dir=scratch,
+            max_steps=steps,
+            per_device_train_batch_size=batch_size,
+            lr_scheduler_type="cosine",
+            warmup_steps=min(50, steps // 10),
+            seed=seed,
+            max_length=None,
+            dataset_kwargs={"skip_prepare_dataset": True},
+            gradient_checkpointing=False,
+            bf16=False,
+            dataloader_pin_memory=False,
+            logging_steps=logging_steps,
+            disable_tqdm=not progress,
+            save_strategy="no",
+            report_to="none",
+        )
+        trainer = SFTTrainer(
+            model=model,
+            args=config,
+            train_dataset=IterableDataset.from_generator(rows),
+            processing_class=tokenizer,
+            optimizers=(optimizer, None),
+        )
+        if progress:
+            trainer.remove_callback(ProgressCallback)
+            trainer.add_callback(RolloutProgress())
+        trainer.train()
+    return list(trainer.state.log_history)

@@ -1,0 +1,110 @@
+"""Supervised start of a tiny policy: TRL's SFTTrainer on imperfect demonstrations in ever new worlds.
+
+`python -m trainers.toy.warm_start --out DIR` writes model and tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from trainers.toy.demonstrations import IMPERFECT_HABITS, QUESTION_MIX, VERDICTS, Habits, demonstrations, drills
+from trainers.toy.model import SIZES, build_model, build_tokenizer
+from trainers.toy.muon import Muon
+from trainers.toy.supervised import TokenRow, fit, training_row
+
+
+def warm_start(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int = 0,
+    steps: int = 4000,
+    drill_steps: int = 300,
+    batch_size: int = 16,
+    lr: float = 0.005,
+    adam_lr: float = 0.008,
+    mix: Mapping[str, float] = QUESTION_MIX,
+    habits: Mapping[str, Habits] = IMPERFECT_HABITS,
+    entities: int = 200,
+    drilled: int = 1,
+    logging_steps: int = 100,
+    progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Trains `model` in place on demonstrations, each batch about a fresh world.
+
+    Equal arguments on one machine give equal weights. The learning rates fall along a cosine to 0.
+
+    Args:
+        model: see `tiny.build_model`.
+        tokenizer: its chat template must mark what the model says (`{% generation %}`).
+        seed: seed of worlds and demonstrations.
+        steps: optimiser steps.
+        drill_steps: the first of them, all on exercises in comparing (`demonstrations.drills`).
+        batch_size: demonstrations a step.
+        lr: of `Muon`, for the matrices.
+        adam_lr: of `Muon`, for embeddings and norms.
+        mix: question type to weight.
+        habits: by type of question, what the demonstrator does, and how often.
+        entities: size of each world.
+        drilled: rows of each later batch that are exercises, so that comparing is not forgotten.
+        logging_steps: steps between two rows of the log.
+        progress: whether to show TRL's progress bar.
+
+    Returns:
+        The log: rows with `step`, `loss`, `mean_token_accuracy` and so on.
+    """
+    played = batch_size - drilled
+
+    def rows() -> Iterator[TokenRow]:
+        exercises = drills(seed=seed, entities=entities)
+        episodes = demonstrations(seed=seed, mix=mix, habits=habits, entities=entities, per_world=played)
+        for messages in itertools.islice(exercises, drill_steps * batch_size):
+            yield training_row(tokenizer, messages, only=VERDICTS)
+        while True:
+            for messages in itertools.islice(episodes, played):
+                yield training_row(tokenizer, messages)
+            for messages in itertools.islice(exercises, drilled):
+                yield training_row(tokenizer, messages, only=VERDICTS)
+
+    return fit(
+        model,
+        tokenizer,
+        rows,
+        optimizer=Muon(model, lr=lr, adam_lr=adam_lr),
+        steps=steps,
+        batch_size=batch_size,
+        seed=seed,
+        logging_steps=logging_steps,
+        progress=progress,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Builds, trains and saves a tiny policy."""
+    parser = argparse.ArgumentParser(prog="python -m trainers.toy.warm_start", description=main.__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for model and tokenizer")
+    parser.add_argument("--size", choices=list(SIZES), default="0.4M", help="size of the model (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=4000, help="optimiser steps (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=16, help="demonstrations a step (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and worlds (default: %(default)s)")
+    parser.add_argument("--half", action="store_true", help="store the weights in float16")
+    options = parser.parse_args(arguments)
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, size=options.size, seed=options.seed)
+    log = warm_start(model, tokenizer, seed=options.seed, steps=options.steps, batch_size=options.batch_size)
+    half: Any = model.to(torch.float16) if options.half else model  # type: ignore[arg-type]  # a decorated method
+    half.save_pretrained(options.out)
+    tokenizer.save_pretrained(options.out)
+    sys.stdout.write(f"{options.out}: {model.num_parameters()} parameters, mean loss {log[-1]['train_loss']:.4f}\n")
+
+
+if __name__ == "__main__":
+    main()
