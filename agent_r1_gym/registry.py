@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers import OrderEnforcing
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.vector import ToolVectorEnv
 
 NAMESPACE = "AgentR1"
+TextEnv = gymnasium.Env[str, str]
 
 
 @dataclass(frozen=True)
@@ -138,22 +140,53 @@ def last_name(env: str) -> str:
     return env.split(":")[-1].split("/")[-1]
 
 
-def make_envs(name: str, number: int, options: dict[str, Any]) -> list[ToolEnv]:
-    """Returns `number` environments of that id.
+def make_text_env(name: str, options: Mapping[str, Any], *, markup: Sequence[str] = ()) -> TextEnv:
+    """Returns a text environment with the wrappers of its registration.
+
+    Args:
+        name: see `full_id`.
+        options: of the environment.
+        markup: further strings that a `ToolEnv` breaks in foreign text, such as a tokenizer's special tokens.
 
     Raises:
-        ConfigurationError: the id does not name an environment of this kind, or the options do not fit it.
+        ConfigurationError: no such environment, options that do not fit it, or one that does not observe text.
     """
     identifier = full_id(name)
+    env = _make(identifier, options)
+    is_tool_env = isinstance(env.unwrapped, ToolEnv)
+    space = env.unwrapped.observation_space if is_tool_env else env.observation_space
+    if not isinstance(space, gymnasium.spaces.Text):
+        raise ConfigurationError(
+            f"{name} observes {type(space).__name__}, not text; only text environments can be played by a language "
+            "model. A wrapper that says in words what is observed makes one of it."
+        )
+    if is_tool_env and markup and "markup" not in options:
+        env.close()
+        env = _make(identifier, {**options, "markup": tuple(markup)})
+    return env
+
+
+def make_tool_env(name: str, options: Mapping[str, Any]) -> ToolEnv:
+    """Returns the `ToolEnv` of that id without its wrappers: for its tasks, its tools and its data, not to be played.
+
+    Raises:
+        ConfigurationError: see `make_text_env`; or it is no `ToolEnv`.
+    """
+    env = make_text_env(name, options).unwrapped
+    if not isinstance(env, ToolEnv):
+        raise ConfigurationError(f"{name} is a {type(env).__name__}, not a ToolEnv; see `agent-r1 envs`.")
+    return env
+
+
+def _make(identifier: str, options: Mapping[str, Any]) -> TextEnv:
     try:
-        envs = [gymnasium.make(identifier, **options).unwrapped for _ in range(number)]
+        env: TextEnv = gymnasium.make(identifier, disable_env_checker=True, **options)
     except TypeError as error:
         if not options:
             raise
         raise ConfigurationError(
-            f"The options {options!r:.200} do not fit {identifier}: {error.__cause__ or error}."
+            f"The options {dict(options)!r:.200} do not fit {identifier}: {error.__cause__ or error}."
         ) from error
-    tool_envs = [env for env in envs if isinstance(env, ToolEnv)]
-    if len(tool_envs) < number:
-        raise ConfigurationError(f"{name} is a {type(envs[0]).__name__}, not a ToolEnv; see `agent-r1 envs`.")
-    return tool_envs
+    while isinstance(env, OrderEnforcing):  # a session calls in order, and it would hide the halves of a ToolEnv's step
+        env = env.env
+    return env

@@ -85,7 +85,7 @@ _RANGES = (
     (("gamma", "lam", "alarm_dropped_above", "alarm_repetition_above"), 0.0, 1.0),
     (
         (
-            *("max_turn_tokens", "max_prompt_length", "context_window", "max_rows"),
+            *("max_turn_tokens", "max_prompt_length", "context_window", "max_contexts"),
             *("critic_epochs", "critic_minibatches", "eval_episodes", "num_generations_eval"),
             *("num_generations", "num_iterations", "steps_per_generation", "max_completion_length"),
             *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
@@ -170,7 +170,7 @@ class AgentConfig(GRPOConfig):
         "Show the tool output of this many turns and remove older ones (`wrappers.ContextWindow`); a rewritten context "
         "begins a new row of its trajectory, which costs a forward and backward pass of its own.",
     )
-    max_rows: int = _help(
+    max_contexts: int = _help(
         64, "Rows of one trajectory; one whose context would be rewritten once more is truncated there."
     )
     max_turn_tokens: int = _help(1024, "Tokens that the model may sample in one turn.")

@@ -13,30 +13,32 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
-import gymnasium
 from accelerate.utils import set_seed  # type: ignore[import-untyped]
 from datasets import Dataset
-from gymnasium.wrappers import OrderEnforcing
 from transformers import TrainerCallback
 from trl import ModelConfig, get_peft_config, get_quantization_config  # type: ignore[attr-defined]
 
 import agent_r1_gym.envs  # noqa: F401  # registers the environments
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.datasets.load import SampleDataWarning
-from agent_r1_gym.errors import ConfigurationError, suggest
-from agent_r1_gym.play.record import TokenTrajectory
-from agent_r1_gym.registry import registered_id
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.play.engine import Engine
+from agent_r1_gym.play.player import Player
+from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.play.token_session import TokenLimits
+from agent_r1_gym.registry import TextEnv, make_text_env
 from agent_r1_gym.wrappers import ContextWindow
 from trainers.config import AgentConfig
-from trainers.engines.collect import Collector, EpisodeLimits, Row, TextEnv
-from trainers.engines.sampling import Engine
+from trainers.engines.collect import Collector, Row
+from trainers.engines.sampling import SamplingOptions
+from trainers.engines.slots import SlotEngine
 from trainers.engines.templates import ChatTokens
-from trainers.engines.turns import SamplingOptions, SlotEngine, TRLEngine
+from trainers.engines.turns import TRLEngine
 from trainers.running.checkpoints import check_unused, to_resume
 from trainers.running.command_line import read_options
 from trainers.running.preflight import (
@@ -78,18 +80,18 @@ def build_trainer(
     eval_dataset, evaluating = None, training
     if _evaluates(args):
         evaluating = collector_of(args, tokenizer, evaluating=True)
-        env = evaluating.make_env()
+        env = evaluating.player.make_env()
         eval_dataset = eval_dataset_of(env, args)
-        check_prompts(env, eval_dataset, evaluating.chat, longest=args.max_prompt_length)
+        check_prompts(env, eval_dataset, chat_of(evaluating), longest=args.max_prompt_length)
 
-    def collect(rows: Sequence[Row], trainer: AgentTrainer) -> list[TokenTrajectory]:
+    def collect(rows: Sequence[Row], trainer: AgentTrainer) -> list[Trajectory]:
         collector = training if trainer.model.training else evaluating
         with whole_weights(trainer) if args.engine == "cached" else nullcontext():
-            return collector.collect(rows, engine_of(trainer, collector.chat, slots=min(len(rows), MOST_SLOTS)))
+            return collector.collect(rows, engine_of(trainer, chat_of(collector), slots=min(len(rows), MOST_SLOTS)))
 
-    env = training.make_env()
+    env = training.player.make_env()
     rows = dataset_of(env)
-    check_prompts(env, rows, training.chat, longest=args.max_prompt_length)
+    check_prompts(env, rows, chat_of(training), longest=args.max_prompt_length)
     trainer = AgentTrainer(
         model,
         args,
@@ -112,14 +114,20 @@ def collector_of(args: AgentConfig, tokenizer: Any, *, evaluating: bool = False)
     Raises:
         ConfigurationError: an option does not fit; the message names it and what to change.
     """
-    limits = EpisodeLimits(
+    limits = TokenLimits(
         max_prompt_tokens=args.max_prompt_length,
         max_completion_tokens=args.max_completion_length,
-        max_rows=args.max_rows,
+        max_contexts=args.max_contexts,
     )
-    make_env = env_maker(args, tokenizer, evaluating=evaluating)
     chat = ChatTokens(tokenizer, template_options=cast("Mapping[str, Any] | None", args.chat_template_kwargs))
-    return Collector(make_env, chat, limits, retries=args.infrastructure_retries)
+    make_env = env_maker(args, tuple(tokenizer.all_special_tokens), evaluating=evaluating)
+    player = Player(make_env, chat=chat, limits=limits, policy=args.env_id or "")
+    return Collector(player, retries=args.infrastructure_retries)
+
+
+def chat_of(collector: Collector) -> ChatTokens:
+    """Returns the chat format that a collector's player renders with."""
+    return cast(ChatTokens, collector.player.chat)
 
 
 class _CloseEnvironments(TrainerCallback):
@@ -147,12 +155,12 @@ def _evaluates(args: AgentConfig) -> bool:
     return wanted
 
 
-def env_maker(args: AgentConfig, tokenizer: Any, *, evaluating: bool = False) -> functools.partial[TextEnv]:
+def env_maker(args: AgentConfig, markup: Sequence[str], *, evaluating: bool = False) -> Callable[[], TextEnv]:
     """Returns what makes one environment; checks it once, before the first long step.
 
     Args:
         args: name it.
-        tokenizer: the model's.
+        markup: what a document prints must not become: the special tokens of the tokenizer.
         evaluating: the environment of evaluations: `eval_env_kwargs` over `env_kwargs`.
 
     Raises:
@@ -162,65 +170,36 @@ def env_maker(args: AgentConfig, tokenizer: Any, *, evaluating: bool = False) ->
         raise ConfigurationError(
             "env_id is not given; name a registered text environment, such as AgentR1/HotpotQA-v0."
         )
-    env_id = _registered(args.env_id)
     options: dict[str, Any] = {}
     for name in ("env_kwargs", "eval_env_kwargs") if evaluating else ("env_kwargs",):
-        given = getattr(args, name)
-        if given is not None and not isinstance(given, Mapping):
-            raise ConfigurationError(f"{name} must be a JSON object, got {given!r:.80}.")
-        options |= given or {}
+        chosen = getattr(args, name)
+        if chosen is not None and not isinstance(chosen, Mapping):
+            raise ConfigurationError(f"{name} must be a JSON object, got {chosen!r:.80}.")
+        options |= chosen or {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SampleDataWarning)
-        bare = _try_env(env_id, options)
-    env = bare.unwrapped
-    space = (env if isinstance(env, ToolEnv) else bare).observation_space
-    if not isinstance(space, gymnasium.spaces.Text):
-        raise ConfigurationError(
-            f"env_id={env_id!r} observes {type(space).__name__}, not text; only text environments can be trained on."
-        )
+        env = make_text_env(args.env_id, options).unwrapped
     if args.context_window is not None and not isinstance(env, ToolEnv):
         raise ConfigurationError(
-            f"context_window={args.context_window}: env_id={env_id!r} is no ToolEnv, whose tool output could be "
+            f"context_window={args.context_window}: env_id={args.env_id!r} is no ToolEnv, whose tool output could be "
             'removed. Leave it unset; an environment of another kind says info["context_rewritten"] itself.'
         )
     served = getattr(getattr(env, "dataset", None), "name", "")
     if served.endswith("-sample") and options.get("dataset") != "sample":
         raise ConfigurationError(
-            f"env_id={env_id!r} would serve the bundled fictional sample. Prepare real data (`agent-r1 prepare`), "
+            f"env_id={args.env_id!r} would serve the bundled fictional sample. Prepare real data (`agent-r1 prepare`), "
             'set dataset in env_kwargs to a path, or say so with env_kwargs {"dataset": "sample"}.'
         )
-    if isinstance(env, ToolEnv):
-        # What a document prints must not become a special token of this very tokenizer.
-        options = {"markup": tuple(tokenizer.all_special_tokens), **options}
-    return functools.partial(_make, env_id, options, args.context_window)
+    return functools.partial(_make, args.env_id, options, tuple(markup), args.context_window)
 
 
-def _registered(env_id: str) -> str:
-    """Returns the id in Gymnasium's registry; `module:id` imports the module, which registers it."""
-    env_id = registered_id(env_id)
-    if env_id not in gymnasium.registry:
-        near = suggest(env_id, [name for name in gymnasium.registry if name.startswith("AgentR1/")])
-        raise ConfigurationError(f"env_id={env_id!r} is not registered. {near} One of your own is module:{env_id}.")
-    return env_id
-
-
-def _try_env(env_id: str, options: Mapping[str, Any]) -> TextEnv:
-    try:
-        return _make(env_id, options, None)
-    except TypeError as error:
-        raise ConfigurationError(f"env_kwargs={dict(options)!r} does not fit {env_id!r}: {error}") from error
-
-
-def _make(env_id: str, options: Mapping[str, Any], context_window: int | None) -> TextEnv:
-    """Makes an environment with the wrappers of its registration, but for Gymnasium's checks."""
-    env: TextEnv = gymnasium.make(env_id, disable_env_checker=True, **options)
-    while isinstance(env, OrderEnforcing):  # it would hide the two halves of a ToolEnv's step
-        env = env.env
+def _make(env_id: str, options: Mapping[str, Any], markup: Sequence[str], context_window: int | None) -> TextEnv:
+    env = make_text_env(env_id, options, markup=markup)
     return env if context_window is None else ContextWindow(env, keep_last=context_window)
 
 
 def dataset_of(env: TextEnv, *, first_seed: int = 0) -> Dataset:
-    """Returns one row a task: what `EpisodeSession` resets with, and a prompt for TRL's logs.
+    """Returns one row a task: what a session resets with, and a prompt for TRL's logs.
 
     Args:
         env: the environment.

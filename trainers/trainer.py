@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.trainer_callback import ProgressCallback
 
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.play.record import TokenTrajectory
+from agent_r1_gym.play.record import Trajectory
 from trainers.algorithms.advantages import ESTIMATORS, check_options
 from trainers.algorithms.batch import (
     PADDING,
@@ -26,9 +26,10 @@ from trainers.algorithms.batch import (
     describe,
     row_means,
     sampled_tokens,
+    tokens_of,
     valid_share,
 )
-from trainers.algorithms.contexts import rewritten_tokens, row_numbers, score_rows
+from trainers.algorithms.contexts import context_numbers, rewritten_tokens, score_contexts
 from trainers.algorithms.credit import Credit, CreditInputs
 from trainers.algorithms.critic import Critic, CriticOptions, ValueBatch, policy_value_model
 from trainers.config import AgentConfig
@@ -43,7 +44,7 @@ MEANS_OVER_ROLLOUTS = ("grpo", "sapo", "luspo", "dr_grpo")
 """TRL's losses that divide by the number of rollouts; the others divide by the number of tokens."""
 
 Row = dict[str, Any]
-Collect = Callable[[list[Row], "AgentTrainer"], list[TokenTrajectory]]
+Collect = Callable[[list[Row], "AgentTrainer"], list[Trajectory]]
 """Plays one episode for each row, in order; the `num_generations` copies of a row stand together."""
 
 
@@ -122,16 +123,16 @@ class AgentTrainer(ResumableTrainer):
         if value_model is not None:
             self.critic = Critic(value_model, CriticOptions.of(args), accelerator=self.accelerator)
         self._rows: list[Row] = []
-        self._trajectories: list[TokenTrajectory] = []
-        self._row_numbers: Tensor | None = None  # of the batch that TRL is scoring
+        self._trajectories: list[Trajectory] = []
+        self._context_numbers: Tensor | None = None  # of the batch that TRL is scoring
         self.evaluated = 0
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> dict[str, Any]:
         """Lets TRL roll out and score, then replaces its advantages (B,) by credit for each token (B, T)."""
         self._rows = inputs
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self._row_numbers is not None:
-            output["row_numbers"] = _widened(self._row_numbers, output["completion_ids"].size(1))
+        if self._context_numbers is not None:
+            output["context_numbers"] = _widened(self._context_numbers, output["completion_ids"].size(1))
         if not self.model.training:
             self._log_rollouts()
             self.evaluated += 1
@@ -158,38 +159,38 @@ class AgentTrainer(ResumableTrainer):
             self.model.train(training)  # TRL reads off this flag whether it trains or evaluates
             check_trajectories(trajectories, rows=len(self._rows), engine=self.args.engine)
         self._trajectories = trajectories
-        width = max(1, *(len(t.completion_ids) for t in trajectories))
-        numbers = row_numbers(trajectories, width=width)
-        self._row_numbers = None if numbers is None else numbers.to(self.accelerator.device)
+        batch = [tokens_of(trajectory) for trajectory in trajectories]
+        width = max(1, *(len(tokens.completion_ids) for tokens in batch))
+        numbers = context_numbers(batch, width=width)
+        self._context_numbers = None if numbers is None else numbers.to(self.accelerator.device)
         seconds = time.perf_counter() - started
         self._log("rollout/seconds", seconds)
-        self._log("rollout/tokens_per_second", sum(sum(t.loss_mask) for t in trajectories) / seconds)
+        self._log("rollout/tokens_per_second", sum(sum(tokens.loss_mask) for tokens in batch) / seconds)
         reported = self.args.engine == "cached" or self.use_vllm
         filler = [self._tokenizer.eos_token_id]  # TRL cannot take an empty list; masked, it trains nothing
         return {
-            "prompt_ids": [list(t.prompt_ids) or filler for t in trajectories],
-            "completion_ids": [list(t.completion_ids) or filler for t in trajectories],
-            "logprobs": [[p or 0.0 for p in t.logprobs] or [0.0] for t in trajectories] if reported else None,
+            "prompt_ids": [list(tokens.prompt_ids) or filler for tokens in batch],
+            "completion_ids": [list(tokens.completion_ids) or filler for tokens in batch],
+            "logprobs": [[p or 0.0 for p in tokens.logprobs] or [0.0] for tokens in batch] if reported else None,
             "env_mask": [self._loss_mask(t) for t in trajectories],
-            "episode_return": [
-                None if t.infrastructure_error else sum(turn.reward for turn in t.turns) for t in trajectories
-            ],
+            "episode_return": [None if t.infrastructure_error else t.episode_return for t in trajectories],
         }
 
-    def _loss_mask(self, trajectory: TokenTrajectory) -> list[int]:
+    def _loss_mask(self, trajectory: Trajectory) -> list[int]:
+        tokens = tokens_of(trajectory)
         cut = trajectory.truncated and self.args.mask_truncated_completions
         if trajectory.infrastructure_error or cut:
-            return [0] * max(1, len(trajectory.completion_ids))
+            return [0] * max(1, len(tokens.completion_ids))
         if self.args.loss_mask:
-            return list(trajectory.loss_mask)
-        return [int(not other) for other in rewritten_tokens(trajectory)]
+            return list(tokens.loss_mask)
+        return [int(not other) for other in rewritten_tokens(tokens)]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """TRL's loss, in whose means over rollouts those that were dropped count for nothing.
 
         TRL's divisor counts them; advantages and KL, which the loss is linear in, are raised to make up for it.
         """
-        self._row_numbers = inputs.get("row_numbers")
+        self._context_numbers = inputs.get("context_numbers")
         share = float(inputs.get("valid_share", 1.0))
         beta = self.beta  # TRL asks the reference model only where it is not 0
         self.beta = beta / share if self.args.kl_placement == "loss" else 0.0
@@ -214,12 +215,12 @@ class AgentTrainer(ResumableTrainer):
         need on every process.
         """
         score = super()._get_per_token_logps_and_entropies
-        numbers = self._row_numbers
+        numbers = self._context_numbers
         if numbers is None:
             return score(model, input_ids, attention_mask, logits_to_keep, batch_size, **options)
         numbers = _widened(numbers, logits_to_keep)
         score_chunk = functools.partial(score, model, **options)
-        return score_rows(score_chunk, input_ids, attention_mask, numbers=numbers, batch_size=batch_size)
+        return score_contexts(score_chunk, input_ids, attention_mask, numbers=numbers, batch_size=batch_size)
 
     def _credit_inputs(self, output: dict[str, Any]) -> CreditInputs:
         """Returns the rows of all processes, padded to one shape, in the order in which TRL groups them."""
@@ -228,7 +229,8 @@ class AgentTrainer(ResumableTrainer):
         if self.args.kl_placement == "reward" and self.args.beta:
             fields["token_rewards"] = -self.args.beta * self._token_kl(output)
         if self.critic is not None:
-            fields["values"] = self.critic.values(*_model_inputs(output), length=width, rows=output.get("row_numbers"))
+            numbers = output.get("context_numbers")
+            fields["values"] = self.critic.values(*_model_inputs(output), length=width, rows=numbers)
         everywhere = {name: self._gather(local, pad=PADDING.get(name, 0)) for name, local in fields.items()}
         groups = torch.arange(len(everywhere["valid"]), device=self.accelerator.device) // self.num_generations
         return CreditInputs(groups=groups, **everywhere)
@@ -256,7 +258,7 @@ class AgentTrainer(ResumableTrainer):
         assert credit.returns is not None
         tensors = credited(everywhere, self.credit_options), credit.returns, everywhere.values
         mask, returns, values = (self._own(tensor, output) for tensor in tensors)
-        batch = ValueBatch(*_model_inputs(output), mask, returns, values, output.get("row_numbers"))
+        batch = ValueBatch(*_model_inputs(output), mask, returns, values, output.get("context_numbers"))
         for name, number in critic.fit(batch).items():
             self._log(f"critic/{name}", number)
 
@@ -317,7 +319,10 @@ class AgentTrainer(ResumableTrainer):
         if every and self.batches % every == 0 and main:
             most = self.args.trace_episodes
             batch = zip(self._rows[:most], self._trajectories, output["advantages"], strict=False)
-            rows = [trace_row(t, row, self._loss_mask(t), advantages, self._tokenizer) for row, t, advantages in batch]
+            rows = [
+                trace_row(record, _title(row), self._loss_mask(record), advantages, self._tokenizer)
+                for row, record, advantages in batch
+            ]
             write_traces(Path(self.args.output_dir or "."), rows, step=self.state.global_step, batch=self.batches)
 
     def _sampled(self, output: dict[str, Any]) -> Tensor:
@@ -341,6 +346,12 @@ class AgentTrainer(ResumableTrainer):
 def episode_return(episode_return: list[float | None], **_columns: Any) -> list[float | None]:
     """TRL's reward function: the sum of each trajectory's rewards, None where a backend failed."""
     return episode_return
+
+
+def _title(row: Row) -> str:
+    """Returns the text of a row's prompt, of its last message if it is a conversation."""
+    prompt = row.get("prompt", "")
+    return str(prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt)
 
 
 def _check_size(dataset: Any, args: AgentConfig) -> None:

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     say(table(("A - B", "difference", "low", "high", "p-value"), tests))
     shown = found.differing[: max(0, options.show)]
     if shown:
-        rows = [(class_of(a, b), _cut(question_of(a)), _cut(a["answer"]), _cut(b["answer"])) for a, b in shown]
+        rows = [(class_of(a, b), _cut(question_of(a)), _cut(a.answer), _cut(b.answer)) for a, b in shown]
         say()
         say(table(("right", f"question ({len(shown)} of {len(found.differing)})", "A", "B"), rows))
     size = write_comparison(found, out)

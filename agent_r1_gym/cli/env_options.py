@@ -11,6 +11,8 @@ from typing import Any
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.play.session import name_of
+from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.support.terminal import note
 
 ENV_HELP = (
@@ -43,13 +45,13 @@ def env_options(options: argparse.Namespace) -> dict[str, Any]:
         ConfigurationError: an `--option` is not NAME=VALUE.
     """
     named = {name: getattr(options, name) for name in ("dataset", "split", "setting", "retriever", "max_turns")}
-    found = {name: value for name, value in named.items() if value is not None}
+    options_given = {name: value for name, value in named.items() if value is not None}
     for text in options.option:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ConfigurationError(f"--option takes NAME=VALUE, got {text!r}.")
-        found[name.replace("-", "_")] = _json_or_text(value)
-    return found
+        options_given[name.replace("-", "_")] = _json_or_text(value)
+    return options_given
 
 
 def first_tasks(available: Sequence[int], number: int) -> list[int]:
@@ -63,17 +65,32 @@ def first_tasks(available: Sequence[int], number: int) -> list[int]:
     return list(available[:number])
 
 
-def check_search(who: str, env: ToolEnv) -> None:
+def check_search(who: str, env: TextEnv) -> None:
     """Refuses an environment without a tool named "search" for `who` searches in it.
 
     Raises:
-        ConfigurationError: the first task has no such tool.
+        ConfigurationError: it is no `ToolEnv`, or its first task has no such tool.
     """
-    names = [tool.name for tool in env.make_tools(env.tasks[0])]
+    bare = check_tools(who, env)
+    names = [tool.name for tool in bare.make_tools(bare.tasks[0])]
     if "search" not in names:
         raise ConfigurationError(
-            f"{who} needs an environment with a tool named 'search'; {type(env).__name__} has {names}."
+            f"{who} needs an environment with a tool named 'search'; {type(bare).__name__} has {names}."
         )
+
+
+def check_tools(who: str, env: TextEnv) -> ToolEnv:
+    """Returns the `ToolEnv` in `env`, for `who` acts in none other.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if not isinstance(env.unwrapped, ToolEnv):
+        raise ConfigurationError(
+            f"{who} acts in environments with tasks and tools; {name_of(env)} is a {type(env.unwrapped).__name__}, not "
+            "a ToolEnv. Take a model (local:..., openai:...), replay:RUN, or a policy of your own as MODULE:NAME."
+        )
+    return env.unwrapped
 
 
 def warn_of_lost(by_error: Mapping[str, int], place: Path, more: str) -> None:

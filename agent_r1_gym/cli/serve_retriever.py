@@ -8,7 +8,7 @@ from pathlib import Path
 from agent_r1_gym.cli.index import corpus_retriever
 from agent_r1_gym.envs.multihop_qa import MultiHopQAEnv
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.registry import make_envs
+from agent_r1_gym.registry import make_tool_env
 from agent_r1_gym.retrieval.base import Retriever
 from agent_r1_gym.retrieval.make import make_retriever
 from agent_r1_gym.retrieval.server import serve
@@ -48,7 +48,7 @@ def _retriever(options: argparse.Namespace) -> tuple[Retriever, int | None]:
         return corpus_retriever(options.corpus, options.retriever)
     if options.env is not None:
         chosen = {} if options.dataset is None else {"dataset": options.dataset}
-        env = make_envs(options.env, 1, chosen)[0]
+        env = make_tool_env(options.env, chosen)
         if not isinstance(env, MultiHopQAEnv):
             raise ConfigurationError(f"{options.env} has no corpus to serve.")
         passages, fingerprint = env.dataset.passages, env.dataset.fingerprint

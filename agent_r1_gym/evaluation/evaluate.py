@@ -4,164 +4,197 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
-from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import AgentR1Error, InfrastructureError
-from agent_r1_gym.evaluation.metrics import episode_row, summarize
-from agent_r1_gym.evaluation.run_folder import Row, RunFolder
-from agent_r1_gym.play.jobs import Job, Played, Player
+from agent_r1_gym.evaluation.metrics import summarize
+from agent_r1_gym.evaluation.run_folder import Failure, RunFolder
+from agent_r1_gym.play.engine import Engine
+from agent_r1_gym.play.jobs import Job
+from agent_r1_gym.play.player import Player
+from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.support.files import locked
 
-MakePlayer = Callable[[int], Player]
-"""Returns the player of process number n; picklable if there are several processes."""
-GIVE_UP_AFTER = 100
-"""Episodes in a row that lost their backend, until the run stops: the backend is down."""
+PATIENCE = 180.0
+"""Seconds in which episodes are lost and none ends well, until the run stops: the backend is down."""
+_LOSSES_TO_PAUSE = 8
+_LONGEST_PAUSE = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """An episode after its last try.
+class Cast(NamedTuple):
+    """Who plays in one process."""
 
-    Attributes:
-        played: the last try.
-        tries: how often it was played.
-    """
+    player: Player
+    engine: Engine
 
-    played: Played
+
+MakeCast = Callable[[int], Cast]
+"""Returns who plays in process number n; picklable if there are several processes."""
+
+
+class Finished(NamedTuple):
+    """An episode after its last try, and how often it was played."""
+
+    record: Trajectory
     tries: int
+
+
+OnFinished = Callable[[Finished], None]
 
 
 def evaluate(
     folder: RunFolder,
-    env: ToolEnv,
-    make_player: MakePlayer,
+    make_cast: MakeCast,
     *,
     settings: Mapping[str, Any],
     jobs: Sequence[Job],
     samples: int = 1,
     processes: int = 1,
     retries: int = 1,
-) -> Row:
+    patience: float = PATIENCE,
+    name: str = "eval",
+) -> dict[str, Any]:
     """Plays the jobs that the folder lacks, under a progress bar, and returns `metrics.json`.
 
     Args:
         folder: of the run.
-        env: one environment, for tasks and scorer.
-        make_player: who plays.
-        settings: see `runs`.
+        make_cast: who plays.
+        settings: see `run_folder`.
         jobs: every episode of the run.
-        samples: episodes a question.
+        samples: episodes per question.
         processes: that play, each its share of the jobs.
         retries: further tries of an episode that lost a backend.
+        patience: see `PATIENCE`.
+        name: beside the progress bar.
 
     Raises:
         ConfigurationError: the folder holds another run, or nothing can be played like this.
-        InfrastructureError: many episodes in a row lost their backend, or a process died; what is finished is kept.
+        InfrastructureError: the backend is down, or a process died; what is finished is kept.
     """
+    from tqdm import tqdm
+
     with _only_writer(folder), contextlib.closing(folder):
         folder.open(settings)
-        done = {Job(row["task_index"], row["sample"]) for row in folder.episodes()}
-        left = [job for job in jobs if job not in done]
-        failures = _play_all(folder, env, make_player, left, len(jobs), processes=processes, retries=retries)
+        done = {(record.task_index, record.sample) for record in folder.episodes()}
+        left = [job for job in jobs if job.key not in done]
+        with tqdm(total=len(jobs), initial=len(done), desc=name, unit="episode") as bar:
+            ledger = _Ledger(folder, bar)
+            if processes > 1 and len(left) > 1:
+                _in_processes(make_cast, left, min(processes, len(left)), retries, patience, ledger.add)
+            elif left:
+                _play_with_retries(make_cast(0), left, retries, patience, ledger.add)
         folder.close()  # so that every timing is on disk
-        metrics = summarize(folder.episodes(), failures, samples=samples, seconds=folder.seconds())
-        folder.finish(failures, metrics)
+        metrics = summarize(folder.episodes(), ledger.failures, samples=samples, seconds=folder.seconds())
+        folder.finish(ledger.failures, metrics)
         return metrics
 
 
-def _play_all(
-    folder: RunFolder,
-    env: ToolEnv,
-    make_player: MakePlayer,
-    jobs: Sequence[Job],
-    total: int,
-    *,
-    processes: int,
-    retries: int,
-) -> list[Row]:
-    """Writes each episode as it ends; returns those that stay without a backend."""
-    from tqdm import tqdm
+class _Ledger:
+    """Writes episodes as they end."""
 
-    failures: list[Row] = []
-    streak, right = 0, 0.0
-    with (
-        tqdm(total=total, initial=total - len(jobs), desc="eval", unit="episode") as bar,
-        contextlib.closing(_finished(make_player, jobs, processes=processes, retries=retries)) as stream,
-    ):
-        for finished in stream:
-            job, trajectory = finished.played.job, finished.played.trajectory
-            bar.update()
-            if trajectory.infrastructure_error is not None:
-                streak += 1
-                failures.append(_failure(finished))
-                if streak >= GIVE_UP_AFTER:
-                    raise InfrastructureError(
-                        f"{streak} episodes in a row lost their backend, at last: {trajectory.infrastructure_error} "
-                        f"What is finished is in {folder.path}; mend it and start the same command again."
-                    )
-                continue
-            streak = 0
-            row = episode_row(job, trajectory, task=env.tasks[job.task_index], scorer=env.scorer)
-            folder.add(row, seconds=finished.played.seconds)
-            right += row["scores"]["em"] or 0.0
-            bar.set_postfix(em=f"{right / (bar.n - bar.initial - len(failures)):.3f}", refresh=False)
-    return failures
+    def __init__(self, folder: RunFolder, bar: Any) -> None:
+        self._folder, self._bar = folder, bar
+        self.failures: list[Failure] = []
+        self._sums = {"return": 0.0, "em": 0.0}
+        self._kept = 0
+
+    def add(self, finished: Finished) -> None:
+        record = finished.record
+        self._bar.update()
+        if record.infrastructure_error is not None:
+            self.failures.append(Failure.of(record, finished.tries))
+            return
+        self._folder.add(record)
+        self._kept += 1
+        self._sums["return"] += record.episode_return
+        self._sums["em"] += record.scores.get("em", 0.0)
+        shown = "em" if record.scores else "return"
+        self._bar.set_postfix({shown: f"{self._sums[shown] / self._kept:.3f}"}, refresh=False)
 
 
-def _failure(finished: Finished) -> Row:
-    job, trajectory = finished.played.job, finished.played.trajectory
-    return {
-        "task_index": job.task_index,
-        "sample": job.sample,
-        "task_id": trajectory.task_id,
-        "error": trajectory.infrastructure_error,
-        "tries": finished.tries,
-    }
+@dataclass
+class _Weather:
+    """How the backend does: slows down while episodes are lost one after another, and gives up in the end."""
+
+    patience: float
+    losses: int = 0
+    since: float = field(default_factory=time.monotonic)
+
+    def saw(self, record: Trajectory) -> None:
+        """Takes the end of an episode.
+
+        Raises:
+            InfrastructureError: none has ended well for too long.
+        """
+        if record.infrastructure_error is None:
+            self.losses, self.since = 0, time.monotonic()
+            return
+        self.losses += 1
+        if self.losses >= _LOSSES_TO_PAUSE and time.monotonic() - self.since > self.patience:
+            raise InfrastructureError(
+                f"{self.losses} episodes in a row lost their backend, for {self.patience:g} s; the last said: "
+                f"{record.infrastructure_error} What is finished is kept; mend it and start the same command again."
+            )
+
+    def paced(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """Yields the jobs, with pauses while the backend is down: a restart must not cost hundreds of episodes."""
+        for job in jobs:
+            if self.losses >= _LOSSES_TO_PAUSE:
+                time.sleep(min(_LONGEST_PAUSE, 0.25 * 2.0 ** min(self.losses - _LOSSES_TO_PAUSE, 10)))
+            yield job
 
 
-def _finished(make_player: MakePlayer, jobs: Sequence[Job], *, processes: int, retries: int) -> Generator[Finished]:
-    if processes > 1 and len(jobs) > 1:
-        yield from _in_processes(make_player, jobs, min(processes, len(jobs)), retries)
-    elif jobs:
-        yield from play_with_retries(make_player(0), jobs, retries)
-
-
-def play_with_retries(player: Player, jobs: Sequence[Job], retries: int) -> Iterator[Finished]:
-    """Plays the jobs, and again those that lost a backend, and closes the player; yields each after its last try."""
+def _play_with_retries(cast: Cast, jobs: Sequence[Job], retries: int, patience: float, on_finished: OnFinished) -> None:
+    """Plays the jobs, and again those that lost a backend; hands each on after its last try."""
+    weather = _Weather(patience)
+    player, engine = cast
     try:
         for attempt in range(1, retries + 2):
+            by_key = {job.key: job for job in jobs}
             again: list[Job] = []
-            for played in player.play(jobs):
-                if played.trajectory.infrastructure_error is not None and attempt <= retries:
-                    again.append(played.job)
+
+            def end(record: Trajectory, attempt: int = attempt, again: list[Job] = again, by_key: Any = by_key) -> None:
+                weather.saw(record)
+                if record.infrastructure_error is not None and attempt <= retries:
+                    again.append(by_key[record.task_index, record.sample])
                 else:
-                    yield Finished(played, attempt)
+                    on_finished(Finished(record, attempt))
+
+            player.play(weather.paced(jobs), engine, end)
             jobs = again
             if not jobs:
                 return
     finally:
+        engine.close()
         player.close()
 
 
-def _in_processes(make_player: MakePlayer, jobs: Sequence[Job], processes: int, retries: int) -> Iterator[Finished]:
-    """Deals the jobs out to new processes and yields what they finish; they end with this one."""
+def _in_processes(
+    make_cast: MakeCast,
+    jobs: Sequence[Job],
+    processes: int,
+    retries: int,
+    patience: float,
+    on_finished: OnFinished,
+) -> None:
+    """Deals the jobs out to new processes and hands on what they finish; they end with this one."""
     context = multiprocessing.get_context("spawn")  # threads, CUDA and Java do not survive a fork
     ours: list[Connection] = []
     workers = []
     try:
         for rank in range(processes):
             receiver, sender = context.Pipe(duplex=False)
-            share = jobs[rank::processes]
-            worker = context.Process(target=_work, args=(sender, make_player, rank, share, retries), daemon=True)
+            arguments = (sender, make_cast, rank, jobs[rank::processes], retries, patience)
+            worker = context.Process(target=_work, args=arguments, daemon=True)
             worker.start()
             sender.close()  # so that the pipe ends when the worker does
             ours.append(receiver)
             workers.append(worker)
-        yield from _receive(ours)
+        _receive(ours, on_finished)
     finally:
         for worker in workers:
             worker.terminate()
@@ -170,7 +203,7 @@ def _in_processes(make_player: MakePlayer, jobs: Sequence[Job], processes: int, 
             receiver.close()
 
 
-def _receive(pipes: Sequence[Connection]) -> Iterator[Finished]:
+def _receive(pipes: Sequence[Connection], on_finished: OnFinished) -> None:
     open_pipes = list(pipes)
     while open_pipes:
         for pipe in wait(open_pipes):
@@ -184,15 +217,16 @@ def _receive(pipes: Sequence[Connection]) -> Iterator[Finished]:
             if news is None:
                 open_pipes.remove(pipe)
             elif isinstance(news, Finished):
-                yield news
+                on_finished(news)
             else:
                 raise news
 
 
-def _work(sender: Connection, make_player: MakePlayer, rank: int, jobs: Sequence[Job], retries: int) -> None:
+def _work(
+    sender: Connection, make_cast: MakeCast, rank: int, jobs: Sequence[Job], retries: int, patience: float
+) -> None:
     try:
-        for finished in play_with_retries(make_player(rank), jobs, retries):
-            sender.send(finished)
+        _play_with_retries(make_cast(rank), jobs, retries, patience, sender.send)
         sender.send(None)
     except (BrokenPipeError, KeyboardInterrupt):  # the parent has gone, or is going and says so itself
         return

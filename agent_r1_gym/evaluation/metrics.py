@@ -1,19 +1,21 @@
-"""From episodes to numbers: the row of an episode, the summary of a run, two runs side by side."""
+"""From episodes to numbers: the summary of a run, two runs side by side."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.evaluation.run_folder import Row, RunFolder
+from agent_r1_gym.evaluation.run_folder import Failure, RunFolder
 from agent_r1_gym.evaluation.statistics import bootstrap, majority_at_k, mcnemar_test, paired_bootstrap, pass_at_k
-from agent_r1_gym.play.jobs import Job
 from agent_r1_gym.play.record import Trajectory
-from agent_r1_gym.scoring import AnswerScorer, normalize_answer, sub_exact_match
-from agent_r1_gym.types import Task
+from agent_r1_gym.scoring import normalize_answer
 
+Summary = dict[str, Any]
+"""What `metrics.json` holds."""
+Key = tuple[int, int]
+"""Task index and sample."""
 METRICS = (
     "em",
     "f1",
@@ -30,51 +32,13 @@ METRICS = (
 """Numbers of an episode that are averaged, in the order of tables. `sub_em` is the lenient substring match."""
 
 
-def episode_row(job: Job, trajectory: Trajectory, *, task: Task, scorer: AnswerScorer) -> Row:
-    """Returns an episode as `episodes.jsonl` holds it (see `runs`)."""
-    row = trajectory.to_dict()
-    del row["dataset"], row["infrastructure_error"], row["support_recall"]
-    row["sample"] = job.sample
-    row["question"] = task.prompt
-    row["type"] = getattr(task, "type", None) or None
-    row["hops"] = getattr(task, "hops", None)
-    row["scores"] = _scores(trajectory, scorer)
-    return row
-
-
-def _scores(trajectory: Trajectory, scorer: AnswerScorer) -> dict[str, Any]:
-    turns = trajectory.turns
-    errors = [error for turn in turns for error in turn.outcome_errors]
-    codes = [code for turn in turns for code in turn.parse_errors]
-    answered = {"em": scorer.em, "f1": scorer.f1, "sub_em": sub_exact_match}
-    return {
-        **{name: _score(trajectory, metric) for name, metric in answered.items()},
-        "support_recall": trajectory.support_recall,
-        "return": trajectory.episode_return,
-        "turns": len(turns),
-        "calls": len(errors),
-        "failed_calls": sum(error is not None for error in errors),
-        "malformed_turns": sum(bool(turn.parse_errors) for turn in turns),
-        "prompt_tokens": _total(turn.prompt_tokens for turn in turns),
-        "completion_tokens": _total(turn.completion_tokens for turn in turns),
-        "failures": dict(sorted(Counter([*filter(None, errors), *codes]).items())),
-    }
-
-
-def _score(trajectory: Trajectory, metric: Callable[[str, tuple[str, ...]], float]) -> float | None:
-    if not trajectory.gold_answers:
-        return None
-    return 0.0 if trajectory.answer is None else metric(trajectory.answer, trajectory.gold_answers)
-
-
-def _total(counts: Iterable[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
-
-
 def summarize(
-    rows: Sequence[Row], failures: Sequence[Row], *, samples: int, seconds: Mapping[Job, float] | None = None
-) -> Row:
+    records: Sequence[Trajectory],
+    failures: Sequence[Failure],
+    *,
+    samples: int,
+    seconds: Mapping[Key, float] | None = None,
+) -> Summary:
     """Returns what `metrics.json` holds.
 
     `overall`, and `by_type` and `by_hops` by value (as text), each with: `questions`, `episodes`, `metrics` (by name of
@@ -84,23 +48,25 @@ def summarize(
     `majority_at_k` by k, both estimated from all samples (see `statistics`).
 
     Args:
-        rows: finished episodes.
+        records: finished episodes.
         failures: episodes that stayed without a backend.
-        samples: episodes a question that were asked for.
-        seconds: by job.
+        samples: episodes per question that were asked for.
+        seconds: by task index and sample.
     """
-    summary: Row = {"overall": _group(rows, seconds or {})}
-    for name, key in (("by_type", "type"), ("by_hops", "hops")):
-        values = sorted({row[key] for row in rows if row[key] is not None})
+    summary: Summary = {"overall": _group(records, seconds or {})}
+    for name, label in (("by_type", "type"), ("by_hops", "hops")):
+        values = sorted({record.labels[label] for record in records if label in record.labels})
         summary[name] = {
-            str(value): _group([row for row in rows if row[key] == value], seconds or {}) for value in values
+            str(value): _group([record for record in records if record.labels.get(label) == value], seconds or {})
+            for value in values
         }
-    summary["excluded"] = {"episodes": len(failures), "by_error": lost_by_error([row["error"] for row in failures])}
-    scored = [row["scores"]["em"] for row in rows if row["scores"]["em"] is not None]
+    lost = lost_by_error([failure.error for failure in failures])
+    summary["excluded"] = {"episodes": len(failures), "by_error": lost}
+    scored = [record.scores["em"] for record in records if "em" in record.scores]
     total = len(scored) + len(failures)
-    summary["em_counting_excluded_as_wrong"] = sum(scored) / total if scored or (failures and not rows) else None
+    summary["em_counting_excluded_as_wrong"] = sum(scored) / total if scored or (failures and not records) else None
     if samples > 1:
-        summary |= _best_of_k(rows, samples)
+        summary |= _best_of_k(records, samples)
     return summary
 
 
@@ -109,50 +75,51 @@ def lost_by_error(errors: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(": ".join(error.split(": ")[:2]) for error in errors).items()))
 
 
-def _group(rows: Sequence[Row], seconds: Mapping[Job, float]) -> Row:
-    by_task = _by_task(rows)
+def _group(records: Sequence[Trajectory], seconds: Mapping[Key, float]) -> Summary:
+    by_task = _by_task(records)
+    measured = [[record.measures() for record in group] for group in by_task.values()]
     scores = {
-        name: [[r["scores"][name] for r in group if r["scores"][name] is not None] for group in by_task.values()]
+        name: [[number for measures in group if (number := measures[name]) is not None] for group in measured]
         for name in METRICS
     }
-    jobs = [[Job(row["task_index"], row["sample"]) for row in group] for group in by_task.values()]
-    scores["seconds"] = [[seconds[job] for job in group if job in seconds] for group in jobs]
-    failures = Counter(kind for row in rows for kind in row["scores"]["failures"])
+    keys = [[(record.task_index, record.sample) for record in group] for group in by_task.values()]
+    scores["seconds"] = [[seconds[key] for key in group if key in seconds] for group in keys]
+    failures = Counter(kind for record in records for kind in record.failures)
     return {
         "questions": len(by_task),
-        "episodes": len(rows),
+        "episodes": len(records),
         "metrics": {name: interval._asdict() for name, interval in bootstrap(scores).items()},
         "failures": dict(sorted(failures.items())),
-        "ends": dict(sorted(Counter(row["end_reason"] for row in rows).items())),
+        "ends": dict(sorted(Counter(record.end_reason for record in records).items())),
     }
 
 
-def _best_of_k(rows: Sequence[Row], samples: int) -> Row:
+def _best_of_k(records: Sequence[Trajectory], samples: int) -> Summary:
     sizes = sorted({k for power in range(samples.bit_length()) if (k := 2**power) <= samples} | {samples})
-    groups = [group for group in _by_task(rows).values() if group[0]["scores"]["em"] is not None]
-    found: Row = {"pass_at_k": {}, "majority_at_k": {}}
+    groups = [group for group in _by_task(records).values() if group[0].scores]
+    best: Summary = {"pass_at_k": {}, "majority_at_k": {}}
     for k in sizes:
         whole = [group for group in groups if len(group) >= k]
-        chances = [[pass_at_k(len(group), sum(r["scores"]["em"] == 1 for r in group), k)] for group in whole]
-        votes = [[majority_at_k(_votes(group), [r["scores"]["em"] for r in group], k)] for group in whole]
+        chances = [[pass_at_k(len(group), sum(bool(record.solved) for record in group), k)] for group in whole]
+        votes = [[majority_at_k(_votes(group), [record.scores["em"] for record in group], k)] for group in whole]
         for name, interval in bootstrap({"pass_at_k": chances, "majority_at_k": votes}).items():
-            found[name][str(k)] = interval._asdict()
-    return found
+            best[name][str(k)] = interval._asdict()
+    return best
 
 
-def _votes(group: Sequence[Row]) -> list[str | None]:
-    return [None if row["answer"] is None else normalize_answer(row["answer"]) for row in group]
+def _votes(group: Sequence[Trajectory]) -> list[str | None]:
+    return [None if record.answer is None else normalize_answer(record.answer) for record in group]
 
 
-def _by_task(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    groups: dict[int, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: (row["task_index"], row["sample"])):
-        groups.setdefault(row["task_index"], []).append(row)
+def _by_task(records: Sequence[Trajectory]) -> dict[int, list[Trajectory]]:
+    groups: dict[int, list[Trajectory]] = {}
+    for record in sorted(records, key=lambda record: (record.task_index, record.sample)):
+        groups.setdefault(record.task_index, []).append(record)
     return groups
 
 
-def compare_runs(ours: RunFolder, theirs: RunFolder, *, seed: int = 0) -> Row:
-    """Returns the paired comparison of two runs over the questions that both have finished (see `compare_rows`).
+def compare_runs(ours: RunFolder, theirs: RunFolder, *, seed: int = 0) -> Summary:
+    """Returns the paired comparison of two runs over the questions that both have finished (see `compare_records`).
 
     Raises:
         ConfigurationError: the runs asked different sets of questions.
@@ -164,10 +131,10 @@ def compare_runs(ours: RunFolder, theirs: RunFolder, *, seed: int = 0) -> Row:
             f"{ours.path} and {theirs.path} asked different questions (hashes {hashes[0][:12]} and {hashes[1][:12]}); "
             "evaluate both on the same data, split and number of questions."
         )
-    return compare_rows(ours.episodes(), theirs.episodes(), seed=seed)
+    return compare_records(ours.episodes(), theirs.episodes(), seed=seed)
 
 
-def compare_rows(ours: Sequence[Row], theirs: Sequence[Row], *, seed: int = 0) -> Row:
+def compare_records(ours: Sequence[Trajectory], theirs: Sequence[Trajectory], *, seed: int = 0) -> Summary:
     """Returns the paired comparison of two runs' episodes.
 
     `questions` (number), and by metric `em`, `f1`, `sub_em`, `support_recall`, `turns`, `calls`: `difference` (ours -
@@ -181,7 +148,7 @@ def compare_rows(ours: Sequence[Row], theirs: Sequence[Row], *, seed: int = 0) -
     common = sorted(left.keys() & right.keys())
     if not common:
         raise ConfigurationError("The runs have finished no question in common; resume them first.")
-    result: Row = {"questions": len(common)}
+    result: Summary = {"questions": len(common)}
     for name in ("em", "f1", "sub_em", "support_recall", "turns", "calls"):
         pairs = [(_mean(left[index], name), _mean(right[index], name)) for index in common]
         pairs = [(mine, other) for mine, other in pairs if mine is not None and other is not None]
@@ -193,6 +160,6 @@ def compare_rows(ours: Sequence[Row], theirs: Sequence[Row], *, seed: int = 0) -
     return result
 
 
-def _mean(rows: Sequence[Row], name: str) -> float | None:
-    scores = [row["scores"][name] for row in rows if row["scores"][name] is not None]
-    return sum(scores) / len(scores) if scores else None
+def _mean(records: Sequence[Trajectory], name: str) -> float | None:
+    numbers = [number for record in records if (number := record.measures()[name]) is not None]
+    return sum(numbers) / len(numbers) if numbers else None

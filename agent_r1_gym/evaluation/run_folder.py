@@ -1,7 +1,7 @@
 """The folder of an evaluation run: the one place that knows its files.
 
 `run.json`: one object.
-    `format`: 1.
+    `format`: 2.
     `settings`: everything that decides the numbers; a resumed run must have the same. `env_id`, `env_options`,
         `policy` (as given on the command line: "oracle", "local:PATH", "naive-rag:openai:NAME" ...), `model` (options
         of the model and its decoding, {} for scripted policies), `samples`, `seed`, `questions` (how many), and what
@@ -11,13 +11,9 @@
         `host` (none of it decides what is compared).
 `episodes.jsonl`: one finished episode a line, written as it ends; when the run is complete, sorted by `task_index` and
     `sample`. Nothing in it depends on time or on the machine, so that two files of one run are equal byte by byte.
-    Keys: those of `Trajectory` (without `dataset`) and `sample`, `type` and `hops` (of the question; None if it has
-    none), `question`, `scores`: `em`, `f1`, `sub_em`, `support_recall`, `return`, `turns`, `calls`,
-    `prompt_tokens`, `completion_tokens` (numbers, or None where the metric does not apply) and `failures` (number by
-    error kind of calls and by code of parse errors).
-    Episodes that lost a backend are not in it.
-`failures.jsonl`: the episodes that stay without a backend after all tries: `task_index`, `sample`, `task_id`, `error`,
-    `tries`. Written anew by every start; resuming plays them again. Absent if there are none.
+    Keys: those of `play.record.Trajectory`, but for `seconds` and `tokens`. Episodes that lost a backend are not in it.
+`failures.jsonl`: the episodes that stay without a backend after all tries (see `Failure`). Written anew by every start;
+    resuming plays them again. Absent if there are none.
 `timings.jsonl`: one line an episode: `task_index`, `sample`, `seconds` (wall clock, with waiting). The last line of an
     episode counts; lines may be missing after a crash.
 `run.lock`: held by the process that writes.
@@ -35,18 +31,44 @@ import platform
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, DatasetError
-from agent_r1_gym.play.jobs import Job
+from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.support.files import atomic_file
+from agent_r1_gym.support.json_lines import JsonLinesWriter, drop_torn_line, json_line, read_json_lines
 from agent_r1_gym.types import Task
 
-FORMAT = 1
+FORMAT = 2
 Row = dict[str, Any]
 _PACKAGES = ("agent-r1-gym", "gymnasium", "numpy", "bm25s", "urllib3", "torch", "transformers", "peft")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An episode that stayed without a backend.
+
+    Attributes:
+        task_index: of its task.
+        sample: its number among those of the task.
+        task_id: of its task.
+        error: what the backend said at last.
+        tries: how often it was played.
+    """
+
+    task_index: int
+    sample: int
+    task_id: str
+    error: str
+    tries: int
+
+    @classmethod
+    def of(cls, record: Trajectory, tries: int) -> Failure:
+        """Returns the failure that a lost episode is."""
+        return cls(record.task_index, record.sample, record.task_id, str(record.infrastructure_error), tries)
 
 
 class RunFolder:
@@ -63,8 +85,9 @@ class RunFolder:
         self.timings_path = path / "timings.jsonl"
         self.metrics_path = path / "metrics.json"
         self._run_path = path / "run.json"
-        self.lock_path = path / "run"  # `storage.locked` adds ".lock"
-        self._files: dict[Path, IO[bytes]] = {}
+        self.lock_path = path / "run"  # `files.locked` adds ".lock"
+        self._episodes = JsonLinesWriter(self.episodes_path)
+        self._timings = JsonLinesWriter(self.timings_path, buffered=True)
 
     def open(self, settings: Mapping[str, Any]) -> None:
         """Starts the run, or resumes it if the folder holds one with the same settings.
@@ -87,7 +110,7 @@ class RunFolder:
             raise ConfigurationError(f"{self.path} exists and is neither empty nor a run; choose another --out.")
         self._write_json(self._run_path, {"format": FORMAT, "settings": settings, "starts": [*starts, _start()]})
         for path in (self.episodes_path, self.timings_path):
-            _drop_torn_line(path)
+            drop_torn_line(path)
 
     def load(self) -> Row:
         """Returns `run.json`.
@@ -106,17 +129,39 @@ class RunFolder:
             raise DatasetError(f"{self._run_path} is no run of format {FORMAT}; evaluate again with this version.")
         return run
 
-    def episodes(self) -> list[Row]:
-        """Returns the finished episodes, sorted by task and sample; a torn last line is left out."""
-        return _read_rows(self.episodes_path)
+    def episodes(self) -> list[Trajectory]:
+        """Returns the finished episodes, sorted by task and sample; a torn last line is left out.
 
-    def failures(self) -> list[Row]:
-        """Returns the episodes that stayed without a backend."""
-        return _read_rows(self.failures_path)
+        Raises:
+            DatasetError: a line is no episode.
+        """
+        rows = read_json_lines(self.episodes_path)
+        records = [Trajectory.from_dict(row, place=place) for place, row in rows]
+        last = {(record.task_index, record.sample): record for record in records}
+        return [last[key] for key in sorted(last)]
 
-    def seconds(self) -> dict[Job, float]:
-        """Returns the wall-clock seconds of the episodes that were timed."""
-        return {_job(row): row["seconds"] for row in _read_rows(self.timings_path)}
+    def failures(self) -> list[Failure]:
+        """Returns the episodes that stayed without a backend.
+
+        Raises:
+            DatasetError: a line is no failure.
+        """
+        failures = []
+        for place, row in read_json_lines(self.failures_path):
+            try:
+                failures.append(Failure(**row))
+            except TypeError as error:
+                raise DatasetError(f"{place}: expected a failed episode; {error}.") from error
+        return failures
+
+    def seconds(self) -> dict[tuple[int, int], float]:
+        """Returns the wall-clock seconds of the episodes that were timed, by task index and sample."""
+        try:
+            return {(row["task_index"], row["sample"]): row["seconds"] for _, row in read_json_lines(self.timings_path)}
+        except KeyError as error:
+            raise DatasetError(
+                f"{self.timings_path}: a line has no {error}; remove the file, it is not needed."
+            ) from error
 
     def metrics(self) -> Row:
         """Returns `metrics.json`.
@@ -129,36 +174,34 @@ class RunFolder:
         metrics: Row = json.loads(self.metrics_path.read_text(encoding="utf-8"))
         return metrics
 
-    def add(self, row: Mapping[str, Any], *, seconds: float) -> None:
-        """Appends one finished episode: in one write, so that a crash tears at most the last line.
+    def add(self, record: Trajectory) -> None:
+        """Appends one finished episode; its timing may stay in memory for a while.
 
-        Its timing may stay in memory for a while.
+        Raises:
+            OSError: it could not be written whole; the file is as it was before.
         """
-        timing = {"task_index": row["task_index"], "sample": row["sample"], "seconds": round(seconds, 6)}
-        self._file(self.timings_path, buffering=-1).write(_line(timing).encode())
-        self._file(self.episodes_path, buffering=0).write(_line(row).encode())
+        if record.seconds is not None:
+            timing = {"task_index": record.task_index, "sample": record.sample, "seconds": round(record.seconds, 6)}
+            self._timings.add(timing)
+        self._episodes.add(_row(record))
 
     def close(self) -> None:
         """Closes the files that `add` writes."""
-        while self._files:
-            self._files.popitem()[1].close()
+        self._episodes.close()
+        self._timings.close()
 
-    def finish(self, failures: Sequence[Mapping[str, Any]], metrics: Mapping[str, Any]) -> None:
+    def finish(self, failures: Sequence[Failure], metrics: Mapping[str, Any]) -> None:
         """Sorts the episodes, and writes failures and metrics."""
         self.close()
         with atomic_file(self.episodes_path) as temporary:
-            temporary.write_text("".join(map(_line, self.episodes())), encoding="utf-8")
+            temporary.write_bytes(b"".join(json_line(_row(record)) for record in self.episodes()))
         if failures:
+            ordered = sorted(failures, key=lambda failure: (failure.task_index, failure.sample))
             with atomic_file(self.failures_path) as temporary:
-                temporary.write_text("".join(map(_line, sorted(failures, key=_job))), encoding="utf-8")
+                temporary.write_bytes(b"".join(json_line(asdict(failure)) for failure in ordered))
         else:
             self.failures_path.unlink(missing_ok=True)
         self._write_json(self.metrics_path, metrics)
-
-    def _file(self, path: Path, *, buffering: int) -> IO[bytes]:
-        if path not in self._files:
-            self._files[path] = path.open("ab", buffering=buffering)
-        return self._files[path]
 
     @staticmethod
     def _write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -216,35 +259,7 @@ def _start() -> Row:
     }
 
 
-def _job(row: Mapping[str, Any]) -> Job:
-    return Job(row["task_index"], row["sample"])
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n"
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Cuts the file after its last whole line."""
-    if not path.exists():
-        return
-    whole = path.read_bytes().rpartition(b"\n")
-    if whole[2]:
-        with path.open("r+b") as file:
-            file.truncate(len(whole[0]) + len(whole[1]))
-
-
-def _read_rows(path: Path) -> list[Row]:
-    """Returns the rows of a file, the last of each job, sorted; what follows the last line end is torn."""
-    if not path.exists():
-        return []
-    rows: dict[Job, Row] = {}
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
-        try:
-            row = json.loads(line)
-            rows[_job(row)] = row
-        except (ValueError, KeyError, TypeError) as error:
-            raise DatasetError(
-                f"{path}, line {number}: expected an object with task_index and sample, got {line[:80]!r}."
-            ) from error
-    return [rows[job] for job in sorted(rows)]
+def _row(record: Trajectory) -> dict[str, Any]:
+    row = record.to_dict()
+    del row["seconds"], row["tokens"]
+    return row

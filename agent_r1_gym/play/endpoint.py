@@ -47,8 +47,10 @@ class Completion:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
-    def text(self, parser: Parser) -> str:
-        """Returns the turn in the format of `parser`: what the model wrote, put together again."""
+    def text(self, parser: Parser | None) -> str:
+        """Returns the turn in the format of `parser` (None: plain text): what the model wrote, put together again."""
+        if parser is None:
+            return self.content
         if isinstance(parser, OpenAIParser):
             if not self.calls and not self.content.lstrip().startswith("{"):
                 return self.content
@@ -79,8 +81,8 @@ class EndpointOptions:
     """0 is greedy."""
     top_p: float = 1.0
     """Sent if below 1."""
-    max_new_tokens: int = 512
-    """Most tokens of one turn (sent as `max_tokens`)."""
+    max_turn_tokens: int = 512
+    """Maximum number of tokens per turn (sent as `max_tokens`)."""
     tool_role: str = "tool"
     """Role of tool turns where calls are plain text: "tool" leaves it to the chat template, "user" suits servers that
     take tool turns only after structured calls (api.openai.com)."""
@@ -100,7 +102,7 @@ class EndpointOptions:
             ("base_url", bool(_ADDRESS.fullmatch(self.base_url)), "an address like http://127.0.0.1:8000/v1, no login"),
             ("temperature", self.temperature >= 0, "at least 0"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
-            ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
+            ("max_turn_tokens", self.max_turn_tokens >= 1, "at least 1"),
             ("tool_role", self.tool_role in ("tool", "user"), "'tool' or 'user'"),
             ("timeout", self.timeout > 0, "positive seconds"),
             ("attempts", self.attempts >= 1, "at least 1"),
@@ -166,7 +168,7 @@ class ChatEndpoint:
         request: dict[str, Any] = {
             "model": options.model,
             "messages": [self._chat(message, structured=tools is not None) for message in messages],
-            "max_tokens": options.max_new_tokens,
+            "max_tokens": options.max_turn_tokens,
             "temperature": options.temperature,
             "seed": seed,
         }

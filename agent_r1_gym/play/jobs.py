@@ -1,13 +1,15 @@
-"""What is evaluated (`Job`), what comes of it (`Played`), and who does it (`Player`)."""
+"""Job: one episode to play."""
 
 from __future__ import annotations
 
-import abc
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_r1_gym.play.record import Trajectory
+HELD_OUT_SEED = 1_000_000
+"""Seed of the first question of an environment without a list of tasks; training uses seeds from 0 on."""
+ANY_TASK = -1
+"""Task index of an episode whose task the environment draws."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -15,46 +17,43 @@ class Job:
     """One episode to play.
 
     Attributes:
-        task_index: position of the task in its data set.
+        task_index: position of the task in its data set; number of the question where there is no list of tasks;
+            `ANY_TASK`: the environment draws one.
         sample: 0-based number of the episode among those of its task.
+        seed: the environment is reset with it.
+        sampling_seed: of the model's samples; None: the engine draws one.
     """
 
     task_index: int
     sample: int = 0
+    seed: int | None = None
+    sampling_seed: int | None = None
 
-    def seed(self, run_seed: int) -> int:
-        """Returns the episode's own seed in 0..2^31-1: it depends on nothing but the job and the run's seed."""
-        digest = hashlib.sha256(f"{run_seed}/{self.task_index}/{self.sample}".encode()).digest()
-        return int.from_bytes(digest[:4], "big") >> 1
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells the episodes of a run apart."""
+        return self.task_index, self.sample
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """A job and its episode.
+def evaluation_jobs(indices: Sequence[int], *, samples: int = 1, seed: int = 0, has_tasks: bool = True) -> list[Job]:
+    """Returns the episodes of an evaluation, each with a seed of its own that depends on nothing but job and run.
 
-    Attributes:
-        job: what was asked for.
-        trajectory: the episode.
-        seconds: from its reset to its end, with all waiting.
+    Args:
+        indices: of the tasks.
+        samples: episodes per task.
+        seed: of the run.
+        has_tasks: False for an environment without a list of tasks, where a reset's seed is the question: the samples
+            of a question share it.
     """
+    jobs = []
+    for index in indices:
+        for sample in range(samples):
+            own = _seed(seed, index, sample)
+            jobs.append(Job(index, sample, seed=own if has_tasks else HELD_OUT_SEED + index, sampling_seed=own))
+    return jobs
 
-    job: Job
-    trajectory: Trajectory
-    seconds: float
 
-
-class Player(abc.ABC):
-    """Plays episodes."""
-
-    @abc.abstractmethod
-    def play(self, jobs: Sequence[Job]) -> Iterator[Played]:
-        """Plays each job once and yields it when its episode ends, in any order.
-
-        An episode that lost a backend comes with `infrastructure_error` set; nothing is tried again here.
-
-        Raises:
-            ConfigurationError: no episode could be played like this.
-        """
-
-    def close(self) -> None:  # noqa: B027 - most players own nothing
-        """Frees what the player owns."""
+def _seed(run_seed: int, index: int, sample: int) -> int:
+    """Returns a seed in 0..2^31-1."""
+    digest = hashlib.sha256(f"{run_seed}/{index}/{sample}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.parsing import visible_text
-from agent_r1_gym.play.policy import PolicyInput
+from agent_r1_gym.play.policies import PolicyInput
 from agent_r1_gym.text import neutralise
 from agent_r1_gym.types import Message, ToolCall
 
@@ -88,7 +88,7 @@ class NaiveRAG(Method):
     def ask(self, state: PolicyInput) -> Prompt | str:
         """Returns the one search, then the passages and the question."""
         if state.turn == 0 and state.turns_left > 1:
-            return state.parser.format_call(ToolCall("search", {"query": state.task.prompt.removesuffix("?").rstrip()}))
+            return state.format.format_call(ToolCall("search", {"query": state.task.prompt.removesuffix("?").rstrip()}))
         if not _has_instructions(state):
             return state.messages
         passages = "\n".join(message.content for message in state.messages if message.role == "tool")
@@ -125,4 +125,4 @@ def _as_answer(state: PolicyInput, text: str) -> str:
     visible = visible_text(text)
     _, found, rest = visible.partition(_OPEN)
     answer = rest.partition(_CLOSE)[0] if found else visible
-    return state.parser.format_answer(neutralise(answer.strip()))
+    return state.format.format_answer(neutralise(answer.strip()))

@@ -1,28 +1,175 @@
-"""Who acts: scripted policies for checks and bounds, replay, and models behind an OpenAI-compatible endpoint."""
+"""Who acts without a model: what a policy sees and is; the oracle, the naive one, replay, and one's own."""
 
 from __future__ import annotations
 
+import abc
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, suggest
-from agent_r1_gym.play.policy import Policy, PolicyInput
-from agent_r1_gym.play.scripted import NaivePolicy, OraclePolicy, ReplayPolicy
+from agent_r1_gym.parsing import Parser
+from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.support.json_lines import read_json_lines
+from agent_r1_gym.types import Message, Task, ToolCall, ToolOutcome
 
-__all__ = ["POLICIES", "NaivePolicy", "OraclePolicy", "Policy", "PolicyInput", "ReplayPolicy", "make_policy"]
+POLICIES = ("oracle", "naive", "replay:RUN", "MODULE:NAME")
 
-POLICIES = ("oracle", "naive", "replay:FILE")
+
+@dataclass(frozen=True, slots=True)
+class PolicyInput:
+    """What a policy may look at before a turn.
+
+    Attributes:
+        observation: the history as text; of an environment that is no `ToolEnv`, its last observation.
+        messages: the history as messages.
+        turn: 0-based index of the turn to come.
+        turns_left: turns until truncation, this one included; a large number where no limit is known.
+        outcomes: what the calls of the last turn brought back.
+        parser: the format that the environment understands, None if it is no `ToolEnv`.
+        task: the task with its gold answers; only oracles may look at it.
+        tools: the tools of the episode as OpenAI-style function schemas.
+    """
+
+    observation: str
+    messages: tuple[Message, ...]
+    turn: int
+    turns_left: int
+    outcomes: tuple[ToolOutcome, ...]
+    parser: Parser | None
+    task: Task
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def format(self) -> Parser:
+        """The parser, for policies that call tools.
+
+        Raises:
+            ConfigurationError: the environment has none.
+        """
+        if self.parser is None:
+            raise ConfigurationError(
+                "This policy calls tools and answers in a format, but the environment is no ToolEnv; use a model, "
+                "replay:RUN, or a policy of your own as MODULE:NAME."
+            )
+        return self.parser
+
+
+class Policy(abc.ABC):
+    """Maps the state of each of several episodes to a model turn.
+
+    Attributes:
+        name: for tables and records.
+    """
+
+    name: str
+
+    @abc.abstractmethod
+    def act(self, inputs: Sequence[PolicyInput]) -> list[str]:
+        """Returns one action per input, in order."""
+
+
+class OraclePolicy(Policy):
+    """Knows the gold: searches the title of each gold passage, one a turn, then gives the gold answer.
+
+    The upper bound of an environment, and the check that its data, retrieval and scoring fit together.
+    """
+
+    name = "oracle"
+
+    def act(self, inputs: Sequence[PolicyInput]) -> list[str]:
+        """Returns the next search, or the gold answer when all is searched or one turn is left."""
+        return [self._act(state) for state in inputs]
+
+    @staticmethod
+    def _act(state: PolicyInput) -> str:
+        titles: tuple[str, ...] = getattr(state.task, "supporting_titles", ())
+        if state.turn < len(titles) and state.turns_left > 1:
+            return state.format.format_call(ToolCall("search", {"query": titles[state.turn]}))
+        return state.format.format_answer(state.task.answers[0] if state.task.answers else "unknown")
+
+
+class NaivePolicy(Policy):
+    """Knows nothing: searches the question as it stands, then answers with the title of the best passage.
+
+    The lower bound of an environment; a task that it solves needs no agent.
+    """
+
+    name = "naive"
+
+    def act(self, inputs: Sequence[PolicyInput]) -> list[str]:
+        """Returns the one search, then the answer."""
+        return [self._act(state) for state in inputs]
+
+    @staticmethod
+    def _act(state: PolicyInput) -> str:
+        if state.turn == 0 and state.turns_left > 1:
+            return state.format.format_call(ToolCall("search", {"query": state.task.prompt}))
+        hits: Any = state.outcomes[0].data if state.outcomes else None
+        return state.format.format_answer(hits[0].passage.title if hits else "unknown")
+
+
+class ReplayPolicy(Policy):
+    """Repeats the actions that a recorded run holds for each task.
+
+    Args:
+        path: the folder of a run, or its file of episodes.
+
+    Raises:
+        DatasetError: the file is missing or malformed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = f"replay:{path.name}"
+        self._path = path / "episodes.jsonl" if path.is_dir() else path
+        if not self._path.is_file():
+            raise ConfigurationError(f"There is no run at {path}; expected the folder of one, or its episodes.jsonl.")
+        records = [Trajectory.from_dict(row, place=place) for place, row in read_json_lines(self._path)]
+        self._actions = {record.task_id: [turn.action for turn in record.turns] for record in records}
+        self.task_indices = [record.task_index for record in records]
+
+    def act(self, inputs: Sequence[PolicyInput]) -> list[str]:
+        """Returns the recorded action of each task's turn.
+
+        Raises:
+            ConfigurationError: the run does not hold the task, or the episode outlasts the recorded one.
+        """
+        return [self._act(state) for state in inputs]
+
+    def _act(self, state: PolicyInput) -> str:
+        actions: list[str] | None = self._actions.get(state.task.id)
+        if actions is None:
+            raise ConfigurationError(f"{self._path} holds no episode of task {state.task.id!r}; replay the same data.")
+        if state.turn >= len(actions):
+            raise ConfigurationError(
+                f"{self._path}: task {state.task.id!r} has {len(actions)} recorded turns, but the episode goes on; "
+                "replay with the options it was recorded with."
+            )
+        return actions[state.turn]
 
 
 def make_policy(spec: str) -> Policy:
-    """Returns the policy of that name: "oracle", "naive" or "replay:FILE".
+    """Returns the policy that `spec` names (see `POLICIES`); MODULE:NAME is a `Policy` class or object of one's own.
 
     Raises:
         ConfigurationError: no policy has that name.
-        DatasetError: the trace file is missing or malformed.
+        DatasetError: the recorded run is malformed.
     """
     if spec.startswith("replay:"):
         return ReplayPolicy(Path(spec.removeprefix("replay:")))
     scripted: dict[str, type[Policy]] = {"oracle": OraclePolicy, "naive": NaivePolicy}
-    if spec not in scripted:
+    if spec in scripted:
+        return scripted[spec]()
+    module, colon, name = spec.rpartition(":")
+    if not colon:
         raise ConfigurationError(f"Unknown policy {spec!r}. {suggest(spec, POLICIES)}")
-    return scripted[spec]()
+    try:
+        named = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"Unknown policy {spec!r}: {error}. {suggest(spec, POLICIES)}") from error
+    policy = named() if isinstance(named, type) else named
+    if not isinstance(policy, Policy):
+        raise ConfigurationError(f"{spec!r} is a {type(policy).__name__}, not an agent_r1_gym.play.policies.Policy.")
+    return policy

@@ -1,16 +1,16 @@
-"""Trajectory: one finished episode as data, for traces, metrics and training."""
+"""The record of a finished episode: text, rewards, scores, and tokens where there are any; to a dictionary and back."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from agent_r1_gym.errors import DatasetError
-from agent_r1_gym.types import Message
+from agent_r1_gym.types import Message, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class Turn:
         action: what the model wrote.
         reward: reward of the step.
         reward_terms: raw terms by name.
+        outcome_reward: the share of `reward` that the outcome terms brought; the rest are process rewards.
         outcome_errors: for each call of the turn, in order, the error kind of its outcome, None if it went well.
         parse_errors: codes of the mistakes in the turn.
         prompt_tokens: tokens that the model was shown, None if nobody counted or no model spoke.
@@ -29,7 +30,8 @@ class Turn:
 
     action: str
     reward: float
-    reward_terms: dict[str, float]
+    reward_terms: Mapping[str, float] = field(default_factory=dict)
+    outcome_reward: float = 0.0
     outcome_errors: tuple[str | None, ...] = ()
     parse_errors: tuple[str, ...] = ()
     prompt_tokens: int | None = None
@@ -37,111 +39,36 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Trajectory:
-    """One finished episode.
+class Tokens:
+    """An episode as tokens. Every token got its id, its mask and its log-prob when it was made.
 
-    Attributes:
-        env_id: registered id, "" if the environment has none.
-        dataset: what was served.
-        policy: who acted.
-        task_id: id of the task.
-        task_index: position of the task in its data set.
-        gold_answers: accepted answers.
-        answer: the given answer, None if none was given.
-        messages: the whole history.
-        turns: the model's turns.
-        terminated: the task ended by its own rules.
-        truncated: a budget ran out.
-        end_reason: see `ToolEnv`; or "max_tokens", "no_answer", "interrupted" (see `rollout.Episode`).
-        infrastructure_error: what backend failed, None if none did; such a trajectory should not be scored.
-        support_recall: share of the task's gold passages that the searches brought back, None if it names none.
-    """
-
-    env_id: str
-    dataset: str
-    policy: str
-    task_id: str
-    task_index: int
-    gold_answers: tuple[str, ...]
-    answer: str | None
-    messages: tuple[Message, ...]
-    turns: tuple[Turn, ...]
-    terminated: bool
-    truncated: bool
-    end_reason: str
-    infrastructure_error: str | None = None
-    support_recall: float | None = None
-
-    @property
-    def episode_return(self) -> float:
-        """Sum of the rewards, undiscounted."""
-        return sum(turn.reward for turn in self.turns)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the trajectory as data that JSON can hold."""
-        row = {name: getattr(self, name) for name in self.__slots__}  # asdict would copy every text
-        row["turns"] = [{name: getattr(turn, name) for name in turn.__slots__} for turn in self.turns]
-        row["messages"] = [message.to_dict() for message in self.messages]
-        return row
-
-    def to_json(self) -> str:
-        """Returns the trajectory as one line of JSON."""
-        return json.dumps(self.to_dict(), ensure_ascii=False)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenTurn:
-    """The tokens of one model turn.
-
-    Attributes:
-        start: index in `completion_ids` of the first token that the model sampled in this turn.
-        end: index after the last one.
-        reward: reward of the step.
-    """
-
-    start: int
-    end: int
-    reward: float
-
-
-@dataclass(frozen=True, slots=True)
-class TokenTrajectory:
-    """One episode as tokens, for training. Every token got its id, its mask and its log-prob when it was made.
-
-    Where the context was rewritten between turns, the trajectory consists of several rows, laid one after another: each
-    is a context of its own, and what stands in earlier rows was not before the model any more.
+    Where the context was rewritten between turns, the episode consists of several contexts, laid one after another:
+    what stands in earlier ones was not before the model any more.
 
     Attributes:
         prompt_ids: tokens before the first model turn.
         completion_ids: all later tokens: the model's, and those that the environment and the chat template added.
         loss_mask: 1 for tokens that the model sampled, 0 for all others; as long as `completion_ids`.
         logprobs: log-probability of each sampled token under the sampling distribution's policy, None for others.
-        turns: spans of the model's turns, in order.
-        terminated: the task ended by its own rules.
-        truncated: a budget ran out.
-        infrastructure_error: what backend failed, None if none did; such a trajectory is excluded from the update.
-        metrics: numbers to log (reward terms, calls, failures ...).
-        row_starts: indices in `completion_ids` at which a further row begins: its tokens up to the next turn are the
-            rewritten context, from its first token on. Empty if the context only grew.
+        spans: for each model turn, in order, the index in `completion_ids` of the first token that the model sampled,
+            and the index after the last one.
+        context_starts: indices in `completion_ids` at which a further context begins: its tokens up to the next turn
+            are the rewritten context, from its first token on. Empty if the context only grew.
 
     Raises:
-        ValueError: lengths, masks, spans or rows do not fit together.
+        ValueError: lengths, masks, spans or contexts do not fit together.
     """
 
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     loss_mask: tuple[int, ...]
     logprobs: tuple[float | None, ...]
-    turns: tuple[TokenTurn, ...]
-    terminated: bool
-    truncated: bool
-    infrastructure_error: str | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    row_starts: tuple[int, ...] = ()
+    spans: tuple[tuple[int, int], ...]
+    context_starts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_alignment()
-        self._check_rows()
+        self._check_contexts()
 
     def _check_alignment(self) -> None:
         length = len(self.completion_ids)
@@ -152,62 +79,190 @@ class TokenTrajectory:
             )
         sampled = [False] * length
         end_before = 0
-        for turn in self.turns:
-            if not end_before <= turn.start < turn.end <= length:
-                raise ValueError(f"Turn spans must be non-empty, in order and inside 0..{length}, got {self.turns}.")
-            sampled[turn.start : turn.end] = [True] * (turn.end - turn.start)
-            end_before = turn.end
+        for start, end in self.spans:
+            if not end_before <= start < end <= length:
+                raise ValueError(f"Turn spans must be non-empty, in order and inside 0..{length}, got {self.spans}.")
+            sampled[start:end] = [True] * (end - start)
+            end_before = end
         for position, (mask, logprob) in enumerate(zip(self.loss_mask, self.logprobs, strict=True)):
             if not bool(mask) == sampled[position] == (logprob is not None):
                 raise ValueError(
-                    f"Token {position}: loss_mask {mask}, log-prob {logprob} and the turn spans {self.turns} disagree "
+                    f"Token {position}: loss_mask {mask}, log-prob {logprob} and the turn spans {self.spans} disagree "
                     "on whether the model sampled it."
                 )
 
-    def _check_rows(self) -> None:
-        """A row begins after a turn, with a context of at least one token before the next turn."""
-        spans = [(0, 0), *((turn.start, turn.end) for turn in self.turns)]
-        gaps = [(end, start) for (_, end), (start, _) in pairwise(spans)]
-        found = [next((gap for gap in gaps[1:] if gap[0] <= start < gap[1]), None) for start in self.row_starts]
-        if None in found or len(set(found)) < len(found) or list(self.row_starts) != sorted(self.row_starts):
+    def _check_contexts(self) -> None:
+        """A context begins after a turn and holds at least one token before the next turn."""
+        gaps = [(end, start) for (_, end), (start, _) in pairwise([(0, 0), *self.spans])][1:]
+        gap_of = [next((gap for gap in gaps if gap[0] <= start < gap[1]), None) for start in self.context_starts]
+        one_each = None not in gap_of and len(set(gap_of)) == len(gap_of)
+        if not one_each or list(self.context_starts) != sorted(self.context_starts):
             raise ValueError(
-                f"row_starts must stand in order between two turns each, with a context before the second one, got "
-                f"{self.row_starts} beside the turns {self.turns}."
+                f"context_starts must stand in order between two turns each, with a context before the second one, got "
+                f"{self.context_starts} beside the turns {self.spans}."
             )
 
 
-def read_trace(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a trace file (JSON Lines, as `Trajectory.to_json` writes them).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One finished episode.
 
-    Raises:
-        DatasetError: the file is missing, or a line is not such a row.
+    Attributes:
+        env_id: registered id, "" if the environment has none.
+        dataset: what was served.
+        policy: who acted.
+        task_id: id of the task.
+        task_index: position of the task in its data set; of an environment without tasks, its number in the run.
+        sample: 0-based number of the episode among those of its task.
+        seed: what the environment was reset with.
+        question: what the model was asked.
+        labels: what breakdowns go by ("type", "hops").
+        gold_answers: accepted answers.
+        answer: the given answer, None if none was given.
+        messages: the whole history.
+        turns: the model's turns.
+        terminated: the task ended by its own rules.
+        truncated: a budget ran out.
+        end_reason: see `ToolEnv`; "goal" or "time_limit" where an environment gives no reason of its own; or
+            "max_tokens" (the model's context is full), "no_answer" (the one turn that it had gives none),
+            "interrupted".
+        infrastructure_error: what backend failed, None if none did; such an episode is neither scored nor trained on.
+        support_recall: share of the task's gold passages that the searches brought back, None if it names none.
+        scores: of the answer, by the environment's own scorer: `em`, `f1`, and `sub_em`, the lenient substring match;
+            empty where the task has no gold answers.
+        seconds: from reset to end, with all waiting; None if nobody measured.
+        tokens: for training, None where no model of this process sampled them.
     """
-    if not path.is_file():
-        raise DatasetError(f"There is no trace file {path}; expected JSON Lines as `agent-r1 rollout` writes them.")
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            yield _read_row(path, number, line)
+
+    env_id: str = ""
+    dataset: str = ""
+    policy: str = ""
+    task_id: str = ""
+    task_index: int = 0
+    sample: int = 0
+    seed: int | None = None
+    question: str = ""
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    gold_answers: tuple[str, ...] = ()
+    answer: str | None = None
+    messages: tuple[Message, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    terminated: bool = False
+    truncated: bool = False
+    end_reason: str = "interrupted"
+    infrastructure_error: str | None = None
+    support_recall: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    seconds: float | None = field(default=None, compare=False)
+    tokens: Tokens | None = None
+
+    @property
+    def episode_return(self) -> float:
+        """Sum of the rewards, undiscounted."""
+        return sum(turn.reward for turn in self.turns)
+
+    @property
+    def outcome_reward(self) -> float:
+        """The outcome terms' share of the return."""
+        return sum(turn.outcome_reward for turn in self.turns)
+
+    @property
+    def solved(self) -> bool | None:
+        """Whether the answer is right by the environment's scorer, None if nobody can say."""
+        return self.scores["em"] == 1 if "em" in self.scores else None
+
+    @property
+    def reward_terms(self) -> dict[str, float]:
+        """Sum over the turns of each raw reward term."""
+        sums: dict[str, float] = {}
+        for turn in self.turns:
+            for name, value in turn.reward_terms.items():
+                sums[name] = sums.get(name, 0.0) + value
+        return sums
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Number of mistakes and failures by kind: error kinds of calls, codes of parse errors."""
+        errors = [error for turn in self.turns for error in turn.outcome_errors if error is not None]
+        return dict(sorted(Counter([*errors, *(code for turn in self.turns for code in turn.parse_errors)]).items()))
+
+    def measures(self) -> dict[str, float | None]:
+        """Returns the numbers of the episode that evaluation averages; None where one does not apply."""
+        return {
+            **{name: self.scores.get(name) for name in ("em", "f1", "sub_em")},
+            "support_recall": self.support_recall,
+            "return": self.episode_return,
+            **self.counts(),
+            "prompt_tokens": _total(turn.prompt_tokens for turn in self.turns),
+            "completion_tokens": _total(turn.completion_tokens for turn in self.turns),
+        }
+
+    def counts(self) -> dict[str, float]:
+        """Returns the numbers of turns and calls, and of those that failed."""
+        errors = [error for turn in self.turns for error in turn.outcome_errors]
+        return {
+            "turns": len(self.turns),
+            "calls": len(errors),
+            "failed_calls": sum(error is not None for error in errors),
+            "malformed_turns": sum(bool(turn.parse_errors) for turn in self.turns),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the trajectory as data that JSON can hold."""
+        row = {name: getattr(self, name) for name in self.__slots__}  # asdict would copy every text
+        row["turns"] = [{name: getattr(turn, name) for name in turn.__slots__} for turn in self.turns]
+        row["messages"] = [message.to_dict() for message in self.messages]
+        if self.tokens is not None:
+            row["tokens"] = {name: getattr(self.tokens, name) for name in self.tokens.__slots__}
+        return row
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], *, place: str = "a trajectory") -> Self:
+        """Returns the trajectory that `to_dict` made data of, also after a way through JSON.
+
+        Args:
+            data: the fields; those that are absent have their defaults.
+            place: where the data stand, for the message.
+
+        Raises:
+            DatasetError: a field is unknown, or of a wrong type.
+        """
+        unknown = data.keys() - {entry.name for entry in fields(cls)}
+        try:
+            if unknown:
+                raise ValueError(f"unknown fields {sorted(unknown)}")
+            row = dict(data)
+            row["messages"] = tuple(_message(message) for message in row.get("messages", ()))
+            row["turns"] = tuple(_turn(turn) for turn in row.get("turns", ()))
+            row["gold_answers"] = tuple(row.get("gold_answers", ()))
+            tokens = row.get("tokens")
+            row["tokens"] = None if tokens is None else Tokens(**{name: _tuple(tokens[name]) for name in tokens})
+            if not isinstance(row.get("task_id", ""), str) or type(row.get("task_index", 0)) is not int:
+                raise ValueError("task_id must be text and task_index an integer")
+            return cls(**row)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DatasetError(f"{place}: expected a trajectory; {type(error).__name__}: {error}.") from error
 
 
-def _read_row(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-        actions_ok = all(isinstance(turn["action"], str) for turn in row["turns"])
-        if actions_ok and isinstance(row["task_id"], str) and isinstance(row["task_index"], int):
-            return dict(row)
-        problem = "task_id, task_index or an action has a wrong type"
-    except (ValueError, KeyError, TypeError) as error:
-        problem = f"{type(error).__name__}: {error}"
-    raise DatasetError(
-        f"{path}, line {number}: expected an object with task_id (text), task_index (integer) and turns with an action "
-        f"(text) each; {problem}; got {line[:80]!r}."
+def _total(counts: Iterable[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value
+
+
+def _turn(data: Mapping[str, Any]) -> Turn:
+    turn = Turn(**{name: _tuple(value) for name, value in data.items()})
+    if not isinstance(turn.action, str) or not isinstance(turn.reward, int | float):
+        raise TypeError("the action of a turn must be text and its reward a number")
+    return turn
+
+
+def _message(data: Mapping[str, Any]) -> Message:
+    calls = tuple(
+        ToolCall(call["function"]["name"], json.loads(call["function"]["arguments"]), call["id"])
+        for call in data.get("tool_calls", ())
     )
-
-
-def append_trace(path: Path, trajectories: Iterable[Trajectory]) -> None:
-    """Appends trajectories to a trace file, a whole line at a time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as lines:
-        for trajectory in trajectories:
-            lines.write(trajectory.to_json() + "\n")
-            lines.flush()
+    return Message(data["role"], data["content"], data.get("name"), data.get("tool_call_id"), calls)

@@ -11,6 +11,7 @@ from typing import Any
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.metrics import compare_runs
 from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.report.episodes import answered, episode_side, outcome_of, question_of, troubles
 from agent_r1_gym.report.evaluation import EvaluationRun, fact, read_evaluation_runs
 from agent_r1_gym.report.packing import Item
@@ -32,12 +33,12 @@ class Comparison:
         names: of both runs.
         facts: what was evaluated, a text each.
         pairs: the episodes that both have finished, of the same question and sample.
-        tests: see `evaluation.metrics.compare_rows`.
+        tests: see `evaluation.metrics.compare_records`.
     """
 
     names: tuple[str, str]
     facts: tuple[str, str]
-    pairs: Sequence[tuple[Row, Row]]
+    pairs: Sequence[tuple[Trajectory, Trajectory]]
     tests: Row
 
     @property
@@ -46,7 +47,7 @@ class Comparison:
         return Counter(class_of(*pair) for pair in self.pairs)
 
     @property
-    def differing(self) -> list[tuple[Row, Row]]:
+    def differing(self) -> list[tuple[Trajectory, Trajectory]]:
         """The pairs of which exactly one is right."""
         return [pair for pair in self.pairs if class_of(*pair) in CLASSES[1:3]]
 
@@ -60,14 +61,14 @@ def compare(ours: Path, theirs: Path) -> Comparison:
     """
     tests = compare_runs(RunFolder(ours), RunFolder(theirs))
     left, right = read_evaluation_runs([ours, theirs])
-    others = {_job(row): row for row in right.rows}
-    pairs = [(row, others[_job(row)]) for row in left.rows if _job(row) in others]
+    others = {_key(record): record for record in right.records}
+    pairs = [(record, others[_key(record)]) for record in left.records if _key(record) in others]
     if not pairs:
         raise ConfigurationError(f"{ours} and {theirs} have finished no episode in common; resume them first.")
     return Comparison((left.name, right.name), (_fact("A", left), _fact("B", right)), pairs, tests)
 
 
-def class_of(ours: Row, theirs: Row) -> str:
+def class_of(ours: Trajectory, theirs: Trajectory) -> str:
     """Returns one of `CLASSES`."""
     outcomes = outcome_of(ours), outcome_of(theirs)
     known = {("right", "right"): 0, ("right", "wrong"): 1, ("wrong", "right"): 2, ("wrong", "wrong"): 3}
@@ -105,25 +106,25 @@ def write_comparison(comparison: Comparison, out: Path) -> int:
     return write_page(out, f"A: {comparison.names[0]}, B: {comparison.names[1]}", parts)
 
 
-def _item(comparison: Comparison, ours: Row, theirs: Row) -> Item:
-    found = class_of(ours, theirs)
+def _item(comparison: Comparison, ours: Trajectory, theirs: Trajectory) -> Item:
+    kind = class_of(ours, theirs)
+    both = (("A", ours), ("B", theirs))
     facets: dict[str, tuple[str, ...]] = {
-        "outcome": (found, DIFFER) if found in CLASSES[1:3] else (found,),
-        "trouble": tuple(f"{side}: {name}" for side, row in (("A", ours), ("B", theirs)) for name in troubles(row)),
+        "outcome": (kind, DIFFER) if kind in CLASSES[1:3] else (kind,),
+        "trouble": tuple(f"{side}: {name}" for side, record in both for name in troubles(record)),
     }
-    facets |= {name: (str(ours[name]),) for name in ("type", "hops") if ours.get(name) is not None}
+    facets |= {name: (str(value),) for name, value in ours.labels.items()}
     sides = tuple(
-        episode_side(row, title=f"{side}: {name}. {answered(row)}")
-        for side, name, row in zip("AB", comparison.names, (ours, theirs), strict=True)
+        episode_side(record, title=f"{side}: {name}. {answered(record)}")
+        for (side, record), name in zip(both, comparison.names, strict=True)
     )
-    gold = " | ".join(map(str, ours["gold_answers"]))
-    detail = f"A {ours['answer']!r}, B {theirs['answer']!r}, gold {gold}"
-    return Item(_MARKS[found], question_of(ours), detail, sides, facets)
+    detail = f"A {ours.answer!r}, B {theirs.answer!r}, gold {' | '.join(ours.gold_answers)}"
+    return Item(_MARKS[kind], question_of(ours), detail, sides, facets)
 
 
 def _fact(side: str, run: EvaluationRun) -> str:
     return f"{side}: {fact(run)}"
 
 
-def _job(row: Row) -> tuple[int, int]:
-    return row["task_index"], row["sample"]
+def _key(record: Trajectory) -> tuple[int, int]:
+    return record.task_index, record.sample

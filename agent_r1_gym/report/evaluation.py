@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1_gym.evaluation.metrics import METRICS, summarize
-from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.evaluation.run_folder import Failure, RunFolder
 from agent_r1_gym.evaluation.statistics import bootstrap
+from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.report.episodes import episode_item, lost_item
 from agent_r1_gym.report.packing import Item
 from agent_r1_gym.report.page import Cell, Html, heading, interval, paragraph, table
@@ -26,8 +27,8 @@ class EvaluationRun:
 
     Attributes:
         name: what it is called on the page.
-        settings: see `evaluation.runs`.
-        rows: its finished episodes.
+        settings: see `evaluation.run_folder`.
+        records: its finished episodes.
         failures: the episodes that stayed without a backend.
         metrics: its summary (`evaluation.metrics.summarize`), of what is there if the run is not complete.
         complete: whether the run is.
@@ -35,8 +36,8 @@ class EvaluationRun:
 
     name: str
     settings: Row
-    rows: Sequence[Row]
-    failures: Sequence[Row]
+    records: Sequence[Trajectory]
+    failures: Sequence[Failure]
     metrics: Row
     complete: bool
 
@@ -63,12 +64,12 @@ def read_evaluation_runs(paths: Sequence[Path]) -> list[EvaluationRun]:
 
 def _read_run(path: Path, name: str, settings: Row) -> EvaluationRun:
     folder = RunFolder(path)
-    rows, failures, complete = folder.episodes(), folder.failures(), folder.metrics_path.is_file()
+    records, failures, complete = folder.episodes(), folder.failures(), folder.metrics_path.is_file()
     if complete:
         metrics = folder.metrics()
     else:
-        metrics = summarize(rows, failures, samples=settings["samples"], seconds=folder.seconds())
-    return EvaluationRun(name, settings, rows, failures, metrics, complete)
+        metrics = summarize(records, failures, samples=settings["samples"], seconds=folder.seconds())
+    return EvaluationRun(name, settings, records, failures, metrics, complete)
 
 
 def evaluation_parts(runs: Sequence[EvaluationRun]) -> list[Html]:
@@ -97,8 +98,8 @@ def fact(run: EvaluationRun) -> str:
     settings, excluded = run.settings, run.metrics["excluded"]["episodes"]
     wanted = settings["questions"] * settings["samples"]
     text = (
-        f"{run.name}: {len(run.rows)} of {wanted} episodes on {settings['env_id']}, {settings['dataset']} "
-        f"(questions {settings['question_hash'][:12]}), seed {settings['seed']}."
+        f"{run.name}: {len(run.records)} of {wanted} episodes on {settings['env_id']}, {settings['dataset']} "
+        f"(questions {(settings['question_hash'] or 'by seed')[:12]}), seed {settings['seed']}."
     )
     if excluded:
         worst = run.metrics["em_counting_excluded_as_wrong"]
@@ -166,7 +167,7 @@ def _plots(runs: Sequence[EvaluationRun]) -> list[Html]:
             if any(found for line in series.values() for found in line):
                 title = f"{metric.upper() if metric == 'em' else metric} {key.replace('_', ' ')}"
                 figures.append(bars(title, [f"{value}{unit}" for value in values], series))
-    terms = {run.name: _reward_terms(run.rows) for run in runs}
+    terms = {run.name: _reward_terms(run.records) for run in runs}
     names = list(dict.fromkeys(name for found in terms.values() for name in found))
     if names:
         series = {run: [found.get(name) for name in names] for run, found in terms.items()}
@@ -179,22 +180,18 @@ def _range(run: EvaluationRun, key: str, value: str, metric: str) -> Range | Non
     return None if found is None else (found["mean"], found["low"], found["high"])
 
 
-def _reward_terms(rows: Sequence[Row]) -> Mapping[str, Range]:
+def _reward_terms(records: Sequence[Trajectory]) -> Mapping[str, Range]:
     """Returns the mean over episodes, with its interval over questions, of the sum of each raw reward term."""
-    tasks: dict[int, list[Row]] = {}
-    for row in rows:
-        tasks.setdefault(row["task_index"], []).append(row)
-    names = list(dict.fromkeys(name for row in rows for turn in row["turns"] for name in turn["reward_terms"]))
-    return bootstrap({name: [[_total(row, name) for row in group] for group in tasks.values()] for name in names})
-
-
-def _total(row: Row, term: str) -> float:
-    return sum(float(turn["reward_terms"].get(term, 0.0)) for turn in row["turns"])
+    tasks: dict[int, list[dict[str, float]]] = {}
+    for record in records:
+        tasks.setdefault(record.task_index, []).append(record.reward_terms)
+    names = list(dict.fromkeys(name for group in tasks.values() for terms in group for name in terms))
+    return bootstrap({name: [[terms.get(name, 0.0) for terms in group] for group in tasks.values()] for name in names})
 
 
 def evaluation_items(runs: Sequence[EvaluationRun]) -> list[Item]:
     """Returns every episode of the runs, lost ones last."""
     return [
-        *(episode_item(row, run=run.name) for run in runs for row in run.rows),
-        *(lost_item(row, run=run.name) for run in runs for row in run.failures),
+        *(episode_item(record, run=run.name) for run in runs for record in run.records),
+        *(lost_item(failure, run=run.name) for run in runs for failure in run.failures),
     ]

@@ -205,5 +205,5 @@ def _over_seeds(found: Range, *, seeds: int) -> Cell:
 def training_items(runs: Sequence[TrainingRun]) -> list[Item]:
     """Returns the token traces of all runs."""
     return [
-        token_item(row, run=run.path.name) for run in runs for path in run.traces for row in read_token_traces(path)
+        token_item(trace, run=run.path.name) for run in runs for path in run.traces for trace in read_token_traces(path)
     ]

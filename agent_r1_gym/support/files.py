@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from agent_r1_gym.errors import ConfigurationError
+
 
 def home() -> Path:
     """Returns the folder for prepared data and indexes: `$AGENT_R1_HOME`, else the user's cache folder."""
@@ -95,3 +97,15 @@ def locked(path: Path, *, timeout: float = 600.0) -> Iterator[None]:
             yield
     except filelock.Timeout as error:
         raise TimeoutError(f"{lock_path} was held by another process for {timeout:g} s; is a build stuck?") from error
+
+
+def new_folder(path: Path) -> Path:
+    """Creates the folder; refuses one that holds something, so that no run overwrites another.
+
+    Raises:
+        ConfigurationError: the folder is not empty, or a file stands there.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigurationError(f"{path} exists and is not an empty folder; choose another --out.")
+    path.mkdir(parents=True, exist_ok=True)
+    return path

@@ -24,7 +24,6 @@ from agent_r1_gym.support.terminal import say
 from benchmarks.common.cells import Cell, read_cells, run_cells
 from benchmarks.common.warm_starts import start_folder
 from benchmarks.discovery.settings import FULL, QUICK, REWARDS, Settings
-from trainers.engines.local import is_solved
 from trainers.toy.held_out import held_out, play
 from trainers.toy.quickstart import configuration, load
 from trainers.train import build_trainer
@@ -70,7 +69,7 @@ class Curve(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
     def _exact(self, kind: str) -> float:
         number = self._settings.questions
         episodes = play(self._trainer.model, self._tokenizer, held_out("test", kind), questions=number)
-        return sum(map(is_solved, episodes)) / number
+        return sum(bool(episode.solved) for episode in episodes) / number
 
 
 def found_at(cell: Cell, *, least: float = 0.5) -> int | None:

@@ -13,13 +13,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from agent_r1_gym.cli.eval import Who, make_player
+from agent_r1_gym.cli.agents import AgentSpec, make_cast
 from agent_r1_gym.evaluation.evaluate import evaluate
 from agent_r1_gym.evaluation.run_folder import RunFolder
-from agent_r1_gym.play.jobs import Job
-from agent_r1_gym.registry import make_envs
+from agent_r1_gym.play.jobs import evaluation_jobs
+from agent_r1_gym.registry import make_tool_env
 from benchmarks.common.measure import Check, Figure, Report, append_row, to_row, to_table
-from benchmarks.eval_speed.run import chat_server
+from benchmarks.eval_speed import chat_server
 
 ENV = "AgentR1/FictionQA-v0"
 TARGET = 300.0
@@ -30,17 +30,12 @@ def episodes_per_second(url: str, *, questions: int, in_flight: int) -> tuple[fl
     """Returns episodes a second of one evaluation, by the wall clock and by this process's CPU time."""
     options = {"world_seed": 0, "questions": questions, "entities": 1500}
     model = {"model": "scripted", "base_url": url}
-    who = Who(
-        env="AgentR1/FictionQA-v0", env_options=options, policy="openai:scripted", model=model, in_flight=in_flight
-    )
-    env = make_envs(who.env, 1, options)[0]
-    env.reset(options={"task_index": 0})
-    jobs = [Job(index) for index in range(questions)]
+    spec = AgentSpec(env=ENV, env_options=options, policy="openai:scripted", model=model, in_flight=in_flight)
+    make_tool_env(ENV, options).reset(options={"task_index": 0})  # builds the world and its index
+    jobs = evaluation_jobs(range(questions))
     with tempfile.TemporaryDirectory() as folder:
         start, cpu = time.perf_counter(), time.process_time()
-        metrics = evaluate(
-            RunFolder(Path(folder) / "run"), env, functools.partial(make_player, who), settings={}, jobs=jobs
-        )
+        metrics = evaluate(RunFolder(Path(folder) / "run"), functools.partial(make_cast, spec), settings={}, jobs=jobs)
         wall, cpu = time.perf_counter() - start, time.process_time() - cpu
     whole = metrics["overall"]
     if whole["episodes"] != questions or whole["metrics"]["turns"]["mean"] != chat_server.SEARCHES + 1:

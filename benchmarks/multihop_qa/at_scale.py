@@ -78,5 +78,5 @@ def _exact(folder: Path) -> dict[str, Any]:
 
 
 def _marks(run: RunFolder) -> Iterator[str]:
-    for row in run.episodes():
-        yield str(int(row["scores"]["em"] == 1.0))
+    for record in run.episodes():
+        yield str(int(bool(record.solved)))

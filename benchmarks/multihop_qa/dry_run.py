@@ -43,7 +43,7 @@ SUBSTITUTIONS: Mapping[str, Mapping[str, Any]] = {
     "eval": {
         "--retriever": "bm25",
         "--processes": "1",
-        "--max-new-tokens": "16",
+        "--max-turn-tokens": "16",
         "--max-length": "4096",
         "--dtype": "float32",
     },

@@ -173,7 +173,7 @@ def _policies(methods: Mapping[str, Method], seeds: Sequence[int]) -> dict[str, 
 
 
 def _evaluations(methods: Mapping[str, Method], seeds: Sequence[int]) -> Iterator[Command]:
-    decoding = ("--max-new-tokens", str(TOKENS["max_turn_tokens"]), "--max-length", "16384", "--dtype", "bfloat16")
+    decoding = ("--max-turn-tokens", str(TOKENS["max_turn_tokens"]), "--max-length", "16384", "--dtype", "bfloat16")
     for run, policy in _policies(methods, seeds).items():
         for test_set, env in TEST_SETS.items():
             words = ("agent-r1", "eval", env, "--policy", policy, "--split", "validation")

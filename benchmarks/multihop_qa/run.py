@@ -22,14 +22,13 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from agent_r1_gym.registry import make_envs
+from agent_r1_gym.registry import make_tool_env
 from agent_r1_gym.support.terminal import say
 from benchmarks.common.cells import Cell, interval, read_cells, run_cells
 from benchmarks.common.warm_starts import load_start, start_folder
 from benchmarks.multihop_qa import at_scale
 from benchmarks.multihop_qa.settings import METHODS, PAPER, PROFILES, Method, Profile
 from trainers.config import AgentConfig
-from trainers.engines.local import is_solved
 from trainers.toy.demonstrations import demonstrate
 from trainers.toy.held_out import ENV, play
 from trainers.toy.quickstart import configuration
@@ -87,7 +86,7 @@ def _arguments(method: Method, seed: int, profile: Profile, scratch: Path) -> Ag
 
 def _imitate(model: Any, tokenizer: Any, args: AgentConfig, profile: Profile) -> None:
     """Trains on a full demonstration of every question that RL would see."""
-    [env] = make_envs(ENV, 1, dict(profile.training))
+    env = make_tool_env(ENV, profile.training)
     number = min(args.max_steps * (args.generation_batch_size or 1) // args.num_generations, len(env.tasks))
     rng = random.Random(args.seed)
     shown: list[TokenRow] = [
@@ -108,7 +107,7 @@ def _exact(method: Method, model: Any, tokenizer: Any, seed: int, options: dict[
     """Returns 1 for each question answered right, 0 for each other; sampled at temperature 1."""
     rag = method.kind == "naive-rag"
     episodes = play(model, tokenizer, options, questions=profile.questions, rag=rag, seed=seed)
-    solved = {episode.task_index: is_solved(episode) for episode in episodes}
+    solved = {episode.task_index: bool(episode.solved) for episode in episodes}
     return "".join(str(int(solved[index])) for index in range(profile.questions))
 
 

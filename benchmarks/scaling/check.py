@@ -140,14 +140,14 @@ def cells(machine: Machine, folder: Path) -> Iterator[tuple[str, float, float]]:
 
 def demonstrated_job(options: dict[str, Any], *, episodes: int = 128) -> Job:
     """Returns a step on FictionQA; lengths are those of full demonstrations, since cells do not record theirs."""
-    from agent_r1_gym.registry import make_envs
+    from agent_r1_gym.registry import make_tool_env
     from benchmarks.trainer_speed.scripted import make_model
     from trainers.toy.demonstrations import demonstrate
     from trainers.toy.held_out import ENV
     from trainers.toy.model import build_tokenizer
     from trainers.toy.supervised import NOT_TRAINED, training_row
 
-    [env] = make_envs(ENV, 1, dict(options))
+    env = make_tool_env(ENV, options)
     rng, tokenizer = random.Random(0), build_tokenizer()
     shown = [
         demonstrate(env, index, habit="full_chain", rng=rng)  # type: ignore[arg-type]

@@ -25,11 +25,11 @@ from trl.chat_template_utils import add_response_schema, get_training_chat_templ
 import agent_r1_gym.envs  # noqa: F401  # registers the environments
 from agent_r1_gym.datasets.base import QADataset, Question
 from agent_r1_gym.datasets.fiction.compact import compact_vocabulary
+from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.tools.search import SearchTool
 from agent_r1_gym.types import Message, Passage
 from benchmarks.env_speed.systems import StubRetriever
 from benchmarks.trainer_speed.settings import Lengths, Settings
-from trainers.engines.collect import TextEnv
 from trainers.engines.templates import ChatTokens
 from trainers.toy.model import (
     ANSWER_CLOSE,

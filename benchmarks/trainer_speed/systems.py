@@ -14,11 +14,13 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from agent_r1_gym.parsing import make_parser
+from agent_r1_gym.play.player import Player
+from agent_r1_gym.play.token_session import TokenLimits
 from agent_r1_gym.scoring import SCORERS
 from benchmarks.env_speed.systems import OURS, WrongEpisodeError
 from benchmarks.trainer_speed.scripted import GOLD, Script, SearchEnvironment, force, make_model
 from trainers.config import AgentConfig
-from trainers.engines.collect import Collector, EpisodeLimits
+from trainers.engines.collect import Collector
 from trainers.engines.templates import ChatTokens
 from trainers.train import dataset_of, engine_of
 from trainers.trainer import AgentTrainer
@@ -156,10 +158,10 @@ class Agent(Trainee):
     def _make_trainer(self, model: Any, arguments: dict[str, Any]) -> GRPOTrainer:
         script = self.script
         chat = ChatTokens(script.tokenizer)
-        limits = EpisodeLimits(
+        limits = TokenLimits(
             max_prompt_tokens=script.longest_prompt, max_completion_tokens=arguments["max_completion_length"]
         )
-        collector = Collector(script.make_env, chat, limits)
+        collector = Collector(Player(script.make_env, chat=chat, limits=limits))
         single = {"algorithm": "reinforce++"} if script.settings.num_generations == 1 else {}
         return AgentTrainer(
             model,

@@ -11,7 +11,7 @@ import pytest
 
 from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
 from agent_r1_gym.envs.fiction_qa import FictionQAEnv
-from agent_r1_gym.registry import make_envs
+from agent_r1_gym.registry import make_tool_env
 from benchmarks.discovery import run as discovery
 from benchmarks.discovery.settings import FULL, HABITS, REWARDS
 from trainers.toy.demonstrations import demonstrate
@@ -82,7 +82,7 @@ def test_found_is_the_first_measurement_at_half() -> None:
 def test_rewards_differ_in_what_they_pay() -> None:
     weights = {}
     for name, reward in REWARDS.items():
-        [env] = make_envs("AgentR1/FictionQA-v0", 1, {**FULL.training, "questions": 8, **reward.options})
+        env = make_tool_env("AgentR1/FictionQA-v0", {**FULL.training, "questions": 8, **reward.options})
         weights[name] = tuple(sorted((term, weight) for term, weight in env.reward_weights.items() if weight))
     assert weights["em"] == (("em", 1.0),)
     assert weights["support"] == (("em", 1.0), ("new_support", 0.2))

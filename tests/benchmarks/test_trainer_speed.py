@@ -12,8 +12,9 @@ from benchmarks.trainer_speed import run as trainer_speed
 from benchmarks.trainer_speed.scripted import force, make_model, write_script
 from benchmarks.trainer_speed.settings import COMPACT, CUDA, FULL, TARGETS, Lengths, Settings
 from benchmarks.trainer_speed.systems import Agent, EnvironmentFactory, exact_match
+from trainers.engines.sampling import SamplingOptions
+from trainers.engines.slots import SlotEngine
 from trainers.engines.templates import ChatTokens
-from trainers.engines.turns import SamplingOptions, SlotEngine
 
 SHORT = Lengths("short", question=3, thought=2, query=2, passage=4)
 TINY = Settings(rounds=1, lengths=(SHORT,), turns=2, prompts=2, num_generations=2)

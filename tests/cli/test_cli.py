@@ -18,6 +18,7 @@ import pytest
 
 from agent_r1_gym.cli.main import _COMMANDS, build_parser, main
 from agent_r1_gym.cli.train import TRAINER_COMMANDS
+from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.retrieval.corpus import write_corpus
 from agent_r1_gym.types import Passage
 from tests.kit.reading import chunks
@@ -162,15 +163,14 @@ def test_rollout_writes_traces_that_replay_to_the_same_scores(
     status, out, _ = call(capsys, "rollout", "FictionQA", "-n", "12", "--policy", "oracle", "--out", "first")
     assert status == 0
     assert "12/12" in out
-    rows = [json.loads(line) for line in (run_folder / "first/trace.jsonl").read_text().splitlines()]
-    assert [row["task_index"] for row in sorted(rows, key=lambda row: row["task_index"])] == list(range(12))
-    assert len(chunks((run_folder / "first/trace.html").read_text())["index"]["titles"]) == len(rows)
-    status, out, _ = call(capsys, "rollout", "FictionQA", "--policy", "replay:first/trace.jsonl", "--out", "second")
+    records = RunFolder(run_folder / "first").episodes()
+    assert [record.task_index for record in records] == list(range(12))
+    assert len(chunks((run_folder / "first/report.html").read_text())["index"]["titles"]) == 12
+    status, out, _ = call(capsys, "rollout", "FictionQA", "--policy", "replay:first", "--out", "second")
     assert status == 0
     assert "12/12" in out
-    again = [json.loads(line) for line in (run_folder / "second/trace.jsonl").read_text().splitlines()]
-    key = [(row["task_id"], row["messages"]) for row in rows]
-    assert sorted(key, key=str) == sorted([(row["task_id"], row["messages"]) for row in again], key=str)
+    again = RunFolder(run_folder / "second").episodes()
+    assert [record.messages for record in again] == [record.messages for record in records]
 
 
 def test_rollout_never_overwrites(capsys: pytest.CaptureFixture[str], run_folder: Path) -> None:
@@ -197,10 +197,10 @@ def test_rollout_never_overwrites(capsys: pytest.CaptureFixture[str], run_folder
         (["rollout", "HotpotQA", "--dataset", "sample", "--option", "tasks=[]"], "sets 'tasks' itself; drop it."),
         (["rollout", "FictionQA", "--option", "entities=[1]"], "do not fit AgentR1/FictionQA-v0: unhashable"),
         (["rollout", "CartPole-v1", "--split", "test"], "do not fit CartPole-v1"),
-        (["rollout", "FictionQA", "--num-envs", "0"], "num-envs"),
+        (["rollout", "FictionQA", "--in-flight", "0"], "in-flight"),
         (["rollout", "FictionQA", "--policy", "replay:absent.jsonl"], "absent.jsonl"),
         (["rollout", "HotpotQA", "--dataset", "no/such/file.json"], "file.json"),
-        (["rollout", "CartPole-v1"], "not a ToolEnv"),
+        (["rollout", "CartPole-v1"], "observes Box, not text"),
         (["envs", "Nope"], "Known"),
         (["index", "absent.jsonl"], "absent.jsonl"),
         (["serve-retriever"], "--corpus"),
@@ -219,7 +219,7 @@ def test_wrong_input_ends_with_status_2_and_a_hint(
 
 def test_a_malformed_trace_names_file_and_line(capsys: pytest.CaptureFixture[str], run_folder: Path) -> None:
     (run_folder / "bad.jsonl").write_text(
-        '{"task_id": "a", "task_index": 0, "turns": [{"action": "x"}]}\n{"task_id": 5}\n'
+        '{"task_id": "a", "task_index": 0, "turns": [{"action": "x", "reward": 0.0}]}\n{"task_id": 5}\n'
     )
     status, _, err = call(capsys, "rollout", "FictionQA", "--policy", "replay:bad.jsonl")
     assert status == 2
@@ -330,7 +330,7 @@ def test_ctrl_c_keeps_the_finished_episodes(run_folder: Path) -> None:
         "act = p.OraclePolicy.act\n"
         "p.OraclePolicy.act = lambda self, inputs: (time.sleep(0.05), act(self, inputs))[1]\n"
         "from agent_r1_gym.cli.main import main\n"
-        "sys.exit(main(['rollout', 'FictionQA', '-n', '100', '--num-envs', '1', '--out', 'run']))\n"
+        "sys.exit(main(['rollout', 'FictionQA', '-n', '100', '--in-flight', '1', '--out', 'run']))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", slow],
@@ -339,7 +339,7 @@ def test_ctrl_c_keeps_the_finished_episodes(run_folder: Path) -> None:
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore Ctrl-C
     )
-    trace = run_folder / "run/trace.jsonl"
+    trace = run_folder / "run/episodes.jsonl"
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and not (trace.exists() and trace.read_text().count("\n") >= 3):
         time.sleep(0.02)

@@ -13,10 +13,10 @@ from agent_r1_gym.datasets.base import QADataset, Question, SupportingFact
 from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
 from agent_r1_gym.envs.multihop_qa import HotpotQAEnv, MuSiQueEnv
 from agent_r1_gym.errors import ConfigurationError, DatasetError, RetrievalError, RetrievalTimeout
-from agent_r1_gym.play.episode import rollout
 from agent_r1_gym.play.policies import NaivePolicy, OraclePolicy
 from agent_r1_gym.retrieval.base import Hit, Retriever
 from agent_r1_gym.types import Passage
+from tests.kit.playing import play
 from tests.kit.shared_data import shared_file
 
 
@@ -54,8 +54,7 @@ class Broken(Retriever):
 @pytest.mark.parametrize("setting", ["open", "distractor"])
 def test_oracle_answers_every_real_question(name: str, file: str, setting: str) -> None:
     options = {"dataset": shared_file(file), "setting": setting, "reward": "process"}
-    envs = [gym.make(f"AgentR1/{name}-v0", **options).unwrapped for _ in range(8)]
-    trajectories = list(rollout([e for e in envs if isinstance(e, ToolEnv)], OraclePolicy(), range(100)))
+    trajectories = play(OraclePolicy(), range(100), lambda: gym.make(f"AgentR1/{name}-v0", **options), places=8)
     assert sum(t.turns[-1].reward_terms["em"] for t in trajectories) == 100
     assert all(sum(turn.reward_terms["new_support"] for turn in t.turns) <= 1 for t in trajectories)
     found = [sum(turn.reward_terms["new_support"] for turn in t.turns) for t in trajectories]
@@ -63,16 +62,13 @@ def test_oracle_answers_every_real_question(name: str, file: str, setting: str) 
 
 
 def test_oracle_reads_the_gold_passages_of_every_fictional_question() -> None:
-    envs = [gym.make("AgentR1/FictionQA-v0", reward="process").unwrapped for _ in range(4)]
-    trajectories = list(rollout([e for e in envs if isinstance(e, ToolEnv)], OraclePolicy(), range(100)))
+    trajectories = play(OraclePolicy(), range(100), lambda: gym.make("AgentR1/FictionQA-v0", reward="process"))
     assert all(t.turns[-1].reward_terms["em"] == 1 for t in trajectories)
     assert sum(sum(turn.reward_terms["new_support"] for turn in t.turns) for t in trajectories) >= 99
 
 
 def test_naive_policy_is_far_below_the_oracle() -> None:
-    env = gym.make("AgentR1/FictionQA-v0").unwrapped
-    assert isinstance(env, ToolEnv)
-    trajectories = list(rollout([env], NaivePolicy(), range(100)))
+    trajectories = play(NaivePolicy(), range(100), lambda: gym.make("AgentR1/FictionQA-v0"))
     assert sum(t.episode_return for t in trajectories) < 40
 
 
@@ -200,9 +196,7 @@ def test_compact_style_keeps_to_the_closed_vocabulary() -> None:
     from agent_r1_gym.datasets.fiction.dataset import compact_vocabulary
 
     vocabulary = set(compact_vocabulary())
-    env = gym.make("AgentR1/FictionQA-v0", style="compact").unwrapped
-    assert isinstance(env, ToolEnv)
-    trajectories = list(rollout([env], OraclePolicy(), range(50)))
+    trajectories = play(OraclePolicy(), range(50), lambda: gym.make("AgentR1/FictionQA-v0", style="compact"))
     texts = [m.content for t in trajectories for m in t.messages if m.role in ("user", "tool")]
     assert set(" ".join(texts).split()) <= vocabulary | {":", "nothing", "found"}
 

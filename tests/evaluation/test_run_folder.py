@@ -1,6 +1,5 @@
 """Runs on disk: what is kept, what is resumed, what is refused, and that nothing is lost."""
 
-import functools
 import json
 import random
 import signal
@@ -14,41 +13,48 @@ from agent_r1_gym.cli.main import main
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import AgentR1Error, ConfigurationError, DatasetError, InfrastructureError
 from agent_r1_gym.evaluation import evaluate as runner
-from agent_r1_gym.evaluation.evaluate import evaluate
-from agent_r1_gym.evaluation.metrics import METRICS, compare_runs, summarize
+from agent_r1_gym.evaluation.evaluate import Cast, evaluate
+from agent_r1_gym.evaluation.metrics import compare_runs, summarize
 from agent_r1_gym.evaluation.run_folder import RunFolder, question_hash
-from agent_r1_gym.play.jobs import Job
-from agent_r1_gym.play.players import ScriptedPlayer
+from agent_r1_gym.play.engine import ScriptedEngine
+from agent_r1_gym.play.jobs import evaluation_jobs
+from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.policies import OraclePolicy
+from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.types import Task
 from benchmarks.eval_speed.chat_server import Answer, scripted_turn, served
 from tests.kit.helpers import TASKS, GivenTool, answer, call
 
 SETTINGS = {"question_hash": "h", "seed": 0}
-JOBS = (Job(0), Job(1), Job(2))
+JOBS = evaluation_jobs(range(3))
+TWICE = evaluation_jobs(range(3), samples=5)
 COMMAND = ["eval", "FictionQA", "-n", "60", "--policy"]
 
 
 def oracle(rank):
-    return ScriptedPlayer(lambda: ToolEnv(tasks=TASKS), OraclePolicy(), side_by_side=2, seed=0)
+    return Cast(Player(lambda: ToolEnv(tasks=TASKS)), ScriptedEngine(OraclePolicy(), side_by_side=2))
 
 
-def run(folder, make_player=oracle, *, jobs=JOBS, settings=SETTINGS, **options):
-    return evaluate(folder, ToolEnv(tasks=TASKS), make_player, settings=settings, jobs=jobs, **options)
+def run(folder, make_cast=oracle, *, jobs=JOBS, settings=SETTINGS, **options):
+    return evaluate(folder, make_cast, settings=settings, jobs=jobs, **options)
+
+
+def job(index, sample=0):
+    return TWICE[5 * index + sample]
 
 
 class TestFolder:
     def test_episodes_are_sorted_and_complete(self, tmp_path):
         folder = RunFolder(tmp_path / "run")
-        metrics = run(folder, jobs=[Job(2), Job(0, 1), Job(0), Job(1)], samples=2)
+        metrics = run(folder, jobs=[job(2), job(0, 1), job(0), job(1)], samples=2)
         rows = folder.episodes()
-        assert [(row["task_index"], row["sample"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (2, 0)]
-        assert rows[0]["question"] == "What is the capital of France?"
-        assert rows[0]["scores"]["em"] == 1.0 and rows[0]["scores"]["support_recall"] is None
+        assert [(row.task_index, row.sample) for row in rows] == [(0, 0), (0, 1), (1, 0), (2, 0)]
+        assert rows[0].question == "What is the capital of France?"
+        assert rows[0].scores["em"] == 1.0 and rows[0].support_recall is None
         assert metrics == folder.metrics()
         assert metrics["overall"]["episodes"] == 4 and metrics["overall"]["questions"] == 3
         assert metrics["pass_at_k"]["2"]["mean"] == 1.0
-        assert set(folder.seconds()) == {Job(2), Job(0, 1), Job(0), Job(1)}
+        assert set(folder.seconds()) == {(2, 0), (0, 1), (0, 0), (1, 0)}
 
     @pytest.mark.parametrize("cut", [1, 7, 200])
     def test_a_torn_line_is_played_again(self, tmp_path, cut):
@@ -64,7 +70,7 @@ class TestFolder:
     def test_a_broken_line_in_the_middle_is_named(self, tmp_path):
         folder = RunFolder(tmp_path)
         run(folder)
-        folder.episodes_path.write_bytes(b"{}\n" + folder.episodes_path.read_bytes())
+        folder.episodes_path.write_bytes(b"{\n" + folder.episodes_path.read_bytes())
         with pytest.raises(DatasetError, match=r"episodes.jsonl, line 1"):
             run(folder)
 
@@ -77,14 +83,14 @@ class TestFolder:
         assert folder.episodes_path.read_bytes() == before
 
     def test_of_other_settings_only_the_fields_that_differ_are_named(self, tmp_path):
-        model = {"model": "/a/long/path/to/a/checkpoint" * 5, "temperature": 0.0, "max_new_tokens": 512}
+        model = {"model": "/a/long/path/to/a/checkpoint" * 5, "temperature": 0.0, "max_turn_tokens": 512}
         dataset = "d" * 100
         run(RunFolder(tmp_path), settings={**SETTINGS, "model": model, "dataset": f"{dataset} train", "options": {}})
-        changed = {"model": {**model, "max_new_tokens": 64}, "dataset": f"{dataset} test", "options": {"top_k": 3}}
+        changed = {"model": {**model, "max_turn_tokens": 64}, "dataset": f"{dataset} test", "options": {"top_k": 3}}
         with pytest.raises(ConfigurationError) as refusal:
             run(RunFolder(tmp_path), settings={**SETTINGS, **changed})
         named = str(refusal.value).split("settings (")[1].split("). Resume")[0].split("; ")
-        assert named[0] == "model.max_new_tokens: 512 != 64"
+        assert named[0] == "model.max_turn_tokens: 512 != 64"
         assert named[1].endswith("dd train' != …" + "d" * 38 + " test'")
         assert named[2:] == ["options.top_k: (not set) != 3"]
 
@@ -104,7 +110,7 @@ class TestFolder:
         with pytest.raises(DatasetError, match="not complete"):
             RunFolder(tmp_path).metrics()
         (tmp_path / "run.json").write_text('{"format": 99}')
-        with pytest.raises(DatasetError, match="format 1"):
+        with pytest.raises(DatasetError, match="format 2"):
             RunFolder(tmp_path).load()
 
     def test_the_hash_knows_ids_questions_golds_and_order(self):
@@ -131,34 +137,51 @@ class TestFolder:
 
 
 class Flaky:
-    """A player that loses the backend of task 1 for its first tries."""
+    """A cast that loses the backend of task 1 for its first tries."""
 
     def __init__(self, failing):
         self.failing, self.played = failing, []
 
     def __call__(self, rank):
-        return self
+        return Cast(Player(self.make_env), self)
 
-    def play(self, jobs):
-        self.played.append(list(jobs))
-        for job in jobs:
-            lost = job.task_index == 1 and self.failing > 0
-            self.failing -= lost
-            tool = GivenTool(InfrastructureError("no luck")) if lost else GivenTool("fine")
-            policy = OraclePolicy()
-            policy.act = lambda inputs: [call("given") if s.turn == 0 else answer(s.task.answers[0]) for s in inputs]
-            env = functools.partial(ToolEnv, tasks=TASKS, tools=[tool])
-            yield from ScriptedPlayer(env, policy, side_by_side=1, seed=0).play([job])
+    def make_env(self):
+        return ToolEnv(tasks=TASKS, tools=[Sometimes(self)])
+
+    def run(self, sessions):
+        policy = OraclePolicy()
+        policy.act = lambda states: [call("given") if s.turn == 0 else answer(s.task.answers[0]) for s in states]
+        self.played.append([])
+
+        def noted():
+            for session in sessions:
+                self.played[-1].append(session.job.key)
+                self.lost = session.job.task_index == 1 and self.failing > 0
+                self.failing -= self.lost
+                yield session
+
+        ScriptedEngine(policy, side_by_side=1).run(noted())
 
     def close(self):
         pass
+
+
+class Sometimes(GivenTool):
+    def __init__(self, flaky):
+        super().__init__("fine")
+        self.flaky = flaky
+
+    def execute(self, arguments):
+        if self.flaky.lost:
+            raise InfrastructureError("no luck")
+        return "fine"
 
 
 class TestInfrastructure:
     def test_a_lost_episode_is_tried_again(self, tmp_path):
         flaky = Flaky(1)
         metrics = run(RunFolder(tmp_path), flaky, retries=1)
-        assert flaky.played == [[Job(0), Job(1), Job(2)], [Job(1)]]
+        assert flaky.played == [[(0, 0), (1, 0), (2, 0)], [(1, 0)]]
         assert metrics["overall"]["episodes"] == 3 and metrics["excluded"]["episodes"] == 0
         assert not RunFolder(tmp_path).failures()
 
@@ -169,25 +192,45 @@ class TestInfrastructure:
         assert metrics["overall"]["episodes"] == 2
         assert metrics["excluded"] == {"episodes": 1, "by_error": {"given: unavailable": 1}}
         assert metrics["em_counting_excluded_as_wrong"] == pytest.approx(2 / 3)
-        assert [(row["task_index"], row["tries"]) for row in folder.failures()] == [(1, 3)]
+        assert [(failure.task_index, failure.tries) for failure in folder.failures()] == [(1, 3)]
         again = Flaky(0)
         metrics = run(folder, again)
-        assert again.played == [[Job(1)]]
+        assert again.played == [[(1, 0)]]
         assert metrics["overall"]["episodes"] == 3 and not folder.failures_path.exists()
 
     def test_a_dead_backend_stops_the_run_and_keeps_what_is_done(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(runner, "GIVE_UP_AFTER", 2)
-        jobs = [Job(0), *(Job(1, sample) for sample in range(5)), Job(2)]
-        with pytest.raises(InfrastructureError, match="2 episodes in a row"):
-            run(RunFolder(tmp_path), Flaky(9), jobs=jobs, retries=0)
-        assert [row["task_index"] for row in RunFolder(tmp_path).episodes()] == [0]
+        monkeypatch.setattr(runner, "_LOSSES_TO_PAUSE", 2)
+        jobs = [job(0), *(job(1, sample) for sample in range(5)), job(2)]
+        with pytest.raises(InfrastructureError, match="2 episodes in a row lost their backend, for 0 s"):
+            run(RunFolder(tmp_path), Flaky(9), jobs=jobs, retries=0, patience=0.0)
+        assert [record.task_index for record in RunFolder(tmp_path).episodes()] == [0]
+
+    def test_a_backend_that_comes_back_costs_pauses_and_no_episode(self, tmp_path, monkeypatch):
+        pauses = []
+        monkeypatch.setattr(runner, "_LOSSES_TO_PAUSE", 2)
+        monkeypatch.setattr(runner.time, "sleep", pauses.append)
+        jobs = [*(job(1, sample) for sample in range(5)), job(0)]
+        metrics = run(RunFolder(tmp_path), Flaky(4), jobs=jobs, samples=5)
+        assert metrics["overall"]["episodes"] == 6 and metrics["excluded"]["episodes"] == 0
+        assert pauses == [0.25, 0.5, 1.0]  # before the third, fourth and fifth episode; then it is there again
 
     def test_the_command_says_so_loudly(self, tmp_path, capsys, monkeypatch):
         def respond(request, headers):
             return Answer(status=500) if len(request["messages"]) > 4 else scripted_turn(request, headers)
 
         with served(respond) as url:
-            words = ["--attempts", "1", "--retries", "0", "--base-url", url, "--out", str(tmp_path / "run")]
+            words = [
+                "--attempts",
+                "1",
+                "--retries",
+                "0",
+                "--split",
+                "train",
+                "--base-url",
+                url,
+                "--out",
+                str(tmp_path / "run"),
+            ]
             assert main([*COMMAND[:2], "-n", "3", "--policy", "openai:x", *words]) == 1
         err = capsys.readouterr().err
         assert "WARNING: 3 episodes lost their backend and are NOT in the scores (3 x endpoint: unavailable" in err
@@ -260,9 +303,8 @@ class TestCommand:
     def test_a_majority_of_one_equals_pass_at_1(self, tmp_path):
         """The third sample alone is right: what looks at the first ones only would see nothing."""
         rows = [
-            {"task_index": 0, "sample": i, "answer": a, "type": None, "hops": None, "end_reason": "answer"}
-            | {"scores": dict.fromkeys(METRICS, 0.0) | {"em": float(a == "yes"), "failures": {}}}
-            for i, a in enumerate(["no", None, "yes"])
+            Trajectory(sample=number, answer=said, scores={"em": float(said == "yes")})
+            for number, said in enumerate(["no", None, "yes"])
         ]
         summary = summarize(rows, [], samples=3)
         assert summary["majority_at_k"]["1"]["mean"] == pytest.approx(1 / 3)
@@ -270,18 +312,18 @@ class TestCommand:
         assert summary["majority_at_k"]["2"]["mean"] == pytest.approx(2 / 3)  # no-, -yes, yes no
         assert summary["majority_at_k"]["3"]["mean"] == 0.0
 
-    def test_training_questions_are_said_to_be_such(self, tmp_path, capsys):
-        def noted(*words):
-            assert (
-                main(["eval", *words, "-n", "1", "--policy", "oracle", "--out", str(tmp_path / str(len(words)))]) == 0
-            )
-            return [line for line in capsys.readouterr().err.splitlines() if "training questions" in line]
+    def test_held_out_questions_are_the_default_and_training_questions_are_said_to_be_such(self, tmp_path, capsys):
+        def played(name, *words):
+            out = tmp_path / name
+            assert main(["eval", "FictionQA", *words, "-n", "1", "--policy", "oracle", "--out", str(out)]) == 0
+            said = "these are training questions (split 'train')" in capsys.readouterr().err
+            return RunFolder(out).load()["settings"]["env_options"].get("split"), said
 
-        [line] = noted("FictionQA")
-        assert "`--split test` (or validation, ood) measures held-out ones" in line
-        assert noted("FictionQA", "--split", "test") == []
+        assert played("default") == ("test", False)
+        assert played("ood", "--split", "ood") == ("ood", False)
+        assert played("train", "--split", "train") == ("train", True)
 
-    def test_training_questions_of_a_file_point_to_another_file(self, tmp_path, capsys):
+    def test_a_file_is_served_as_it_is(self, tmp_path, capsys):
         row = {
             "_id": "x1", "question": "Where is Oslo?", "answer": "Norway", "type": "bridge", "level": "easy",
             "supporting_facts": [["Oslo", 0]], "context": [["Oslo", ["Oslo is in Norway."]]],
@@ -289,8 +331,7 @@ class TestCommand:
         (tmp_path / "hotpot_train_v1.1.json").write_text(json.dumps([row]))
         words = ["--dataset", str(tmp_path / "hotpot_train_v1.1.json"), "--out", str(tmp_path / "run")]
         assert main(["eval", "HotpotQA", "--policy", "oracle", *words]) == 0
-        err = capsys.readouterr().err
-        assert "a file of another split measures held-out ones" in err and "--split" not in err
+        assert "split" not in RunFolder(tmp_path / "run").load()["settings"]["env_options"]
 
     def test_equal_samples_of_a_greedy_model_are_warned_of(self, tmp_path, capsys):
         def warned(*words):

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
+from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.datasets.load import load_dataset
-from agent_r1_gym.evaluation.metrics import episode_row
-from agent_r1_gym.play.jobs import Job
-from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.play.policies import OraclePolicy
 from agent_r1_gym.scoring import SCORERS
+from tests.kit.playing import play
 from tests.kit.shared_data import shared_file
 from tests.test_scoring import official_hotpot, official_musique, official_normalize
 
@@ -41,7 +41,7 @@ def test_1000_perturbed_answers(name, file, official):
     for number in range(1000):
         question = questions[number % 100]
         answer = PERTURBATIONS[number % len(PERTURBATIONS)](rng.choice(question.answers), rng)
-        scores = row_of(question, answer, SCORERS[name])["scores"]
+        scores = scores_of(question, answer, SCORERS[name])
         golds = question.answers
         assert scores["em"] == max(float(official_normalize(answer) == official_normalize(gold)) for gold in golds)
         assert scores["f1"] == pytest.approx(max(official(answer, gold) for gold in golds)), (answer, golds)
@@ -50,6 +50,10 @@ def test_1000_perturbed_answers(name, file, official):
     assert partial > 100  # the perturbations do not only give right and wrong
 
 
-def row_of(question, answer, scorer):
-    ended = Trajectory("", "", "", question.id, 0, question.answers, answer, (), (), True, False, "answer")
-    return episode_row(Job(0), ended, task=question, scorer=scorer)
+def scores_of(question, answer, scorer):
+    """What an episode that gives this answer is scored by its environment."""
+    policy = OraclePolicy()
+    policy.act = lambda states: [state.format.format_answer(answer) for state in states]
+    (record,) = play(policy, [0], lambda: ToolEnv(tasks=[question], scorer=scorer))
+    assert (record.answer or "") == answer.strip()
+    return record.scores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 
-from agent_r1_gym.play.record import TokenTrajectory, TokenTurn
+from agent_r1_gym.play.record import Trajectory
+from tests.kit.fixed import make_trajectory
 from tests.kit.tiny_model import make_model, make_tokenizer
 from trainers.config import AgentConfig
 from trainers.trainer import AgentTrainer, Collect
@@ -56,7 +58,7 @@ def make_trainer(folder: Path, collect: Collect, *, lora: bool = False, **settin
     )
 
 
-def play(rows: list[dict[str, Any]], trainer: AgentTrainer) -> list[TokenTrajectory]:
+def play(rows: list[dict[str, Any]], trainer: AgentTrainer) -> list[Trajectory]:
     """Samples one token for each row: reward 1 if it is the target."""
     ids = trainer.processing_class.apply_chat_template(
         [row["prompt"] for row in rows], add_generation_prompt=True, return_dict=False
@@ -65,15 +67,9 @@ def play(rows: list[dict[str, Any]], trainer: AgentTrainer) -> list[TokenTraject
         logits = trainer.model(input_ids=torch.tensor(ids)).logits[:, -1]
     logps = logits.log_softmax(-1)
     tokens = torch.multinomial(logps.exp(), 1)[:, 0].tolist()
-    return [
-        TokenTrajectory(
-            prompt_ids=tuple(prompt),
-            completion_ids=(token,),
-            loss_mask=(1,),
-            logprobs=(logp[token].item(),),
-            turns=(TokenTurn(0, 1, float(token == row["target"])),),
-            terminated=True,
-            truncated=False,
-        )
-        for prompt, token, logp, row in zip(ids, tokens, logps, rows, strict=True)
-    ]
+    records = []
+    for prompt, token, logp, row in zip(ids, tokens, logps, rows, strict=True):
+        record = make_trajectory(prompt, [([token], float(token == row["target"]), [])])
+        assert record.tokens is not None
+        records.append(replace(record, tokens=replace(record.tokens, logprobs=(logp[token].item(),))))
+    return records

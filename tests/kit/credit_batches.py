@@ -27,10 +27,16 @@ def batch(*episodes: tuple[str, list[float]], pad: int = 0, pad_turns: int = 0, 
         "turn_rewards": padded([rewards for _, rewards in episodes], turns, 0.0),
         "turn_mask": padded([[True] * len(rewards) for _, rewards in episodes], turns, False),
     }
+    if "outcomes" in more:  # on each row's last turn, in what it earned there
+        fields["outcome_rewards"] = torch.zeros_like(fields["turn_rewards"])
+        for row, (outcome, (_, rewards)) in enumerate(zip(more.pop("outcomes"), episodes, strict=True)):
+            if rewards:
+                fields["outcome_rewards"][row, len(rewards) - 1] = outcome
+        fields["turn_rewards"] += fields["outcome_rewards"]
     for name, numbers in more.items():
         if name == "state_ids":
             fields[name] = padded(numbers, turns, -1)
-        elif name in ("outcomes", "bootstrap_values"):
+        elif name == "bootstrap_values":
             fields[name] = torch.tensor(numbers, dtype=torch.float64)
         else:
             fields[name] = padded(numbers, length, 0.0)

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from agent_r1_gym.play.record import TokenTrajectory, TokenTurn
+from agent_r1_gym.play.record import Tokens, Trajectory
+from agent_r1_gym.play.record import Turn as TurnRecord
 
 Turn = tuple[Sequence[int], float, Sequence[int]]
 """What the model sampled, its reward, and what the environment said then."""
@@ -21,34 +22,43 @@ def make_trajectory(
     truncated: bool = False,
     error: str | None = None,
     rewritten: Sequence[int] = (),
-    **metrics: float,
-) -> TokenTrajectory:
+    outcomes: Sequence[float] = (),
+    **terms: float,
+) -> Trajectory:
     """Lays turns one after another; every sampled token gets the log-probability -1.
 
-    After the turns in `rewritten`, what the environment says is a context that takes the place of all before.
+    After the turns in `rewritten`, what the environment says is a context that takes the place of all before. The
+    first turns' shares of the outcome are `outcomes`; the last turn has the reward `terms`.
     """
     ids: list[int] = []
     logprobs: list[float | None] = []
     spans = []
-    for sampled, reward, said in turns:
-        spans.append(TokenTurn(len(ids), len(ids) + len(sampled), reward))
+    records = []
+    for number, (sampled, reward, said) in enumerate(turns):
+        spans.append((len(ids), len(ids) + len(sampled)))
+        outcome = outcomes[number] if number < len(outcomes) else 0.0
+        last = number == len(turns) - 1
+        records.append(TurnRecord("", reward, terms if last else {}, outcome))
         ids += [*sampled, *said]
         logprobs += [-1.0] * len(sampled) + [None] * len(said)
-    return TokenTrajectory(
+    tokens = Tokens(
         prompt_ids=tuple(prompt),
         completion_ids=tuple(ids),
         loss_mask=tuple(int(logprob is not None) for logprob in logprobs),
         logprobs=tuple(logprobs),
-        turns=tuple(spans),
+        spans=tuple(spans),
+        context_starts=tuple(spans[number][1] for number in rewritten),
+    )
+    return Trajectory(
+        turns=tuple(records),
         terminated=not truncated,
         truncated=truncated,
         infrastructure_error=error,
-        metrics=metrics,
-        row_starts=tuple(spans[number].end for number in rewritten),
+        tokens=tokens,
     )
 
 
-def multi_turn_batch() -> list[TokenTrajectory]:
+def multi_turn_batch() -> list[Trajectory]:
     """Two groups of four rollouts with one to three turns; some end in what the environment said."""
     return [
         make_trajectory([2, 5, 11, 8], [([12, 8, 3], 0.1, [2, 7, 13]), ([14, 8, 3], 1.0, [])]),
@@ -62,7 +72,7 @@ def multi_turn_batch() -> list[TokenTrajectory]:
     ]
 
 
-def one_turn_batch() -> list[TokenTrajectory]:
+def one_turn_batch() -> list[Trajectory]:
     """Two groups of four rollouts of one turn, with nothing said by the environment."""
     replies = [[8, 3], [9, 10, 3], [8, 8, 8], [3], [14, 15], [14, 16, 3], [15, 3], [9]]
     rewards = [1.0, 0.0, 0.5, 0.0, 1.0, 1.0, 0.0, 0.25]
@@ -73,12 +83,12 @@ def one_turn_batch() -> list[TokenTrajectory]:
     ]
 
 
-def give(trajectories: Sequence[TokenTrajectory]) -> Callable[..., list[TokenTrajectory]]:
+def give(trajectories: Sequence[Trajectory]) -> Callable[..., list[Trajectory]]:
     """A `collect` that returns these, whatever the rows."""
     return lambda rows, trainer: list(trajectories)
 
 
-def by_row(rows: list[dict[str, Any]], _trainer: Any) -> list[TokenTrajectory]:
+def by_row(rows: list[dict[str, Any]], _trainer: Any) -> list[Trajectory]:
     """A `collect` whose trajectories depend on the row and on which of its copies it is, not on the process."""
     trajectories = []
     for position, row in enumerate(rows):  # four copies of a row stand together

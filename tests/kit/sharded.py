@@ -16,7 +16,8 @@ from torch.testing import assert_close
 
 from agent_r1_gym.errors import ConfigurationError
 from tests.kit.scripted import STOPS, make_causal_lm, make_sessions
-from trainers.engines.turns import SamplingOptions, SlotEngine
+from trainers.engines.sampling import SamplingOptions
+from trainers.engines.slots import SlotEngine
 from trainers.running.sharding import unsharded
 from trainers.trainer import AgentTrainer
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agent_r1_gym.evaluation.metrics import summarize
-from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.evaluation.run_folder import Failure, RunFolder
+from agent_r1_gym.play.record import Tokens, Trajectory, Turn
+from agent_r1_gym.types import Message
 
 ALPHABET = "etaoinshrdlucmfwypvbgkqjxz"
 
@@ -25,74 +29,71 @@ def passages(generator: random.Random, number: int) -> list[str]:
     return [f'"{n} " ' + " ".join(generator.choices(words, weights, k=90)) for n in range(number)]
 
 
-def episode(index: int, texts: Sequence[str], generator: random.Random, **changes: Any) -> dict[str, Any]:
+def episode(index: int, texts: Sequence[str], generator: random.Random, **changes: Any) -> Trajectory:
     """An episode of two searches (five passages each) and an answer."""
     right, broken, cut = generator.random() < 0.6, generator.random() < 0.1, generator.random() < 0.05
     hops = generator.choice((2, 2, 3, 4))
     call = '<tool_call>{"name": "search", "arguments": {"query": "%d %d"}}</tool_call>'
     said = [f"<think>hop {hop}</think>{call % (index, hop)}" for hop in (1, 2)]
-    found = ["\n".join(generator.choices(texts, k=5)) for _ in said]
+    results = ["\n".join(generator.choices(texts, k=5)) for _ in said]
     answer = None if cut else "oslo" if right else f"city {index}"
-    messages = [
-        {"role": "system", "content": "Answer with the tools that you have.\n" * 8},
-        {"role": "user", "content": f"Question {index}: where was the director of film {index} born?"},
-    ]
-    for action, text in zip(said, found, strict=True):
-        messages += [{"role": "assistant", "content": action}, {"role": "tool", "name": "search", "content": text}]
+    question = f"Question {index}: where was the director of film {index} born?"
+    messages = [Message("system", "Answer with the tools that you have.\n" * 8), Message("user", question)]
+    for action, text in zip(said, results, strict=True):
+        messages += [Message("assistant", action), Message("tool", text, "search")]
     last = "and so on" if cut else f"<answer>{answer}</answer>"
-    messages.append({"role": "assistant", "content": last})
-    turns: list[dict[str, Any]] = [
-        {"action": text, "reward": 0.0, "reward_terms": {"em": 0.0, "format": 1.0}, "outcome_errors": [None],
-         "parse_errors": [], "prompt_tokens": 10, "completion_tokens": 5}
-        for text in said
-    ]  # fmt: skip
-    if broken:
-        turns[1]["outcome_errors"] = ["bad_arguments"]
-    turns.append({**turns[0], "action": last, "reward": float(right and not cut), "outcome_errors": [],
-                  "reward_terms": {"em": float(right and not cut), "format": 1.0}})  # fmt: skip
+    messages.append(Message("assistant", last))
     em = float(right and not cut)
-    return {
-        "env_id": "AgentR1/FictionQA-v0", "policy": "oracle", "task_id": f"task-{index}", "task_index": index,
-        "sample": 0, "question": messages[1]["content"], "type": "bridge" if hops == 2 else "chain", "hops": hops,
-        "gold_answers": ["Oslo"], "answer": answer, "messages": messages, "turns": turns, "terminated": not cut,
-        "truncated": cut, "end_reason": "max_turns" if cut else "answer",
-        "scores": {"em": em, "f1": em, "sub_em": em, "support_recall": 1.0, "return": em, "turns": 3, "calls": 2,
-                   "failed_calls": int(broken), "malformed_turns": 0, "prompt_tokens": 30, "completion_tokens": 15,
-                   "failures": {"bad_arguments": 1} if broken else {}},
-        **changes,
-    }  # fmt: skip
+    turns = [Turn(text, 0.0, {"em": 0.0, "format": 1.0}, 0.0, (None,), (), 10, 5) for text in said]
+    if broken:
+        turns[1] = replace(turns[1], outcome_errors=("bad_arguments",))
+    turns.append(Turn(last, em, {"em": em, "format": 1.0}, em, (), (), 10, 5))
+    return Trajectory(
+        env_id="AgentR1/FictionQA-v0", policy="oracle", task_id=f"task-{index}", task_index=index, question=question,
+        labels={"type": "bridge" if hops == 2 else "chain", "hops": hops}, gold_answers=("Oslo",), answer=answer,
+        messages=tuple(messages), turns=tuple(turns), terminated=not cut, truncated=cut,
+        end_reason="max_turns" if cut else "answer", scores={"em": em, "f1": em, "sub_em": em}, support_recall=1.0,
+        seconds=0.5, **changes,
+    )  # fmt: skip
 
 
-def episodes(number: int, *, corpus: int = 200, seed: int = 0) -> list[dict[str, Any]]:
+def episodes(number: int, *, corpus: int = 200, seed: int = 0) -> list[Trajectory]:
     generator = random.Random(seed)
     texts = passages(generator, corpus)
     return [episode(index, texts, generator) for index in range(number)]
 
 
 def token_row(**changes: Any) -> dict[str, Any]:
-    """A rollout of two turns with an answer of the environment between them."""
-    return {
+    """A rollout of two turns with an answer of the environment between them, as a line of a trace."""
+    tokens = Tokens(
+        prompt_ids=(1,), completion_ids=(2, 3, 4, 5, 6, 7), loss_mask=(1, 1, 0, 0, 1, 1),
+        logprobs=(-0.1, -1.25, None, None, -0.5, -0.01), spans=((0, 2), (4, 6)),
+    )  # fmt: skip
+    record = Trajectory(
+        turns=(Turn("", 0.0), Turn("", 1.0, {"em": 1.0}, 1.0)), terminated=True, answer="Oslo", gold_answers=("Oslo",),
+        scores={"em": 1.0}, tokens=tokens,
+    )  # fmt: skip
+    record = replace(record, **{name: changes.pop(name) for name in list(changes) if hasattr(record, name)})
+    row = {
         "step": 10, "batch": 10, "rollout": 0, "title": "where ?", "prompt": "user where ?",
         "pieces": ["<search>", " Oslo", "\n[tool]", " <b>fjord</b>", "<answer>", "Oslo"],
-        "loss_mask": [1, 1, 0, 0, 1, 1], "logprobs": [-0.1, -1.25, None, None, -0.5, -0.01],
-        "advantages": [0.5, 0.5, None, None, -0.75, -0.75],
-        "turns": [{"start": 0, "end": 2, "reward": 0.0}, {"start": 4, "end": 6, "reward": 1.0}],
-        "row_starts": [], "terminated": True, "truncated": False, "infrastructure_error": None,
-        "metrics": {"reward/em": 1.0, "failed_calls": 0.0, "malformed_turns": 0.0, "turns": 2.0},
-        **changes,
+        "loss_mask": [1, 1, 0, 0, 1, 1], "advantages": [0.5, 0.5, None, None, -0.75, -0.75],
+        "record": record.to_dict(), **changes,
     }  # fmt: skip
+    copy: dict[str, Any] = json.loads(json.dumps(row))
+    return copy
 
 
-def write_run(folder: Path, rows: Sequence[dict[str, Any]], *, failures: Sequence[dict[str, Any]] = (),
+def write_run(folder: Path, records: Sequence[Trajectory], *, failures: Sequence[Failure] = (),
               finished: bool = True, **settings: Any) -> Path:  # fmt: skip
     """Writes a folder as `agent-r1 eval` does."""
     run = RunFolder(folder)
     defaults = {"env_id": "AgentR1/FictionQA-v0", "policy": "oracle", "samples": 1, "seed": 0, "dataset": "fiction",
-                "questions": len(rows) + len(failures), "question_hash": "0123456789abcdef"}  # fmt: skip
+                "questions": len(records) + len(failures), "question_hash": "0123456789abcdef"}  # fmt: skip
     run.open({**defaults, **settings})
-    for row in rows:
-        run.add(row, seconds=0.5)
+    for record in records:
+        run.add(record)
     run.close()
     if finished:
-        run.finish(failures, summarize(rows, failures, samples=1, seconds=run.seconds()))
+        run.finish(failures, summarize(records, failures, samples=1, seconds=run.seconds()))
     return folder

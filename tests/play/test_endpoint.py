@@ -8,15 +8,17 @@ import pytest
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout
 from agent_r1_gym.play.endpoint import ChatEndpoint, Completion, ContextLengthError, EndpointOptions
-from agent_r1_gym.play.jobs import Job
+from agent_r1_gym.play.endpoint_engine import EndpointEngine
+from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.methods import make_method
-from agent_r1_gym.play.players import EndpointPlayer
+from agent_r1_gym.play.player import Player
 from agent_r1_gym.tools.search import SearchTool
 from agent_r1_gym.types import Message, Passage, Task
 from benchmarks.eval_speed.chat_server import Answer, served, turn
 from tests.kit.helpers import TASKS, EchoTool, StubRetriever, answer, call
 
-ONE = (Job(0),)
+JOBS = evaluation_jobs(range(3), samples=2)
+FIRST, AGAIN, SECOND, _, THIRD, _ = JOBS
 HELLO = (Message("user", "hello"),)
 GOOD = turn("hi")
 
@@ -112,7 +114,7 @@ class TestFaults:
 class TestRequest:
     def test_what_is_sent(self):
         script = Script(GOOD)
-        found = ask(script, temperature=0.5, top_p=0.9, max_new_tokens=9, request={"seed": None, "top_k": 4})
+        found = ask(script, temperature=0.5, top_p=0.9, max_turn_tokens=9, request={"seed": None, "top_k": 4})
         assert script.requests[0] == {
             "model": "m",
             "messages": [{"role": "user", "content": "hello"}],
@@ -144,22 +146,23 @@ class TestRequest:
             EndpointOptions(**{"model": "m", "base_url": "http://127.0.0.1/v1", **wrong})
 
 
-def play(script, *, method="tools", jobs=ONE, env=None, **options):
+def play(script, *, method="tools", jobs=(FIRST,), env=None, **options):
     with served(script) as url:
         settings = {"model": "m", "base_url": url, "first_pause": 0.0, "timeout": 5.0, **options}
-        endpoint = ChatEndpoint(EndpointOptions(**settings), in_flight=4)
-        make_env = env or (lambda: ToolEnv(tasks=TASKS, tools=[EchoTool()]))
-        player = EndpointPlayer(make_env, make_method(method), endpoint, in_flight=4, seed=0, name="p")
+        engine = EndpointEngine(ChatEndpoint(EndpointOptions(**settings), in_flight=4), in_flight=4)
+        player = Player(env or (lambda: ToolEnv(tasks=TASKS, tools=[EchoTool()])), method=make_method(method))
+        records = {}
         try:
-            return {played.job: played.trajectory for played in player.play(jobs)}
+            player.play(jobs, engine, lambda record: records.update({(record.task_index, record.sample): record}))
+            return records
         finally:
-            player.close()
+            engine.close()
 
 
 class TestPlayer:
     def test_plain_text_calls(self):
         script = Script(turn(call("echo", text="x")), turn(answer("Paris")))
-        trajectory = play(script)[Job(0)]
+        trajectory = play(script)[0, 0]
         assert trajectory.answer == "Paris" and trajectory.terminated
         assert "tools" not in script.requests[0]
         assert script.requests[1]["messages"][-1] == {"role": "tool", "content": "echo x", "name": "echo"}
@@ -175,7 +178,7 @@ class TestPlayer:
         """Some servers parse calls and thinking out of the text though no tools were declared."""
         function = {"name": "echo", "arguments": '{"text": "x"}'}
         apart = turn(None, reasoning_content="hm", tool_calls=[{"id": "1", "type": "function", "function": function}])
-        trajectory = play(Script(apart, turn(answer("Paris"))))[Job(0)]
+        trajectory = play(Script(apart, turn(answer("Paris"))))[0, 0]
         written = '<think>hm</think><tool_call>\n{"name": "echo", "arguments": {"text": "x"}}\n</tool_call>'
         assert trajectory.turns[0].action == written
         assert trajectory.turns[0].outcome_errors == (None,)
@@ -184,7 +187,7 @@ class TestPlayer:
         broken = turn(
             None, tool_calls=[{"id": "1", "type": "function", "function": {"name": "echo", "arguments": "{"}}]
         )
-        trajectory = play(Script(broken, turn(answer("Paris"))))[Job(0)]
+        trajectory = play(Script(broken, turn(answer("Paris"))))[0, 0]
         assert trajectory.turns[0].parse_errors == ("no_action",)
         assert trajectory.infrastructure_error is None
 
@@ -192,7 +195,7 @@ class TestPlayer:
         function = {"name": "echo", "arguments": '{"text": "x"}'}
         calls = [{"id": "c9", "type": "function", "function": function}]
         script = Script(turn("", tool_calls=calls), turn(answer("Paris")))
-        trajectory = play(script, env=lambda: ToolEnv(tasks=TASKS, tools=[EchoTool()], parser="openai"))[Job(0)]
+        trajectory = play(script, env=lambda: ToolEnv(tasks=TASKS, tools=[EchoTool()], parser="openai"))[0, 0]
         assert trajectory.answer == "Paris"
         assert script.requests[0]["tools"][0]["function"]["name"] == "echo"
         asked, told = script.requests[1]["messages"][-2:]
@@ -203,14 +206,14 @@ class TestPlayer:
             failing = "Faust" in request["messages"][-1]["content"]
             return Answer(status=500) if failing else turn(answer("Paris"))
 
-        played = play(respond, jobs=[Job(0), Job(1), Job(2)], attempts=1)
-        assert played[Job(1)].infrastructure_error.startswith("endpoint: unavailable: ")
-        assert played[Job(0)].infrastructure_error is played[Job(2)].infrastructure_error is None
-        assert played[Job(0)].answer == "Paris"
+        played = play(respond, jobs=[FIRST, SECOND, THIRD], attempts=1)
+        assert played[1, 0].infrastructure_error.startswith("endpoint: unavailable: ")
+        assert played[0, 0].infrastructure_error is played[2, 0].infrastructure_error is None
+        assert played[0, 0].answer == "Paris"
 
     def test_a_history_that_outgrows_the_model_is_truncated(self):
         too_long = Answer(status=400, body=b"This model's maximum context length is 10 tokens")
-        trajectory = play(Script(turn(call("echo", text="x")), too_long))[Job(0)]
+        trajectory = play(Script(turn(call("echo", text="x")), too_long))[0, 0]
         assert trajectory.truncated and not trajectory.terminated
         assert trajectory.end_reason == "max_tokens"
         assert trajectory.infrastructure_error is None
@@ -229,20 +232,19 @@ class TestPlayer:
                 pass
 
         tasks = [Task(str(index), "?", ("x",)) for index in range(16)]
-        player = EndpointPlayer(
-            lambda: ToolEnv(tasks=tasks), make_method("tools"), Meeting(), in_flight=8, seed=0, name="p"
-        )
-        played = list(player.play([Job(index) for index in range(16)]))
-        player.close()
-        assert {each.job.task_index for each in played if each.trajectory.answer == "x"} == set(range(16))
+        engine = EndpointEngine(Meeting(), in_flight=8)
+        records = []
+        Player(lambda: ToolEnv(tasks=tasks)).play(evaluation_jobs(range(16)), engine, records.append)
+        engine.close()
+        assert {record.task_index for record in records if record.answer == "x"} == set(range(16))
 
     def test_seeds_belong_to_the_episode_and_the_turn(self):
         script = Script(turn("hm"))
-        play(script, jobs=[Job(0), Job(0, 1), Job(1)], env=lambda: ToolEnv(tasks=TASKS, max_turns=2))
+        play(script, jobs=[FIRST, AGAIN, SECOND], env=lambda: ToolEnv(tasks=TASKS, max_turns=2))
         seeds = [request["seed"] for request in script.requests]
         assert len(set(seeds)) == 6
         again = Script(turn("hm"))
-        play(again, jobs=[Job(1), Job(0, 1)], env=lambda: ToolEnv(tasks=TASKS, max_turns=2))
+        play(again, jobs=[SECOND, AGAIN], env=lambda: ToolEnv(tasks=TASKS, max_turns=2))
         assert {request["seed"] for request in again.requests} < set(seeds)
 
 
@@ -257,7 +259,7 @@ class TestBaselines:
 
     def test_naive_rag_retrieves_once_and_answers(self):
         script = Script(turn("I think <answer>Paris</answer>."))
-        trajectory = play(script, method="naive-rag", env=self.ENV)[Job(0)]
+        trajectory = play(script, method="naive-rag", env=self.ENV)[0, 0]
         assert trajectory.answer == "Paris" and trajectory.terminated
         assert len(script.requests) == 1
         system, user = script.requests[0]["messages"]
@@ -268,7 +270,7 @@ class TestBaselines:
 
     def test_direct_answer_sees_the_question_alone(self):
         script = Script(turn("<think>France ...</think> paris"))
-        trajectory = play(script, method="direct", env=self.ENV)[Job(0)]
+        trajectory = play(script, method="direct", env=self.ENV)[0, 0]
         assert trajectory.answer == "paris"
         assert [message["role"] for message in script.requests[0]["messages"]] == ["system", "user"]
         assert len(trajectory.turns) == 1
@@ -276,7 +278,7 @@ class TestBaselines:
     @pytest.mark.parametrize("method", ["direct", "naive-rag"])
     def test_an_empty_answer_ends_the_episode_unanswered(self, method):
         script = Script(turn(""))
-        trajectory = play(script, method=method, env=self.ENV)[Job(0)]
+        trajectory = play(script, method=method, env=self.ENV)[0, 0]
         assert trajectory.answer is None and trajectory.truncated
         assert trajectory.end_reason == "no_answer"
         assert len(script.requests) == 1
@@ -288,6 +290,6 @@ class TestBaselines:
 
     def test_a_tool_call_is_no_way_out(self):
         script = Script(turn(call("search", query="x")))
-        trajectory = play(script, method="direct", env=self.ENV)[Job(0)]
+        trajectory = play(script, method="direct", env=self.ENV)[0, 0]
         assert json.dumps("search") in trajectory.answer
         assert [turn.outcome_errors for turn in trajectory.turns] == [()]

@@ -1,28 +1,30 @@
-"""Token trajectories: aligned or refused."""
+"""Records: tokens are aligned or refused; what is written comes back equal."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from agent_r1_gym.play.record import TokenTrajectory, TokenTurn
+from agent_r1_gym.errors import DatasetError
+from agent_r1_gym.play.record import Tokens, Trajectory, Turn
+from agent_r1_gym.types import Message, ToolCall
 
 
-def make(**changes: object) -> TokenTrajectory:
+def make(**changes: object) -> Tokens:
     fields: dict[str, object] = {
         "prompt_ids": (1, 2),
         "completion_ids": (3, 4, 5, 6),
         "loss_mask": (1, 0, 1, 1),
         "logprobs": (-0.5, None, -0.1, -0.2),
-        "turns": (TokenTurn(0, 1, 0.0), TokenTurn(2, 4, 1.0)),
-        "terminated": True,
-        "truncated": False,
+        "spans": ((0, 1), (2, 4)),
     }
-    return TokenTrajectory(**{**fields, **changes})  # type: ignore[arg-type]
+    return Tokens(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def test_aligned_trajectory_is_taken() -> None:
-    assert make().turns[1].reward == 1.0
-    assert make(row_starts=(1,)).row_starts == (1,)
+    assert make().spans[1] == (2, 4)
+    assert make(context_starts=(1,)).context_starts == (1,)
 
 
 @pytest.mark.parametrize(
@@ -34,16 +36,57 @@ def test_aligned_trajectory_is_taken() -> None:
         ({"loss_mask": (0, 0, 1, 1)}, "Token 0"),
         ({"logprobs": (-0.5, -0.3, -0.1, -0.2)}, "Token 1"),
         ({"logprobs": (None, None, -0.1, -0.2)}, "Token 0"),
-        ({"turns": (TokenTurn(2, 4, 1.0), TokenTurn(0, 1, 0.0))}, "in order"),
-        ({"turns": (TokenTurn(0, 0, 0.0),)}, "non-empty"),
-        ({"turns": (TokenTurn(0, 9, 0.0),)}, "inside"),
-        ({"turns": ()}, "Token 0"),
-        ({"row_starts": (0,)}, "row_starts"),
-        ({"row_starts": (2,)}, "row_starts"),
-        ({"row_starts": (4,)}, "row_starts"),
-        ({"row_starts": (1, 1)}, "row_starts"),
+        ({"spans": ((2, 4), (0, 1))}, "in order"),
+        ({"spans": ((0, 0),)}, "non-empty"),
+        ({"spans": ((0, 9),)}, "inside"),
+        ({"spans": ()}, "Token 0"),
+        ({"context_starts": (0,)}, "context_starts"),
+        ({"context_starts": (2,)}, "context_starts"),
+        ({"context_starts": (4,)}, "context_starts"),
+        ({"context_starts": (1, 1)}, "context_starts"),
     ],
 )
 def test_misaligned_trajectory_is_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make(**changes)
+
+
+RECORD = Trajectory(
+    env_id="Mine/Env-v0", dataset="mine", policy="oracle", task_id="t", task_index=3, sample=1, seed=7, question="Who?",
+    labels={"type": "bridge", "hops": 2}, gold_answers=("Ana", "A."), answer="Ana",
+    messages=(
+        Message("user", "Who?"),
+        Message("assistant", "", tool_calls=(ToolCall("search", {"query": "é", "deep": {"k": [1]}}, "call_0"),)),
+        Message("tool", "Ana", "search", "call_0"),
+    ),
+    turns=(Turn("a", 0.25, {"em": 0.0, "step": 0.5}, 0.0, (None, "timeout"), ("bad_json",), 5, 2), Turn("b", 1.0)),
+    terminated=True, end_reason="answer", support_recall=0.5, scores={"em": 1.0, "f1": 1.0, "sub_em": 1.0},
+    seconds=0.5, tokens=make(),
+)  # fmt: skip
+
+
+def test_a_record_comes_back_from_json_as_it_was() -> None:
+    assert Trajectory.from_dict(json.loads(json.dumps(RECORD.to_dict()))) == RECORD
+    assert Trajectory.from_dict(Trajectory().to_dict()) == Trajectory()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"task_index": "3"}, {"task_id": 1}, {"turns": [{"action": 5, "reward": 0.0}]}, {"turns": [{}]}, {"turns": 5},
+     {"messages": [{}]}, {"weights": 1}, {"tokens": {"prompt_ids": []}}, {"turns": [{"action": "", "reward": "1"}]}],
+)  # fmt: skip
+def test_what_is_no_record_is_refused_with_its_place(change: dict[str, object]) -> None:
+    with pytest.raises(DatasetError, match="file, line 3: expected a trajectory"):
+        Trajectory.from_dict({**RECORD.to_dict(), **change}, place="file, line 3")
+
+
+def test_numbers_of_an_episode() -> None:
+    assert RECORD.episode_return == 1.25
+    assert RECORD.solved is True
+    assert Trajectory().solved is None
+    assert RECORD.failures == {"bad_json": 1, "timeout": 1}
+    assert RECORD.reward_terms == {"em": 0.0, "step": 0.5}
+    assert RECORD.measures() == {
+        "em": 1.0, "f1": 1.0, "sub_em": 1.0, "support_recall": 0.5, "return": 1.25, "turns": 2, "calls": 2,
+        "failed_calls": 1, "malformed_turns": 1, "prompt_tokens": 5, "completion_tokens": 2,
+    }  # fmt: skip

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.evaluation.run_folder import Failure
+from agent_r1_gym.play.policies import OraclePolicy
 from agent_r1_gym.play.record import Trajectory, Turn
-from agent_r1_gym.report.episodes import episode_item, lost_item, token_item, trajectory_item, write_html
+from agent_r1_gym.report.episodes import TokenTrace, episode_item, lost_item, read_token_traces, token_item
 from agent_r1_gym.report.packing import Block, Item, Side, pack
 from agent_r1_gym.report.page import Html, interval, paragraph, table, write_page
 from agent_r1_gym.report.viewer import viewer
-from agent_r1_gym.types import Message
+from agent_r1_gym.scoring import exact_match
+from agent_r1_gym.types import Message, Task
+from tests.kit.playing import play
 from tests.kit.reading import Tags, chunks, sides
 from tests.kit.synthetic import episodes, token_row
 
@@ -26,7 +32,10 @@ def trajectory(**changes: Any) -> Trajectory:
         "answer": "oslo", "messages": (Message("user", "where?"), Message("assistant", "x")),
         "turns": (Turn("x", 1.0, {"em": 1.0}),), "terminated": True, "truncated": False, "end_reason": "answer",
     }  # fmt: skip
-    return Trajectory(**{**fields, **changes})
+    fields |= changes
+    if fields["gold_answers"]:
+        fields.setdefault("scores", {"em": exact_match(fields["answer"] or "", fields["gold_answers"])})
+    return Trajectory(**fields)
 
 
 def item(text: str, role: str = "tool") -> Item:
@@ -43,8 +52,18 @@ def item(text: str, role: str = "tool") -> Item:
         ({"infrastructure_error": "search: timeout"}, "lost"),
     ],
 )
-def test_answers_are_judged_after_normalisation(changes: dict[str, Any], outcome: str) -> None:
-    assert trajectory_item(trajectory(**changes)).facets["outcome"] == (outcome,)
+def test_outcomes_are_told_apart(changes: dict[str, Any], outcome: str) -> None:
+    assert episode_item(trajectory(**changes)).facets["outcome"] == (outcome,)
+
+
+def test_the_page_judges_as_the_environment_does() -> None:
+    """Numbers are equal by the scorer of mathematics where they are not by that of HotpotQA, and the other way."""
+    task = Task("t", "6 + 6?", ("12",))
+    for answer, mark in (("12 apples", "✓"), ("1,2", "✗")):
+        policy = OraclePolicy()
+        policy.act = lambda states, said=answer: [state.format.format_answer(said) for state in states]  # type: ignore[method-assign,misc]
+        (record,) = play(policy, [0], lambda: ToolEnv(tasks=[task], scorer="gsm8k"))
+        assert episode_item(record).mark == mark
 
 
 @pytest.mark.parametrize(
@@ -59,22 +78,22 @@ def test_answers_are_judged_after_normalisation(changes: dict[str, Any], outcome
 )
 def test_troubles_are_told_apart(turn: dict[str, Any], changes: dict[str, Any], trouble: tuple[str, ...]) -> None:
     turns = (Turn("x", 1.0, {}, **turn),)
-    assert trajectory_item(trajectory(turns=turns, **changes)).facets["trouble"] == trouble
+    assert episode_item(trajectory(turns=turns, **changes)).facets["trouble"] == trouble
 
 
 def test_a_lost_episode_says_what_was_lost() -> None:
-    found = lost_item({"task_id": "t7", "sample": 1, "error": "HTTP 503", "tries": 3})
+    found = lost_item(Failure(7, 1, "t7", "HTTP 503", 3))
     assert found.title == "t7" and "HTTP 503" in found.detail and found.facets["trouble"] == ("infrastructure",)
 
 
 def test_rewards_outcomes_and_mistakes_stand_at_their_turn() -> None:
     turns = (
-        Turn("a", 0.5, {"format": 1.0}, (None, "tool_error"), ("bad_json",)),
+        Turn("a", 0.5, {"format": 1.0}, 0.0, (None, "tool_error"), ("bad_json",)),
         Turn("b", 1.0, {"em": 1.0}),
     )
     messages = (Message("user", "q"), Message("assistant", "a"), Message("tool", "r", name="search"),
                 Message("assistant", "b"))  # fmt: skip
-    first, second = [b for b in trajectory_item(trajectory(turns=turns, messages=messages)).sides[0].blocks
+    first, second = [b for b in episode_item(trajectory(turns=turns, messages=messages)).sides[0].blocks
                      if b.role == "assistant"]  # fmt: skip
     assert first.notes == ("reward +0.500", "format 1", "call 1: ok")
     assert first.faults == ("call 2: tool_error", "bad_json")
@@ -82,10 +101,11 @@ def test_rewards_outcomes_and_mistakes_stand_at_their_turn() -> None:
 
 
 def test_nothing_foreign_becomes_markup(tmp_path: Path) -> None:
-    row = {**episodes(1)[0], "question": EVIL, "answer": EVIL, "policy": EVIL, "type": EVIL, "gold_answers": [EVIL]}
-    row["messages"] = [{"role": "user", "content": EVIL}, {"role": "tool", "name": EVIL, "content": EVIL}]
-    row["turns"] = []
-    parts = [paragraph(EVIL), table(EVIL, (EVIL, EVIL), [[EVIL, EVIL]]), *viewer([episode_item(row, run=EVIL)])]
+    record = replace(
+        episodes(1)[0], question=EVIL, answer=EVIL, policy=EVIL, labels={"type": EVIL}, gold_answers=(EVIL,),
+        messages=(Message("user", EVIL), Message("tool", EVIL, EVIL)), turns=(),
+    )  # fmt: skip
+    parts = [paragraph(EVIL), table(EVIL, (EVIL, EVIL), [[EVIL, EVIL]]), *viewer([episode_item(record, run=EVIL)])]
     write_page(tmp_path / "page.html", EVIL, parts)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     found = Tags(page)
@@ -100,7 +120,7 @@ def test_every_text_comes_back_whole(tmp_path: Path) -> None:
     write_page(tmp_path / "page.html", "T", viewer([episode_item(row) for row in rows]))
     found = sides((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert [[block[2] for block in item[0][2]] for item in found] == [
-        [message["content"] for message in row["messages"]] for row in rows
+        [message.content for message in row.messages] for row in rows
     ]
 
 
@@ -109,13 +129,13 @@ def test_filters_count_and_mark_their_episodes(tmp_path: Path) -> None:
     write_page(tmp_path / "page.html", "T", viewer([episode_item(row) for row in rows], selected={"outcome": "wrong"}))
     facets = {f["name"]: f for f in chunks((tmp_path / "page.html").read_text())["index"]["facets"]}
     outcome = facets["outcome"]
-    wrong = [number for number, row in enumerate(rows) if row["scores"]["em"] == 0]
+    wrong = [number for number, row in enumerate(rows) if row.scores["em"] == 0]
     at = outcome["options"].index("wrong")
     assert outcome["selected"] == at and outcome["counts"][at] == len(wrong)
     assert [number for number, bits in enumerate(outcome["bits"]) if bits >> at & 1] == wrong
     cut = facets["trouble"]
     at = cut["options"].index("truncated")
-    assert cut["counts"][at] == sum(row["truncated"] for row in rows) > 0
+    assert cut["counts"][at] == sum(row.truncated for row in rows) > 0
 
 
 def test_ten_thousand_episodes_fit_into_twenty_megabytes(tmp_path: Path) -> None:
@@ -142,18 +162,19 @@ def test_tool_texts_are_shortened_and_said_to_be_where_they_do_not_fit() -> None
     assert texts[0].startswith(noise[:2000] + " …") and texts[-1] == noise
 
 
-def test_a_rollout_page_holds_every_episode(tmp_path: Path) -> None:
-    write_html([trajectory(task_id=f"task-{number}") for number in range(150)], tmp_path / "trace.html")
-    page = (tmp_path / "trace.html").read_text(encoding="utf-8")
-    assert len(chunks(page)["index"]["titles"]) == 150 and "150 episodes" in page
-
-
 def test_no_episodes_are_said_to_be_none() -> None:
     assert viewer([]) == [Html("<p>No episodes.</p>")]
 
 
-def test_tokens_keep_mask_logprobs_and_advantages() -> None:
-    blocks = token_item(token_row(row_starts=[2])).sides[0].blocks
+def trace(folder: Path, **tokens: Any) -> TokenTrace:
+    row = token_row()
+    row["record"]["tokens"] |= tokens
+    (folder / "traces.jsonl").write_text(json.dumps(row) + "\n")
+    return read_token_traces(folder / "traces.jsonl")[0]
+
+
+def test_tokens_keep_mask_logprobs_and_advantages(tmp_path: Path) -> None:
+    blocks = token_item(trace(tmp_path, context_starts=(2,))).sides[0].blocks
     assert [block.label for block in blocks] == ["prompt", "assistant, turn 1", "rewritten context",
                                                  "assistant, turn 2"]  # fmt: skip
     first, said = blocks[1].tokens, blocks[2].tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,19 @@ import pytest
 
 from agent_r1_gym.cli.main import main
 from agent_r1_gym.errors import ConfigurationError, DatasetError
+from agent_r1_gym.evaluation.run_folder import Failure
+from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.report.build import write_report
 from agent_r1_gym.report.compare import CLASSES, compare
 from agent_r1_gym.report.training import curve_over_seeds, read_training_run, seedless
 from tests.kit.reading import chunks, sides
 from tests.kit.synthetic import episodes, token_row, write_run
 
-LOST = {"task_id": "task-99", "task_index": 99, "sample": 0, "error": "unavailable: search", "tries": 2}
+LOST = Failure(99, 0, "task-99", "unavailable: search", 2)
 
 
-def judged(row: dict[str, Any], em: float) -> dict[str, Any]:
-    return {**row, "answer": "oslo" if em else "rome", "scores": {**row["scores"], "em": em, "f1": em}}
+def judged(record: Trajectory, em: float) -> Trajectory:
+    return replace(record, answer="oslo" if em else "rome", scores={**record.scores, "em": em, "f1": em})
 
 
 def write_training(folder: Path, log: list[dict[str, Any]]) -> Path:
@@ -117,7 +120,7 @@ class TestTraining:
         run = write_training(tmp_path / "grpo", [{"step": 1, "reward": 0.5}])
         (run / "traces").mkdir()
         (run / "traces/batch-000000.jsonl").write_text(line + "\n")
-        with pytest.raises(DatasetError, match="line 1: expected a token trace"):
+        with pytest.raises(DatasetError, match=r"line 1: expected a (token trace|JSON object)"):
             write_report([run], tmp_path / "page.html")
 
     def test_a_broken_state_is_refused(self, tmp_path: Path) -> None:

@@ -84,7 +84,9 @@ def test_greedy_evaluations_do_not_depend_on_the_seed(tmp_path: Path) -> None:
 
         def note(rows: Any, own: Any) -> Any:
             trajectories = collect(rows, own)
-            found.extend((row["task_index"], t.completion_ids) for row, t in zip(rows, trajectories, strict=True))
+            found.extend(
+                (row["task_index"], t.tokens.completion_ids) for row, t in zip(rows, trajectories, strict=True)
+            )
             return trajectories
 
         trainer.collect = note

@@ -72,7 +72,7 @@ def test_a_service_gets_finite_numbers_of_training_and_evaluation(
 def test_tables_of_completions_hold_episodes_of_several_turns(tmp_path: Path) -> None:
     """One of several rows, and one that was dropped."""
     batch = multi_turn_batch()
-    batch[0] = dataclasses.replace(batch[0], row_starts=(3,))
+    batch[0] = dataclasses.replace(batch[0], tokens=dataclasses.replace(batch[0].tokens, context_starts=(3,)))
     batch[1] = make_trajectory([], [], error="dead")
     make_trainer(tmp_path, give(batch), log_completions=True, logging_steps=1).train()
     table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")

@@ -24,6 +24,8 @@ from trainers.train import build_trainer, collector_of, env_maker, main
 
 COMPACT = {"style": "compact", "entities": 200, "questions": 40}
 
+MARKUP = ("<|im_end|>",)
+
 
 def config(folder: Path, **changes: Any) -> AgentConfig:
     options: dict[str, Any] = {
@@ -77,13 +79,13 @@ def test_unknown_options_are_refused(model_folder: Path, tmp_path: Path) -> None
     ("changes", "words"),
     [
         ({"env_id": None}, "env_id is not given"),
-        ({"env_id": "AgentR1/FictionQ-v0"}, "FictionQA-v0"),
+        ({"env_id": "AgentR1/FictionQ-v0"}, "Did you mean 'fictionqa'"),
         ({"env_id": "CartPole-v1", "env_kwargs": {}}, "observes Box"),
         ({"env_id": "no_such_module:Echo-v0"}, "'no_such_module' cannot be imported"),
-        ({"env_id": "agent_r1_gym:Echo-v0"}, "env_id='Echo-v0' is not registered"),
+        ({"env_id": "agent_r1_gym:Echo-v0"}, "'agent_r1_gym' registers no 'Echo-v0'"),
         ({"env_kwargs": "style"}, "must be a JSON object"),
         ({"env_kwargs": {"styl": "compact"}}, "no option 'styl'. Did you mean 'style'"),
-        ({"env_id": "CartPole-v1", "env_kwargs": {"styl": 1}}, "env_kwargs=.* does not fit 'CartPole-v1': .*'styl'"),
+        ({"env_id": "CartPole-v1", "env_kwargs": {"styl": 1}}, "do not fit CartPole-v1: .*'styl'"),
         ({"env_id": "AgentR1/HotpotQA-v0", "env_kwargs": {}}, '"dataset": "sample"'),
     ],
 )
@@ -107,7 +109,7 @@ def test_special_tokens_of_the_tokenizer_cannot_come_from_documents(tmp_path: Pa
     tokenizer = build_tokenizer()
     trainer = build_trainer(config(tmp_path), build_model(tokenizer), tokenizer=tokenizer)
     assert trainer is not None
-    env = env_maker(config(tmp_path), tokenizer)()
+    env = env_maker(config(tmp_path), MARKUP)()
     assert "<|im_end|>" in env.markup
 
 
@@ -120,7 +122,7 @@ def test_any_registered_text_environment_can_be_trained_on(tmp_path: Path) -> No
 
 
 def test_a_module_may_register_the_environment(tmp_path: Path) -> None:
-    env = env_maker(config(tmp_path, env_id="agent_r1_gym:AgentR1/FictionQA-v0"), build_tokenizer())()
+    env = env_maker(config(tmp_path, env_id="agent_r1_gym:AgentR1/FictionQA-v0"), MARKUP)()
     assert isinstance(env, ToolEnv)
 
 
@@ -129,7 +131,7 @@ def test_options_of_the_chat_template_reach_the_prompts(tmp_path: Path) -> None:
     tokenizer.chat_template = "{% if not enable_thinking %}no{% endif %}" + tokenizer.chat_template
     prompts = []
     for options in ({"enable_thinking": True}, {"enable_thinking": False}):
-        chat = collector_of(config(tmp_path, chat_template_kwargs=options), tokenizer).chat
+        chat = collector_of(config(tmp_path, chat_template_kwargs=options), tokenizer).player.chat
         prompts.append(chat.prompt_ids([Message("user", "who ?")]))
     assert prompts[1][1:] == prompts[0]
 
@@ -155,7 +157,7 @@ def test_a_module_in_the_current_folder_may_register_the_environment(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])  # a console script has no current folder
     try:
-        env = env_maker(config(tmp_path, env_id="my_trained_env:Mine/Fiction-v0"), build_tokenizer())()
+        env = env_maker(config(tmp_path, env_id="my_trained_env:Mine/Fiction-v0"), MARKUP)()
         assert env.spec.id == "Mine/Fiction-v0"
     finally:
         sys.modules.pop("my_trained_env", None)
@@ -165,7 +167,7 @@ def test_a_module_in_the_current_folder_may_register_the_environment(
 def test_a_context_window_makes_rows(tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     args = config(tmp_path, context_window=1, max_steps=1)
-    env = env_maker(args, tokenizer)()
+    env = env_maker(args, MARKUP)()
     assert isinstance(env, ContextWindow)
     assert build_trainer(args, build_model(tokenizer), tokenizer=tokenizer).train().global_step == 1
 
@@ -174,16 +176,16 @@ def test_a_context_window_needs_tool_output(tmp_path: Path) -> None:
     if "Test/Echo-v0" not in gym.registry:
         gym.register("Test/Echo-v0", EchoEnv)
     with pytest.raises(ConfigurationError, match="context_window=2: env_id='Test/Echo-v0' is no ToolEnv"):
-        env_maker(config(tmp_path, env_id="Test/Echo-v0", env_kwargs={}, context_window=2), build_tokenizer())
+        env_maker(config(tmp_path, env_id="Test/Echo-v0", env_kwargs={}, context_window=2), MARKUP)
 
 
 def test_wrappers_of_a_registration_are_kept_and_checks_are_not(tmp_path: Path) -> None:
     if "Test/Limited-v0" not in gym.registry:
         gym.register("Test/Limited-v0", EchoEnv, max_episode_steps=1)
-    limited = env_maker(config(tmp_path, env_id="Test/Limited-v0", env_kwargs={}), build_tokenizer())()
+    limited = env_maker(config(tmp_path, env_id="Test/Limited-v0", env_kwargs={}), MARKUP)()
     limited.reset(seed=0)
     assert limited.step("yes")[3]
-    assert isinstance(env_maker(config(tmp_path), build_tokenizer())(), ToolEnv)
+    assert isinstance(env_maker(config(tmp_path), MARKUP)(), ToolEnv)
 
 
 def test_every_number_of_the_readme_is_logged(tmp_path: Path) -> None:

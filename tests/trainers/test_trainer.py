@@ -18,10 +18,11 @@ from transformers import Qwen3ForCausalLM
 from trl import GRPOTrainer
 
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.play.record import TokenTrajectory
+from agent_r1_gym.play.record import Trajectory
 from tests.kit.bandit import make_args, make_rows, make_trainer, play
 from tests.kit.fixed import by_row, give, gradients, make_trajectory, multi_turn_batch, one_turn_batch
 from tests.kit.tiny_model import make_model, make_tokenizer
+from trainers.algorithms.batch import tokens_of
 from trainers.trainer import AgentTrainer
 
 ROOT = Path(__file__).parents[2]
@@ -49,16 +50,16 @@ def score(trainer: Any, count: int = 8) -> dict[str, Any]:
     return output
 
 
-def run(folder: Path, trajectories: Sequence[TokenTrajectory], **settings: Any) -> tuple[AgentTrainer, dict[str, Any]]:
+def run(folder: Path, trajectories: Sequence[Trajectory], **settings: Any) -> tuple[AgentTrainer, dict[str, Any]]:
     trainer = make_trainer(folder, give(trajectories), **settings)
     return trainer, score(trainer, len(trajectories))
 
 
-def trl_twin(folder: Path, trajectories: Sequence[TokenTrajectory], **settings: Any) -> GRPOTrainer:
+def trl_twin(folder: Path, trajectories: Sequence[Trajectory], **settings: Any) -> GRPOTrainer:
     def roll_out(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         return {
-            "prompt_ids": [list(t.prompt_ids) for t in trajectories],
-            "completion_ids": [list(t.completion_ids) for t in trajectories],
+            "prompt_ids": [list(tokens_of(t).prompt_ids) for t in trajectories],
+            "completion_ids": [list(tokens_of(t).completion_ids) for t in trajectories],
             "logprobs": None,
         }
 
@@ -247,15 +248,18 @@ class TestCredit:
 
     def test_process_rewards_are_normalised_apart_from_the_outcome(self, tmp_path: Path) -> None:
         pair = [
-            make_trajectory([2, 5], [([12, 3], -0.5, [7]), ([12, 3], -1.5 + 1.0, [])], outcome_reward=1.0),
-            make_trajectory([2, 5], [([14, 3], 0.0, [])], outcome_reward=0.0),
+            make_trajectory([2, 5], [([12, 3], -0.5, [7]), ([12, 3], -1.5 + 1.0, [])], outcomes=[0.0, 1.0]),
+            make_trajectory([2, 5], [([14, 3], 0.0, [])]),
         ]
         settings = {"algorithm": "rloo", "num_generations": 2, "per_device_train_batch_size": 2}
         _, output = run(tmp_path, pair, normalise_process_rewards=True, **settings)
         assert_close(output["advantages"][0, 0].item(), 1.0 - 2.0 / 2.0, rtol=0, atol=1e-5)
-        bare = [make_trajectory([2, 5], [([14, 3], 0.0, [])])] * 2
-        with pytest.raises(ConfigurationError, match="normalise_process_rewards=False"):
-            run(tmp_path, bare, normalise_process_rewards=True, **settings)
+
+    def test_what_is_all_outcome_is_not_normalised(self, tmp_path: Path) -> None:
+        pair = [make_trajectory([2, 5], [([12, 3], reward, [])], outcomes=[reward]) for reward in (5.0, 0.0)]
+        settings = {"algorithm": "rloo", "num_generations": 2, "per_device_train_batch_size": 2}
+        _, output = run(tmp_path, pair, normalise_process_rewards=True, **settings)
+        assert_close(output["advantages"][0, 0].item(), 5.0)
 
 
 class TestFaults:
@@ -318,10 +322,12 @@ class TestReference:
 
 
 class TestLogProbsThatNobodyReports:
-    def unreported(self) -> list[TokenTrajectory]:
+    def unreported(self) -> list[Trajectory]:
         return [
-            dataclasses.replace(t, logprobs=tuple(None if p is None else math.nan for p in t.logprobs))
-            for t in multi_turn_batch()
+            dataclasses.replace(record, tokens=dataclasses.replace(tokens, logprobs=unknown))
+            for record in multi_turn_batch()
+            for tokens in (tokens_of(record),)
+            for unknown in (tuple(None if p is None else math.nan for p in tokens.logprobs),)
         ]
 
     def test_are_refused_from_the_engine_that_always_does(self, tmp_path: Path) -> None:
@@ -388,7 +394,7 @@ class TestResume:
         settings = {"algorithm": "reinforce++", "num_generations": 1, "per_device_train_batch_size": 6, "max_steps": 7}
         seen: list[list[int]] = []
 
-        def note(rows: list[dict[str, Any]], trainer: AgentTrainer) -> list[TokenTrajectory]:
+        def note(rows: list[dict[str, Any]], trainer: AgentTrainer) -> list[Trajectory]:
             seen.append([row["target"] for row in rows])
             return play(rows, trainer)
 

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from tests.kit.bandit import make_args, make_rows
 from tests.kit.fixed import gradients, one_turn_batch
 from tests.kit.tiny_model import make_model, make_tokenizer
+from trainers.algorithms.batch import tokens_of
 
 VERSIONS = f"trl {trl.__version__}, transformers {transformers.__version__}"
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
@@ -42,13 +43,13 @@ class Stub:
         def roll_out(prompts: list[Any], trainer: Any) -> dict[str, Any]:
             self.prompts = prompts
             self.rollout = {
-                "prompt_ids": [list(t.prompt_ids) for t in batch],
-                "completion_ids": [list(t.completion_ids) for t in batch],
-                "logprobs": [list(t.logprobs) for t in batch] if logprobs else None,
+                "prompt_ids": [list(tokens_of(t).prompt_ids) for t in batch],
+                "completion_ids": [list(tokens_of(t).completion_ids) for t in batch],
+                "logprobs": [list(tokens_of(t).logprobs) for t in batch] if logprobs else None,
                 "extra_field": [float(index) for index in range(len(batch))],
             }
             if mask:
-                self.rollout["env_mask"] = [[0] + [1] * (len(t.completion_ids) - 1) for t in batch]
+                self.rollout["env_mask"] = [[0] + [1] * (len(tokens_of(t).completion_ids) - 1) for t in batch]
             return self.rollout
 
         def reward(completions: list[Any], **columns: Any) -> list[float | None]:
@@ -117,7 +118,7 @@ class TestRollout:
 
     def test_mask_of_the_rollout_counts_the_tokens_of_the_loss(self, tmp_path: Path) -> None:
         output = Stub(tmp_path).output
-        lengths = [len(t.completion_ids) for t in one_turn_batch()]
+        lengths = [len(tokens_of(t).completion_ids) for t in one_turn_batch()]
         assert output["num_items_in_batch"] == sum(lengths) - 8, moved("num_items_in_batch follows env_mask")
 
     def test_prompts_are_padded_left_and_completions_right(self, tmp_path: Path) -> None:

@@ -12,19 +12,15 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.play.record import TokenTrajectory
+from agent_r1_gym.play.record import Tokens, Trajectory
 from trainers.algorithms.contexts import rewritten_tokens
 from trainers.algorithms.credit import Credit, CreditInputs, CreditOptions, state_id
 from trainers.config import AgentConfig
 
-OUTCOME = "outcome_reward"
-"""Key in `TokenTrajectory.metrics` of the outcome's share in the last turn's reward."""
-
 PADDING = MappingProxyType({"turn_ids": -1, "state_ids": -1})
 """Padding of the fields of `CreditInputs` that are not padded with 0."""
 
-Trajectories = Sequence[TokenTrajectory]
+Trajectories = Sequence[Trajectory]
 
 
 def credit_options(args: AgentConfig) -> CreditOptions:
@@ -57,13 +53,13 @@ def check_trajectories(trajectories: Trajectories, *, rows: int, engine: str = "
     for index, trajectory in enumerate(trajectories):
         if trajectory.infrastructure_error:
             continue
-        if not trajectory.turns:
+        if not tokens_of(trajectory).spans:
             raise ValueError(
                 f"Trajectory {index} of the batch holds no token that the model sampled, so nothing can be learned "
                 "from it. If its backend failed, set infrastructure_error; if a budget left no room, raise "
                 "max_completion_length."
             )
-        if engine != "trl" and any(math.isnan(logprob or 0.0) for logprob in trajectory.logprobs):
+        if engine != "trl" and any(math.isnan(logprob or 0.0) for logprob in tokens_of(trajectory).logprobs):
             raise ValueError(
                 f"Trajectory {index} of the batch has a log-probability that is NaN, so the model's logits are not "
                 "finite: its weights are spoilt. Go back to an earlier checkpoint and lower learning_rate."
@@ -76,23 +72,29 @@ def check_trajectories(trajectories: Trajectories, *, rows: int, engine: str = "
                 )
 
 
-def credit_fields(trajectories: Trajectories, args: AgentConfig, *, width: int) -> dict[str, Tensor]:
-    """Returns the fields of `CreditInputs` that trajectories alone determine; `PADDING` says how to pad them.
+def tokens_of(trajectory: Trajectory) -> Tokens:
+    """Returns the tokens of a rollout.
 
     Raises:
-        ConfigurationError: see `outcome_rewards`.
+        ValueError: it has none.
     """
+    if trajectory.tokens is None:
+        raise ValueError("A rollout without tokens cannot be trained on; an engine that samples tokens has to play it.")
+    return trajectory.tokens
+
+
+def credit_fields(trajectories: Trajectories, args: AgentConfig, *, width: int) -> dict[str, Tensor]:
+    """Returns the fields of `CreditInputs` that trajectories alone determine; `PADDING` says how to pad them."""
     rewards, mask = turn_rewards(trajectories)
+    batch = [tokens_of(trajectory) for trajectory in trajectories]
     fields = {
         "turn_rewards": rewards,
+        "outcome_rewards": _padded([[turn.outcome_reward for turn in t.turns] for t in trajectories], 0.0),
         "turn_mask": mask,
-        "token_mask": _padded([[not other for other in rewritten_tokens(t)] for t in trajectories], False, width),
+        "token_mask": _padded([[not other for other in rewritten_tokens(tokens)] for tokens in batch], False, width),
         "turn_ids": turn_indices(trajectories, width=width),
         "valid": torch.tensor([not t.infrastructure_error for t in trajectories]),
     }
-    if args.normalise_process_rewards:
-        fields["outcomes"] = outcome_rewards(trajectories)
-        rewards[torch.arange(len(rewards)), mask.sum(1) - 1] -= fields["outcomes"]
     if args.preset.estimator == "gigpo":
         fields["state_ids"] = state_ids(trajectories)
     return fields
@@ -108,8 +110,8 @@ def turn_indices(trajectories: Trajectories, *, width: int) -> Tensor:
     """Returns (B, width) long: the turn in which the model sampled each completion token, -1 for all other tokens."""
     indices = torch.full((len(trajectories), width), -1)
     for row, trajectory in zip(indices, trajectories, strict=True):
-        for index, turn in enumerate(trajectory.turns):
-            row[turn.start : turn.end] = index
+        for index, (start, end) in enumerate(tokens_of(trajectory).spans):
+            row[start:end] = index
     return indices
 
 
@@ -128,50 +130,39 @@ def state_ids(trajectories: Trajectories) -> Tensor:
     that was added); before the first turn it is the prompt, where the context was rewritten the whole new context.
     """
     rows = []
-    for trajectory in trajectories:
-        ends = [0, *(turn.end for turn in trajectory.turns)]
+    for tokens in map(tokens_of, trajectories):
+        ends = [0, *(end for _, end in tokens.spans)]
         seen = [
-            trajectory.completion_ids[end : turn.start] or trajectory.prompt_ids
-            for end, turn in zip(ends, trajectory.turns, strict=False)
+            tokens.completion_ids[end:start] or tokens.prompt_ids
+            for end, (start, _) in zip(ends, tokens.spans, strict=False)
         ]
         rows.append([state_id(repr(ids)) for ids in seen])
     return _padded(rows, -1)
 
 
-def outcome_rewards(trajectories: Trajectories) -> Tensor:
-    """Returns (B,): the outcome's share in each trajectory's rewards, 0 for dropped ones.
-
-    Raises:
-        ConfigurationError: a rollout does not tell it apart.
-    """
-    if any(OUTCOME not in t.metrics and not t.infrastructure_error for t in trajectories):
-        raise ConfigurationError(
-            f"normalise_process_rewards needs the outcome apart from process rewards, as metrics[{OUTCOME!r}] of each "
-            "trajectory; this environment does not tell them apart. Set normalise_process_rewards=False."
-        )
-    return torch.tensor([t.metrics.get(OUTCOME, 0.0) for t in trajectories])
-
-
-def describe(trajectory: TokenTrajectory) -> dict[str, float]:
+def describe(trajectory: Trajectory) -> dict[str, float]:
     """Returns the numbers to log of one rollout; of a dropped one, only that it was dropped."""
     if trajectory.infrastructure_error:
         return {"dropped": 1.0}
-    said = rewritten_tokens(trajectory)
+    tokens = tokens_of(trajectory)
+    rewritten = rewritten_tokens(tokens)
     return {
         "dropped": 0.0,
-        "turns": float(len(trajectory.turns)),
         "terminated": float(trajectory.terminated),
         "truncated": float(trajectory.truncated),
-        "rows": 1.0 + len(trajectory.row_starts),
-        "environment_tokens": float(len(said) - sum(said) - sum(trajectory.loss_mask)),
-        "repetition": repetition(trajectory),
-    } | trajectory.metrics
+        "contexts": 1.0 + len(tokens.context_starts),
+        "environment_tokens": float(len(rewritten) - sum(rewritten) - sum(tokens.loss_mask)),
+        "repetition": repetition(tokens),
+        "outcome_reward": trajectory.outcome_reward,
+        **{name: float(number) for name, number in trajectory.counts().items()},
+        **{f"reward/{name}": value for name, value in trajectory.reward_terms.items()},
+    }
 
 
-def repetition(trajectory: TokenTrajectory, *, size: int = 4) -> float:
+def repetition(tokens: Tokens, *, size: int = 4) -> float:
     """Returns the share of the n-grams inside the model's turns that repeat an earlier one."""
-    ids = trajectory.completion_ids
-    grams = [ids[at : at + size] for turn in trajectory.turns for at in range(turn.start, turn.end - size + 1)]
+    ids = tokens.completion_ids
+    grams = [ids[at : at + size] for start, end in tokens.spans for at in range(start, end - size + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
@@ -230,8 +221,6 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
 def group_spreads(inputs: CreditInputs) -> Tensor:
     """Returns the standard deviation of the returns of each group that has at least two valid rollouts."""
     returns = (inputs.turn_rewards * inputs.turn_mask).sum(1)
-    if inputs.outcomes is not None:
-        returns = returns + inputs.outcomes
     members = [returns[(inputs.groups == group) & inputs.valid] for group in torch.unique(inputs.groups)]
     return torch.tensor([member.std(correction=0).item() for member in members if len(member) > 1])
 

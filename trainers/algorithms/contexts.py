@@ -1,10 +1,10 @@
-"""Trajectories of several rows: laid one after another for credit and loss, side by side for a forward pass.
+"""Trajectories of several contexts: laid one after another for credit and loss, side by side for a forward pass.
 
-Where the context was rewritten between turns (`TokenTrajectory.row_starts`), a trajectory stays one line of T tokens
+Where the context was rewritten between turns (`Tokens.context_starts`), a trajectory stays one line of T tokens
 for TRL, for the estimators and for the buffers: one return, one share in every mean, no padding rows, and the same
-number of lines on every process. Only a model must not look across: it gets every row as a sequence of its own.
+number of lines on every process. Only a model must not look across: it gets every context as a sequence of its own.
 
-Shapes: B trajectories, P prompt tokens, T tokens after the prompt, R >= B rows of at most L tokens.
+Shapes: B trajectories, P prompt tokens, T tokens after the prompt, R >= B contexts of at most L tokens.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from agent_r1_gym.play.record import TokenTrajectory
+from agent_r1_gym.play.record import Tokens
 
 Scores = tuple[Tensor, Tensor | None, Tensor | None]
 
 
-def row_numbers(trajectories: Sequence[TokenTrajectory], *, width: int) -> Tensor | None:
-    """Returns (B, width) long: which row of its trajectory each token after the prompt belongs to.
+def context_numbers(batch: Sequence[Tokens], *, width: int) -> Tensor | None:
+    """Returns (B, width) long: which context of its trajectory each token after the prompt belongs to.
 
-    None if every trajectory is one row. The last row goes on to the end of the line, padding included.
+    None if every trajectory is one context. The last one goes on to the end of the line, padding included.
     """
-    if not any(trajectory.row_starts for trajectory in trajectories):
+    if not any(tokens.context_starts for tokens in batch):
         return None
-    numbers = torch.zeros((len(trajectories), width), dtype=torch.long)
-    for line, trajectory in zip(numbers, trajectories, strict=True):
-        for start in trajectory.row_starts:
+    numbers = torch.zeros((len(batch), width), dtype=torch.long)
+    for line, tokens in zip(numbers, batch, strict=True):
+        for start in tokens.context_starts:
             line[start:] += 1
     return numbers
 
 
-def rewritten_tokens(trajectory: TokenTrajectory) -> list[bool]:
-    """Returns for each token after the prompt whether it belongs to a context that a further row begins with."""
-    found = [False] * len(trajectory.completion_ids)
-    for start in trajectory.row_starts:
-        end = next(turn.start for turn in trajectory.turns if turn.start > start)
-        found[start:end] = [True] * (end - start)
-    return found
+def rewritten_tokens(tokens: Tokens) -> list[bool]:
+    """Returns for each token after the prompt whether it belongs to a context that was written anew."""
+    rewritten = [False] * len(tokens.completion_ids)
+    for start in tokens.context_starts:
+        end = next(begin for begin, _ in tokens.spans if begin > start)
+        rewritten[start:end] = [True] * (end - start)
+    return rewritten
 
 
-class Rows:
-    """Trajectories as one sequence for each row, padded at the right.
+class Contexts:
+    """Trajectories as one sequence for each context, padded at the right.
 
     Args:
         input_ids: (B, P + T).
         attention_mask: (B, P + T), 0 for padding, wherever it stands.
-        numbers: (B, T), of `row_numbers`.
+        numbers: (B, T), of `context_numbers`.
 
     Attributes:
         input_ids: (R, L).
@@ -69,15 +69,15 @@ class Rows:
         self.attention_mask = attention_mask.new_zeros(self.input_ids.shape)
         self.attention_mask[self._row, self._column] = 1
 
-    def lay_out(self, numbers: Tensor) -> Tensor:
-        """Returns (B, T) of (R, L - 1), numbers of all tokens but the first of each row, which gets 0, like padding."""
+    def to_lines(self, numbers: Tensor) -> Tensor:
+        """Returns (B, T) of (R, L - 1), of all tokens but the first of each context, which gets 0, like padding."""
         padded = torch.nn.functional.pad(numbers, (1, 0))
         laid = numbers.new_zeros(self._real.shape)
         laid[self._real] = padded[self._row, self._column]
         return laid[:, -self._width :]
 
 
-def score_rows(
+def score_contexts(
     score: Callable[[Tensor, Tensor, int], Scores],
     input_ids: Tensor,
     attention_mask: Tensor,
@@ -85,24 +85,24 @@ def score_rows(
     numbers: Tensor,
     batch_size: int | None,
 ) -> Scores:
-    """Scores trajectories row by row.
+    """Scores trajectories context by context.
 
     Args:
         score: gets input_ids (R, L), attention_mask (R, L) and L - 1; returns log-probs and entropies (R, L - 1) of all
             tokens but the first, and a scalar; the last two may be None.
         input_ids: (B, P + T).
         attention_mask: (B, P + T).
-        numbers: (B, T), of `row_numbers`.
+        numbers: (B, T), of `context_numbers`.
         batch_size: trajectories in one call of `score`; None: all.
 
     Returns:
-        Log-probs and entropies (B, T), 0 for padding and where a row begins, and the mean of the scalars.
+        Log-probs and entropies (B, T), 0 for padding and where a context begins, and the mean of the scalars.
     """
     parts = []
     for chunk in torch.split(torch.arange(len(input_ids)), batch_size or len(input_ids)):
-        rows = Rows(input_ids[chunk], attention_mask[chunk], numbers[chunk])
-        logps, entropies, loss = score(rows.input_ids, rows.attention_mask, rows.input_ids.size(1) - 1)
-        parts.append((rows.lay_out(logps), None if entropies is None else rows.lay_out(entropies), loss))
+        contexts = Contexts(input_ids[chunk], attention_mask[chunk], numbers[chunk])
+        logps, entropies, loss = score(contexts.input_ids, contexts.attention_mask, contexts.input_ids.size(1) - 1)
+        parts.append((contexts.to_lines(logps), None if entropies is None else contexts.to_lines(entropies), loss))
     every_logps, every_entropies, losses = zip(*parts, strict=True)
     return (
         torch.cat(every_logps),

@@ -25,14 +25,14 @@ class CreditInputs:
     """A batch of finished rollouts.
 
     Attributes:
-        turn_rewards: (B, K) float, reward of each turn; of its process terms only, where `outcomes` is given.
+        turn_rewards: (B, K) float, reward of each turn.
         turn_mask: (B, K) bool, True for real turns, which stand first in their row.
         turn_ids: (B, T) long, turn in which the model sampled the token, -1 for all other tokens and for padding.
         groups: (B,) long, equal for rollouts of one prompt.
         valid: (B,) bool, False for rollouts to leave out (infrastructure failures): no advantage, in no statistic,
             and whatever the other fields hold for them is not looked at. A row without turns is treated the same.
         values: (B, T) float, the critic's value of the state in which the token was chosen, that is before it.
-        outcomes: (B,) float, outcome reward, earned with the last sampled token. None: `turn_rewards` hold it.
+        outcome_rewards: (B, K) float, what the outcome terms brought of `turn_rewards`; needed to normalise the rest.
         token_rewards: (B, T) float, further rewards of sampled tokens, such as a penalty for the divergence from a
             reference model.
         token_mask: (B, T) bool, True for every token that is not padding; needed without advantage mask only.
@@ -50,7 +50,7 @@ class CreditInputs:
     groups: Tensor
     valid: Tensor
     values: Tensor | None = None
-    outcomes: Tensor | None = None
+    outcome_rewards: Tensor | None = None
     token_rewards: Tensor | None = None
     token_mask: Tensor | None = None
     state_ids: Tensor | None = None
@@ -66,7 +66,7 @@ class CreditInputs:
         by_row, by_turn, by_token = (rows,), (rows, turns), (rows, self.turn_ids.shape[1])
         expected = {
             "turn_mask": by_turn, "turn_ids": by_token, "groups": by_row, "valid": by_row, "values": by_token,
-            "outcomes": by_row, "token_rewards": by_token, "token_mask": by_token, "state_ids": by_turn,
+            "outcome_rewards": by_turn, "token_rewards": by_token, "token_mask": by_token, "state_ids": by_turn,
             "bootstrap_values": by_row,
         }  # fmt: skip
         for name, shape in expected.items():
@@ -81,7 +81,7 @@ class CreditInputs:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors = {name: tensor.detach().cpu() for name, tensor in given.items() if tensor is not None}
         if self.turn_mask.shape[1] == 0:
-            for name in tensors.keys() & {"turn_rewards", "turn_mask", "state_ids"}:
+            for name in tensors.keys() & {"turn_rewards", "outcome_rewards", "turn_mask", "state_ids"}:
                 tensors[name] = torch.nn.functional.pad(tensors[name], (0, 1))
         return replace(self, **tensors)
 
@@ -216,14 +216,12 @@ def prepare(inputs: CreditInputs, options: CreditOptions) -> Episodes:
 
     rewards = _kept("turn_rewards", inputs.turn_rewards, turn_mask)
     if options.normalise_process:
-        if inputs.outcomes is None:
+        if inputs.outcome_rewards is None:
             raise ConfigurationError(
-                "normalise_process needs `outcomes` apart from `turn_rewards`: the outcome reward must not be divided."
+                "normalise_process needs `outcome_rewards` beside `turn_rewards`: the outcome must not be divided."
             )
-        rewards = normalise_process_rewards(rewards)
-    if inputs.outcomes is not None:
-        last = turn_mask & (torch.arange(turn_mask.shape[1]) == turn_mask.sum(1, keepdim=True) - 1)
-        rewards = rewards + last * _kept("outcomes", inputs.outcomes, counted)[:, None]
+        outcome = _kept("outcome_rewards", inputs.outcome_rewards, turn_mask)
+        rewards = normalise_process_rewards(rewards - outcome) + outcome
     token_rewards = place_rewards(rewards, turn_ids)
     if inputs.token_rewards is not None:
         extra = _kept("token_rewards", inputs.token_rewards, sampled)

@@ -16,7 +16,7 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from agent_r1_gym.errors import ConfigurationError
-from trainers.algorithms.contexts import Rows
+from trainers.algorithms.contexts import Contexts
 from trainers.algorithms.weights import check_weights
 from trainers.config import AgentConfig
 
@@ -154,7 +154,7 @@ class ValueBatch:
         mask: (B, T) bool, True at the tokens whose value is fitted.
         returns: (B, T), the targets.
         values: (B, T), what `Critic.values` said at rollout time.
-        rows: (B, T), of `rows.row_numbers`; None if every trajectory is one row.
+        rows: (B, T), of `contexts.context_numbers`; None if every trajectory is one row.
     """
 
     input_ids: Tensor
@@ -238,8 +238,8 @@ class Critic:
 
     def _loss(self, batch: ValueBatch, rows: Tensor) -> tuple[Tensor, Tensor]:
         mask, returns, old = batch.mask[rows], batch.returns[rows], batch.values[rows]
-        row_numbers = None if batch.rows is None else batch.rows[rows]
-        new = self._forward(batch.input_ids[rows], batch.attention_mask[rows], mask.size(1), row_numbers)
+        context_numbers = None if batch.rows is None else batch.rows[rows]
+        new = self._forward(batch.input_ids[rows], batch.attention_mask[rows], mask.size(1), context_numbers)
         error = (new - returns).square()
         clipped = torch.zeros_like(error)
         if self.options.clip is not None:
@@ -249,13 +249,13 @@ class Critic:
         return (error * mask).sum() / 2, (clipped * mask).sum()
 
     def _forward(self, input_ids: Tensor, attention_mask: Tensor, length: int, numbers: Tensor | None) -> Tensor:
-        rows = None if numbers is None or not numbers.any() else Rows(input_ids, attention_mask, numbers)
+        rows = None if numbers is None or not numbers.any() else Contexts(input_ids, attention_mask, numbers)
         if rows is not None:
             input_ids, attention_mask = rows.input_ids, rows.attention_mask
         with self.accelerator.autocast():
             logits = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
         values: Tensor = logits[:, :-1, 0].float()
-        return values[:, -length:] if rows is None else rows.lay_out(values)
+        return values[:, -length:] if rows is None else rows.to_lines(values)
 
     def _sum_gradients(self) -> None:
         for parameter in self.parameters:

@@ -1,80 +1,14 @@
-"""What an engine plays (`Session`) and how it samples: the contract of all engines."""
+"""How tokens are sampled."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from agent_r1_gym.errors import ConfigurationError
-
-
-@dataclass(frozen=True, slots=True)
-class NewContext:
-    """What a session answers where the context was rewritten: all that stands before the next turn.
-
-    Attributes:
-        ids: the context, at least one token.
-    """
-
-    ids: list[int]
-
-    def __post_init__(self) -> None:
-        if not self.ids:
-            raise ValueError("A new context needs at least one token, got none.")
-
-    def shared(self, cached: Sequence[int]) -> int:
-        """Returns how many of the cached tokens it begins with; its last token, which must be fed, never counts."""
-        pairs = enumerate(zip(cached, self.ids[:-1], strict=False))
-        return next((at for at, (old, new) in pairs if old != new), min(len(cached), len(self.ids) - 1))
-
-
-Answer = list[int] | NewContext | None
-Reply = Answer | Future[Answer]
-
-
-class Session(Protocol):
-    """One episode, as an engine sees it.
-
-    It may have two attributes more: `seed`, of its samples, and `max_length`, most tokens of its context, where that is
-    less than the engine's.
-    """
-
-    @property
-    def prompt_ids(self) -> Sequence[int]:
-        """Context before the first turn, at least one token."""
-
-    def finish_turn(self, ids: list[int], logprobs: list[float], stopped: bool) -> Reply:
-        """Takes a finished turn.
-
-        Args:
-            ids: sampled tokens, with the stop token if it was sampled. Empty if the context had reached `max_length`
-                before the turn: the reply must then be None.
-            logprobs: log softmax(logits / temperature) of each, fp32, before top-k and top-p (at temperature 0: of the
-                plain logits); NaN where TRL's backend reports none.
-            stopped: False if a budget cut the turn.
-
-        Returns:
-            The tokens to append before the next turn, the `NewContext` that takes the place of all tokens so far, None
-            when the episode is over, or a Future of any of these.
-        """
-
-
-def longest_context(session: Session, most: int) -> int:
-    """Returns the most tokens of a session's context in an engine that takes `most`."""
-    return min(most, getattr(session, "max_length", most))
-
-
-class Engine(Protocol):
-    """Plays sessions."""
-
-    def run(self, sessions: Iterable[Session]) -> None:
-        """Plays every session to its end."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.play.token_session import Answer, NewContext, TokenSession, longest_context
 from trainers.engines.cache import SlotCache, rows_of
-from trainers.engines.sampling import Answer, NewContext, SamplingOptions, Session, longest_context, sample
+from trainers.engines.sampling import SamplingOptions, sample
 
 
 @dataclass(slots=True, eq=False)
 class _Slot:
     """An episode in a row of the cache: `length` tokens, `prompt` first, are cached, `pending` are to be fed next."""
 
-    session: Session
+    session: TokenSession
     number: int
     row: int
     stream: random.Random
@@ -87,7 +88,10 @@ class SlotEngine:
         self.decoder = torch.compile(model, mode="reduce-overhead", dynamic=False) if compile_decoding else model
         self.generator = torch.Generator().manual_seed(options.seed)
 
-    def run(self, sessions: Iterable[Session]) -> None:
+    def close(self) -> None:
+        """Frees what the engine owns: nothing, the model is its owner's."""
+
+    def run(self, sessions: Iterable[TokenSession]) -> None:
         """Plays every session to its end.
 
         Raises:
@@ -117,7 +121,7 @@ class _Play:
     A live slot is in exactly one of three lists: `waiting` (for its prefill), `decoding`, `calling` (a tool runs).
     """
 
-    def __init__(self, engine: SlotEngine, sessions: Iterator[Session]) -> None:
+    def __init__(self, engine: SlotEngine, sessions: Iterator[TokenSession]) -> None:
         self.engine, self.sessions = engine, sessions
         config = engine.model.config
         self.cache = SlotCache(config.get_text_config().num_hidden_layers, engine.slots, max_length=engine.max_length)

@@ -58,6 +58,11 @@ class ChatTokens:
         """Tokens that end a model turn: the template's end of turn, and the tokenizer's eos."""
         return tuple(dict.fromkeys((self.stop_id, int(self._tokenizer.eos_token_id))))
 
+    @property
+    def markup(self) -> tuple[str, ...]:
+        """Texts of special tokens, which nobody's text may become."""
+        return tuple(self._tokenizer.all_special_tokens)
+
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Returns the tokens before the first model turn."""
         asked, ids = self._last_prompt

@@ -1,8 +1,6 @@
-"""Engines: token ids in, sampled token ids and their log-probabilities out, over all turns of many episodes.
+"""Engines that play turn by turn and prefill the whole context anew on every turn, unlike `SlotEngine`.
 
-`SlotEngine` (slot_engine.py) decodes with transformers and keeps every episode's KV cache from turn to turn.
-`TRLEngine` plays the same sessions on whatever backend TRL is configured with, `GenerateEngine` on plain
-`model.generate`: both turn by turn, the whole context prefilled anew on every turn.
+`TRLEngine` plays on whatever backend TRL is configured with, `GenerateEngine` on plain `model.generate`.
 """
 
 from __future__ import annotations
@@ -21,15 +19,17 @@ from accelerate.utils import gather_object  # type: ignore[import-untyped]
 from transformers import GenerationConfig
 
 from agent_r1_gym.errors import ConfigurationError
-from trainers.engines.sampling import Engine, NewContext, SamplingOptions, Session, longest_context, sample
-from trainers.engines.slots import SlotEngine
-
-__all__ = ["Engine", "GenerateEngine", "NewContext", "SamplingOptions", "Session", "SlotEngine", "TRLEngine", "sample"]
+from agent_r1_gym.play.token_session import NewContext, TokenSession, longest_context
+from trainers.engines.sampling import SamplingOptions
 
 logger = logging.getLogger(__name__)
 
 Turn = tuple[list[int], list[float]]
 _TRL_SIGNATURE = ("self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images")
+
+
+Live = list[tuple[TokenSession, list[int]]]
+"""Sessions and their contexts."""
 
 
 class _TurnEngine(ABC):
@@ -44,7 +44,10 @@ class _TurnEngine(ABC):
         self.max_length, self.max_new_tokens, self.dummy = max_length, max_new_tokens, dummy
         self.stop_token_ids = frozenset(stop_token_ids)
 
-    def run(self, sessions: Iterable[Session]) -> None:
+    def close(self) -> None:  # noqa: B027 - it owns nothing
+        """Frees what the engine owns: nothing, the backend is its owner's."""
+
+    def run(self, sessions: Iterable[TokenSession]) -> None:
         """Plays all sessions to their end.
 
         Raises:
@@ -67,7 +70,7 @@ class _TurnEngine(ABC):
     def _generate(self, contexts: list[list[int]]) -> list[Turn]:
         """Returns sampled tokens and log-probs for each context; what follows a stop token is cut by the caller."""
 
-    def _finish(self, live: list[tuple[Session, list[int]]], turns: Iterator[Turn]) -> list[tuple[Session, list[int]]]:
+    def _finish(self, live: Live, turns: Iterator[Turn]) -> Live:
         replies = []
         for session, context in live:
             room = self._room(session, context)
@@ -87,7 +90,7 @@ class _TurnEngine(ABC):
             if answer is not None
         ]
 
-    def _room(self, session: Session, context: list[int]) -> int:
+    def _room(self, session: TokenSession, context: list[int]) -> int:
         return longest_context(session, self.max_length) - len(context)
 
     def _cut(self, ids: list[int], logprobs: list[float], room: int) -> tuple[list[int], list[float], bool]:

@@ -21,8 +21,9 @@ from trl import ModelConfig  # type: ignore[attr-defined]
 from trl.chat_template_utils import get_training_chat_template
 
 from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.registry import TextEnv
 from trainers.config import AgentConfig
-from trainers.engines.collect import TextEnv, first_messages
+from trainers.engines.collect import first_messages
 from trainers.engines.templates import ChatTokens
 
 logger = logging.getLogger(__name__)

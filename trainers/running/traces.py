@@ -1,27 +1,25 @@
-"""Rollouts of a training as text, token by token: what was sampled, what the loss saw, and which way each was pushed.
+"""Rollouts of a training run as text, token by token: what was sampled, what the loss saw, and how each was pushed.
 
 `output_dir/traces/batch-NNNNNN.jsonl`, one rollout a line, the first ones of the main process's batch; `agent-r1
-report` shows them. Keys: `step` (optimiser steps before), `batch`, `rollout` (position in the batch; the rollouts of a
-prompt stand together), `title` (the row's prompt), `prompt` (text before the first turn); for each token after it, in
-equally long lists, `pieces` (text), `loss_mask` (1 where the loss saw it), `logprobs` (when it was sampled; null for
-tokens of others) and `advantages` (null where the loss did not see it); `turns` (`start`, `end`, `reward`),
-`row_starts`, `terminated`, `truncated`, `infrastructure_error` and `metrics`, as in `TokenTrajectory`.
+report` shows them (`agent_r1_gym.report.episodes.TokenTrace`). Keys: `step` (optimiser steps before), `batch`,
+`rollout` (position in the batch; the rollouts of a prompt stand together), `title` (the row's prompt), `prompt` (text
+before the first turn), `record` (the `Trajectory`, with its tokens); for each token after the prompt, in equally long
+lists, `pieces` (text), `loss_mask` (1 where the loss saw it) and `advantages` (null where the loss did not see it).
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from agent_r1_gym.play.record import TokenTrajectory
+from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.support.files import atomic_file
+from agent_r1_gym.support.json_lines import json_line
 
 Decode = Callable[[list[int]], str]
 _BROKEN = "\ufffd"
@@ -32,40 +30,42 @@ def write_traces(folder: Path, rows: Iterable[Mapping[str, Any]], *, step: int, 
     """Writes the file of a batch, whole or not at all; `folder` is the trainer's `output_dir`."""
     with atomic_file(folder / "traces" / f"batch-{batch:06d}.jsonl") as temporary, temporary.open("wb") as file:
         for number, row in enumerate(rows):
-            whole = {"step": step, "batch": batch, "rollout": number, **row}
-            file.write(json.dumps(whole, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n")
+            file.write(json_line({"step": step, "batch": batch, "rollout": number, **row}))
 
 
 def trace_row(
-    trajectory: TokenTrajectory, row: Mapping[str, Any], loss_mask: Sequence[int], advantages: Tensor, tokenizer: Any
+    record: Trajectory, title: str, loss_mask: Sequence[int], advantages: Tensor, tokenizer: Any
 ) -> dict[str, Any]:
     """Returns one rollout as a line of the file holds it, but for what its batch knows.
 
     Args:
-        trajectory: the rollout.
-        row: what it was collected for.
+        record: the rollout.
+        title: what it was played for.
         loss_mask: 1 for each token after the prompt that the loss sees.
         advantages: (T,), at least as long as the rollout.
         tokenizer: the model's.
     """
+    tokens = record.tokens
+    assert tokens is not None
     decode = functools.partial(tokenizer.decode, clean_up_tokenization_spaces=False)
-    length = len(trajectory.completion_ids)
+    length = len(tokens.completion_ids)
     mask = list(loss_mask[:length])
     credit = zip(advantages[:length].tolist(), mask, strict=True)
     return {
-        "title": _title(row.get("prompt", "")),
-        "prompt": decode(list(trajectory.prompt_ids)),
-        "pieces": text_pieces(decode, trajectory.completion_ids),
+        "title": title,
+        "prompt": decode(list(tokens.prompt_ids)),
+        "pieces": text_pieces(decode, tokens.completion_ids),
         "loss_mask": mask,
-        "logprobs": [_rounded(value) for value in trajectory.logprobs],
         "advantages": [_rounded(value) if seen else None for value, seen in credit],
-        "turns": [asdict(turn) for turn in trajectory.turns],
-        "row_starts": list(trajectory.row_starts),
-        "terminated": trajectory.terminated,
-        "truncated": trajectory.truncated,
-        "infrastructure_error": trajectory.infrastructure_error,
-        "metrics": trajectory.metrics,
+        "record": _rounded_record(record),
     }
+
+
+def _rounded_record(record: Trajectory) -> dict[str, Any]:
+    row = record.to_dict()
+    row["seconds"] = None
+    row["tokens"]["logprobs"] = [_rounded(value) for value in row["tokens"]["logprobs"]]
+    return row
 
 
 def text_pieces(decode: Decode, ids: Sequence[int]) -> list[str]:
@@ -84,11 +84,6 @@ def text_pieces(decode: Decode, ids: Sequence[int]) -> list[str]:
             pieces.append(now[len(before) :])
             start, told = told, end
     return pieces
-
-
-def _title(prompt: Any) -> str:
-    """Returns the text of a prompt, of its last message if it is a conversation."""
-    return str(prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
 
-from agent_r1_gym.play.jobs import Job
+from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.methods import make_method
+from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.record import Trajectory
-from agent_r1_gym.registry import make_envs
-from trainers.engines.local import EnginePlayer, is_solved
+from agent_r1_gym.registry import make_text_env
+from trainers.engines.local import wrap_model
 
 ENV = "AgentR1/FictionQA-v0"
 TYPES = ("1hop", "bridge", "3hop", "comparison")
@@ -41,12 +43,8 @@ def scores(model: Any, tokenizer: Any, *, questions: int, name: str = "agent", r
     exact: dict[str, float] = {}
     with tqdm(total=len(HELD_OUT) * questions, desc=f"evaluating {name}", unit="episode") as bar:
         for split, kind in HELD_OUT:
-            options = held_out(split, kind)
-            solved = 0
-            for episode in play(model, tokenizer, options, questions=questions, rag=rag):
-                solved += is_solved(episode)
-                bar.update()
-            exact[f"{split}/{kind}"] = solved / questions
+            records = play(model, tokenizer, held_out(split, kind), questions=questions, rag=rag, bar=bar)
+            exact[f"{split}/{kind}"] = sum(bool(record.solved) for record in records) / questions
     return exact
 
 
@@ -58,16 +56,37 @@ def play(
     questions: int,
     rag: bool = False,
     seed: int = 0,
-) -> Iterator[Trajectory]:
-    """Yields the episodes of the first `questions` tasks; equal models and seeds give equal episodes."""
-    player = EnginePlayer(
-        lambda **more: make_envs(ENV, 1, {**more, **options})[0],
-        make_method("naive-rag" if rag else "tools"),
+    bar: Any = None,
+) -> list[Trajectory]:
+    """Returns the episodes of the first `questions` tasks as they ended; equal models and seeds give equal episodes.
+
+    Args:
+        model: the policy.
+        tokenizer: the model's.
+        options: of the environment.
+        questions: how many.
+        rag: Naive RAG with the model as its reader, instead of the model with tools.
+        seed: of the run.
+        bar: a progress bar, updated after each episode.
+    """
+    local = wrap_model(
         model,
         tokenizer,
         sampling={"temperature": 1.0, "max_new_tokens": _TURN_TOKENS},
-        side_by_side=min(questions, _SIDE_BY_SIDE),
-        seed=seed,
+        slots=min(questions, _SIDE_BY_SIDE),
     )
-    for played in player.play([Job(index) for index in range(questions)]):
-        yield played.trajectory
+    player = Player(
+        functools.partial(make_text_env, ENV, options, markup=local.chat.markup),
+        method=make_method("naive-rag" if rag else "tools"),
+        chat=local.chat,
+        limits=local.limits,
+    )
+    records: list[Trajectory] = []
+
+    def end(record: Trajectory) -> None:
+        records.append(record)
+        if bar is not None:
+            bar.update()
+
+    player.play(evaluation_jobs(range(questions), seed=seed), local.engine, end)
+    return records

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from agent_r1_gym.play.record import Trajectory
-from agent_r1_gym.report.episodes import trajectory_item
+from agent_r1_gym.report.episodes import episode_item
 from agent_r1_gym.report.page import heading, paragraph, table, write_page
 from agent_r1_gym.report.training import curve_plots, read_training_run
 from agent_r1_gym.report.viewer import viewer
@@ -22,30 +20,17 @@ CURVES = {
     "rollout/turns": "turns a rollout",
     "entropy": "entropy per token, nats",
 }
-"""Logged numbers that are drawn, each in its own panel, and the panel's title."""
-_SMOOTHED = 10
+"""Logged numbers that are kept, and what they are."""
 
 Scores = Mapping[str, Mapping[str, float]]
 """Exact match in 0..1, by agent and set of questions."""
 
 
 def write_curves(log: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Writes `CURVES` of a trainer's log as `curves.csv` and `curves.png`; faint: each step, line: mean of ten."""
+    """Writes `CURVES` of a trainer's log as `curves.csv`, which `report.html` draws."""
     rows = [row for row in log if any(name in row for name in CURVES)]
     with atomic_file(folder / "curves.csv") as temporary, temporary.open("w", newline="") as file:
         csv.writer(file).writerows([("step", *CURVES), *((row["step"], *map(row.get, CURVES)) for row in rows)])
-    figure = Figure(figsize=(10, 6), layout="constrained")
-    for axes, (name, title) in zip(figure.subplots(2, 2).flat, CURVES.items(), strict=True):
-        points = [(row["step"], row[name]) for row in rows if name in row]
-        values = [value for _, value in points]
-        means = [sum(part) / len(part) for part in (values[max(0, i - _SMOOTHED) : i + 1] for i in range(len(values)))]
-        steps = [step for step, _ in points]
-        axes.plot(steps, values, alpha=0.3, color="tab:blue")
-        axes.plot(steps, means, color="tab:blue")
-        axes.set(title=title, xlabel="optimiser step")
-        axes.grid(alpha=0.3)
-    with atomic_file(folder / "curves.png") as temporary:
-        figure.savefig(temporary, dpi=110, format="png")
 
 
 def score_rows(scores: Scores) -> list[tuple[str | float, ...]]:
@@ -73,5 +58,5 @@ def write_report(
     run = read_training_run(folder)
     if run is not None:
         parts += [heading("Training"), *curve_plots({run.name: [run.log]})]
-    items = [trajectory_item(episode, episodes=name) for name, episodes in traces.items() for episode in episodes]
+    items = [episode_item(episode, episodes=name) for name, episodes in traces.items() for episode in episodes]
     write_page(folder / "report.html", title, [*parts, heading("Episodes"), *viewer(items)])

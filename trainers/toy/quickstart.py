@@ -23,10 +23,9 @@ import torch
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_r1_gym.cli.rollout import new_folder
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.record import Trajectory
-from agent_r1_gym.support.files import atomic_file
+from agent_r1_gym.support.files import atomic_file, new_folder
 from agent_r1_gym.support.terminal import say, table
 from trainers.config import ALGORITHMS, AgentConfig
 from trainers.running.preflight import Source, check_model, find_model, load_tokenizer

@@ -14,13 +14,11 @@ import torch
 from tqdm import tqdm
 
 from agent_r1_gym.errors import AgentR1Error
-from agent_r1_gym.play.record import TokenTrajectory
+from agent_r1_gym.play.record import Tokens
+from trainers.algorithms.batch import tokens_of
 from trainers.config import AgentConfig
 from trainers.toy.supervised import NOT_TRAINED, TokenRow, fit
-from trainers.train import MOST_SLOTS, collector_of, dataset_of, slot_engine
-
-SOLVED = "reward/em"
-"""The reward term that tells a success: 1."""
+from trainers.train import MOST_SLOTS, chat_of, collector_of, dataset_of, slot_engine
 
 
 def rejection_sampling(
@@ -61,7 +59,7 @@ def rejection_sampling(
 def _played(model: Any, tokenizer: Any, args: AgentConfig, rollouts: int) -> Iterator[TokenRow | None]:
     """Yields each rollout as a row to learn from, None where it failed."""
     collector = collector_of(args, tokenizer)
-    dataset = dataset_of(collector.make_env()).shuffle(seed=args.seed)
+    dataset = dataset_of(collector.player.make_env()).shuffle(seed=args.seed)
     tasks = itertools.cycle(dataset)
     copied = (task for task in tasks for _ in range(args.num_generations))
     with tqdm(total=rollouts, desc="rejection sampling", unit="rollout") as bar:
@@ -69,15 +67,15 @@ def _played(model: Any, tokenizer: Any, args: AgentConfig, rollouts: int) -> Ite
             rows = list(itertools.islice(copied, min(MOST_SLOTS, rollouts - bar.n)))
             if not rows:
                 break
-            engine = slot_engine(args, model, collector.chat, slots=len(rows), seed=hash((args.seed, batch)))
+            engine = slot_engine(args, model, chat_of(collector), slots=len(rows), seed=hash((args.seed, batch)))
             for trajectory in collector.collect(rows, engine):
-                yield _row(trajectory) if trajectory.metrics.get(SOLVED) == 1.0 else None
+                yield _row(tokens_of(trajectory)) if trajectory.solved else None
             bar.update(len(rows))
     collector.close()
 
 
-def _row(trajectory: TokenTrajectory) -> TokenRow:
-    spoken = zip(trajectory.completion_ids, trajectory.loss_mask, strict=True)
+def _row(tokens: Tokens) -> TokenRow:
+    spoken = zip(tokens.completion_ids, tokens.loss_mask, strict=True)
     labels = [token if sampled else NOT_TRAINED for token, sampled in spoken]
-    prompt = list(trajectory.prompt_ids)
-    return {"input_ids": prompt + list(trajectory.completion_ids), "labels": [NOT_TRAINED] * len(prompt) + labels}
+    prompt = list(tokens.prompt_ids)
+    return {"input_ids": prompt + list(tokens.completion_ids), "labels": [NOT_TRAINED] * len(prompt) + labels}

@@ -334,7 +334,7 @@ class TestEveryEstimator:
 
         fills = {
             "turn_rewards": torch.nan, "turn_mask": False, "state_ids": -1, "turn_ids": -1, "values": torch.nan,
-            "token_rewards": torch.nan, "token_mask": False,
+            "token_rewards": torch.nan, "token_mask": False, "outcome_rewards": torch.nan,
         }  # fmt: skip
         wider = replace(inputs, **{name: pad(getattr(inputs, name), fill) for name, fill in fills.items()})
         for name, options in VARIANTS:
@@ -345,7 +345,8 @@ class TestEveryEstimator:
     @given(inputs=batches())
     def test_rows_left_out_might_as_well_not_exist(self, inputs):
         dirt = torch.where(inputs.valid, 0.0, torch.nan)
-        dirty = replace(inputs, turn_rewards=inputs.turn_rewards + dirt[:, None], outcomes=inputs.outcomes + dirt)
+        dirty = replace(inputs, turn_rewards=inputs.turn_rewards + dirt[:, None])
+        dirty = replace(dirty, outcome_rewards=inputs.outcome_rewards + dirt[:, None])
         without = rows_of(inputs, inputs.valid)
         for name, options in VARIANTS:
             actual = advantages(name, dirty, options)[inputs.valid]
@@ -354,7 +355,9 @@ class TestEveryEstimator:
     @quickly
     @given(inputs=batches(), shift=st.integers(-8, 8))
     def test_a_constant_in_every_outcome_does_not_matter(self, inputs, shift):
-        shifted = replace(inputs, outcomes=inputs.outcomes + shift, values=inputs.values + shift)
+        at_the_end = torch.nn.functional.one_hot(inputs.turn_mask.sum(1) - 1, inputs.turn_mask.shape[1]) * shift
+        outcomes = {name: getattr(inputs, name) + at_the_end for name in ("turn_rewards", "outcome_rewards")}
+        shifted = replace(inputs, **outcomes, values=inputs.values + shift)
         for name, options in VARIANTS:
             if options.gamma == options.token_gamma == 1:
                 expected = sampled(name, inputs, options)
@@ -365,7 +368,9 @@ class TestEveryEstimator:
     @pytest.mark.parametrize(("name", "options"), VARIANTS)
     def test_nothing_left_gives_zeros(self, name, options):
         none = torch.zeros(2, dtype=torch.bool)
-        no_turns = {key: getattr(self.few, key)[:, :0] for key in ("turn_mask", "turn_rewards", "state_ids")}
+        no_turns = {
+            key: getattr(self.few, key)[:, :0] for key in ("turn_mask", "turn_rewards", "outcome_rewards", "state_ids")
+        }
         for empty in (replace(self.few, valid=none), rows_of(self.few, none), replace(self.few, **no_turns)):
             assert not advantages(name, empty, options).any()
 

@@ -56,23 +56,29 @@ def test_state_after_a_rewritten_context_is_all_that_the_model_sees() -> None:
 
 
 def test_repetition_counts_inside_turns_only() -> None:
-    assert batch.repetition(make_trajectory([2], [([8] * 7, 0.0, []), ([8] * 3, 0.0, [])])) == pytest.approx(3 / 4)
-    assert batch.repetition(make_trajectory([2], [([8, 9, 10, 11, 12], 0.0, [8] * 20)])) == 0
-    assert batch.repetition(make_trajectory([2], [([8], 0.0, [])])) == 0
+    assert batch.repetition(
+        batch.tokens_of(make_trajectory([2], [([8] * 7, 0.0, []), ([8] * 3, 0.0, [])]))
+    ) == pytest.approx(3 / 4)
+    assert batch.repetition(batch.tokens_of(make_trajectory([2], [([8, 9, 10, 11, 12], 0.0, [8] * 20)]))) == 0
+    assert batch.repetition(batch.tokens_of(make_trajectory([2], [([8], 0.0, [])]))) == 0
 
 
 def test_description_of_a_dropped_rollout_holds_nothing_else() -> None:
-    assert batch.describe(make_trajectory([2], [([8], 9.0, [])], error="dead", calls=3.0)) == {"dropped": 1.0}
-    described = batch.describe(make_trajectory([2], [([8], 9.0, [7, 7])], truncated=True, calls=3.0))
+    assert batch.describe(make_trajectory([2], [([8], 9.0, [])], error="dead")) == {"dropped": 1.0}
+    described = batch.describe(make_trajectory([2], [([8], 9.0, [7, 7])], truncated=True, outcomes=[4.0], em=1.0))
     assert described == {
         "dropped": 0.0,
         "turns": 1.0,
-        "rows": 1.0,
+        "contexts": 1.0,
         "terminated": 0.0,
         "truncated": 1.0,
         "environment_tokens": 2.0,
         "repetition": 0.0,
-        "calls": 3.0,
+        "outcome_reward": 4.0,
+        "calls": 0.0,
+        "failed_calls": 0.0,
+        "malformed_turns": 0.0,
+        "reward/em": 1.0,
     }
 
 

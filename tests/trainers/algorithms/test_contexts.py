@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from agent_r1_gym.play.record import TokenTrajectory
+from agent_r1_gym.play.player import Player
+from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.play.token_session import NewContext, TokenLimits
 from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.wrappers import ContextWindow
 from tests.kit import tiny_model
@@ -22,18 +24,20 @@ from tests.kit.fixed import by_row, give, gradients, make_trajectory, multi_turn
 from tests.kit.scripted import STOPS, make_causal_lm
 from tests.kit.small_env import ANSWER, SmallEnv, call
 from tests.trainers.engines.test_collect import ScriptedEngine
-from trainers.algorithms.batch import describe
-from trainers.algorithms.contexts import Rows, row_numbers
-from trainers.engines.collect import Collector, EpisodeLimits
+from trainers.algorithms.batch import describe, tokens_of
+from trainers.algorithms.contexts import Contexts, context_numbers
+from trainers.engines.collect import Collector
+from trainers.engines.sampling import SamplingOptions
+from trainers.engines.slots import SlotEngine
 from trainers.engines.templates import ChatTokens
-from trainers.engines.turns import GenerateEngine, NewContext, SamplingOptions, SlotEngine
+from trainers.engines.turns import GenerateEngine
 from trainers.toy.model import build_model, build_tokenizer
 from trainers.trainer import AgentTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
 CHAT = ChatTokens(build_tokenizer())
-LIMITS = EpisodeLimits(max_prompt_tokens=1024, max_completion_tokens=512)
+LIMITS = TokenLimits(max_prompt_tokens=1024, max_completion_tokens=512)
 TWO_ROWS = make_trajectory([2, 5, 11], [([12, 8, 3], 0.0, [2, 7, 13]), ([14, 3], 1.0, [])], rewritten=[0])
 """Prompt 2 5 11, sampled 12 8 3; then, with nothing before it, the context 2 7 13, sampled 14 3."""
 
@@ -46,13 +50,13 @@ def _one_thread() -> Any:
     torch.set_num_threads(before)
 
 
-def replayed(model: Any, trajectory: TokenTrajectory) -> list[float]:
+def replayed(model: Any, trajectory: Trajectory) -> list[float]:
     """Log-probs of the sampled tokens, each row fed to the model as it stood before it."""
-    context, found = list(trajectory.prompt_ids), []
-    for position, token in enumerate(trajectory.completion_ids):
-        if position in trajectory.row_starts:
+    context, found = list(tokens_of(trajectory).prompt_ids), []
+    for position, token in enumerate(tokens_of(trajectory).completion_ids):
+        if position in tokens_of(trajectory).context_starts:
             context = []
-        if trajectory.loss_mask[position]:
+        if tokens_of(trajectory).loss_mask[position]:
             with torch.no_grad():
                 logits = model(input_ids=torch.tensor([context])).logits[0, -1]
             found.append(logits.log_softmax(-1)[token].item())
@@ -68,21 +72,21 @@ class TestRows:
     def test_rows_are_sequences_of_their_own(self) -> None:
         ids = torch.tensor([[0, 2, 5, 21, 22, 31, 32, 33], [7, 8, 9, 41, 0, 0, 0, 0]])
         numbers = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]])
-        rows = Rows(ids, (ids > 0).long(), numbers)
+        rows = Contexts(ids, (ids > 0).long(), numbers)
         assert rows.input_ids.tolist() == [[2, 5, 21, 22], [31, 32, 33, 0], [7, 8, 9, 41]]
         assert rows.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]
-        laid = rows.lay_out(rows.input_ids[:, 1:])
+        laid = rows.to_lines(rows.input_ids[:, 1:])
         assert laid.tolist() == [[21, 22, 0, 32, 33], [41, 0, 0, 0, 0]]
 
     def test_numbers_of_rows(self) -> None:
-        numbers = row_numbers([TWO_ROWS, multi_turn_batch()[0]], width=10)
+        numbers = context_numbers([tokens_of(TWO_ROWS), tokens_of(multi_turn_batch()[0])], width=10)
         assert numbers is not None
         assert numbers.tolist() == [[0, 0, 0, 1, 1, 1, 1, 1, 1, 1], [0] * 10]
-        assert row_numbers(multi_turn_batch(), width=10) is None
+        assert context_numbers([tokens_of(record) for record in multi_turn_batch()], width=10) is None
 
     def test_description_counts_rows_and_not_their_contexts(self) -> None:
         described = describe(TWO_ROWS)
-        assert (described["rows"], described["environment_tokens"]) == (2, 0)
+        assert (described["contexts"], described["environment_tokens"]) == (2, 0)
 
 
 class Rewriting:
@@ -150,16 +154,16 @@ class FreshEnv(gym.Env[str, str]):
         return f"who {self.turn}", 0.5, self.turn == self.turns, False, {"context_rewritten": True}
 
 
-def collect(make_env: Any, *texts: str, limits: EpisodeLimits = LIMITS) -> TokenTrajectory:
+def collect(make_env: Any, *texts: str, limits: TokenLimits = LIMITS) -> Trajectory:
     rows = [{"task_index": 0, "seed": 1}]
-    (found,) = Collector(make_env, CHAT, limits).collect(rows, ScriptedEngine(*texts))
+    (found,) = Collector(Player(make_env, chat=CHAT, limits=limits)).collect(rows, ScriptedEngine(*texts))
     return found
 
 
-def texts_of(trajectory: TokenTrajectory) -> list[str]:
-    cuts = [0, *trajectory.row_starts, len(trajectory.completion_ids)]
-    pieces = [trajectory.completion_ids[start:end] for start, end in pairwise(cuts)]
-    return [build_tokenizer().decode(ids) for ids in (trajectory.prompt_ids + pieces[0], *pieces[1:])]
+def texts_of(trajectory: Trajectory) -> list[str]:
+    cuts = [0, *tokens_of(trajectory).context_starts, len(tokens_of(trajectory).completion_ids)]
+    pieces = [tokens_of(trajectory).completion_ids[start:end] for start, end in pairwise(cuts)]
+    return [build_tokenizer().decode(ids) for ids in (tokens_of(trajectory).prompt_ids + pieces[0], *pieces[1:])]
 
 
 class TestSession:
@@ -183,15 +187,15 @@ class TestSession:
         assert found.terminated
 
     def test_budget_counts_the_context_as_it_is(self) -> None:
-        limits = EpisodeLimits(max_prompt_tokens=1024, max_completion_tokens=12)
+        limits = TokenLimits(max_prompt_tokens=1024, max_completion_tokens=12)
         found = collect(lambda: FreshEnv(9), *["yes"] * 9, limits=limits)
         assert found.terminated
-        assert len(found.completion_ids) > 12
+        assert len(tokens_of(found).completion_ids) > 12
         longer = collect(lambda: FreshEnv(9), *["yes " * 20] * 9, limits=limits)
         assert longer.terminated
 
     def test_a_context_that_is_too_long_truncates(self) -> None:
-        limits = EpisodeLimits(max_prompt_tokens=1024, max_completion_tokens=12)
+        limits = TokenLimits(max_prompt_tokens=1024, max_completion_tokens=12)
 
         class Growing(FreshEnv):
             def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -203,20 +207,20 @@ class TestSession:
         assert len(found.turns) == 2
 
     def test_endless_rewriting_is_truncated(self) -> None:
-        limits = EpisodeLimits(max_prompt_tokens=1024, max_completion_tokens=64, max_rows=5)
+        limits = TokenLimits(max_prompt_tokens=1024, max_completion_tokens=64, max_contexts=5)
         found = collect(lambda: FreshEnv(10**9), *["yes"] * 100, limits=limits)
         assert found.truncated
-        assert len(found.row_starts) == 4
+        assert len(tokens_of(found).context_starts) == 4
         assert len(found.turns) == 5
 
     def test_a_row_without_a_turn_is_left_out(self) -> None:
         found = collect(FreshEnv, "yes")  # the script ends before the episode does, as a full context would
         assert found.truncated
-        assert found.row_starts == ()
-        assert len(found.completion_ids) == found.turns[-1].end
+        assert tokens_of(found).context_starts == ()
+        assert len(tokens_of(found).completion_ids) == tokens_of(found).spans[-1][1]
 
 
-def batch() -> list[TokenTrajectory]:
+def batch() -> list[Trajectory]:
     """One group: two rows, three rows, one row of two turns, one row of one turn."""
     return [
         TWO_ROWS,
@@ -230,22 +234,22 @@ def batch() -> list[TokenTrajectory]:
     ]
 
 
-def run(folder: Path, trajectories: Sequence[TokenTrajectory], **settings: Any) -> tuple[AgentTrainer, dict[str, Any]]:
+def run(folder: Path, trajectories: Sequence[Trajectory], **settings: Any) -> tuple[AgentTrainer, dict[str, Any]]:
     trainer = make_trainer(folder, give(trajectories), per_device_train_batch_size=len(trajectories), **settings)
     trainer.model.train()
     rows: list[Any] = [{"prompt": "say"} for _ in trajectories]
     return trainer, trainer._generate_and_score_completions(rows)
 
 
-def logps_by_hand(model: Any, trajectory: TokenTrajectory) -> Tensor:
+def logps_by_hand(model: Any, trajectory: Trajectory) -> Tensor:
     """(n,) log-probs with gradient of the sampled tokens, row by row."""
-    starts = [0, *trajectory.row_starts, len(trajectory.completion_ids)]
+    starts = [0, *tokens_of(trajectory).context_starts, len(tokens_of(trajectory).completion_ids)]
     found = []
     for start, end in pairwise(starts):
-        ids = list(trajectory.completion_ids[start:end])
-        mask = list(trajectory.loss_mask[start:end])
+        ids = list(tokens_of(trajectory).completion_ids[start:end])
+        mask = list(tokens_of(trajectory).loss_mask[start:end])
         if start == 0:
-            ids, mask = [*trajectory.prompt_ids, *ids], [0] * len(trajectory.prompt_ids) + mask
+            ids, mask = [*tokens_of(trajectory).prompt_ids, *ids], [0] * len(tokens_of(trajectory).prompt_ids) + mask
         logps = model(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
         chosen = torch.tensor(mask[1:]).bool()
         found.append(logps.gather(1, torch.tensor(ids[1:])[:, None])[chosen, 0])
@@ -303,7 +307,7 @@ class TestTrainer:
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
         width = output["completion_ids"].size(1)
-        values = critic.values(ids, mask, length=width, rows=output["row_numbers"])
+        values = critic.values(ids, mask, length=width, rows=output["context_numbers"])
         with torch.no_grad():
             first = critic.model(input_ids=torch.tensor([[2, 5, 11, 12, 8, 3]])).logits[0, :, 0]
             second = critic.model(input_ids=torch.tensor([[2, 7, 13, 14, 3]])).logits[0, :, 0]
@@ -349,7 +353,7 @@ def test_every_trained_token_has_the_log_prob_it_was_sampled_with(tmp_path: Path
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.0)
-    found: list[TokenTrajectory] = []
+    found: list[Trajectory] = []
 
     class Calling(SmallEnv):
         """Every turn counts as a call, so that a random model fills a window."""
@@ -357,13 +361,15 @@ def test_every_trained_token_has_the_log_prob_it_was_sampled_with(tmp_path: Path
         def begin_step(self, action: str) -> Any:
             return super().begin_step(call("aa bb"))
 
-    def play(rows: Sequence[Any], trainer: Any) -> list[TokenTrajectory]:
+    def play(rows: Sequence[Any], trainer: Any) -> list[Trajectory]:
         def make_env() -> Any:
             return ContextWindow(Calling(system_prompt="", max_turns=5), keep_last=1, note="x")
 
         options = SamplingOptions(max_new_tokens=5, stop_token_ids=CHAT.stop_ids)
         engine = SlotEngine(trainer.model, options, slots=3, max_length=1400)
-        games = Collector(make_env, CHAT, EpisodeLimits(max_prompt_tokens=256, max_completion_tokens=1000))
+        games = Collector(
+            Player(make_env, chat=CHAT, limits=TokenLimits(max_prompt_tokens=256, max_completion_tokens=1000))
+        )
         found[:] = games.collect([{"task_index": 0}] * len(rows), engine)
         return found
 
@@ -371,13 +377,13 @@ def test_every_trained_token_has_the_log_prob_it_was_sampled_with(tmp_path: Path
     trainer = AgentTrainer(model, args, collect=play, train_dataset=make_rows(), processing_class=tokenizer)
     trainer.model.train()
     trainer._generate_and_score_completions([{"prompt": "say"} for _ in range(8)])
-    assert [len(trajectory.row_starts) for trajectory in found] == [3] * 8
+    assert [len(tokens_of(trajectory).context_starts) for trajectory in found] == [3] * 8
     trainer.model.eval()
     for trajectory in found:
-        recorded = [logprob for logprob in trajectory.logprobs if logprob is not None]
+        recorded = [logprob for logprob in tokens_of(trajectory).logprobs if logprob is not None]
         assert replayed(model, trajectory) == pytest.approx(recorded, abs=1e-4)
     assert trainer._metrics["train"]["sampling/logprob_drift_max"][0] < 1e-4
-    assert trainer._metrics["train"]["rollout/rows"] == [4.0]
+    assert trainer._metrics["train"]["rollout/contexts"] == [4.0]
 
 
 class ColourEnv(FreshEnv):
@@ -402,9 +408,13 @@ class ColourEnv(FreshEnv):
 def test_learns_a_bandit_whose_context_is_rewritten(tmp_path: Path, algorithm: str) -> None:
     tokenizer = tiny_model.make_tokenizer()
     tokenizer.chat_template = tiny_model.CHAT_TEMPLATE.replace(" <|im_end|> ", "<|im_end|>")
-    games = Collector(ColourEnv, ChatTokens(tokenizer), EpisodeLimits(max_prompt_tokens=32, max_completion_tokens=32))
+    games = Collector(
+        Player(
+            ColourEnv, chat=ChatTokens(tokenizer), limits=TokenLimits(max_prompt_tokens=32, max_completion_tokens=32)
+        )
+    )
 
-    def play(rows: Sequence[Any], trainer: Any) -> list[TokenTrajectory]:
+    def play(rows: Sequence[Any], trainer: Any) -> list[Trajectory]:
         options = SamplingOptions(max_new_tokens=1, seed=trainer.batches)
         engine = SlotEngine(trainer.model, options, slots=48, max_length=64)
         return games.collect([{"seed": row["target"]} for row in rows], engine)

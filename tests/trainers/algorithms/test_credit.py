@@ -101,7 +101,7 @@ class TestRefusals:
         inputs = replace(batch(("0", [0.0])), token_mask=None)
         with pytest.raises(ConfigurationError, match="advantage_mask=False needs `token_mask`"):
             prepare(inputs, CreditOptions(advantage_mask=False))
-        with pytest.raises(ConfigurationError, match="normalise_process needs `outcomes`"):
+        with pytest.raises(ConfigurationError, match="normalise_process needs `outcome_rewards`"):
             prepare(inputs, CreditOptions(normalise_process=True))
 
     @pytest.mark.parametrize(

@@ -12,17 +12,21 @@ import pytest
 
 from agent_r1_gym import Task, ToolEnv, tool
 from agent_r1_gym.errors import ConfigurationError, RetrievalError
+from agent_r1_gym.play.player import Player
+from agent_r1_gym.play.record import Tokens, Trajectory
+from agent_r1_gym.play.token_session import TokenLimits
 from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.wrappers import ContextWindow
-from trainers.algorithms.batch import OUTCOME
-from trainers.engines.collect import Collector, EpisodeLimits
+from trainers.engines.collect import Collector
+from trainers.engines.sampling import SamplingOptions
+from trainers.engines.slots import SlotEngine
 from trainers.engines.templates import ChatTokens
-from trainers.engines.turns import GenerateEngine, SamplingOptions, SlotEngine
+from trainers.engines.turns import GenerateEngine
 from trainers.toy.model import build_model, build_tokenizer
 
 TOKENIZER = build_tokenizer()
 CHAT = ChatTokens(TOKENIZER)
-LIMITS = EpisodeLimits(max_prompt_tokens=512, max_completion_tokens=512)
+LIMITS = TokenLimits(max_prompt_tokens=512, max_completion_tokens=512)
 CALL = '<tool_call>\n{"name": "look", "arguments": {"query": "x"}}\n</tool_call>'
 
 
@@ -46,8 +50,13 @@ class ScriptedEngine:
                 assert session.finish_turn([], [], False) is None
 
 
-def collector(make_env: Callable[[], Any], limits: EpisodeLimits = LIMITS, **options: Any) -> Collector:
-    return Collector(make_env, CHAT, limits, **options)
+def collector(make_env: Callable[[], Any], limits: TokenLimits = LIMITS, **options: Any) -> Collector:
+    return Collector(Player(make_env, chat=CHAT, limits=limits), pause=0.0, **options)
+
+
+def tokens(record: Trajectory) -> Tokens:
+    assert record.tokens is not None
+    return record.tokens
 
 
 def lookup_env(**options: Any) -> ToolEnv:
@@ -63,19 +72,21 @@ def lookup_env(**options: Any) -> ToolEnv:
 def test_tokens_masks_and_spans_are_exact() -> None:
     engine = ScriptedEngine(CALL, "<answer>yes</answer>")
     (found,) = collector(lookup_env).collect([{"task_index": 0, "seed": 1}], engine)
-    text = TOKENIZER.decode(found.prompt_ids + found.completion_ids)
+    ids = tokens(found).completion_ids
+    text = TOKENIZER.decode(tokens(found).prompt_ids + ids)
     assert text == (
         f"<|im_start|>user\nwho<|im_end|><|im_start|>assistant\n{CALL}<|im_end|>"
         "<|im_start|>tool\nnothing found<|im_end|>"
         "<|im_start|>assistant\n<answer>yes</answer><|im_end|>"
     )
-    said = [TOKENIZER.decode(found.completion_ids[turn.start : turn.end]) for turn in found.turns]
+    said = [TOKENIZER.decode(ids[start:end]) for start, end in tokens(found).spans]
     assert said == [f"{CALL}<|im_end|>", "<answer>yes</answer><|im_end|>"]
     assert [turn.reward for turn in found.turns] == [0.0, 1.0]
     assert found.terminated
     assert not found.truncated
-    assert found.metrics["turns"] == 2
-    assert found.metrics["calls"] == 1
+    assert found.counts() == {"turns": 2, "calls": 1, "failed_calls": 0, "malformed_turns": 0}
+    assert found.answer == "yes"
+    assert found.messages[-1].content == "<answer>yes</answer>"
 
 
 def test_rows_come_back_in_order() -> None:
@@ -88,10 +99,10 @@ def test_a_forced_end_of_turn_is_never_trained_on() -> None:
     (found,) = collector(lookup_env).collect(
         [{"task_index": 0}], ScriptedEngine("who", "<answer>yes</answer>", stopped=False)
     )
-    after_first = found.turns[0].end
-    assert found.completion_ids[after_first] == CHAT.stop_id
-    assert found.loss_mask[after_first] == 0
-    assert found.logprobs[after_first] is None
+    after_first = tokens(found).spans[0][1]
+    assert tokens(found).completion_ids[after_first] == CHAT.stop_id
+    assert tokens(found).loss_mask[after_first] == 0
+    assert tokens(found).logprobs[after_first] is None
 
 
 def test_outcome_is_kept_when_the_episode_ends_in_tool_text() -> None:
@@ -104,31 +115,31 @@ def test_outcome_is_kept_when_the_episode_ends_in_tool_text() -> None:
 
 
 def test_token_budget_truncates_cleanly_and_the_end_is_rewarded() -> None:
-    limits = EpisodeLimits(max_prompt_tokens=512, max_completion_tokens=40)
+    limits = TokenLimits(max_prompt_tokens=512, max_completion_tokens=40)
     (found,) = collector(lambda: lookup_env(reward="agent_r1", max_turns=50), limits).collect(
         [{"task_index": 0}], ScriptedEngine(*["who"] * 50)
     )
     assert found.truncated
     assert not found.terminated
-    assert len(found.completion_ids) <= 40
+    assert len(tokens(found).completion_ids) <= 40
     assert found.turns[-1].reward == -0.5  # no answer, all calls well-formed
-    assert found.loss_mask[-1] == 1  # nothing stands after the last turn
+    assert tokens(found).loss_mask[-1] == 1  # nothing stands after the last turn
 
 
 def test_no_turn_goes_beyond_the_token_budget() -> None:
     model = build_model(TOKENIZER, size="0.4M")
     options = SamplingOptions(max_new_tokens=200, stop_token_ids=CHAT.stop_ids)
-    limits = EpisodeLimits(max_prompt_tokens=512, max_completion_tokens=16)
+    limits = TokenLimits(max_prompt_tokens=512, max_completion_tokens=16)
     engines = SlotEngine(model, options, slots=4, max_length=528), GenerateEngine(model, options, max_length=528)
     for engine in engines:
         found = collector(lookup_env, limits).collect([{"task_index": index % 2} for index in range(6)], engine)
-        assert max(len(trajectory.completion_ids) for trajectory in found) == 16
-        assert all(trajectory.truncated for trajectory in found if len(trajectory.completion_ids) == 16)
+        assert max(len(tokens(record).completion_ids) for record in found) == 16
+        assert all(record.truncated for record in found if len(tokens(record).completion_ids) == 16)
 
 
 def test_the_end_by_budget_is_booked_as_outcome() -> None:
     """As the environment's own truncation is; else it would count as a process reward."""
-    limits = EpisodeLimits(max_prompt_tokens=512, max_completion_tokens=40)
+    limits = TokenLimits(max_prompt_tokens=512, max_completion_tokens=40)
     rows = [{"task_index": 0}]
     (by_budget,) = collector(lambda: lookup_env(reward="agent_r1", max_turns=50), limits).collect(
         rows, ScriptedEngine(*["who"] * 50)
@@ -139,7 +150,7 @@ def test_the_end_by_budget_is_booked_as_outcome() -> None:
     )
     for found in (by_budget, before_turn, by_turns):
         assert sum(turn.reward for turn in found.turns) == -0.5
-        assert found.metrics[OUTCOME] == found.metrics["reward/agent_r1"] == -0.5
+        assert found.outcome_reward == found.reward_terms["agent_r1"] == -0.5
 
 
 def test_a_context_without_room_for_a_turn_ends_the_episode() -> None:
@@ -150,8 +161,8 @@ def test_a_context_without_room_for_a_turn_ends_the_episode() -> None:
 
 
 def test_an_overlong_prompt_is_refused_with_the_option_to_change() -> None:
-    limits = EpisodeLimits(max_prompt_tokens=3, max_completion_tokens=40)
-    with pytest.raises(ConfigurationError, match="max_prompt_length=3"):
+    limits = TokenLimits(max_prompt_tokens=3, max_completion_tokens=40)
+    with pytest.raises(ConfigurationError, match=r"more than the 3 that are allowed \(max_prompt_length\)"):
         collector(lookup_env, limits).collect([{"task_index": 0}], ScriptedEngine("who"))
 
 
@@ -190,15 +201,18 @@ def test_slow_tools_run_outside_the_engine() -> None:
     class Watching(ScriptedEngine):
         def run(self, sessions: Iterable[Any]) -> None:
             ids = [*TOKENIZER(CALL, add_special_tokens=False)["input_ids"], CHAT.stop_id]
-            replies.extend(session.finish_turn(ids, [-1.0] * len(ids), True) for session in list(sessions))
+            started = list(sessions)
+            replies.extend(session.finish_turn(ids, [-1.0] * len(ids), True) for session in started)
             assert all(isinstance(reply, Future) for reply in replies)
             assert all(reply.result() for reply in replies)
+            for session in started:
+                session.truncate()
 
     def make_env() -> ToolEnv:
         return ToolEnv(tasks=[Task("a", "who", ("yes",))], tools=[look], system_prompt="")
 
     found = collector(make_env).collect([{"task_index": 0}] * 16, Watching())
-    assert all(trajectory.metrics["failed_calls"] == 0 for trajectory in found)
+    assert all(record.counts()["failed_calls"] == 0 for record in found)
 
 
 def test_slow_tools_below_a_wrapper_run_outside_the_engine_too() -> None:
@@ -212,15 +226,17 @@ def test_slow_tools_below_a_wrapper_run_outside_the_engine_too() -> None:
     class Watching(ScriptedEngine):
         def run(self, sessions: Iterable[Any]) -> None:
             ids = [*TOKENIZER(CALL, add_special_tokens=False)["input_ids"], CHAT.stop_id]
-            replies.extend(session.finish_turn(ids, [-1.0] * len(ids), True) for session in sessions)
-            assert TOKENIZER.decode(replies[0].result()).startswith("<|im_start|>tool\nfound")
+            for session in sessions:
+                replies.append(session.finish_turn(ids, [-1.0] * len(ids), True))
+                assert TOKENIZER.decode(replies[0].result()).startswith("<|im_start|>tool\nfound")
+                session.truncate()
 
     def make_env() -> Any:
         return ContextWindow(ToolEnv(tasks=[Task("a", "who", ("yes",))], tools=[look], system_prompt=""))
 
     (found,) = collector(make_env).collect([{"task_index": 0}], Watching())
     assert isinstance(replies[0], Future)
-    assert found.metrics["calls"] == 1
+    assert found.counts()["calls"] == 1
 
 
 class EchoEnv(gym.Env[str, str]):
@@ -245,7 +261,7 @@ class EchoEnv(gym.Env[str, str]):
 def test_any_text_environment_can_be_played() -> None:
     (found,) = collector(EchoEnv).collect([{"seed": 3}], ScriptedEngine("yes", "no"))
     assert [turn.reward for turn in found.turns] == [0.5, 0.5]
-    assert "<|im_start|>user\nfound yes<|im_end|>" in TOKENIZER.decode(found.completion_ids)
+    assert "<|im_start|>user\nfound yes<|im_end|>" in TOKENIZER.decode(tokens(found).completion_ids)
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), None, "much"])
@@ -266,3 +282,51 @@ def test_environments_are_used_again() -> None:
         games.collect([{"task_index": 0}] * 4, ScriptedEngine("<answer>yes</answer>"))
     assert len(made) == 1
     games.close()
+
+
+def test_an_environment_of_somebody_else_does_not_stall_the_decoding() -> None:
+    """Nor does its reset: all that is not instant runs beside the engine."""
+    steps, resets = threading.Barrier(4), threading.Barrier(4)
+
+    class Slow(EchoEnv):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+            resets.wait(timeout=20)
+            return super().reset(seed=seed)
+
+        def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
+            steps.wait(timeout=20)
+            return super().step(action)
+
+    class Together(ScriptedEngine):
+        def run(self, sessions: Iterable[Any]) -> None:
+            started = list(sessions)
+            for _ in range(2):
+                replies = [session.finish_turn([5, CHAT.stop_id], [-1.0] * 2, True) for session in started]
+                assert all(isinstance(reply, Future) for reply in replies)
+                [reply.result() for reply in replies]
+
+    records = collector(Slow).collect([{"seed": seed} for seed in range(4)], Together())
+    assert [len(record.turns) for record in records] == [2] * 4
+    assert [record.seed for record in records] == [0, 1, 2, 3]
+
+
+def test_an_environment_that_says_it_is_instant_is_stepped_at_once() -> None:
+    class Instant(EchoEnv):
+        is_instant = True
+
+    class Watching(ScriptedEngine):
+        def run(self, sessions: Iterable[Any]) -> None:
+            for session in sessions:
+                assert isinstance(session.finish_turn([5, CHAT.stop_id], [-1.0] * 2, True), list)
+                assert session.finish_turn([5, CHAT.stop_id], [-1.0] * 2, True) is None
+
+    assert len(collector(Instant).collect([{"seed": 1}], Watching())[0].turns) == 2
+
+
+def test_an_engine_that_leaves_episodes_unfinished_is_told() -> None:
+    class Lazy(ScriptedEngine):
+        def run(self, sessions: Iterable[Any]) -> None:
+            list(sessions)
+
+    with pytest.raises(RuntimeError, match="Lazy ended before 2 of 2 episodes"):
+        collector(lookup_env).collect([{"task_index": 0}] * 2, Lazy())

@@ -14,20 +14,21 @@ import urllib.request
 import pytest
 import torch
 
-from agent_r1_gym.cli.eval import weights_fingerprint
+from agent_r1_gym.cli.agents import weights_fingerprint
 from agent_r1_gym.cli.main import main
 from agent_r1_gym.envs.fiction_qa import FictionQAEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.run_folder import RunFolder
-from agent_r1_gym.play.jobs import Job
+from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.methods import make_method
-from trainers.engines.local import EnginePlayer, LocalOptions, load_model
+from agent_r1_gym.play.player import Player
+from trainers.engines.local import LocalOptions, load_model, wrap_model
 from trainers.toy.model import build_model, build_tokenizer
 
 TOKENIZER = build_tokenizer()
 WORLD = {"style": "compact", "entities": 120, "questions": 12, "max_turns": 3}
 COMMAND = ["eval", "FictionQA", *(f"--option={name}={value}" for name, value in WORLD.items()), "--policy"]
-JOBS = [Job(index, sample) for index in range(6) for sample in range(2)]
+JOBS = evaluation_jobs(range(6), samples=2)
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +39,14 @@ def saved(tmp_path_factory):
     return folder
 
 
-def play(method="tools", *, side_by_side=4, temperature=1.0, jobs=JOBS, max_length=None, env=None, seed=0):
-    player = EnginePlayer(
-        env or functools.partial(FictionQAEnv, **WORLD),
-        make_method(method),
-        build_model(TOKENIZER),
-        TOKENIZER,
-        sampling={"temperature": temperature, "max_new_tokens": 8},
-        max_length=max_length,
-        side_by_side=side_by_side,
-        seed=seed,
-    )
-    return {played.job: played.trajectory for played in player.play(jobs)}
+def play(method="tools", *, side_by_side=4, temperature=1.0, jobs=JOBS, max_length=None, env=None, on_end=None):
+    sampling = {"temperature": temperature, "max_new_tokens": 8}
+    local = wrap_model(build_model(TOKENIZER), TOKENIZER, sampling=sampling, max_length=max_length, slots=side_by_side)
+    make_env = env or functools.partial(FictionQAEnv, **WORLD)
+    player = Player(make_env, method=make_method(method), chat=local.chat, limits=local.limits)
+    records = {}
+    player.play(jobs, local.engine, on_end or (lambda r: records.update({(r.task_index, r.sample): r})))
+    return records
 
 
 def actions(played):
@@ -62,13 +59,13 @@ def test_samples_depend_on_the_episodes_seed_alone():
     assert len(whole) == 12
     assert whole == actions(play(side_by_side=1)) == actions(play(jobs=JOBS[::-1], side_by_side=12))
     rest = actions(play(jobs=JOBS[5:8]))
-    assert rest == {job: whole[job] for job in JOBS[5:8]}
-    assert whole[Job(0, 0)] != whole[Job(0, 1)]
-    assert whole != actions(play(seed=1))
+    assert rest == {job.key: whole[job.key] for job in JOBS[5:8]}
+    assert whole[0, 0] != whole[0, 1]
+    assert whole != actions(play(jobs=evaluation_jobs(range(6), samples=2, seed=1)))
 
 
 def test_tokens_are_counted_as_shown_and_written():
-    trajectory = play(temperature=0.0, jobs=[Job(0)])[Job(0)]
+    trajectory = play(temperature=0.0, jobs=JOBS[:1])[0, 0]
     first, second = trajectory.turns[:2]
     assert first.completion_tokens <= 8
     assert second.prompt_tokens > first.prompt_tokens + first.completion_tokens
@@ -76,7 +73,7 @@ def test_tokens_are_counted_as_shown_and_written():
 
 
 def test_an_episode_that_fills_the_context_is_truncated():
-    trajectory = play(temperature=0.0, jobs=[Job(0)], max_length=30)[Job(0)]
+    trajectory = play(temperature=0.0, jobs=JOBS[:1], max_length=30)[0, 0]
     assert trajectory.truncated and trajectory.end_reason == "max_tokens"
     assert trajectory.infrastructure_error is None
 
@@ -99,19 +96,19 @@ def test_an_error_in_an_episode_reaches_the_caller():
         play(env=functools.partial(Broken, **WORLD))
 
 
-def test_an_evaluation_that_is_given_up_ends():
-    player = EnginePlayer(
-        functools.partial(FictionQAEnv, **WORLD),
-        make_method("tools"),
-        build_model(TOKENIZER),
-        TOKENIZER,
-        sampling={"max_new_tokens": 8},
-        side_by_side=2,
-    )
-    stream = player.play(JOBS)
-    next(stream)
-    stream.close()  # joins the engine's thread
-    assert len(list(player.play(JOBS[:2]))) == 2
+def test_what_takes_the_records_can_give_up():
+    """The engine ends with what was raised, and can be used again."""
+    taken = []
+
+    def take(record):
+        taken.append(record)
+        if len(taken) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play(on_end=take)
+    assert len(taken) == 3
+    assert len(play(jobs=JOBS[:2])) == 2
 
 
 class TestCommand:
@@ -119,7 +116,7 @@ class TestCommand:
         files = []
         for name, words in {"a": [], "b": ["--in-flight", "3"], "c": ["--processes", "2"]}.items():
             out = tmp_path / name
-            assert main([*COMMAND, f"local:{saved}", "--max-new-tokens", "8", "--out", str(out), *words]) == 0
+            assert main([*COMMAND, f"local:{saved}", "--max-turn-tokens", "8", "--out", str(out), *words]) == 0
             files.append((out / "episodes.jsonl").read_bytes())
         assert files[0] == files[1] == files[2]
         settings = RunFolder(tmp_path / "a").load()["settings"]
@@ -130,7 +127,7 @@ class TestCommand:
         for seed, status in ((0, 0), (1, 2)):
             build_model(TOKENIZER, seed=seed).save_pretrained(folder)
             TOKENIZER.save_pretrained(folder)
-            assert main([*COMMAND, f"local:{folder}", "-n", "2", "--max-new-tokens", "4", "--out", str(out)]) == status
+            assert main([*COMMAND, f"local:{folder}", "-n", "2", "--max-turn-tokens", "4", "--out", str(out)]) == status
         assert "weights" in capsys.readouterr().err
 
     @pytest.mark.parametrize("words", [["--device", "foo"], ["--dtype", "float33"]])
@@ -218,18 +215,18 @@ def transformers_serve(model):
 )
 def test_the_same_episodes_through_a_real_server(saved, tmp_path):
     """`transformers serve`, greedy: the same tokens, so the same turns; special tokens are not part of its text."""
-    words = ["-n", "6", "--max-new-tokens", "6", "--option=max_turns=2"]
+    words = ["-n", "6", "--max-turn-tokens", "6", "--option=max_turns=2"]
     assert main([*COMMAND, f"local:{saved}", *words, "--out", str(tmp_path / "local")]) == 0
     with transformers_serve(saved) as url:
         words += ["--base-url", url, "--in-flight", "2"]
         assert main([*COMMAND, f"openai:{saved}", *words, "--out", str(tmp_path / "served")]) == 0
     ours, theirs = (RunFolder(tmp_path / name).episodes() for name in ("local", "served"))
-    assert [row["answer"] for row in ours] == [row["answer"] for row in theirs]
+    assert [record.answer for record in ours] == [record.answer for record in theirs]
     for mine, other in zip(ours, theirs, strict=True):
-        first, second = mine["turns"][0], other["turns"][0]
-        assert json.dumps(_plain(first["action"])) == json.dumps(_plain(second["action"]))
-        assert first["prompt_tokens"] == second["prompt_tokens"]
-        assert first["completion_tokens"] == second["completion_tokens"]
+        first, second = mine.turns[0], other.turns[0]
+        assert json.dumps(_plain(first.action)) == json.dumps(_plain(second.action))
+        assert first.prompt_tokens == second.prompt_tokens
+        assert first.completion_tokens == second.completion_tokens
 
 
 def _plain(text):

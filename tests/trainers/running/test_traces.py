@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.report.episodes import read_token_traces, token_item
 from tests.kit.bandit import make_args, make_trainer
 from tests.kit.fixed import give, make_trajectory, multi_turn_batch
 from tests.kit.tiny_model import make_tokenizer
+from trainers.algorithms.batch import tokens_of
 from trainers.running.traces import text_pieces, trace_row
 from trainers.toy import quickstart
 
@@ -56,25 +59,23 @@ def test_a_character_that_never_ends_is_kept() -> None:
 
 
 def test_a_row_says_what_the_loss_sees() -> None:
-    trajectory = make_trajectory([2, 5], [([12, 8], 0.25, [7]), ([14], 1.0, [])], rewritten=[0], calls=1.0)
+    trajectory = make_trajectory([2, 5], [([12, 8], 0.25, [7]), ([14], 1.0, [])], rewritten=[0])
     advantages = torch.tensor([0.5, 0.5, 9.0, -1.0, 0.0, 0.0])
-    prompt = [{"role": "user", "content": "say red"}]
-    row = trace_row(trajectory, {"prompt": prompt}, trajectory.loss_mask, advantages, make_tokenizer())
+    row = trace_row(trajectory, "say red", tokens_of(trajectory).loss_mask, advantages, make_tokenizer())
     assert row["title"] == "say red"
     assert row["prompt"].split() == ["<|im_start|>", "user"]
     assert [piece.strip() for piece in row["pieces"]] == ["call", "red", "tool", "answer"]
     assert row["loss_mask"] == [1, 1, 0, 1]
-    assert row["logprobs"] == [-1.0, -1.0, None, -1.0]
     assert row["advantages"] == [0.5, 0.5, None, -1.0]
-    assert row["turns"] == [{"start": 0, "end": 2, "reward": 0.25}, {"start": 3, "end": 4, "reward": 1.0}]
-    assert row["row_starts"] == [2] and row["metrics"] == {"calls": 1.0}
+    record = Trajectory.from_dict(json.loads(json.dumps(row["record"])))
+    assert record == trajectory
 
 
 def test_log_probs_that_nobody_reported_are_null() -> None:
     trajectory = make_trajectory([2], [([12], 0.0, [])])
-    object.__setattr__(trajectory, "logprobs", (float("nan"),))
-    row = trace_row(trajectory, {}, [1], torch.zeros(1), make_tokenizer())
-    assert row["logprobs"] == [None] and json.dumps(row, allow_nan=False)
+    trajectory = replace(trajectory, tokens=replace(tokens_of(trajectory), logprobs=(float("nan"),)))
+    row = trace_row(trajectory, "", [1], torch.zeros(1), make_tokenizer())
+    assert row["record"]["tokens"]["logprobs"] == [None] and json.dumps(row, allow_nan=False)
 
 
 class TestTrainer:
@@ -92,20 +93,20 @@ class TestTrainer:
         output = self.score(tmp_path, 3, trace_steps=2, trace_episodes=5)
         files = sorted((tmp_path / "traces").iterdir())
         assert [file.name for file in files] == ["batch-000000.jsonl", "batch-000002.jsonl"]
-        rows = read_token_traces(files[1])
-        assert [(row["batch"], row["rollout"], row["title"]) for row in rows] == [
-            (2, number, f"say {number // 4}") for number in range(5)
+        traces = read_token_traces(files[1])
+        assert [(trace.rollout, trace.title) for trace in traces] == [
+            (number, f"say {number // 4}") for number in range(5)
         ]
-        for row, advantages in zip(rows, output["advantages"].tolist(), strict=False):
-            expected = [advantages[at] for at, seen in enumerate(row["loss_mask"]) if seen]
-            assert [value for value in row["advantages"] if value is not None] == pytest.approx(expected, abs=1e-5)
-        assert sum(rows[3]["loss_mask"]) == 0 and token_item(rows[3]).facets["outcome"] == ("lost",)
-        assert sum(rows[0]["loss_mask"]) == 6
+        for trace, advantages in zip(traces, output["advantages"].tolist(), strict=False):
+            expected = [advantages[at] for at, seen in enumerate(trace.loss_mask) if seen]
+            assert [value for value in trace.advantages if value is not None] == pytest.approx(expected, abs=1e-5)
+        assert sum(traces[3].loss_mask) == 0 and token_item(traces[3]).facets["outcome"] == ("lost",)
+        assert sum(traces[0].loss_mask) == 6
 
     def test_writes_what_an_ablation_trains_on(self, tmp_path: Path) -> None:
         self.score(tmp_path, 1, trace_steps=1, loss_mask=False)
-        row = read_token_traces(tmp_path / "traces/batch-000000.jsonl")[0]
-        assert row["loss_mask"] == [1] * 9 and None in row["logprobs"]
+        trace = read_token_traces(tmp_path / "traces/batch-000000.jsonl")[0]
+        assert trace.loss_mask == [1] * 9 and None in trace.tokens.logprobs
 
     def test_writes_nothing_unless_asked(self, tmp_path: Path) -> None:
         self.score(tmp_path, 1)

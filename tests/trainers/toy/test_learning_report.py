@@ -5,14 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
-from agent_r1_gym.play.episode import rollout
 from agent_r1_gym.play.policies import make_policy
-from agent_r1_gym.registry import make_envs
+from agent_r1_gym.registry import make_text_env
+from tests.kit.playing import play
 from tests.kit.reading import Tags, chunks, sides
-
-pytest.importorskip("matplotlib")
 from trainers.toy.learning_report import CURVES, score_rows, write_curves, write_report
 
 SCORES = {"before <b>": {"test/bridge": 0.25}, "after": {"test/bridge": 0.75}}
@@ -21,7 +17,7 @@ SCORES = {"before <b>": {"test/bridge": 0.25}, "after": {"test/bridge": 0.75}}
 def test_page_stands_alone_and_escapes_foreign_text(tmp_path: Path) -> None:
     log = [{"step": step, "reward": step / 4, "rollout/reward/em": step / 4, "entropy": 0.5} for step in range(1, 5)]
     write_curves([*log, {"step": 4, "train_loss": 1.0}], tmp_path)
-    episodes = list(rollout(make_envs("FictionQA", 2, {}), make_policy("oracle"), range(2)))
+    episodes = play(make_policy("oracle"), range(2), lambda: make_text_env("FictionQA", {}))
     write_report(tmp_path, title="T", facts=["a < b"], scores=SCORES, traces={"Episodes": episodes})
     page = (tmp_path / "report.html").read_text()
     assert [block[2] for block in sides(page)[0][0][2]] == [message.content for message in episodes[0].messages]
@@ -33,7 +29,6 @@ def test_page_stands_alone_and_escapes_foreign_text(tmp_path: Path) -> None:
     assert "entropy per token" in page
     assert Tags(page).running == 1
     assert not re.search(r"(src|href)=.http", page)
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 def test_curves_keep_every_logged_step(tmp_path: Path) -> None:

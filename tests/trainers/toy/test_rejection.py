@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent_r1_gym.errors import AgentR1Error
-from agent_r1_gym.play.record import TokenTrajectory, TokenTurn
+from agent_r1_gym.play.record import Trajectory
+from tests.kit.fixed import make_trajectory
 from trainers.engines.collect import Collector
 from trainers.toy import rejection
 from trainers.toy.model import build_model, build_tokenizer
@@ -15,23 +17,15 @@ from trainers.toy.quickstart import configuration
 from trainers.toy.supervised import NOT_TRAINED
 
 
-def trajectory(em: float) -> TokenTrajectory:
-    return TokenTrajectory(
-        prompt_ids=(1, 2),
-        completion_ids=(3, 4, 5, 6),
-        loss_mask=(1, 1, 0, 1),
-        logprobs=(-0.1, -0.2, None, -0.3),
-        turns=(TokenTurn(0, 2, 0.0), TokenTurn(3, 4, em)),
-        terminated=True,
-        truncated=False,
-        metrics={"reward/em": em},
-    )
+def trajectory(em: float) -> Trajectory:
+    record = make_trajectory([1, 2], [([3, 4], 0.0, [5]), ([6], em, [])])
+    return replace(record, answer="x", gold_answers=("x",), scores={"em": em})
 
 
 def test_only_sampled_tokens_of_successes_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played: list[int] = []
 
-    def collect(self: object, rows: list[dict[str, object]], engine: object) -> list[TokenTrajectory]:
+    def collect(self: object, rows: list[dict[str, object]], engine: object) -> list[Trajectory]:
         played.extend(int(str(row["task_index"])) for row in rows)
         return [trajectory(float(index % 4 == 0)) for index in range(len(rows))]
 

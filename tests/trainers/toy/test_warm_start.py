@@ -7,10 +7,10 @@ from torch import nn
 
 from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
 from agent_r1_gym.envs.fiction_qa import FictionQAEnv
-from agent_r1_gym.play.jobs import Job
-from agent_r1_gym.play.methods import ToolUse
+from agent_r1_gym.play.jobs import evaluation_jobs
+from agent_r1_gym.play.player import Player
 from agent_r1_gym.scoring import exact_match
-from trainers.engines.local import EnginePlayer
+from trainers.engines.local import wrap_model
 from trainers.toy import warm_start
 from trainers.toy.demonstrations import Habits, demonstrate, demonstrations
 from trainers.toy.model import build_model, build_tokenizer
@@ -196,13 +196,17 @@ class TestEvaluation:
 
     @staticmethod
     def _actions(world, *, side_by_side):
-        player = EnginePlayer(
-            lambda **more: FictionQAEnv(dataset=world.dataset, style="compact", max_turns=2, **more),
-            ToolUse(),
-            build_model(TOKENIZER),
-            TOKENIZER,
-            sampling={"temperature": 0.0, "max_new_tokens": 6},
-            side_by_side=side_by_side,
-        )
-        played = player.play([Job(index) for index in range(5)])
-        return {p.job: [turn.action for turn in p.trajectory.turns] for p in played}
+        sampling = {"temperature": 0.0, "max_new_tokens": 6}
+        local = wrap_model(build_model(TOKENIZER), TOKENIZER, sampling=sampling, slots=side_by_side)
+
+        def make_env():
+            return FictionQAEnv(dataset=world.dataset, style="compact", max_turns=2)
+
+        actions = {}
+
+        def end(record):
+            actions[record.task_index] = [turn.action for turn in record.turns]
+
+        player = Player(make_env, chat=local.chat, limits=local.limits)
+        player.play(evaluation_jobs(range(5)), local.engine, end)
+        return actions

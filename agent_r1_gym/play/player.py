@@ -1,0 +1,108 @@
+"""Player: jobs become sessions on a pool of environments, an engine plays them, records come back."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.play.engine import Engine
+from agent_r1_gym.play.jobs import Job
+from agent_r1_gym.play.methods import Method
+from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.play.session import OnEnd, Session
+from agent_r1_gym.play.token_session import Chat, TokenLimits, TokenSession
+from agent_r1_gym.registry import TextEnv
+
+_THREADS = 64
+_AHEAD = 16
+"""Resets of environments that are not instant, begun before an engine has room for them."""
+
+
+@dataclass
+class Player:
+    """Plays jobs.
+
+    Attributes:
+        make_env: returns a new environment.
+        method: how a model is asked; None: with tools.
+        chat: renders messages, for engines that sample tokens; None: the engine reads text.
+        limits: token budgets, beside `chat`.
+        policy: who acts, for the records.
+        threads: environments that may step at once while a model decodes.
+    """
+
+    make_env: Callable[[], TextEnv]
+    method: Method | None = None
+    chat: Chat | None = None
+    limits: TokenLimits | None = None
+    policy: str = ""
+    threads: int = _THREADS
+    _idle: list[TextEnv] = field(default_factory=list)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def play(self, jobs: Iterable[Job], engine: Engine, on_end: OnEnd) -> None:
+        """Plays each job once.
+
+        Args:
+            jobs: pulled when there is room for another episode.
+            engine: who acts.
+            on_end: gets each record when its episode ends, in any order, never two at a time. What it raises ends the
+                whole.
+        """
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="tools") as executor:
+            engine.run(self._sessions(iter(jobs), on_end, executor))
+
+    def close(self) -> None:
+        """Closes the environments."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _sessions(self, jobs: Iterator[Job], on_end: OnEnd, executor: ThreadPoolExecutor) -> Iterator[Session]:
+        started: deque[Future[Session]] = deque()
+        for job in jobs:
+            env = self._take()
+            start = partial(self._session, env, job, on_end, executor)
+            if isinstance(env.unwrapped, ToolEnv) or self.chat is None:
+                yield from _unless_over(start())
+                continue
+            # Another's reset may take long: it runs while the model decodes.
+            started.append(executor.submit(start))
+            if len(started) > _AHEAD:
+                yield from _unless_over(started.popleft().result())
+        for future in started:
+            yield from _unless_over(future.result())
+
+    def _session(self, env: TextEnv, job: Job, on_end: OnEnd, executor: ThreadPoolExecutor) -> Session:
+        def end(record: Trajectory) -> None:
+            with self._lock:
+                self._idle.append(env)
+                on_end(record)
+
+        if self.chat is None:
+            return Session(env, job, method=self.method, policy=self.policy, on_end=end)
+        assert self.limits is not None
+        return TokenSession(
+            env,
+            job,
+            chat=self.chat,
+            limits=self.limits,
+            executor=executor,
+            method=self.method,
+            policy=self.policy,
+            on_end=end,
+        )
+
+    def _take(self) -> TextEnv:
+        with self._lock:
+            return self._idle.pop() if self._idle else self.make_env()
+
+
+def _unless_over(session: Session) -> Iterator[Session]:
+    """Yields the session, unless it was over before anybody acted."""
+    if not session.ended:
+        yield session

@@ -1,0 +1,294 @@
+"""Session: a running episode, whoever plays it: the one place that opens, steps, ends and records episodes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any, SupportsFloat
+
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.parsing import Parser
+from agent_r1_gym.play.jobs import ANY_TASK, Job
+from agent_r1_gym.play.methods import Method, Prompt, ToolUse
+from agent_r1_gym.play.policies import PolicyInput
+from agent_r1_gym.play.record import Tokens, Trajectory, Turn
+from agent_r1_gym.registry import TextEnv
+from agent_r1_gym.rewards import new_support
+from agent_r1_gym.scoring import sub_exact_match
+from agent_r1_gym.text import encodable
+from agent_r1_gym.types import Message, Task
+from agent_r1_gym.vector import step_together
+
+Step = tuple[str, SupportsFloat, bool, bool, dict[str, Any]]
+"""What `env.step` returns."""
+OnEnd = Callable[[Trajectory], None]
+_NO_LIMIT = sys.maxsize
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a server or an engine counted in a turn: tokens shown and tokens written, None where it does not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class Session:
+    """A running episode of any text environment, wrapped or not.
+
+    A `ToolEnv` brings messages, tools, a task and a scorer; of another environment every observation is a user turn.
+
+    Args:
+        env: any text environment; it is stepped with the wrappers that it has.
+        job: which episode; a `ToolEnv` is reset to its task, any environment with its seed.
+        method: how a model is asked.
+        policy: who acts, for the record.
+        on_end: gets the record when the episode is over.
+
+    Attributes:
+        ended: whether no further turn is taken.
+        spoken: whether the model has had a turn.
+    """
+
+    def __init__(
+        self,
+        env: TextEnv,
+        job: Job,
+        *,
+        method: Method | None = None,
+        policy: str = "",
+        on_end: OnEnd | None = None,
+    ) -> None:
+        self.env, self.job, self.method = env, job, method or ToolUse()
+        self.tool_env = env.unwrapped if isinstance(env.unwrapped, ToolEnv) else None
+        self.seed = job.sampling_seed
+        self.turns: list[Turn] = []
+        self.ended = self.spoken = False
+        self._policy, self._on_end, self._start = policy, on_end, time.perf_counter()
+        self._terminated = self._truncated = False
+        self._end_reason: str | None = None
+        self._lost: str | None = None
+        with self.named():
+            draws = self.tool_env is None or job.task_index == ANY_TASK
+            options = None if draws else {"task_index": job.task_index}
+            self.observation, self.info = env.reset(seed=job.seed, options=options)
+        self._question = self.observation
+        self._messages: tuple[Message, ...] = ()
+        self._append_messages(None)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The history."""
+        return self._messages
+
+    @property
+    def task(self) -> Task:
+        """The task; of an environment without tasks, one that stands for the seed."""
+        if self.tool_env is not None:
+            return self.tool_env.task
+        return Task(f"seed {self.job.seed}", self._question)
+
+    @property
+    def parser(self) -> Parser | None:
+        """The format that the environment understands, None if it is no `ToolEnv`."""
+        return None if self.tool_env is None else self.tool_env.parser
+
+    def state(self) -> PolicyInput:
+        """Returns what a policy may look at now."""
+        tool_env, turn = self.tool_env, len(self.turns)
+        return PolicyInput(
+            observation=self.observation,
+            messages=self._messages,
+            turn=turn,
+            turns_left=self._max_turns() - turn,
+            outcomes=self.info.get("tool_outcomes", ()),
+            parser=self.parser,
+            task=self.task,
+            tools=() if tool_env is None else tool_env.tool_schemas,
+        )
+
+    def ask(self) -> Prompt | str:
+        """Returns what the model is shown, or the action of a turn that needs no model."""
+        return self.method.ask(self.state())
+
+    def action_of(self, text: str) -> str:
+        """Returns the action that a model's text becomes."""
+        return self.method.action(self.state(), text)
+
+    def book(self, action: str, step: Step, *, by_model: Counted | None = None) -> None:
+        """Takes what `env.step(action)` returned.
+
+        Args:
+            action: what was done.
+            step: what came of it.
+            by_model: what was counted, if a model wrote the action; a method that asks only once ends with it.
+        """
+        self.observation, reward, terminated, truncated, self.info = step
+        counted = by_model or Counted()
+        self.spoken = self.spoken or by_model is not None
+        self.turns.append(self._turn(encodable(action), checked_reward(reward, self.env), counted))
+        self._append_messages(action)
+        self._terminated, self._truncated = bool(terminated), bool(truncated)
+        self._lost = self.info.get("infrastructure_error") or self._lost
+        if terminated or truncated:
+            self._end()
+        elif by_model is not None and self.method.one_shot:
+            self.truncate("no_answer")
+
+    def truncate(self, reason: str = "max_tokens") -> None:
+        """Ends the episode from outside; the reward of that goes to the last turn."""
+        self._truncated, self._end_reason = True, reason
+        if self.tool_env is not None:
+            reward, terms = self.tool_env.truncate_with_terms()
+            if self.turns:
+                last, share = self.turns[-1], self._outcome_share(reward, terms)
+                sums = {name: last.reward_terms.get(name, 0.0) + value for name, value in terms.items()}
+                self.turns[-1] = replace(
+                    last,
+                    reward=last.reward + reward,
+                    reward_terms={**last.reward_terms, **sums},
+                    outcome_reward=last.outcome_reward + share,
+                )
+        self._end()
+
+    def lose(self, error: str) -> None:
+        """Ends the episode because something failed outside of the environment."""
+        self._lost = error
+        self._end()
+
+    def record(self) -> Trajectory:
+        """Returns the episode as it stands."""
+        task, info, tool_env = self.task, self.info, self.tool_env
+        gold = getattr(task, "supporting_titles", ()) if tool_env is not None else ()
+        labels = {name: getattr(task, name, None) for name in ("type", "hops")}
+        return Trajectory(
+            env_id=self.env.spec.id if self.env.spec else "",
+            dataset=info.get("dataset", ""),
+            policy=self._policy,
+            task_id=task.id,
+            task_index=self.job.task_index,
+            sample=self.job.sample,
+            seed=self.job.seed,
+            question=task.prompt,
+            labels={name: value for name, value in labels.items() if value},
+            gold_answers=task.answers,
+            answer=info.get("answer"),
+            messages=self._messages,
+            turns=tuple(self.turns),
+            terminated=self._terminated,
+            truncated=self._truncated,
+            end_reason=self._reason(),
+            infrastructure_error=self._lost,
+            support_recall=sum(map(new_support, tool_env.transitions)) if tool_env is not None and gold else None,
+            scores=self._scores(task, info.get("answer")),
+            seconds=time.perf_counter() - self._start,
+            tokens=self._tokens(),
+        )
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Says in whose episode an exception was raised."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(
+                f"Raised by {name_of(self.env)} in turn {len(self.turns)} of the episode of task "
+                f"{self.job.task_index}, seed {self.job.seed}."
+            )
+            raise
+
+    def _tokens(self) -> Tokens | None:
+        return None
+
+    def _end(self) -> None:
+        if not self.ended:
+            self.ended = True
+            if self._on_end is not None:
+                self._on_end(self.record())
+
+    def _max_turns(self) -> int:
+        """Returns the limit of turns: the environment's own, or that of Gymnasium's `TimeLimit` around it."""
+        limit = self.env.spec.max_episode_steps if self.env.spec else None
+        own = _NO_LIMIT if self.tool_env is None else self.tool_env.max_turns
+        return min(own, limit or _NO_LIMIT)
+
+    def _turn(self, action: str, reward: float, counted: Counted) -> Turn:
+        info = self.info
+        terms = info.get("reward_terms", {})
+        return Turn(
+            action=action,
+            reward=reward,
+            reward_terms=terms,
+            outcome_reward=self._outcome_share(reward, terms),
+            outcome_errors=tuple(outcome.error for outcome in info.get("tool_outcomes", ())),
+            parse_errors=tuple(error.code for error in info.get("parse_errors", ())),
+            prompt_tokens=counted.prompt_tokens,
+            completion_tokens=counted.completion_tokens,
+        )
+
+    def _outcome_share(self, reward: float, terms: Mapping[str, float]) -> float:
+        """Returns what the outcome terms brought; where nobody names terms, the reward is an outcome."""
+        if self.tool_env is None:
+            return reward
+        return sum(term.weight * terms[term.name] for term in self.tool_env.rewards if term.needs_answers)
+
+    def _append_messages(self, action: str | None) -> None:
+        if self.tool_env is not None:
+            self._messages = tuple(self.info["messages"])
+            return
+        spoken = () if action is None else (Message("assistant", encodable(action)),)
+        self._messages = (*self._messages, *spoken, Message("user", self.observation))
+
+    def _reason(self) -> str:
+        reason: str | None = self.info.get("end_reason") or self._end_reason
+        return reason or ("goal" if self._terminated else "time_limit" if self._truncated else "interrupted")
+
+    def _scores(self, task: Task, answer: str | None) -> dict[str, float]:
+        if self.tool_env is None or not task.answers:
+            return {}
+        scorer = self.tool_env.scorer
+        metrics = {"em": scorer.em, "f1": scorer.f1, "sub_em": sub_exact_match}
+        return {name: 0.0 if answer is None else metric(answer, task.answers) for name, metric in metrics.items()}
+
+
+def step_sessions(
+    sessions: Sequence[Session], actions: Sequence[str], *, by_model: Sequence[Counted] | None = None
+) -> None:
+    """Steps sessions side by side: the calls of all bare `ToolEnv`s are executed as one batch per tool."""
+    steps = _steps([session.env for session in sessions], actions)
+    for number, (session, action, step) in enumerate(zip(sessions, actions, steps, strict=True)):
+        session.book(action, step, by_model=by_model[number] if by_model else None)
+
+
+def _steps(envs: Sequence[TextEnv], actions: Sequence[str]) -> list[Step]:
+    bare = [(env, action) for env, action in zip(envs, actions, strict=True) if isinstance(env, ToolEnv)]
+    together: Iterator[Step] = iter(step_together([env for env, _ in bare], [action for _, action in bare]))
+    return [
+        next(together) if isinstance(env, ToolEnv) else env.step(action)
+        for env, action in zip(envs, actions, strict=True)
+    ]
+
+
+def checked_reward(reward: Any, env: TextEnv) -> float:
+    """Returns the reward as a number.
+
+    Raises:
+        ConfigurationError: it is none, or not finite.
+    """
+    try:
+        value = float(reward)
+    except (TypeError, ValueError):
+        value = float("nan")
+    if not isfinite(value):
+        raise ConfigurationError(f"{name_of(env)} returned the reward {reward!r}; expected a finite number.")
+    return value
+
+
+def name_of(env: TextEnv) -> str:
+    """Returns what messages call an environment."""
+    return env.spec.id if env.spec else type(env).__name__

@@ -1,0 +1,20 @@
+"""Plays scripted policies for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from agent_r1_gym.play.engine import ScriptedEngine
+from agent_r1_gym.play.jobs import Job
+from agent_r1_gym.play.player import Player
+from agent_r1_gym.play.policies import Policy
+from agent_r1_gym.play.record import Trajectory
+
+
+def play(policy: Policy, indices: Iterable[int], make_env: Callable[[], Any], *, places: int = 4) -> list[Trajectory]:
+    """Returns the records in the order in which the episodes ended."""
+    records: list[Trajectory] = []
+    player = Player(make_env, policy=policy.name)
+    player.play([Job(index) for index in indices], ScriptedEngine(policy, side_by_side=places), records.append)
+    return records

@@ -1,0 +1,160 @@
+"""Sessions of scripted policies: order, places, any text environment, wrappers, replay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.errors import ConfigurationError, DatasetError
+from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.play.policies import OraclePolicy, Policy, PolicyInput, ReplayPolicy, make_policy
+from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.types import Task
+from tests.kit import playing
+
+_TASKS = [Task(f"t{i}", f"Say {i}.", (str(i),)) for i in range(7)]
+
+
+class Talker(Policy):
+    """Says nothing useful for as many turns as the task's number, then answers."""
+
+    name = "talker"
+
+    def act(self, inputs: list[PolicyInput]) -> list[str]:  # type: ignore[override]
+        self.widths = [*getattr(self, "widths", []), len(inputs)]
+        return [
+            "hm" if state.turn < int(state.task.answers[0]) else f"<answer>{state.task.answers[0]}</answer>"
+            for state in inputs
+        ]
+
+
+def play(policy: Policy, indices: Iterable[int], *, places: int = 1, **options: Any) -> list[Trajectory]:
+    make_env = options.pop("make_env", None) or (lambda: ToolEnv(tasks=_TASKS, **options))
+    return playing.play(policy, indices, make_env, places=places)
+
+
+@pytest.mark.parametrize("places", [1, 3, 7, 10])
+def test_every_task_is_played_once_whatever_the_number_of_places(places: int) -> None:
+    records = {record.task_index: record for record in play(Talker(), range(7), places=places, max_turns=4)}
+    assert sorted(records) == list(range(7))
+    for index, record in records.items():
+        assert record.task_id == f"t{index}"
+        assert len(record.turns) == min(index + 1, 4)
+        assert record.terminated == (index < 4)
+        assert record.truncated == (index >= 4)
+        assert record.episode_return == record.outcome_reward == (1.0 if index < 4 else 0.0)
+        assert record.solved is (index < 4)
+
+
+def test_a_free_place_takes_the_next_task_at_once() -> None:
+    policy = Talker()
+    play(policy, [0, 0, 0, 0, 3], places=2, max_turns=4)
+    assert policy.widths == [2, 2, 1, 1, 1, 1]  # the last task takes four turns alone
+
+
+def test_a_run_is_replayed(tmp_path: Path) -> None:
+    records = play(Talker(), [2, 1])
+    folder = RunFolder(tmp_path)
+    for record in records:
+        folder.add(record)
+    folder.close()
+    assert [record.turns[0].parse_errors for record in folder.episodes()] == [("no_action",)] * 2
+    for source in (tmp_path, tmp_path / "episodes.jsonl"):
+        replay = ReplayPolicy(source)
+        assert replay.task_indices == [2, 1]
+        again = play(replay, replay.task_indices)
+        assert [record.messages for record in again] == [record.messages for record in records]
+
+
+def test_replay_of_other_data_or_options_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.add(play(Talker(), [5], max_turns=2)[0])
+    folder.close()
+    replay = ReplayPolicy(tmp_path)
+    with pytest.raises(ConfigurationError, match="t1"):
+        play(replay, [1])
+    with pytest.raises(ConfigurationError, match="2 recorded turns"):
+        play(replay, [5], max_turns=5)
+
+
+@pytest.mark.parametrize("line", ["{", "5", '{"task_id": 1, "task_index": 0, "turns": []}', '{"turns": [1]}'])
+def test_malformed_lines_of_a_run_are_named(tmp_path: Path, line: str) -> None:
+    good = json.dumps(Trajectory(task_id="a").to_dict())
+    (tmp_path / "episodes.jsonl").write_text(f"{good}\n{line}\n")
+    with pytest.raises(DatasetError, match="line 2"):
+        ReplayPolicy(tmp_path)
+
+
+def test_oracle_answers_even_with_one_turn() -> None:
+    assert all(record.episode_return == 1.0 for record in play(OraclePolicy(), range(7), max_turns=1))
+
+
+def test_a_session_honours_wrappers() -> None:
+    class Plus(gym.RewardWrapper[str, str]):
+        def reward(self, reward: Any) -> float:
+            return float(reward) + 100
+
+    (record,) = play(OraclePolicy(), [0], make_env=lambda: Plus(ToolEnv(tasks=_TASKS)))
+    assert record.episode_return == 101.0
+    (cut,) = play(Talker(), [3], make_env=lambda: gym.wrappers.TimeLimit(ToolEnv(tasks=_TASKS), 1))
+    assert (len(cut.turns), cut.end_reason, cut.truncated) == (1, "time_limit", True)
+
+
+class Guess(gym.Env[str, str]):
+    """A game of somebody else's: guess the number that the seed drew."""
+
+    observation_space = action_space = gym.spaces.Text(100)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.number = int(self.np_random.integers(8))
+        return "guess 0 to 7", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        right = action == str(self.number)
+        return ("right" if right else "too low"), float(right), right, False, {}
+
+
+class Counting(Policy):
+    name = "counting"
+
+    def act(self, inputs: Sequence[PolicyInput]) -> list[str]:
+        return [str(state.turn) for state in inputs]
+
+
+def test_any_text_environment_is_a_session() -> None:
+    records = play(Counting(), range(4), places=2, make_env=Guess)
+    for record in records:
+        assert record.terminated and record.end_reason == "goal" and record.episode_return == 1.0
+        assert record.outcome_reward == 1.0 and record.solved is None and record.scores == {}
+        roles = [message.role for message in record.messages]
+        assert roles == ["user", *["assistant", "user"] * len(record.turns)]
+        assert record.question == "guess 0 to 7"
+
+
+def test_an_oracle_of_calls_says_that_a_game_has_none() -> None:
+    with pytest.raises(ConfigurationError, match="no ToolEnv"):
+        play(OraclePolicy(), [0], make_env=Guess)
+
+
+def test_a_policy_of_ones_own_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_policy.py").write_text(
+        "from agent_r1_gym.play.policies import Policy\n"
+        "class Seven(Policy):\n    name = 'seven'\n    def act(self, inputs):\n        return ['7' for _ in inputs]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert make_policy("my_policy:Seven").name == "seven"
+    for wrong in ("my_policy:Eight", "my_polcy:Seven", "json:dumps"):
+        with pytest.raises(ConfigurationError, match=wrong):
+            make_policy(wrong)
+
+
+def test_unknown_policy_is_refused_with_near_names() -> None:
+    with pytest.raises(ConfigurationError, match="'oracle'"):
+        make_policy("orcale")
