@@ -27,6 +27,7 @@ from benchmarks import multihop_at_scale as at_scale
 from benchmarks.cells import Cell, interval, read_cells, run_cells
 from benchmarks.multihop_settings import METHODS, PAPER, PROFILES, Method, Profile
 from benchmarks.warm_starts import load_start, start_folder
+from trainers.chat_format import ChatFormat
 from trainers.config import AgentConfig
 from trainers.demonstrations import demonstrate
 from trainers.evaluation import is_solved
@@ -89,8 +90,9 @@ def _imitate(model: Any, tokenizer: Any, args: AgentConfig, profile: Profile) ->
     [env] = make_envs(ENV, 1, dict(profile.training))
     number = min(args.max_steps * (args.generation_batch_size or 1) // args.num_generations, len(env.tasks))
     rng = random.Random(args.seed)
+    chat = ChatFormat(tokenizer)
     shown: list[TokenRow] = [
-        training_row(tokenizer, demonstrate(env, index, habit="full_chain", rng=rng))  # type: ignore[arg-type]
+        training_row(chat, demonstrate(env, index, habit="full_chain", rng=rng))  # type: ignore[arg-type]
         for index in rng.sample(range(len(env.tasks)), number)
     ]
 

@@ -17,9 +17,9 @@ from agent_r1_gym.parsing import make_parser
 from agent_r1_gym.scoring import SCORERS
 from benchmarks.scripted import GOLD, Script, SearchEnvironment, force, make_model
 from benchmarks.systems import OURS, WrongEpisodeError
+from trainers.chat_format import ChatFormat
 from trainers.config import AgentConfig
 from trainers.rollout import Collector, EpisodeLimits
-from trainers.templates import ChatTokens
 from trainers.train import dataset_of, engine_of
 from trainers.trainer import AgentTrainer
 
@@ -155,7 +155,7 @@ class Agent(Trainee):
 
     def _make_trainer(self, model: Any, arguments: dict[str, Any]) -> GRPOTrainer:
         script = self.script
-        chat = ChatTokens(script.tokenizer)
+        chat = ChatFormat(script.tokenizer)
         limits = EpisodeLimits(
             max_prompt_tokens=script.longest_prompt, max_completion_tokens=arguments["max_completion_length"]
         )

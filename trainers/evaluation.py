@@ -24,10 +24,10 @@ from agent_r1_gym.rollout import Episode
 from agent_r1_gym.scoring import exact_match
 from agent_r1_gym.trajectory import Trajectory
 from agent_r1_gym.types import Message
+from trainers.chat_format import ChatFormat
 from trainers.engines import SamplingOptions, SlotEngine
 from trainers.rollout import EpisodeLimits, EpisodeSession, TextEnv
 from trainers.sampling import Answer
-from trainers.templates import ChatTokens
 
 _MOST_TOKENS = 8_192
 _TOOL_THREADS = 64
@@ -57,6 +57,10 @@ class LocalOptions:
     """None: a GPU if there is one, a different one for each process."""
     dtype: str | None = None
     """None: the checkpoint's on a GPU, float32 elsewhere."""
+    chat_template: str | None = None
+    """File, or name of one of TRL's; None: as it was saved beside the model."""
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    """Options of the chat template; None: as they were saved beside the model."""
 
     def __post_init__(self) -> None:
         if self.device is not None:
@@ -107,6 +111,9 @@ def local_player(
         method,
         model,
         tokenizer,
+        chat=ChatFormat.load(
+            chosen.model, tokenizer, template=chosen.chat_template, template_options=chosen.chat_template_kwargs
+        ),
         sampling={key: getattr(chosen, key) for key in ("temperature", "top_p", "max_new_tokens")},
         max_length=chosen.max_length,
         side_by_side=side_by_side,
@@ -155,6 +162,7 @@ class EnginePlayer(Player):
         model: a causal language model.
         tokenizer: with a chat template, an end and a padding token.
         sampling: fields of `SamplingOptions`: `max_new_tokens` and what differs from its defaults.
+        chat: how messages become tokens; None: by the tokenizer's own template.
         max_length: most tokens of an episode; None: as many as the model takes, at most 8,192.
         side_by_side: episodes at once.
         seed: of the run.
@@ -169,15 +177,16 @@ class EnginePlayer(Player):
         tokenizer: Any,
         *,
         sampling: Mapping[str, Any],
+        chat: ChatFormat | None = None,
         max_length: int | None = None,
         side_by_side: int = 64,
         seed: int = 0,
         name: str = "local",
     ) -> None:
         self._method, self._seed, self._name = method, seed, name
+        self._chat = chat or ChatFormat(tokenizer)
         # What a document prints must not become a special token of this very tokenizer.
-        self._make_env = functools.partial(make_env, markup=tuple(tokenizer.all_special_tokens))
-        self._chat = ChatTokens(tokenizer)
+        self._make_env = functools.partial(make_env, markup=self._chat.markup)
         room = getattr(model.config.get_text_config(), "max_position_embeddings", _MOST_TOKENS)
         length = max_length or min(room, _MOST_TOKENS)
         self._limits = EpisodeLimits(max_prompt_tokens=length - 1, max_completion_tokens=length)
@@ -274,7 +283,7 @@ class _Session(EpisodeSession):
         self,
         episode: Episode,
         prompt: Prompt,
-        chat: ChatTokens,
+        chat: ChatFormat,
         *,
         method: Method,
         seed: int,

@@ -16,8 +16,8 @@ from agent_r1_gym.tool import execute_calls
 from agent_r1_gym.trajectory import TokenTrajectory, TokenTurn
 from agent_r1_gym.types import Message
 from trainers.batch import OUTCOME
+from trainers.chat_format import ChatFormat
 from trainers.sampling import Answer, Engine, NewContext, Reply
-from trainers.templates import ChatTokens
 
 TextEnv = gymnasium.Env[str, str]
 Row = Mapping[str, Any]
@@ -63,7 +63,7 @@ class EpisodeSession:
         self,
         env: TextEnv,
         row: Row,
-        chat: ChatTokens,
+        chat: ChatFormat,
         *,
         limits: EpisodeLimits,
         executor: ThreadPoolExecutor,
@@ -80,13 +80,14 @@ class EpisodeSession:
         self._logprobs: list[float | None] = []
         self._turns: list[TokenTurn] = []
         self._row_starts: list[int] = []
+        self._history: list[Message] = []
         self._terminated = False
         self._truncated = False
         self._infrastructure_error: str | None = None
         self._metrics: dict[str, float] = {"turns": 0.0, "calls": 0.0, "failed_calls": 0.0, "malformed_turns": 0.0}
         with self._named():
-            messages = self._opening()
-        self.prompt_ids = chat.prompt_ids(messages)
+            self._history += self._opening()
+        self.prompt_ids = chat.prompt_ids(self._history)
         if len(self.prompt_ids) > limits.max_prompt_tokens:
             raise ConfigurationError(
                 f"The prompt of {dict(row)} has {len(self.prompt_ids)} tokens, more than max_prompt_length="
@@ -111,6 +112,8 @@ class EpisodeSession:
         self._ids += ids
         self._logprobs += logprobs
         action = self._act(ids)
+        stopped = self._chat.ended(ids)
+        self._history.append(Message("assistant", action))
         if self._tool_env is None:
             return self._after_step(start, stopped, *self.env.step(action))
         pending = self._tool_env.begin_step(action)
@@ -183,10 +186,16 @@ class EpisodeSession:
         return answer
 
     def _next_context(self, observation: str, info: Any, *, stopped: bool) -> list[int] | NewContext:
-        """Returns what stands before the next turn."""
-        if info.get("context_rewritten"):
-            return NewContext(self._chat.prompt_ids(self._messages(observation, info)))
-        return self._chat.gap_ids(self._new_messages(observation, info), stopped=stopped)
+        """Returns what stands before the next turn; a chat template may rewrite the context too."""
+        new = self._new_messages(observation, info)
+        rewritten = bool(info.get("context_rewritten"))
+        if rewritten or self._tool_env is not None:
+            self._history = list(self._messages(observation, info))
+        else:
+            self._history += new
+        if rewritten or self._chat.rewrites(self._history, new=len(new)):
+            return NewContext(self._chat.prompt_ids(self._history))
+        return self._chat.gap_ids(new, stopped=stopped)
 
     def _has_room(self, answer: list[int] | NewContext) -> bool:
         """Returns whether the budgets allow another turn after this."""
@@ -260,7 +269,7 @@ class Collector:
     """
 
     make_env: Callable[[], TextEnv]
-    chat: ChatTokens
+    chat: ChatFormat
     limits: EpisodeLimits
     retries: int = 2
     threads: int = 64

@@ -32,6 +32,7 @@ from agent_r1_gym.datasets import SampleDataWarning
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.trajectory import TokenTrajectory
 from agent_r1_gym.wrappers import ContextWindow
+from trainers.chat_format import ChatFormat, markup_of
 from trainers.checkpoints import check_unused, to_resume
 from trainers.config import AgentConfig
 from trainers.engines import SamplingOptions, SlotEngine, TRLEngine
@@ -44,13 +45,14 @@ from trainers.preflight import (
     check_packages,
     check_prompts,
     find_model,
+    load_chat,
     load_tokenizer,
 )
 from trainers.rollout import Collector, EpisodeLimits, Row, TextEnv
 from trainers.sampling import Engine
 from trainers.sharding import check_sharding, save_whole_model, whole_weights
 from trainers.signals import SignalStop
-from trainers.templates import ChatTokens
+from trainers.template_choice import read_template
 from trainers.trainer import AgentTrainer
 
 MOST_SLOTS = 128
@@ -60,7 +62,13 @@ ROWS_WITHOUT_TASKS = 1_000
 
 
 def build_trainer(
-    args: AgentConfig, model: Any, *, tokenizer: Any, peft_config: Any = None, **trl_arguments: Any
+    args: AgentConfig,
+    model: Any,
+    *,
+    tokenizer: Any,
+    chat: ChatFormat | None = None,
+    peft_config: Any = None,
+    **trl_arguments: Any,
 ) -> AgentTrainer:
     """Returns a trainer on the environment that `args.` names.
 
@@ -68,16 +76,18 @@ def build_trainer(
         args: the configuration.
         model: a hub id, a local path, or a loaded model.
         tokenizer: the model's, with a chat template.
+        chat: how messages become tokens, saved beside the model; None: as `args` and the tokenizer say.
         peft_config: trains an adapter.
         **trl_arguments: `callbacks`, `quantization_config`, as TRL takes them.
 
     Raises:
         ConfigurationError: an option does not fit; the message names it and what to change.
     """
-    training = collector_of(args, tokenizer)
+    chat = chat or chat_of(args, tokenizer)
+    training = collector_of(args, tokenizer, chat=chat)
     eval_dataset, evaluating = None, training
     if _evaluates(args):
-        evaluating = collector_of(args, tokenizer, evaluating=True)
+        evaluating = collector_of(args, tokenizer, chat=chat, evaluating=True)
         env = evaluating.make_env()
         eval_dataset = eval_dataset_of(env, args)
         check_prompts(env, eval_dataset, evaluating.chat, longest=args.max_prompt_length)
@@ -97,6 +107,7 @@ def build_trainer(
         train_dataset=rows,
         eval_dataset=eval_dataset,
         processing_class=tokenizer,
+        chat=chat,
         peft_config=peft_config,
         callbacks=[_CloseEnvironments(training, evaluating)],
         **trl_arguments,
@@ -106,7 +117,16 @@ def build_trainer(
     return trainer
 
 
-def collector_of(args: AgentConfig, tokenizer: Any, *, evaluating: bool = False) -> Collector:
+def chat_of(args: AgentConfig, tokenizer: Any) -> ChatFormat:
+    """Returns the chat format that `args` names, for a tokenizer without a saved one."""
+    source = None if args.chat_template is None else read_template(args.chat_template)
+    options = cast("Mapping[str, Any] | None", args.chat_template_kwargs)
+    return ChatFormat(tokenizer, template=source, template_options=options)
+
+
+def collector_of(
+    args: AgentConfig, tokenizer: Any, *, chat: ChatFormat | None = None, evaluating: bool = False
+) -> Collector:
     """Returns what plays the episodes of the environment that `args` names, or of that of its evaluations.
 
     Raises:
@@ -118,8 +138,7 @@ def collector_of(args: AgentConfig, tokenizer: Any, *, evaluating: bool = False)
         max_rows=args.max_rows,
     )
     make_env = env_maker(args, tokenizer, evaluating=evaluating)
-    chat = ChatTokens(tokenizer, template_options=cast("Mapping[str, Any] | None", args.chat_template_kwargs))
-    return Collector(make_env, chat, limits, retries=args.infrastructure_retries)
+    return Collector(make_env, chat or chat_of(args, tokenizer), limits, retries=args.infrastructure_retries)
 
 
 class _CloseEnvironments(TrainerCallback):
@@ -191,7 +210,7 @@ def env_maker(args: AgentConfig, tokenizer: Any, *, evaluating: bool = False) ->
         )
     if isinstance(env, ToolEnv):
         # What a document prints must not become a special token of this very tokenizer.
-        options = {"markup": tuple(tokenizer.all_special_tokens), **options}
+        options = {"markup": markup_of(tokenizer), **options}
     return functools.partial(_make, env_id, options, args.context_window)
 
 
@@ -255,12 +274,14 @@ def eval_dataset_of(env: TextEnv, args: AgentConfig) -> Dataset:
     return rows.select(range(episodes // batch * batch // copies))
 
 
-def engine_of(trainer: AgentTrainer, chat: ChatTokens, *, slots: int) -> Engine:
+def engine_of(trainer: AgentTrainer, chat: ChatFormat, *, slots: int) -> Engine:
     """Returns the engine that `args.engine` names, over the trainer's model as it is now."""
     args = trainer.args
     if args.engine == "trl":
         max_length = args.max_prompt_length + args.max_completion_length
-        return TRLEngine(trainer, max_new_tokens=args.max_turn_tokens, max_length=max_length)
+        return TRLEngine(
+            trainer, max_new_tokens=args.max_turn_tokens, max_length=max_length, stop_token_ids=chat.stop_ids
+        )
     training = trainer.model.training
     temperature = None if training else args.eval_temperature
     # A seed of its own for every batch and process, so that a resumed run samples as if never stopped.
@@ -271,7 +292,7 @@ def engine_of(trainer: AgentTrainer, chat: ChatTokens, *, slots: int) -> Engine:
 
 
 def slot_engine(
-    args: AgentConfig, model: Any, chat: ChatTokens, *, slots: int, seed: int, temperature: float | None = None
+    args: AgentConfig, model: Any, chat: ChatFormat, *, slots: int, seed: int, temperature: float | None = None
 ) -> SlotEngine:
     """Returns the engine with the kept cache, sampling as `args` says, or at another temperature."""
     options = SamplingOptions(
@@ -308,6 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name = find_model(model_args.model_name_or_path, revision=model_args.model_revision)
     source = Source(name, model_args.model_revision, args.trust_remote_code)
     tokenizer = load_tokenizer(source)
+    chat = load_chat(source, tokenizer, args)
     check_model(source, tokenizer)
     peft_config = get_peft_config(model_args)
     check_adapter(peft_config, source)
@@ -316,6 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args,
         name,
         tokenizer=tokenizer,
+        chat=chat,
         peft_config=peft_config,
         quantization_config=get_quantization_config(model_args),
     )

@@ -459,8 +459,8 @@ class TestTRLEngine:
         model = trainer.accelerator.unwrap_model(trainer.model)
         sessions = [ScriptedSession([4 + i % 5, 5] * (1 + i % 3), [[6] * (i % 4), [7, 8]][: i % 3]) for i in range(9)]
         twins = [ScriptedSession(session.prompt_ids, session.script) for session in sessions]
-        TRLEngine(trainer, max_new_tokens=7, max_length=40).run(sessions)
-        options = SamplingOptions(max_new_tokens=7, temperature=0, stop_token_ids=tuple(trainer.eos_token_ids))
+        TRLEngine(trainer, max_new_tokens=7, max_length=40, stop_token_ids=STOPS).run(sessions)
+        options = SamplingOptions(max_new_tokens=7, temperature=0, stop_token_ids=STOPS)
         SlotEngine(model, options, slots=4, max_length=40).run(twins)
         assert [session.tokens for session in sessions] == [twin.tokens for twin in twins]
         assert [s.turns[-1][2] for s in sessions] == [t.turns[-1][2] for t in twins]
@@ -472,7 +472,7 @@ class TestTRLEngine:
         monkeypatch.setattr("trainers.engines.gather_object", lambda mine: [*mine, next(others)])
         trainer = VLLMTrainer()
         session = ScriptedSession([5, 6], [[7]])
-        TRLEngine(trainer, max_new_tokens=3, max_length=40).run([session])
+        TRLEngine(trainer, max_new_tokens=3, max_length=40, stop_token_ids=(1,)).run([session])
         assert trainer.calls == [[[5, 6], [1], [1]], [[5, 6, 9, 1, 7], [1]], [[1]]]
         assert session.turns == [([9, 1], [-0.5, -0.25], True)] * 2
         assert trainer.vllm_generation.max_completion_length == 64
@@ -482,4 +482,4 @@ class TestTRLEngine:
             def _generate_single_turn(self, prompts: Any) -> None: ...
 
         with pytest.raises(ConfigurationError, match=r"trl 1\.16.*\('self', 'prompts'\)"):
-            TRLEngine(Moved(), max_new_tokens=7, max_length=40)
+            TRLEngine(Moved(), max_new_tokens=7, max_length=40, stop_token_ids=(1,))

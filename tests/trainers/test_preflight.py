@@ -15,11 +15,11 @@ from peft import LoraConfig
 from trl import ModelConfig
 
 from agent_r1_gym.errors import ConfigurationError
-from tests.trainers.test_templates import REWRITES, tokenizer_with
+from tests.trainers.test_chat_format import tokenizer_with
 from tests.trainers.test_train import config
 from trainers import preflight
+from trainers.chat_format import ChatFormat
 from trainers.preflight import Source
-from trainers.templates import ChatTokens
 from trainers.tiny import build_model, build_tokenizer
 from trainers.train import build_trainer
 
@@ -115,10 +115,10 @@ class TestTokenizer:
 
     def test_template_that_rewrites_is_replaced_where_trl_knows_a_better_one(self) -> None:
         with pytest.raises(ConfigurationError, match="rewrites earlier turns"):
-            ChatTokens(tokenizer_with(QWEN3))
+            ChatFormat(tokenizer_with(QWEN3))
         fit = preflight.with_training_template(tokenizer_with(QWEN3))
         assert fit.chat_template != QWEN3
-        ChatTokens(fit)
+        ChatFormat(fit)
 
     def test_template_that_rewrites_and_is_unknown(self) -> None:
         with pytest.raises(ConfigurationError, match="rewrites earlier turns"):

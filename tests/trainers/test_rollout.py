@@ -15,13 +15,13 @@ from agent_r1_gym.errors import ConfigurationError, RetrievalError
 from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.wrappers import ContextWindow
 from trainers.batch import OUTCOME
+from trainers.chat_format import ChatFormat
 from trainers.engines import GenerateEngine, SamplingOptions, SlotEngine
 from trainers.rollout import Collector, EpisodeLimits
-from trainers.templates import ChatTokens
 from trainers.tiny import build_model, build_tokenizer
 
 TOKENIZER = build_tokenizer()
-CHAT = ChatTokens(TOKENIZER)
+CHAT = ChatFormat(TOKENIZER)
 LIMITS = EpisodeLimits(max_prompt_tokens=512, max_completion_tokens=512)
 CALL = '<tool_call>\n{"name": "look", "arguments": {"query": "x"}}\n</tool_call>'
 

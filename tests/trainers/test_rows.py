@@ -23,16 +23,16 @@ from tests.trainers.fixed import by_row, give, gradients, make_trajectory, multi
 from tests.trainers.scripted import STOPS, make_causal_lm
 from tests.trainers.test_rollout import ScriptedEngine
 from trainers.batch import describe
+from trainers.chat_format import ChatFormat
 from trainers.engines import GenerateEngine, NewContext, SamplingOptions, SlotEngine
 from trainers.rollout import Collector, EpisodeLimits
 from trainers.rows import Rows, row_numbers
-from trainers.templates import ChatTokens
 from trainers.tiny import build_model, build_tokenizer
 from trainers.trainer import AgentTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
-CHAT = ChatTokens(build_tokenizer())
+CHAT = ChatFormat(build_tokenizer())
 LIMITS = EpisodeLimits(max_prompt_tokens=1024, max_completion_tokens=512)
 TWO_ROWS = make_trajectory([2, 5, 11], [([12, 8, 3], 0.0, [2, 7, 13]), ([14, 3], 1.0, [])], rewritten=[0])
 """Prompt 2 5 11, sampled 12 8 3; then, with nothing before it, the context 2 7 13, sampled 14 3."""
@@ -402,7 +402,7 @@ class ColourEnv(FreshEnv):
 def test_learns_a_bandit_whose_context_is_rewritten(tmp_path: Path, algorithm: str) -> None:
     tokenizer = tiny_model.make_tokenizer()
     tokenizer.chat_template = tiny_model.CHAT_TEMPLATE.replace(" <|im_end|> ", "<|im_end|>")
-    games = Collector(ColourEnv, ChatTokens(tokenizer), EpisodeLimits(max_prompt_tokens=32, max_completion_tokens=32))
+    games = Collector(ColourEnv, ChatFormat(tokenizer), EpisodeLimits(max_prompt_tokens=32, max_completion_tokens=32))
 
     def play(rows: Sequence[Any], trainer: Any) -> list[TokenTrajectory]:
         options = SamplingOptions(max_new_tokens=1, seed=trainer.batches)

@@ -11,6 +11,7 @@ from agent_r1_gym.evaluation.base import Job
 from agent_r1_gym.policies.methods import ToolUse
 from agent_r1_gym.scoring import exact_match
 from trainers import warmstart
+from trainers.chat_format import ChatFormat
 from trainers.demonstrations import Habits, demonstrate, demonstrations
 from trainers.evaluation import EnginePlayer
 from trainers.muon import Muon, orthogonalise
@@ -164,7 +165,7 @@ class TestMuon:
 class TestWarmStart:
     def test_only_what_the_model_says_has_labels(self, world):
         messages, _, _ = play(world, "full_chain", 0)
-        row = training_row(TOKENIZER, messages)
+        row = training_row(ChatFormat(TOKENIZER), messages)
         assert len(row["labels"]) == len(row["input_ids"])
         labelled = [label for label in row["labels"] if label != NOT_TRAINED]
         said = "".join(m.content + TOKENIZER.eos_token for m in messages if m.role == "assistant")

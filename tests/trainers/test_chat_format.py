@@ -1,4 +1,4 @@
-"""ChatTokens: gaps between turns are what the template would render, and unfit templates are refused."""
+"""ChatFormat: gaps between turns are what the template would render, and unfit templates are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.types import Message
-from trainers.templates import ChatTokens
+from trainers.chat_format import ChatFormat
 from trainers.tiny import build_tokenizer
 
 CHATML = (
@@ -39,7 +39,7 @@ def tokenizer_with(template: str | None) -> Any:
 @pytest.mark.parametrize("stopped", [True, False])
 def test_gap_continues_the_rendering_of_the_whole_history(template: str | None, stopped: bool) -> None:
     tokenizer = build_tokenizer() if template is None else tokenizer_with(template)
-    chat = ChatTokens(tokenizer)
+    chat = ChatFormat(tokenizer)
     history = [Message("user", "who is it")]
     new = [Message("tool", "nothing found", name="search"), Message("user", "error no_action")]
     turn = tokenizer("yes", add_special_tokens=False)["input_ids"]
@@ -51,7 +51,7 @@ def test_gap_continues_the_rendering_of_the_whole_history(template: str | None, 
 
 def test_action_is_the_turn_without_its_end() -> None:
     tokenizer = build_tokenizer()
-    chat = ChatTokens(tokenizer)
+    chat = ChatFormat(tokenizer)
     text = '<tool_call>\n{"name": "search", "arguments": {"query": "who"}}\n</tool_call>'
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert chat.action([*ids, chat.stop_id]) == text
@@ -61,7 +61,7 @@ def test_action_is_the_turn_without_its_end() -> None:
 
 
 def test_tool_turns_become_user_turns_where_the_template_knows_no_tools() -> None:
-    chat = ChatTokens(tokenizer_with(NO_TOOL_ROLE))
+    chat = ChatFormat(tokenizer_with(NO_TOOL_ROLE))
     gap = chat.gap_ids([Message("tool", "nothing found")], stopped=True)
     assert gap == chat.gap_ids([Message("user", "nothing found")], stopped=True)
 
@@ -72,7 +72,7 @@ def test_tool_turns_become_user_turns_where_the_template_knows_no_tools() -> Non
 )
 def test_unfit_templates_are_refused(template: str | None, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        ChatTokens(tokenizer_with(template))
+        ChatFormat(tokenizer_with(template))
 
 
 @pytest.mark.parametrize("token", ["eos_token", "pad_token"])
@@ -80,7 +80,7 @@ def test_missing_special_tokens_are_refused(token: str) -> None:
     tokenizer = build_tokenizer()
     setattr(tokenizer, token, None)
     with pytest.raises(ConfigurationError, match=token):
-        ChatTokens(tokenizer)
+        ChatFormat(tokenizer)
 
 
 TRIMS = CHATML.replace("m.content +", "(m.content | trim) +")
@@ -90,7 +90,7 @@ TRIMS = CHATML.replace("m.content +", "(m.content | trim) +")
 @pytest.mark.parametrize("content", ["", " a\n", '"\\n"', "<é>", "7fa2r", "<tool_response>\nx\n</tool_response>"])
 def test_a_gap_is_what_the_template_renders_for_any_content(template: str | None, content: str) -> None:
     tokenizer = build_tokenizer() if template is None else tokenizer_with(template)
-    chat = ChatTokens(tokenizer)
+    chat = ChatFormat(tokenizer)
     new = [Message("tool", content), Message("user", "who")]
     for _ in range(2):  # at first the template is run, then what it puts around the contents is known
         ids = chat.gap_ids(new, stopped=True)
@@ -104,7 +104,7 @@ def test_a_gap_is_what_the_template_renders_for_any_content(template: str | None
 
 def test_the_template_is_run_once_per_sequence_of_roles(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = build_tokenizer()
-    chat = ChatTokens(tokenizer)
+    chat = ChatFormat(tokenizer)
     chat.gap_ids([Message("tool", "a")], stopped=True)
     prompt = chat.prompt_ids([Message("user", "who is it")])
     monkeypatch.setattr(tokenizer, "apply_chat_template", None)
@@ -117,10 +117,10 @@ def test_the_template_is_run_once_per_sequence_of_roles(monkeypatch: pytest.Monk
 
 def test_padding_and_truncation_of_the_tokenizer_do_not_reach_the_tokens() -> None:
     tokenizer = build_tokenizer()
-    tokens = ChatTokens(tokenizer)
+    tokens = ChatFormat(tokenizer)
     before = tokens.prompt_ids([Message("user", "a question that is longer than two tokens")])
     tokenizer(["a b c d e"], padding="max_length", max_length=2, truncation=True)
-    after = ChatTokens(tokenizer).prompt_ids([Message("user", "a question that is longer than two tokens")])
+    after = ChatFormat(tokenizer).prompt_ids([Message("user", "a question that is longer than two tokens")])
     assert before == after == tokens.prompt_ids([Message("user", "a question that is longer than two tokens")])
     assert len(before) > 2
 
@@ -134,5 +134,5 @@ def test_a_tokenizer_whose_own_code_changes_tokens_is_asked_itself() -> None:
     odd = Odd(tokenizer_object=plain.backend_tokenizer, eos_token=plain.eos_token, pad_token=plain.pad_token)
     odd.chat_template = plain.chat_template
     ids = plain("ana", add_special_tokens=False)["input_ids"]
-    assert ChatTokens(plain).action(ids) == "ana"
-    assert ChatTokens(odd).action(ids) == "AnA"
+    assert ChatFormat(plain).action(ids) == "ana"
+    assert ChatFormat(odd).action(ids) == "AnA"
