@@ -182,7 +182,8 @@ class ChatFormat:
     ) -> ChatFormat:
         """Returns the format that was saved beside a model; where there is none, one built from the tokenizer.
 
-        Without one, a turn also ends with what `generation_config.json` names as ends.
+        An adapter without one has its base model's. Without any, a turn also ends with what `generation_config.json`
+        names as ends.
 
         Args:
             name: folder or hub id of the model or adapter.
@@ -193,6 +194,7 @@ class ChatFormat:
         Raises:
             ConfigurationError: the saved format cannot be read, or renders otherwise with this tokenizer.
         """
+        name = _home(name)
         record, source = _saved(name)
         options = record.get("template_options") if template_options is None else template_options
         if template is not None:
@@ -259,6 +261,14 @@ def _turns(messages: Sequence[Message]) -> list[int]:
     return turns
 
 
+def _home(name: str | Path) -> str | Path:
+    """Returns where the format of a model is: an adapter that was saved without one has its base model's."""
+    adapter = Path(name) / "adapter_config.json"
+    if not adapter.is_file() or (Path(name) / FILE).is_file():
+        return name
+    return str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
+
+
 def _saved(name: str | Path) -> tuple[dict[str, Any], str | None]:
     """Returns the record and the template that are saved beside a model; empty and None where there is none."""
     path = _file_of(name, FILE)
@@ -296,10 +306,10 @@ def _file_of(name: str | Path, file: str) -> Path | None:
     from transformers.utils import cached_file  # type: ignore[attr-defined]
 
     try:
-        path = cached_file(str(name), file)
+        cached = cached_file(str(name), file)
     except OSError:  # not on the hub, or not in its cache
         return None
-    return None if path is None else Path(path)
+    return None if cached is None else Path(cached)
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:

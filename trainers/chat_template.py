@@ -213,7 +213,7 @@ class ChatTemplate:
             self.system_role, self.joins = "user", True
 
     def _find_roles(self) -> tuple[Verdict, str]:
-        """Takes the first way to hand over tool output, then thinking, in which the template is exact; else the first."""
+        """Takes the first way to hand over tool output and thinking in which the template is exact; else the first."""
         results: dict[tuple[Role, str | None], tuple[Verdict, str]] = {}
         for role in _TOOL_ROLES:
             for field in _THINKING_FIELDS:

@@ -13,6 +13,7 @@ import urllib.request
 
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from agent_r1_gym.cli import main
 from agent_r1_gym.commands.eval import weights_fingerprint
@@ -21,7 +22,9 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.base import Job
 from agent_r1_gym.evaluation.runs import RunFolder
 from agent_r1_gym.policies.methods import make_method
-from trainers.evaluation import EnginePlayer, LocalOptions, load_model
+from agent_r1_gym.types import Message
+from trainers.evaluation import EnginePlayer, LocalOptions, load_model, local_player
+from trainers.template_choice import bundled
 from trainers.tiny import build_model, build_tokenizer
 
 TOKENIZER = build_tokenizer()
@@ -158,6 +161,39 @@ def test_a_lora_adapter_brings_its_base_model(saved, tmp_path):
     plain, _ = load_model(LocalOptions(model=str(saved), device="cpu"))
     assert not torch.allclose(plain(ids).logits, expected, atol=1e-3)
     assert tokenizer.get_vocab() == TOKENIZER.get_vocab()
+
+
+def test_a_stock_model_is_played_as_it_would_be_trained(tmp_path):
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = bundled()["qwen3.jinja"]
+    tokenizer.add_tokens([AddedToken("]~b]", special=True)], special_tokens=False)
+    build_model(tokenizer).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    player = local_player(
+        functools.partial(FictionQAEnv, **WORLD),
+        make_method("tools"),
+        options={"model": str(tmp_path), "device": "cpu", "max_new_tokens": 8},
+        side_by_side=2,
+        seed=0,
+        name="stock",
+    )
+    assert player._chat.template.source == bundled()["qwen3_training.jinja"]
+    assert len(list(player.play(JOBS[:2]))) == 2
+    assert "]~b]" in player._free[0].markup
+
+
+def test_another_template_may_be_named_for_an_evaluation(saved):
+    options = {"model": str(saved), "device": "cpu", "chat_template": "qwen3_training.jinja"}
+    player = local_player(
+        functools.partial(FictionQAEnv, **WORLD),
+        make_method("tools"),
+        options={**options, "chat_template_kwargs": {"enable_thinking": False}},
+        side_by_side=1,
+        seed=0,
+        name="x",
+    )
+    text = TOKENIZER.decode(player._chat.prompt_ids([Message("user", "who ?")]))
+    assert text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
 def test_an_unknown_model_is_no_traceback():

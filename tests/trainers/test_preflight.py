@@ -15,7 +15,7 @@ from peft import LoraConfig
 from trl import ModelConfig
 
 from agent_r1_gym.errors import ConfigurationError
-from tests.trainers.test_chat_format import tokenizer_with
+from tests.trainers.test_chat_format import CHATML, REWRITES, tokenizer_with
 from tests.trainers.test_train import config
 from trainers import preflight
 from trainers.chat_format import ChatFormat
@@ -101,28 +101,33 @@ class TestTokenizer:
         loaded = preflight.load_tokenizer(Source(str(tmp_path)))
         assert loaded.pad_token_id == loaded.eos_token_id is not None
 
+    def load_chat(self, tokenizer: Any, folder: Path, **settings: Any) -> ChatFormat:
+        tokenizer.save_pretrained(folder / "model")
+        source = Source(str(folder / "model"))
+        return preflight.load_chat(source, preflight.load_tokenizer(source), config(folder / "run", **settings))
+
     def test_without_eos(self, tmp_path: Path) -> None:
         tokenizer = build_tokenizer()
         tokenizer.eos_token = None
-        tokenizer.save_pretrained(tmp_path)
         with pytest.raises(ConfigurationError, match="no eos_token_id"):
-            preflight.load_tokenizer(Source(str(tmp_path)))
+            self.load_chat(tokenizer, tmp_path)
 
     def test_without_chat_template(self, tmp_path: Path) -> None:
-        tokenizer_with(None).save_pretrained(tmp_path)
         with pytest.raises(ConfigurationError, match="no chat template; use an instruct model"):
-            preflight.load_tokenizer(Source(str(tmp_path)))
+            self.load_chat(tokenizer_with(None), tmp_path)
 
-    def test_template_that_rewrites_is_replaced_where_trl_knows_a_better_one(self) -> None:
-        with pytest.raises(ConfigurationError, match="rewrites earlier turns"):
-            ChatFormat(tokenizer_with(QWEN3))
-        fit = preflight.with_training_template(tokenizer_with(QWEN3))
-        assert fit.chat_template != QWEN3
-        ChatFormat(fit)
+    def test_template_that_rewrites_is_replaced_where_trl_knows_a_better_one(self, tmp_path: Path) -> None:
+        chat = self.load_chat(tokenizer_with(QWEN3), tmp_path)
+        assert chat.template.source == chat.tokenizer.chat_template != QWEN3
 
-    def test_template_that_rewrites_and_is_unknown(self) -> None:
+    def test_template_of_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.jinja").write_text(CHATML)
+        chat = self.load_chat(tokenizer_with(QWEN3), tmp_path, chat_template=str(tmp_path / "mine.jinja"))
+        assert chat.template.source == chat.tokenizer.chat_template == CHATML
+
+    def test_template_that_loses_what_was_said(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="rewrites earlier turns"):
-            preflight.with_training_template(tokenizer_with(REWRITES))
+            self.load_chat(tokenizer_with(REWRITES), tmp_path)
 
 
 class TestWeights:
@@ -155,6 +160,10 @@ class TestWeights:
         [
             ({"vocab_size": 100}, r"embeds 100 tokens, but its tokenizer has ids up to \d+"),
             ({"model_type": "bert", "architectures": ["BertModel"]}, "is a BertModel, which does not generate text"),
+            (
+                {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 24, "n_head": 2, "n_layer": 1},
+                r"is a GPT2LMHeadModel, whose positions are learned \(transformer\.wpe\).* rotary positions",
+            ),
             ({"model_type": "nosuch"}, "model_name_or_path=.* has no configuration that loads"),
         ],
     )
