@@ -179,6 +179,7 @@ class ChatFormat:
         *,
         template: str | None = None,
         template_options: Mapping[str, Any] | None = None,
+        revision: str = "main",
     ) -> ChatFormat:
         """Returns the format that was saved beside a model; where there is none, one built from the tokenizer.
 
@@ -190,18 +191,19 @@ class ChatFormat:
             tokenizer: the model's.
             template: takes the place of the saved one: a file, or the name of one of TRL's (see `read_template`).
             template_options: take the place of the saved ones.
+            revision: of the hub's model.
 
         Raises:
             ConfigurationError: the saved format cannot be read, or renders otherwise with this tokenizer.
         """
         name = _home(name)
-        record, source = _saved(name)
+        record, source = _saved(name, revision)
         options = record.get("template_options") if template_options is None else template_options
         if template is not None:
             source = read_template(template)
         elif record and source is None:
             source = str(tokenizer.get_chat_template()) if tokenizer.chat_template else None
-        stops = record.get("stop_ids") if record else _generation_stops(name)
+        stops = record.get("stop_ids") if record else _generation_stops(name, revision)
         chat = cls(tokenizer, template=source, template_options=options, more_stops=stops or ())
         if record and template is None and template_options is None:
             chat._check_record(record, str(name))
@@ -269,29 +271,29 @@ def _home(name: str | Path) -> str | Path:
     return str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
 
 
-def _saved(name: str | Path) -> tuple[dict[str, Any], str | None]:
+def _saved(name: str | Path, revision: str) -> tuple[dict[str, Any], str | None]:
     """Returns the record and the template that are saved beside a model; empty and None where there is none."""
-    path = _file_of(name, FILE)
+    path = _file_of(name, FILE, revision)
     if path is None:
         return {}, None
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        version = record["version"]
+        version, _, _ = record["version"], dict(record["template_options"]), [int(stop) for stop in record["stop_ids"]]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(f"{path} is damaged ({error!r:.100}): copy it again, or remove it.") from error
     if version != _VERSION:
         raise ConfigurationError(f"{path} is of version {version!r}; this package reads version {_VERSION}. Update it.")
     if record.get("template_file") is None:
         return record, None
-    template = _file_of(name, TEMPLATE_FILE)
+    template = _file_of(name, TEMPLATE_FILE, revision)
     if template is None:
         raise ConfigurationError(f"{path} names {TEMPLATE_FILE}, which is missing: copy it too.")
     return record, template.read_text(encoding="utf-8")
 
 
-def _generation_stops(name: str | Path) -> list[int]:
+def _generation_stops(name: str | Path, revision: str) -> list[int]:
     """Returns the ends of a text that a model's makers name."""
-    path = _file_of(name, "generation_config.json")
+    path = _file_of(name, "generation_config.json", revision)
     try:
         stops = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path else None
     except (OSError, ValueError, AttributeError):  # transformers says what is wrong with it when the model is loaded
@@ -299,14 +301,14 @@ def _generation_stops(name: str | Path) -> list[int]:
     return [stop for stop in (stops if isinstance(stops, list) else [stops]) if isinstance(stop, int)]
 
 
-def _file_of(name: str | Path, file: str) -> Path | None:
+def _file_of(name: str | Path, file: str, revision: str) -> Path | None:
     if Path(name).is_dir():
         path = Path(name) / file
         return path if path.is_file() else None
     from transformers.utils import cached_file  # type: ignore[attr-defined]
 
     try:
-        cached = cached_file(str(name), file)
+        cached = cached_file(str(name), file, revision=revision)
     except OSError:  # not on the hub, or not in its cache
         return None
     return None if cached is None else Path(cached)

@@ -124,7 +124,7 @@ def check_model(source: Source, tokenizer: Any) -> None:
     kind = getattr(transformers, (config.architectures or [""])[0], None)  # None: the model's own code
     if kind is not None and not kind.can_generate():
         raise ConfigurationError(f"{named} is a {kind.__name__}, which does not generate text. Name a causal model.")
-    _check_positions(config, named)
+    _check_positions(config, named, trust_remote_code=source.trust_remote_code)
     embedded, highest = config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
     if highest >= embedded:
         raise ConfigurationError(
@@ -134,12 +134,14 @@ def check_model(source: Source, tokenizer: Any) -> None:
     _check_weights(Path(source.name), named)
 
 
-def _check_positions(config: Any, named: str) -> None:
+def _check_positions(config: Any, named: str, *, trust_remote_code: bool = False) -> None:
     """Refuses a table of learned positions: TRL counts them from the padding of a batch, engines from the prompt."""
     with torch.device("meta"):
         try:
-            model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-        except (ValueError, OSError):  # the model's own code, or no class for text alone
+            model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config.get_text_config(), trust_remote_code=trust_remote_code
+            )
+        except (ValueError, OSError):  # no class for text alone
             return
     tables = {path for path, module in model.named_modules() if isinstance(module, torch.nn.Embedding)}
     learned = [path for path in tables if re.search(r"wpe|position|(?:^|_)pos(?:_|$)", path.rpartition(".")[2])]
@@ -211,7 +213,9 @@ def load_chat(source: Source, tokenizer: Any, args: AgentConfig) -> ChatFormat:
         ConfigurationError: no multi-turn episode can be played with the template; the message says what to do.
     """
     options = cast("Mapping[str, Any] | None", args.chat_template_kwargs)
-    chat = ChatFormat.load(source.name, tokenizer, template=args.chat_template, template_options=options)
+    chat = ChatFormat.load(
+        source.name, tokenizer, template=args.chat_template, template_options=options, revision=source.revision
+    )
     tokenizer.chat_template = chat.template.source
     return chat
 

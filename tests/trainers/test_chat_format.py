@@ -240,6 +240,7 @@ def test_an_adapter_without_a_format_has_that_of_its_base_model(tmp_path: Path) 
         ({"version": 2}, "is of version 2"),
         ({"template_file": "chat_format.jinja"}, "which is missing"),
         (None, "is damaged"),
+        ({"template_options": "x"}, "is damaged"),
     ],
 )
 def test_a_format_that_does_not_hold_any_more_is_refused(change: Any, words: str, tmp_path: Path) -> None:

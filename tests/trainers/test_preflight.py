@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trl
 from peft import LoraConfig
+from transformers import AutoConfig
 from trl import ModelConfig
 
 from agent_r1_gym.errors import ConfigurationError
@@ -171,6 +172,11 @@ class TestWeights:
         self.change(folder, **values)
         with pytest.raises(ConfigurationError, match=words):
             self.check(folder)
+
+
+def test_learned_positions_of_pictures_are_none_of_the_texts() -> None:
+    pictures = AutoConfig.for_model("gemma3", text_config={"num_hidden_layers": 1}, vision_config={})
+    preflight._check_positions(pictures, "model_name_or_path='gemma'")
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])

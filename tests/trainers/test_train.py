@@ -74,8 +74,8 @@ def test_what_was_trained_is_evaluated_with_the_same_chat_format(adapter: str, t
     build_model(tokenizer).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     words = (
-        f"--env AgentR1/FictionQA-v0 --model {tmp_path / 'model'} --output_dir {tmp_path / 'run'} --max_steps 1 --beta 0 "
-        "--num_generations 2 --per_device_train_batch_size 4 --max_turn_tokens 8 --max_completion_length 32 "
+        f"--env AgentR1/FictionQA-v0 --model {tmp_path / 'model'} --output_dir {tmp_path / 'run'} --max_steps 1 "
+        "--beta 0 --num_generations 2 --per_device_train_batch_size 4 --max_turn_tokens 8 --max_completion_length 32 "
         "--max_prompt_length 128 --report_to none --save_steps 1 --use_cpu True --bf16 False --disable_tqdm True "
         f"--gradient_checkpointing False {adapter}"
     ).split()
