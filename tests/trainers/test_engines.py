@@ -468,7 +468,16 @@ class TestTRLEngine:
         assert all(logprob != logprob for session in sessions for logprob in session.logprobs)
         assert trainer.generation_config.max_new_tokens == 64
 
-    def test_a_turn_ends_with_the_templates_token_which_the_trainer_does_not_know(self, trainer: GRPOTrainer) -> None:
+    def test_a_turn_ends_with_the_templates_token_which_the_trainer_does_not_know(
+        self, trainer: GRPOTrainer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lent, generate = [], trainer._generate_single_turn
+
+        def watched(*arguments: Any) -> Any:
+            lent.append((trainer.generation_config.eos_token_id, trainer.eos_token_ids))
+            return generate(*arguments)
+
+        monkeypatch.setattr(trainer, "_generate_single_turn", watched)
         trainer.generation_config.do_sample = False
         before = list(trainer.eos_token_ids), trainer.generation_config.eos_token_id
         free = ScriptedSession([4, 5], [[7, 8]])
@@ -479,6 +488,7 @@ class TestTRLEngine:
         TRLEngine(trainer, max_new_tokens=7, max_length=40, stop_token_ids=(stop,)).run([session])
         ids, _, stopped = session.turns[0]
         assert stopped and ids == free.turns[0][0][: ids.index(stop) + 1]
+        assert lent[-1] == ([stop], [stop])
         assert before == (trainer.eos_token_ids, trainer.generation_config.eos_token_id)
 
     def test_ranks_stay_in_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
