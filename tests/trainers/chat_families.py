@@ -257,7 +257,8 @@ What `trainers.chat_format.ChatFormat` makes of the templates that TRL {version}
 published markup of other families. Written by `python -m tests.trainers.chat_families`; a test holds it against what
 comes out.
 
-- **exact**: a history rendered anew reads as the model has seen it turn by turn; an episode is one row of tokens.
+- **exact**: a history rendered anew reads as the model has seen it turn by turn, but for white space and empty
+  thinking where the last column says so; an episode is one row of tokens.
 - **rewritten**: the template shows earlier turns otherwise. Where that makes a difference, the context is rendered
   anew and a new row begins, which costs a forward and backward pass more.
 - **refused**: no episode of several turns can be played. Name another template: `--chat_template FILE`, where FILE may
