@@ -1,4 +1,12 @@
-"""Every character that an environment writes: foreign text made harmless, the history as text, the wording of turns."""
+"""Every character that an environment writes: foreign text made harmless, the history as text, the wording of turns.
+
+Where the tokenizer is known (training, evaluation of local models), its special tokens are broken literally:
+environments take them as `markup=`. Behind an endpoint there is no tokenizer, and only the patterns below protect.
+They know the markup that model families have published, in its usual spelling. They do not know special tokens that
+look like words or ordinary HTML (`<title>`), nor those of families to come, nor that some tokenizer reads a look-
+alike as markup: for such a model, give its special tokens as `markup=`. And a model may be talked into things without
+any markup at all.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +22,16 @@ _TAG_NAMES = (
     "function_results|function|parameter|invoke|arg_key|arg_value|start_of_turn|end_of_turn|start_of_image|"
     "end_of_image|image_soft_token|start_function_call|end_function_call|escape|bos|eos|pad|unk|mask|sep|cls|s|sop|eop|"
     r"im_start|im_end|begin_of_text|end_of_text|endoftext|unused\d+|extra_id_\d+|special_\d+|reserved_\d+|\w+_token|"
-    r"toolcall|assistant|user|system|tool|developer|(?:seed|minimax):\w+"
+    r"toolcall|assistant|user|system|tool|developer|(?:seed|minimax):\w+|role|(?:begin|beginning|end)_of_sentence|"
+    r"scratch_?pad|tool_results?|thought|available_tools|fim_\w+|file_sep|repo_?name|gh_stars|issue_\w+|jupyter_\w+|"
+    r"commit_(?:before|msg|after)|empty_output|img_context|box"
 )
 _TAG = re.compile(
     r"<(?=/?(?:" + _TAG_NAMES + r")\b[^<>\n]{0,64}>)"  # <answer>, </tool_call>, <function=search>
     r"|<(?=/?[|｜])"  # <|im_end|>, <｜User｜>, </｜DSML｜invoke>
     r"|<(?=\w{1,32}\|>)"  # <turn|> of Gemma 4
-    r"|<(?=<\s*/?\s*SYS\s*>>)",  # <<SYS>> of Llama 2
+    r"|<(?=<\s*/?\s*SYS\s*>>)"  # <<SYS>> of Llama 2
+    r"|<(?=\[\w{1,32}▁[\w▁]{1,32}\]>)",  # <[begin▁of▁sentence]>
     re.IGNORECASE,
 )
 # A turn header of this suite's own rendering, at the start of what any splitter takes for a line.
@@ -28,9 +39,12 @@ _HEADER_PATTERN = r"(?:^|(?<=[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]))\[(?=(?:system
 _HEADER = re.compile(_HEADER_PATTERN)
 _BRACKET = re.compile(
     r"\[(?=/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|SYSTEM_PROMPT|TOOL_CONTENT|ARGS|CALL_ID|THINK|IMG|IMG_BREAK|"
-    r"IMG_END|AUDIO|BEGIN_AUDIO|PREFIX|MIDDLE|SUFFIX|BOS|EOS|PAD|UNK|CLS|SEP|[gs]?MASK)\]|\|)"  # [INST], [|assistant|]
+    r"IMG_END|AUDIO|BEGIN_AUDIO|PREFIX|MIDDLE|SUFFIX|BOS|EOS|PAD|UNK|CLS|SEP|[gs]?MASK|MODEL_SETTINGS|EOT|multimodal|"
+    r"(?:BEGIN|END) FINAL RESPONSE)\]|\||e~\[)"  # [INST], [|assistant|], [e~[ of MiniMax-M2
     rf"|{_HEADER_PATTERN}"
 )
+_BEGIN = re.compile(r"\](?=~!?b[\[\]])")  # ]~b] and ]~!b[ of MiniMax-M2
+_WORD = re.compile(r">(?=>[A-Z]{4,16}<<)")  # >>QUESTION<< of Falcon
 _UNENCODABLE = re.compile("[\x00\ud800-\udfff]")
 REPLACEMENT = "\ufffd"
 
@@ -40,17 +54,21 @@ def neutralise(text: str, extra: Iterable[str] = ()) -> str:
 
     The opening bracket of chat markup (`<|im_end|>`), of tags that parsers or chat templates know (`<answer>`,
     `<tool_call>`), and of this suite's own turn headers (`[assistant]` at the start of a line) becomes a look-alike
-    (`‹`, `⟦`); NUL and lone surrogates become U+FFFD. Linear in the length of `text`.
+    (`‹`, `⟦`, `⟧`, `›`); NUL and lone surrogates become U+FFFD. Linear in the length of `text`.
 
     Args:
         text: foreign text: a document, the output of a program, an error message that quotes the model.
-        extra: further literal strings to break, for instance `tokenizer.all_special_tokens`.
+        extra: further literal strings to break, for instance the special tokens of a tokenizer.
     """
     text = encodable(text)
     if "<" in text:
         text = _TAG.sub("‹", text)
     if "[" in text:
         text = _BRACKET.sub("⟦", text)
+    if "]~" in text:
+        text = _BEGIN.sub("⟧", text)
+    if ">>" in text:
+        text = _WORD.sub("›", text)
     for literal in extra:
         if literal in text:
             # A look-ahead, so that overlapping copies break too.

@@ -38,8 +38,15 @@ SPECIAL_TOKENS = {
     "Seed, MiniMax": "<seed:bos> <seed:eos> <seed:think> <minimax:tool_call> </minimax:tool_call> <invoke>",
     "Nemotron, T5, Baichuan": "<extra_id_0> <SPECIAL_12> <TOOLCALL> </TOOLCALL> <reserved_106>",
     "BERT": "[CLS] [SEP] [MASK] [PAD] [UNK]",
+    "Ling, Ring": "<role> </role>",
+    "MiniMax": "]~b] ]~!b[ [e~[ <beginning_of_sentence> <end_of_sentence>",
+    "StarCoder": "<fim_prefix> <fim_middle> <file_sep> <repo_name> <reponame> <gh_stars> <issue_start> <jupyter_text> "
+    "<commit_before> <commit_msg> <empty_output>",
+    "Falcon": ">>QUESTION<< >>ANSWER<< >>INTRODUCTION<<",
+    "Mistral, Apriel and others": "[MODEL_SETTINGS] [/MODEL_SETTINGS] [EOT] [multimodal] <AVAILABLE_TOOLS> "
+    "<tool_result> <thought> <scratch_pad> <[begin▁of▁sentence]> <IMG_CONTEXT> <box> </box>",
 }
-TOKENS = sorted({token for tokens in SPECIAL_TOKENS.values() for token in tokens.split()})
+TOKENS = sorted({token for tokens in SPECIAL_TOKENS.values() for token in tokens.split()} | {"[BEGIN FINAL RESPONSE]"})
 HEADERS = ["[system]", "[user]", "[assistant]", "[tool]", "[tool: search]", "[tool: " + "x" * 300 + "]"]
 
 
@@ -79,6 +86,10 @@ def test_turn_headers_do_not_survive(header: str, before: str) -> None:
         "- [ ] todo",
         "[see also](https://example.org)",
         "x = [system.name]",
+        ">> quoted >> twice << and >>here<<",
+        "matrix[i]~b and a ~ [e]",
+        "<title>The role of thought in a box</title>",
+        "<[int]> and [multimodal models]",
         "東京 é 🙂 \u200d",
         "",
     ],
@@ -129,7 +140,29 @@ def test_headers_are_all_that_a_models_own_text_loses(text: str) -> None:
 
 @pytest.mark.parametrize(
     "fragment",
-    ["<", "<|", "</", "<answer", "<answer ", "<<", "<< ", "[", "[tool", "\n[tool", "[/", "<a", "<seed:", "\x00", "é"],
+    [
+        "<",
+        "<|",
+        "</",
+        "<answer",
+        "<answer ",
+        "<<",
+        "<< ",
+        "[",
+        "[tool",
+        "\n[tool",
+        "[/",
+        "<a",
+        "<seed:",
+        "]~",
+        ">>",
+        ">>A",
+        "<[",
+        "<[a",
+        "[e~",
+        "\x00",
+        "é",
+    ],
 )
 def test_a_megabyte_is_neutralised_in_bounded_time(fragment: str) -> None:
     text = fragment * (1_000_000 // len(fragment))

@@ -158,6 +158,11 @@ class AgentConfig(GRPOConfig):
     normalise_process_rewards: bool = _help(
         False, "Divide process rewards by the batch's largest absolute reverse cumulative sum, as in the paper."
     )
+    chat_template: str | None = _help(
+        None,
+        "Chat template to train with: a jinja file, or the name of one of TRL's, such as qwen3_training.jinja; None: "
+        "the model's own, or TRL's variant of it that keeps earlier turns. Options for it: chat_template_kwargs.",
+    )
     loss_mask: bool = _help(True, "Ablation: False lets the environment's tokens into the loss.")
     advantage_mask: bool = _help(
         True,

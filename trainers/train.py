@@ -34,10 +34,11 @@ from agent_r1_gym.play.token_session import TokenLimits
 from agent_r1_gym.registry import TextEnv, make_text_env
 from agent_r1_gym.wrappers import ContextWindow
 from trainers.config import AgentConfig
+from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector, Row
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
-from trainers.engines.templates import ChatTokens
+from trainers.engines.template_choice import read_template
 from trainers.engines.turns import TRLEngine
 from trainers.running.checkpoints import check_unused, to_resume
 from trainers.running.command_line import read_options
@@ -49,6 +50,7 @@ from trainers.running.preflight import (
     check_packages,
     check_prompts,
     find_model,
+    load_chat,
     load_tokenizer,
 )
 from trainers.running.sharding import check_sharding, save_whole_model, whole_weights
@@ -62,7 +64,13 @@ ROWS_WITHOUT_TASKS = 1_000
 
 
 def build_trainer(
-    args: AgentConfig, model: Any, *, tokenizer: Any, peft_config: Any = None, **trl_arguments: Any
+    args: AgentConfig,
+    model: Any,
+    *,
+    tokenizer: Any,
+    chat: ChatFormat | None = None,
+    peft_config: Any = None,
+    **trl_arguments: Any,
 ) -> AgentTrainer:
     """Returns a trainer on the environment that `args.` names.
 
@@ -70,28 +78,30 @@ def build_trainer(
         args: the configuration.
         model: a hub id, a local path, or a loaded model.
         tokenizer: the model's, with a chat template.
+        chat: how messages become tokens, saved beside the model; None: as `args` and the tokenizer say.
         peft_config: trains an adapter.
         **trl_arguments: `callbacks`, `quantization_config`, as TRL takes them.
 
     Raises:
         ConfigurationError: an option does not fit; the message names it and what to change.
     """
-    training = collector_of(args, tokenizer)
+    chat = chat or chat_of(args, tokenizer)
+    training = collector_of(args, tokenizer, chat=chat)
     eval_dataset, evaluating = None, training
     if _evaluates(args):
-        evaluating = collector_of(args, tokenizer, evaluating=True)
+        evaluating = collector_of(args, tokenizer, chat=chat, evaluating=True)
         env = evaluating.player.make_env()
         eval_dataset = eval_dataset_of(env, args)
-        check_prompts(env, eval_dataset, chat_of(evaluating), longest=args.max_prompt_length)
+        check_prompts(env, eval_dataset, chat, longest=args.max_prompt_length)
 
     def collect(rows: Sequence[Row], trainer: AgentTrainer) -> list[Trajectory]:
         collector = training if trainer.model.training else evaluating
         with whole_weights(trainer) if args.engine == "cached" else nullcontext():
-            return collector.collect(rows, engine_of(trainer, chat_of(collector), slots=min(len(rows), MOST_SLOTS)))
+            return collector.collect(rows, engine_of(trainer, chat, slots=min(len(rows), MOST_SLOTS)))
 
     env = training.player.make_env()
     rows = dataset_of(env)
-    check_prompts(env, rows, chat_of(training), longest=args.max_prompt_length)
+    check_prompts(env, rows, chat, longest=args.max_prompt_length)
     trainer = AgentTrainer(
         model,
         args,
@@ -99,6 +109,7 @@ def build_trainer(
         train_dataset=rows,
         eval_dataset=eval_dataset,
         processing_class=tokenizer,
+        chat=chat,
         peft_config=peft_config,
         callbacks=[_CloseEnvironments(training, evaluating)],
         **trl_arguments,
@@ -108,7 +119,16 @@ def build_trainer(
     return trainer
 
 
-def collector_of(args: AgentConfig, tokenizer: Any, *, evaluating: bool = False) -> Collector:
+def chat_of(args: AgentConfig, tokenizer: Any) -> ChatFormat:
+    """Returns the chat format that `args` names, for a tokenizer without a saved one."""
+    source = None if args.chat_template is None else read_template(args.chat_template)
+    options = cast("Mapping[str, Any] | None", args.chat_template_kwargs)
+    return ChatFormat(tokenizer, template=source, template_options=options)
+
+
+def collector_of(
+    args: AgentConfig, tokenizer: Any, *, chat: ChatFormat | None = None, evaluating: bool = False
+) -> Collector:
     """Returns what plays the episodes of the environment that `args` names, or of that of its evaluations.
 
     Raises:
@@ -119,15 +139,10 @@ def collector_of(args: AgentConfig, tokenizer: Any, *, evaluating: bool = False)
         max_completion_tokens=args.max_completion_length,
         max_contexts=args.max_contexts,
     )
-    chat = ChatTokens(tokenizer, template_options=cast("Mapping[str, Any] | None", args.chat_template_kwargs))
-    make_env = env_maker(args, tuple(tokenizer.all_special_tokens), evaluating=evaluating)
+    chat = chat or chat_of(args, tokenizer)
+    make_env = env_maker(args, chat.markup, evaluating=evaluating)
     player = Player(make_env, chat=chat, limits=limits, policy=args.env_id or "")
     return Collector(player, retries=args.infrastructure_retries)
-
-
-def chat_of(collector: Collector) -> ChatTokens:
-    """Returns the chat format that a collector's player renders with."""
-    return cast(ChatTokens, collector.player.chat)
 
 
 class _CloseEnvironments(TrainerCallback):
@@ -234,12 +249,14 @@ def eval_dataset_of(env: TextEnv, args: AgentConfig) -> Dataset:
     return rows.select(range(episodes // batch * batch // copies))
 
 
-def engine_of(trainer: AgentTrainer, chat: ChatTokens, *, slots: int) -> Engine:
+def engine_of(trainer: AgentTrainer, chat: ChatFormat, *, slots: int) -> Engine:
     """Returns the engine that `args.engine` names, over the trainer's model as it is now."""
     args = trainer.args
     if args.engine == "trl":
         max_length = args.max_prompt_length + args.max_completion_length
-        return TRLEngine(trainer, max_new_tokens=args.max_turn_tokens, max_length=max_length)
+        return TRLEngine(
+            trainer, max_new_tokens=args.max_turn_tokens, max_length=max_length, stop_token_ids=chat.stop_ids
+        )
     training = trainer.model.training
     temperature = None if training else args.eval_temperature
     # A seed of its own for every batch and process, so that a resumed run samples as if never stopped.
@@ -250,7 +267,7 @@ def engine_of(trainer: AgentTrainer, chat: ChatTokens, *, slots: int) -> Engine:
 
 
 def slot_engine(
-    args: AgentConfig, model: Any, chat: ChatTokens, *, slots: int, seed: int, temperature: float | None = None
+    args: AgentConfig, model: Any, chat: ChatFormat, *, slots: int, seed: int, temperature: float | None = None
 ) -> SlotEngine:
     """Returns the engine with the kept cache, sampling as `args` says, or at another temperature."""
     options = SamplingOptions(
@@ -287,6 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name = find_model(model_args.model_name_or_path, revision=model_args.model_revision)
     source = Source(name, model_args.model_revision, args.trust_remote_code)
     tokenizer = load_tokenizer(source)
+    chat = load_chat(source, tokenizer, args)
     check_model(source, tokenizer)
     peft_config = get_peft_config(model_args)
     check_adapter(peft_config, source)
@@ -295,6 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args,
         name,
         tokenizer=tokenizer,
+        chat=chat,
         peft_config=peft_config,
         quantization_config=get_quantization_config(model_args),
     )

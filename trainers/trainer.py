@@ -33,6 +33,7 @@ from trainers.algorithms.contexts import context_numbers, rewritten_tokens, scor
 from trainers.algorithms.credit import Credit, CreditInputs
 from trainers.algorithms.critic import Critic, CriticOptions, ValueBatch, policy_value_model
 from trainers.config import AgentConfig
+from trainers.engines.chat_format import ChatFormat
 from trainers.running import checkpoints
 from trainers.running.alarms import CollapseAlarm
 from trainers.running.progress_bar import RolloutProgress
@@ -62,6 +63,7 @@ class AgentTrainer(ResumableTrainer):
         train_dataset: rows; each has a `prompt`, for TRL's logs, and whatever `collect` reads.
         eval_dataset: rows to evaluate on during training.
         processing_class: the tokenizer; None: the model's.
+        chat: how messages became tokens; saved with every model.
         peft_config: train an adapter; the critic of PPO gets one like it.
         **trl_arguments: `callbacks`, `optimizers`, `quantization_config`, as TRL takes them.
 
@@ -85,6 +87,7 @@ class AgentTrainer(ResumableTrainer):
         train_dataset: Any,
         eval_dataset: Any = None,
         processing_class: Any = None,
+        chat: ChatFormat | None = None,
         peft_config: Any = None,
         **trl_arguments: Any,
     ) -> None:
@@ -112,7 +115,7 @@ class AgentTrainer(ResumableTrainer):
                 rollout_func=lambda _prompts, _trainer: self._roll_out(),
                 **trl_arguments,
             )
-        self.collect = collect
+        self.collect, self.chat = collect, chat
         self.mask_truncated_completions = False  # TRL goes by the last token, `_roll_out` by `truncated`
         self.scale_rewards = args.scale_rewards or "group"  # for TRL's own statistics, which want a name
         self.alarm = CollapseAlarm(args)
@@ -126,6 +129,12 @@ class AgentTrainer(ResumableTrainer):
         self._trajectories: list[Trajectory] = []
         self._context_numbers: Tensor | None = None  # of the batch that TRL is scoring
         self.evaluated = 0
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Saves model and tokenizer, and beside them how messages became tokens; checkpoints come this way too."""
+        super()._save(output_dir, state_dict)
+        if self.chat is not None:
+            self.chat.save(output_dir or self.args.output_dir or ".")
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> dict[str, Any]:
         """Lets TRL roll out and score, then replaces its advantages (B,) by credit for each token (B, T)."""

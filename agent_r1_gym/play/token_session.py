@@ -57,7 +57,13 @@ class Chat(Protocol):
         """Returns the tokens before the first model turn."""
 
     def gap_ids(self, messages: Sequence[Message], *, stopped: bool) -> list[int]:
-        """Returns the tokens between two model turns."""
+        """Returns the tokens between two model turns; with the end of turn where the first was not `stopped`."""
+
+    def ended(self, ids: Sequence[int]) -> bool:
+        """Returns whether a sampled turn ends as the template ends one."""
+
+    def rewrites(self, messages: Sequence[Message], *, new: int) -> bool:
+        """Returns whether the last `new` messages make the template show the earlier ones differently."""
 
     def action(self, ids: Sequence[int]) -> str:
         """Returns the text that sampled tokens stand for."""
@@ -154,8 +160,8 @@ class TokenSession(Session):
             action = self.action_of(self._chat.action(ids))
             pending = self._begin(action)
             if pending is None or not all(call.tool.is_instant for call in pending):
-                return self._executor.submit(self._step, action, pending, stopped)
-            return self._step(action, pending, stopped)
+                return self._executor.submit(self._step, action, pending)
+            return self._step(action, pending)
 
     def _open(self) -> None:
         """Plays the turns that need no model, and renders what it is shown then."""
@@ -187,7 +193,7 @@ class TokenSession(Session):
             return () if getattr(self.env, "is_instant", False) else None
         return self.tool_env.begin_step(action)
 
-    def _step(self, action: str, pending: Sequence[PendingCall] | None, stopped: bool) -> Answer:
+    def _step(self, action: str, pending: Sequence[PendingCall] | None) -> Answer:
         with self.named():
             if isinstance(self.env, ToolEnv):
                 step: Step = self.env.finish_step(execute_calls(pending or ()))
@@ -196,17 +202,22 @@ class TokenSession(Session):
             start, end = self._spans[-1]
             context = self._context_starts[-1] if self._context_starts else -len(self.prompt_ids)
             self.book(action, step, by_model=Counted(start - context, end - start))
-            return None if self.ended else self._next_context(step[0], step[4], stopped=stopped)
+            return None if self.ended else self._next_context(step[0], step[4])
 
-    def _next_context(self, observation: str, info: Any, *, stopped: bool) -> Answer:
-        """Returns what stands before the next turn; None where the budgets leave no room for it."""
+    def _next_context(self, observation: str, info: Any) -> Answer:
+        """Returns what stands before the next turn, None where the budgets leave no room for it.
+
+        A chat template may rewrite the context too: those that drop earlier thinking do.
+        """
         answer: list[int] | NewContext
+        new = (Message("user", observation),) if self.tool_env is None else info["new_messages"][1:]
         if info.get("context_rewritten"):
-            shown = (Message("user", observation),) if self.tool_env is None else info["messages"]
-            answer = NewContext(self._chat.prompt_ids(shown))
+            answer = NewContext(self._chat.prompt_ids(new if self.tool_env is None else self.messages))
+        elif self._chat.rewrites(self.messages, new=len(new)):
+            answer = NewContext(self._chat.prompt_ids(self.messages))
         else:
-            new = (Message("user", observation),) if self.tool_env is None else info["new_messages"][1:]
-            answer = self._chat.gap_ids(new, stopped=stopped)
+            start, end = self._spans[-1]
+            answer = self._chat.gap_ids(new, stopped=self._chat.ended(self._ids[start:end]))
         if not self._has_room(answer):
             self.truncate()
             return None

@@ -29,6 +29,7 @@ from benchmarks.common.warm_starts import load_start, start_folder
 from benchmarks.multihop_qa import at_scale
 from benchmarks.multihop_qa.settings import METHODS, PAPER, PROFILES, Method, Profile
 from trainers.config import AgentConfig
+from trainers.engines.chat_format import ChatFormat
 from trainers.toy.demonstrations import demonstrate
 from trainers.toy.held_out import ENV, play
 from trainers.toy.quickstart import configuration
@@ -89,8 +90,9 @@ def _imitate(model: Any, tokenizer: Any, args: AgentConfig, profile: Profile) ->
     env = make_tool_env(ENV, profile.training)
     number = min(args.max_steps * (args.generation_batch_size or 1) // args.num_generations, len(env.tasks))
     rng = random.Random(args.seed)
+    chat = ChatFormat(tokenizer)
     shown: list[TokenRow] = [
-        training_row(tokenizer, demonstrate(env, index, habit="full_chain", rng=rng))  # type: ignore[arg-type]
+        training_row(chat, demonstrate(env, index, habit="full_chain", rng=rng))  # type: ignore[arg-type]
         for index in rng.sample(range(len(env.tasks)), number)
     ]
 

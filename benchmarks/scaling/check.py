@@ -142,23 +142,24 @@ def demonstrated_job(options: dict[str, Any], *, episodes: int = 128) -> Job:
     """Returns a step on FictionQA; lengths are those of full demonstrations, since cells do not record theirs."""
     from agent_r1_gym.registry import make_tool_env
     from benchmarks.trainer_speed.scripted import make_model
+    from trainers.engines.chat_format import ChatFormat
     from trainers.toy.demonstrations import demonstrate
     from trainers.toy.held_out import ENV
     from trainers.toy.model import build_tokenizer
     from trainers.toy.supervised import NOT_TRAINED, training_row
 
     env = make_tool_env(ENV, options)
-    rng, tokenizer = random.Random(0), build_tokenizer()
+    rng, chat = random.Random(0), ChatFormat(build_tokenizer())
     shown = [
         demonstrate(env, index, habit="full_chain", rng=rng)  # type: ignore[arg-type]
         for index in rng.sample(range(len(env.tasks)), min(episodes, len(env.tasks)))
     ]
-    marks = [[label != NOT_TRAINED for label in training_row(tokenizer, messages)["labels"]] for messages in shown]
+    marks = [[label != NOT_TRAINED for label in training_row(chat, messages)["labels"]] for messages in shown]
     turns = statistics.fmean(sum(message.role == "assistant" for message in messages) for messages in shown)
     sampled, prompt = statistics.fmean(map(sum, marks)), statistics.fmean(mark.index(True) for mark in marks)
     total = statistics.fmean(map(len, marks))
     return Job(
-        shape=shape_of(make_model("0.4M", tokenizer, device="cpu").config),
+        shape=shape_of(make_model("0.4M", chat.tokenizer, device="cpu").config),
         setup=_setup(slots=episodes, length=max(map(len, marks))),
         questions=episodes,
         rollouts=1,

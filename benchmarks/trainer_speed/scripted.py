@@ -30,7 +30,7 @@ from agent_r1_gym.tools.search import SearchTool
 from agent_r1_gym.types import Message, Passage
 from benchmarks.env_speed.systems import StubRetriever
 from benchmarks.trainer_speed.settings import Lengths, Settings
-from trainers.engines.templates import ChatTokens
+from trainers.engines.chat_format import ChatFormat
 from trainers.toy.model import (
     ANSWER_CLOSE,
     ANSWER_OPEN,
@@ -158,7 +158,7 @@ def write_script(settings: Settings, lengths: Lengths, *, turns: int) -> Script:
     """Returns episodes of `turns` turns, one for each question: searches, then the right answer."""
     passage = Passage("0", _WORDS[0], " ".join(_words(lengths.passage - 2)))  # the title and a colon come to it
     tokenizer, system_prompt = _tokenizer(SearchEnvironment(SearchTool(StubRetriever([passage]))))
-    chat = ChatTokens(tokenizer)
+    chat = ChatFormat(tokenizer)
     gap = chat.gap_ids([Message("tool", f"{passage.title} : {passage.text}")], stopped=True)
     query = " ".join(_words(lengths.query))
     ends = [CALL_OPEN + query + CALL_CLOSE] * (turns - 1) + [ANSWER_OPEN + GOLD + ANSWER_CLOSE]
@@ -241,7 +241,7 @@ def _words(count: int) -> tuple[str, ...]:
     return (_WORDS * (1 + count // len(_WORDS)))[:count]
 
 
-def _turn(chat: ChatTokens, tokenizer: Any, text: str) -> list[int]:
+def _turn(chat: ChatFormat, tokenizer: Any, text: str) -> list[int]:
     return [*tokenizer(text, add_special_tokens=False)["input_ids"], chat.stop_id]
 
 

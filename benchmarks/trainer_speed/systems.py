@@ -20,8 +20,8 @@ from agent_r1_gym.scoring import SCORERS
 from benchmarks.env_speed.systems import OURS, WrongEpisodeError
 from benchmarks.trainer_speed.scripted import GOLD, Script, SearchEnvironment, force, make_model
 from trainers.config import AgentConfig
+from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector
-from trainers.engines.templates import ChatTokens
 from trainers.train import dataset_of, engine_of
 from trainers.trainer import AgentTrainer
 
@@ -157,7 +157,7 @@ class Agent(Trainee):
 
     def _make_trainer(self, model: Any, arguments: dict[str, Any]) -> GRPOTrainer:
         script = self.script
-        chat = ChatTokens(script.tokenizer)
+        chat = ChatFormat(script.tokenizer)
         limits = TokenLimits(
             max_prompt_tokens=script.longest_prompt, max_completion_tokens=arguments["max_completion_length"]
         )

@@ -12,9 +12,9 @@ from benchmarks.trainer_speed import run as trainer_speed
 from benchmarks.trainer_speed.scripted import force, make_model, write_script
 from benchmarks.trainer_speed.settings import COMPACT, CUDA, FULL, TARGETS, Lengths, Settings
 from benchmarks.trainer_speed.systems import Agent, EnvironmentFactory, exact_match
+from trainers.engines.chat_format import ChatFormat
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
-from trainers.engines.templates import ChatTokens
 
 SHORT = Lengths("short", question=3, thought=2, query=2, passage=4)
 TINY = Settings(rounds=1, lengths=(SHORT,), turns=2, prompts=2, num_generations=2)
@@ -86,7 +86,7 @@ def test_wrong_answers_are_not_paid():
 
 def test_the_script_is_an_episode_of_the_environment():
     script = write_script(TINY, SHORT, turns=3)
-    chat = ChatTokens(script.tokenizer)
+    chat = ChatFormat(script.tokenizer)
     turns, ids = [], list(script.episodes[0].completion_ids)
     for _ in range(script.turns):
         end = ids.index(chat.stop_id) + 1

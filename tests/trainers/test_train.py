@@ -11,7 +11,8 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from transformers import BitsAndBytesConfig
+from tokenizers import AddedToken
+from transformers import AutoTokenizer, BitsAndBytesConfig
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
@@ -19,8 +20,12 @@ from agent_r1_gym.types import Message
 from agent_r1_gym.wrappers import ContextWindow
 from tests.trainers.engines.test_collect import EchoEnv
 from trainers.config import AgentConfig
+from trainers.engines.chat_format import ChatFormat
+from trainers.engines.local import LocalOptions, open_model
+from trainers.engines.slots import SlotEngine
+from trainers.engines.template_choice import bundled
 from trainers.toy.model import build_model, build_tokenizer
-from trainers.train import build_trainer, collector_of, env_maker, main
+from trainers.train import build_trainer, collector_of, engine_of, env_maker, main
 
 COMPACT = {"style": "compact", "entities": 200, "questions": 40}
 
@@ -59,6 +64,42 @@ def test_a_command_line_trains_and_saves(engine: str, model_folder: Path, tmp_pa
     paths = ["--model_name_or_path", str(model_folder), "--output_dir", str(tmp_path / "run")]
     main([*words, *paths, "--env_kwargs", json.dumps(COMPACT)])
     assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("adapter", ["", "--lora_r 2 --lora_target_modules all-linear"], ids=["full", "lora"])
+def test_what_was_trained_is_evaluated_with_the_same_chat_format(adapter: str, tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = bundled()["qwen3.jinja"]
+    build_model(tokenizer).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    words = (
+        f"--env AgentR1/FictionQA-v0 --model {tmp_path / 'model'} --output_dir {tmp_path / 'run'} --max_steps 1 "
+        "--beta 0 --num_generations 2 --per_device_train_batch_size 4 --max_turn_tokens 8 --max_completion_length 32 "
+        "--max_prompt_length 128 --report_to none --save_steps 1 --use_cpu True --bf16 False --disable_tqdm True "
+        f"--gradient_checkpointing False {adapter}"
+    ).split()
+    main([*words, "--env_kwargs", json.dumps(COMPACT), "--chat_template_kwargs", '{"enable_thinking": false}'])
+    trained = ChatFormat(tokenizer, template_options={"enable_thinking": False})
+    question = [Message("user", "who ?")]
+    assert tokenizer.decode(trained.prompt_ids(question)).endswith("<think>\n\n</think>\n\n")
+    for folder in (tmp_path / "run", tmp_path / "run" / "checkpoint-1"):
+        local = open_model(LocalOptions(model=str(folder), device="cpu"), slots=1)
+        assert local.chat.prompt_ids(question) == trained.prompt_ids(question)
+        assert local.chat.template.source == trained.template.source
+        served = AutoTokenizer.from_pretrained(folder)
+        assert served.chat_template == trained.template.source
+
+
+def test_both_engines_stop_where_the_template_ends_a_turn(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.eos_token = "<|endoftext|>"
+    for engine in ("cached", "trl"):
+        args = config(tmp_path, engine=engine)
+        trainer = build_trainer(args, build_model(tokenizer), tokenizer=tokenizer)
+        assert trainer.chat is not None
+        playing = engine_of(trainer, trainer.chat, slots=1)
+        stops = playing.options.stop_token_ids if isinstance(playing, SlotEngine) else playing.stop_token_ids
+        assert set(stops) == set(tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
 
 
 def test_a_used_folder_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
@@ -107,10 +148,10 @@ def test_sample_data_is_trained_on_when_asked_for(tmp_path: Path) -> None:
 
 def test_special_tokens_of_the_tokenizer_cannot_come_from_documents(tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
-    trainer = build_trainer(config(tmp_path), build_model(tokenizer), tokenizer=tokenizer)
-    assert trainer is not None
-    env = env_maker(config(tmp_path), MARKUP)()
-    assert "<|im_end|>" in env.markup
+    tokenizer.add_tokens([AddedToken("]~b]", special=True)], special_tokens=False)  # known, but not by a name
+    assert "]~b]" not in tokenizer.all_special_tokens
+    env = env_maker(config(tmp_path), ChatFormat(tokenizer).markup)()
+    assert {"<|im_end|>", "]~b]"} <= set(env.markup)
 
 
 def test_any_registered_text_environment_can_be_trained_on(tmp_path: Path) -> None:

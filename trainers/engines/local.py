@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.play.token_session import TokenLimits
+from trainers.engines.chat_format import ChatFormat
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
-from trainers.engines.templates import ChatTokens
 
 _MOST_TOKENS = 8_192
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -44,9 +44,9 @@ class LocalOptions:
     dtype: str | None = None
     """None: the checkpoint's on a GPU, float32 elsewhere."""
     chat_template: str | None = None
-    """File with a chat template, instead of the model's."""
+    """File with a chat template, or name of one of TRL's; None: as it was saved beside the model."""
     chat_template_kwargs: Mapping[str, Any] | None = None
-    """Options of the chat template, over those that the model was trained with."""
+    """Options of the chat template; None: as they were saved beside the model."""
 
     def __post_init__(self) -> None:
         if self.device is not None:
@@ -79,7 +79,7 @@ class LocalModel(NamedTuple):
     """
 
     engine: SlotEngine
-    chat: ChatTokens
+    chat: ChatFormat
     limits: TokenLimits
 
 
@@ -99,6 +99,9 @@ def open_model(options: LocalOptions, *, slots: int, rank: int = 0) -> LocalMode
     return wrap_model(
         model,
         tokenizer,
+        chat=ChatFormat.load(
+            options.model, tokenizer, template=options.chat_template, template_options=options.chat_template_kwargs
+        ),
         sampling={**sampling, "max_new_tokens": options.max_turn_tokens},
         max_length=options.max_length,
         slots=slots,
@@ -110,6 +113,7 @@ def wrap_model(
     tokenizer: Any,
     *,
     sampling: Mapping[str, Any],
+    chat: ChatFormat | None = None,
     max_length: int | None = None,
     slots: int = 64,
 ) -> LocalModel:
@@ -122,10 +126,11 @@ def wrap_model(
         model: a causal language model.
         tokenizer: with a chat template, an end and a padding token.
         sampling: fields of `SamplingOptions`: `max_new_tokens` and what differs from its defaults.
+        chat: how messages become tokens; None: by the tokenizer's own template.
         max_length: maximum number of tokens of an episode; None: as many as the model takes, at most 8,192.
         slots: episodes at once.
     """
-    chat = ChatTokens(tokenizer)
+    chat = chat or ChatFormat(tokenizer)
     room = getattr(model.config.get_text_config(), "max_position_embeddings", _MOST_TOKENS)
     length = max_length or min(room, _MOST_TOKENS)
     engine = SlotEngine(

@@ -9,7 +9,7 @@ import inspect
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -154,19 +154,21 @@ class GenerateEngine(_TurnEngine):
 class TRLEngine(_TurnEngine):
     """Whatever backend a TRL trainer is configured with: generate, continuous batching, vLLM server or colocated.
 
-    Sampling (temperature, top_p, top_k, min_p ...) and stop tokens are the trainer's. Log-probs come from vLLM; the
-    other backends report none, and sessions get NaN. Weights reach vLLM at the first turn after an update.
+    Sampling (temperature, top_p, top_k, min_p ...) is the trainer's; a turn ends with the chat format's tokens, not
+    with those of the trainer, which knows no template. Log-probs come from vLLM; the other backends report none, and
+    sessions get NaN. Weights reach vLLM at the first turn after an update.
 
     Args:
         trainer: a `trl.GRPOTrainer` of TRL 1.15 or 1.16, or a subclass.
         max_new_tokens: most tokens of one turn.
         max_length: most tokens of an episode, prompt included.
+        stop_token_ids: end a turn (`ChatFormat.stop_ids`).
 
     Raises:
         ConfigurationError: this TRL generates through another signature.
     """
 
-    def __init__(self, trainer: Any, *, max_new_tokens: int, max_length: int) -> None:
+    def __init__(self, trainer: Any, *, max_new_tokens: int, max_length: int, stop_token_ids: Sequence[int]) -> None:
         found = tuple(inspect.signature(type(trainer)._generate_single_turn).parameters)
         if found != _TRL_SIGNATURE:
             raise ConfigurationError(
@@ -176,7 +178,7 @@ class TRLEngine(_TurnEngine):
         super().__init__(
             max_length=max_length,
             max_new_tokens=max_new_tokens,
-            stop_token_ids=trainer.eos_token_ids,
+            stop_token_ids=stop_token_ids,
             dummy=[trainer.eos_token_ids[0]],
         )
         self.trainer = trainer
@@ -186,7 +188,7 @@ class TRLEngine(_TurnEngine):
             )
 
     def _generate(self, contexts: list[list[int]]) -> list[Turn]:
-        with self._turn_budget():
+        with self._lent():
             ids, logprobs = self.trainer._generate_single_turn(contexts, None, {}, 1)
         return [
             (list(row), [math.nan] * len(row) if logprobs is None else list(logprobs[number]))
@@ -194,14 +196,25 @@ class TRLEngine(_TurnEngine):
         ]
 
     @contextmanager
-    def _turn_budget(self) -> Iterator[None]:
-        """TRL's budget is that of a whole completion: lends it the budget of a turn."""
-        vllm = self.trainer.use_vllm
-        owner = self.trainer.vllm_generation if vllm else self.trainer.generation_config
-        name = "max_completion_length" if vllm else "max_new_tokens"
-        before = getattr(owner, name)
-        setattr(owner, name, self.max_new_tokens)
+    def _lent(self) -> Iterator[None]:
+        """Lends TRL, whose unit is a whole completion, the budget and the ends of a turn."""
+        trainer, stops = self.trainer, sorted(self.stop_token_ids)
+        if trainer.use_vllm:
+            owner = trainer.vllm_generation
+            stopping = {"generation_kwargs": {**(owner.generation_kwargs or {}), "stop_token_ids": stops}}
+            lent = [(owner, {"max_completion_length": self.max_new_tokens, **stopping})]
+        else:
+            budget = {"max_new_tokens": self.max_new_tokens, "eos_token_id": stops}
+            lent = [(trainer.generation_config, budget), (trainer, {"eos_token_ids": stops})]
+        before = [(owner, {name: getattr(owner, name) for name in values}) for owner, values in lent]
+        _set(lent)
         try:
             yield
         finally:
-            setattr(owner, name, before)
+            _set(before)
+
+
+def _set(values_of: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:
+    for owner, values in values_of:
+        for name, value in values.items():
+            setattr(owner, name, value)

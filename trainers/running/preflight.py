@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -18,15 +17,12 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations import get_reporting_integration_callbacks  # type: ignore[attr-defined]
 from trl import ModelConfig  # type: ignore[attr-defined]
-from trl.chat_template_utils import get_training_chat_template
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.registry import TextEnv
 from trainers.config import AgentConfig
+from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import first_messages
-from trainers.engines.templates import ChatTokens
-
-logger = logging.getLogger(__name__)
 
 HUB_SECONDS = 10.0
 """How long the hub may take to say whether it has a model, before anything is downloaded."""
@@ -118,7 +114,8 @@ def check_model(source: Source, tokenizer: Any) -> None:
     """Refuses a model that cannot be trained with its tokenizer; only configuration and headers of weights are read.
 
     Raises:
-        ConfigurationError: no architecture that generates text, fewer embeddings than tokens, or no whole weights.
+        ConfigurationError: no architecture that generates text, one with learned positions, fewer embeddings than
+            tokens, or no whole weights.
     """
     named = f"model_name_or_path={source.name!r}"
     try:
@@ -128,6 +125,7 @@ def check_model(source: Source, tokenizer: Any) -> None:
     kind = getattr(transformers, (config.architectures or [""])[0], None)  # None: the model's own code
     if kind is not None and not kind.can_generate():
         raise ConfigurationError(f"{named} is a {kind.__name__}, which does not generate text. Name a causal model.")
+    _check_positions(config, named, trust_remote_code=source.trust_remote_code)
     embedded, highest = config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
     if highest >= embedded:
         raise ConfigurationError(
@@ -135,6 +133,25 @@ def check_model(source: Source, tokenizer: Any) -> None:
             "together. Take the model's own tokenizer, or resize the embeddings (model.resize_token_embeddings)."
         )
     _check_weights(Path(source.name), named)
+
+
+def _check_positions(config: Any, named: str, *, trust_remote_code: bool = False) -> None:
+    """Refuses a table of learned positions: TRL counts them from the padding of a batch, engines from the prompt."""
+    with torch.device("meta"):
+        try:
+            model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config.get_text_config(), trust_remote_code=trust_remote_code
+            )
+        except (ValueError, OSError):  # no class for text alone
+            return
+    tables = {path for path, module in model.named_modules() if isinstance(module, torch.nn.Embedding)}
+    learned = [path for path in tables if re.search(r"wpe|position|(?:^|_)pos(?:_|$)", path.rpartition(".")[2])]
+    if learned:
+        raise ConfigurationError(
+            f"{named} is a {type(model).__name__}, whose positions are learned ({learned[0]}): in padded batches it "
+            "would be trained on other positions than it samples with. Take a model with rotary positions, as all "
+            "recent families have them."
+        )
 
 
 def _check_weights(folder: Path, named: str) -> None:
@@ -169,11 +186,10 @@ def check_output(output_dir: str | None) -> None:
 def load_tokenizer(source: Source) -> Any:
     """Returns a model's tokenizer, fit for multi-turn training.
 
-    As TRL does, eos pads where there is no pad token. A chat template that rewrites earlier turns is replaced by the
-    variant that TRL ships for training, if it knows one.
+    As TRL does, eos pads where there is no pad token.
 
     Raises:
-        ConfigurationError: it cannot be loaded, or `ChatTokens` refuses it.
+        ConfigurationError: it cannot be loaded.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.name, **source.options)
@@ -181,30 +197,28 @@ def load_tokenizer(source: Source) -> Any:
         raise ConfigurationError(f"model_name_or_path={source.name!r} has no tokenizer that loads: {error}") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return with_training_template(tokenizer)
+    return tokenizer
 
 
-def with_training_template(tokenizer: Any) -> Any:
-    """Returns the tokenizer with a chat template that keeps earlier turns as they are.
+def load_chat(source: Source, tokenizer: Any, args: AgentConfig) -> ChatFormat:
+    """Returns how messages become tokens: what is saved beside the model, over which `args` wins.
+
+    The tokenizer gets its template, so that who serves the trained model renders as it was trained.
+
+    Args:
+        source: of the model.
+        tokenizer: the model's.
+        args: `chat_template` and `chat_template_kwargs` are used.
 
     Raises:
-        ConfigurationError: it has no such template, and TRL ships none for it.
+        ConfigurationError: no multi-turn episode can be played with the template; the message says what to do.
     """
-    try:
-        ChatTokens(tokenizer)
-    except ConfigurationError as refusal:
-        if tokenizer.chat_template is None:
-            raise
-        try:
-            template = get_training_chat_template(tokenizer)
-        except ValueError:  # TRL does not know the template
-            template = None
-        if template is None:
-            raise refusal
-        tokenizer.chat_template = template
-        ChatTokens(tokenizer)
-        logger.warning("The chat template rewrites earlier turns; training takes (and saves) TRL's variant of it.")
-    return tokenizer
+    options = cast("Mapping[str, Any] | None", args.chat_template_kwargs)
+    chat = ChatFormat.load(
+        source.name, tokenizer, template=args.chat_template, template_options=options, revision=source.revision
+    )
+    tokenizer.chat_template = chat.template.source
+    return chat
 
 
 def check_adapter(peft_config: Any, source: Source) -> None:
@@ -255,7 +269,7 @@ def check_targets(targets: Iterable[str], model: torch.nn.Module, *, option: str
             )
 
 
-def check_prompts(env: TextEnv, rows: Sequence[Mapping[str, Any]], chat: ChatTokens, *, longest: int) -> None:
+def check_prompts(env: TextEnv, rows: Sequence[Mapping[str, Any]], chat: ChatFormat, *, longest: int) -> None:
     """Measures the prompts of rows spread over the data set.
 
     Args:

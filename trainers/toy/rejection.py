@@ -58,7 +58,8 @@ def rejection_sampling(
 
 def _played(model: Any, tokenizer: Any, args: AgentConfig, rollouts: int) -> Iterator[TokenRow | None]:
     """Yields each rollout as a row to learn from, None where it failed."""
-    collector = collector_of(args, tokenizer)
+    chat = chat_of(args, tokenizer)
+    collector = collector_of(args, tokenizer, chat=chat)
     dataset = dataset_of(collector.player.make_env()).shuffle(seed=args.seed)
     tasks = itertools.cycle(dataset)
     copied = (task for task in tasks for _ in range(args.num_generations))
@@ -67,7 +68,7 @@ def _played(model: Any, tokenizer: Any, args: AgentConfig, rollouts: int) -> Ite
             rows = list(itertools.islice(copied, min(MOST_SLOTS, rollouts - bar.n)))
             if not rows:
                 break
-            engine = slot_engine(args, model, chat_of(collector), slots=len(rows), seed=hash((args.seed, batch)))
+            engine = slot_engine(args, model, chat, slots=len(rows), seed=hash((args.seed, batch)))
             for trajectory in collector.collect(rows, engine):
                 yield _row(tokens_of(trajectory)) if trajectory.solved else None
             bar.update(len(rows))

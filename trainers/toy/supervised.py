@@ -12,7 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_callback import ProgressCallback
 from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]  # TRL imports them lazily
 
-from agent_r1_gym.types import Message, to_chat
+from agent_r1_gym.types import Message
+from trainers.engines.chat_format import ChatFormat
 from trainers.running.progress_bar import RolloutProgress
 
 NOT_TRAINED = -100
@@ -21,21 +22,17 @@ TokenRow = dict[str, list[int]]
 """`input_ids` and `labels` of one sequence, equally long; `NOT_TRAINED` where a token is only read."""
 
 
-def training_row(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, only: Collection[str] = ()
-) -> TokenRow:
+def training_row(chat: ChatFormat, messages: Sequence[Message], *, only: Collection[str] = ()) -> TokenRow:
     """Returns a history as `input_ids` and `labels`; only what the model says has labels, its ends of turn included.
 
     Args:
-        tokenizer: its chat template must mark what the model says (`{% generation %}`).
+        chat: how messages become tokens.
         messages: the history.
         only: words; if there are any, nothing else has labels.
     """
-    encoded: Any = tokenizer.apply_chat_template(to_chat(messages), return_dict=True, return_assistant_tokens_mask=True)
-    ids = encoded["input_ids"]
-    spoken = encoded["assistant_masks"]
-    wanted = {token for word in only for token in tokenizer.encode(word)} or set(ids)
-    labels = [token if own and token in wanted else NOT_TRAINED for token, own in zip(ids, spoken, strict=True)]
+    ids, mask = chat.encode(messages)
+    wanted = {token for word in only for token in chat.tokenizer.encode(word)} or set(ids)
+    labels = [token if own and token in wanted else NOT_TRAINED for token, own in zip(ids, mask, strict=True)]
     return {"input_ids": ids, "labels": labels}
 
 

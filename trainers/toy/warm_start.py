@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from trainers.engines.chat_format import ChatFormat
 from trainers.toy.demonstrations import IMPERFECT_HABITS, QUESTION_MIX, VERDICTS, Habits, demonstrations, drills
 from trainers.toy.model import SIZES, build_model, build_tokenizer
 from trainers.toy.muon import Muon
@@ -44,7 +45,7 @@ def warm_start(
 
     Args:
         model: see `tiny.build_model`.
-        tokenizer: its chat template must mark what the model says (`{% generation %}`).
+        tokenizer: with a chat template.
         seed: seed of worlds and demonstrations.
         steps: optimiser steps.
         drill_steps: the first of them, all on exercises in comparing (`demonstrations.drills`).
@@ -61,18 +62,18 @@ def warm_start(
     Returns:
         The log: rows with `step`, `loss`, `mean_token_accuracy` and so on.
     """
-    played = batch_size - drilled
+    played, chat = batch_size - drilled, ChatFormat(tokenizer)
 
     def rows() -> Iterator[TokenRow]:
         exercises = drills(seed=seed, entities=entities)
         episodes = demonstrations(seed=seed, mix=mix, habits=habits, entities=entities, per_world=played)
         for messages in itertools.islice(exercises, drill_steps * batch_size):
-            yield training_row(tokenizer, messages, only=VERDICTS)
+            yield training_row(chat, messages, only=VERDICTS)
         while True:
             for messages in itertools.islice(episodes, played):
-                yield training_row(tokenizer, messages)
+                yield training_row(chat, messages)
             for messages in itertools.islice(exercises, drilled):
-                yield training_row(tokenizer, messages, only=VERDICTS)
+                yield training_row(chat, messages, only=VERDICTS)
 
     return fit(
         model,

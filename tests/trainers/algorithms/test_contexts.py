@@ -26,17 +26,17 @@ from tests.kit.small_env import ANSWER, SmallEnv, call
 from tests.trainers.engines.test_collect import ScriptedEngine
 from trainers.algorithms.batch import describe, tokens_of
 from trainers.algorithms.contexts import Contexts, context_numbers
+from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
-from trainers.engines.templates import ChatTokens
 from trainers.engines.turns import GenerateEngine
 from trainers.toy.model import build_model, build_tokenizer
 from trainers.trainer import AgentTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
-CHAT = ChatTokens(build_tokenizer())
+CHAT = ChatFormat(build_tokenizer())
 LIMITS = TokenLimits(max_prompt_tokens=1024, max_completion_tokens=512)
 TWO_ROWS = make_trajectory([2, 5, 11], [([12, 8, 3], 0.0, [2, 7, 13]), ([14, 3], 1.0, [])], rewritten=[0])
 """Prompt 2 5 11, sampled 12 8 3; then, with nothing before it, the context 2 7 13, sampled 14 3."""
@@ -410,7 +410,7 @@ def test_learns_a_bandit_whose_context_is_rewritten(tmp_path: Path, algorithm: s
     tokenizer.chat_template = tiny_model.CHAT_TEMPLATE.replace(" <|im_end|> ", "<|im_end|>")
     games = Collector(
         Player(
-            ColourEnv, chat=ChatTokens(tokenizer), limits=TokenLimits(max_prompt_tokens=32, max_completion_tokens=32)
+            ColourEnv, chat=ChatFormat(tokenizer), limits=TokenLimits(max_prompt_tokens=32, max_completion_tokens=32)
         )
     )
 

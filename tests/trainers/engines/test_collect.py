@@ -17,15 +17,15 @@ from agent_r1_gym.play.record import Tokens, Trajectory
 from agent_r1_gym.play.token_session import TokenLimits
 from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.wrappers import ContextWindow
+from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
-from trainers.engines.templates import ChatTokens
 from trainers.engines.turns import GenerateEngine
 from trainers.toy.model import build_model, build_tokenizer
 
 TOKENIZER = build_tokenizer()
-CHAT = ChatTokens(TOKENIZER)
+CHAT = ChatFormat(TOKENIZER)
 LIMITS = TokenLimits(max_prompt_tokens=512, max_completion_tokens=512)
 CALL = '<tool_call>\n{"name": "look", "arguments": {"query": "x"}}\n</tool_call>'
 

@@ -13,6 +13,7 @@ import urllib.request
 
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from agent_r1_gym.cli.agents import weights_fingerprint
 from agent_r1_gym.cli.main import main
@@ -22,7 +23,9 @@ from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.methods import make_method
 from agent_r1_gym.play.player import Player
-from trainers.engines.local import LocalOptions, load_model, wrap_model
+from agent_r1_gym.types import Message
+from trainers.engines.local import LocalOptions, load_model, open_model, wrap_model
+from trainers.engines.template_choice import bundled
 from trainers.toy.model import build_model, build_tokenizer
 
 TOKENIZER = build_tokenizer()
@@ -155,6 +158,28 @@ def test_a_lora_adapter_brings_its_base_model(saved, tmp_path):
     plain, _ = load_model(LocalOptions(model=str(saved), device="cpu"))
     assert not torch.allclose(plain(ids).logits, expected, atol=1e-3)
     assert tokenizer.get_vocab() == TOKENIZER.get_vocab()
+
+
+def test_a_stock_model_is_played_as_it_would_be_trained(tmp_path):
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = bundled()["qwen3.jinja"]
+    tokenizer.add_tokens([AddedToken("]~b]", special=True)], special_tokens=False)
+    build_model(tokenizer).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    local = open_model(LocalOptions(model=str(tmp_path), device="cpu", max_turn_tokens=8), slots=2)
+    assert local.chat.template.source == bundled()["qwen3_training.jinja"]
+    assert "]~b]" in local.chat.markup
+    records = []
+    player = Player(functools.partial(FictionQAEnv, **WORLD), chat=local.chat, limits=local.limits)
+    player.play(JOBS[:2], local.engine, records.append)
+    assert len(records) == 2
+
+
+def test_another_template_may_be_named_for_an_evaluation(saved):
+    template = {"chat_template": "qwen3_training.jinja", "chat_template_kwargs": {"enable_thinking": False}}
+    local = open_model(LocalOptions(model=str(saved), device="cpu", **template), slots=1)
+    text = TOKENIZER.decode(local.chat.prompt_ids([Message("user", "who ?")]))
+    assert text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
 def test_an_unknown_model_is_no_traceback():

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import trl
 from peft import LoraConfig
+from transformers import AutoConfig
 from trl import ModelConfig
 
 from agent_r1_gym.errors import ConfigurationError
-from tests.trainers.engines.test_templates import REWRITES, tokenizer_with
+from tests.trainers.engines.test_chat_format import CHATML, REWRITES, tokenizer_with
 from tests.trainers.test_train import config
-from trainers.engines.templates import ChatTokens
+from trainers.engines.chat_format import ChatFormat
 from trainers.running import preflight
 from trainers.running.preflight import Source
 from trainers.toy.model import build_model, build_tokenizer
@@ -101,28 +102,33 @@ class TestTokenizer:
         loaded = preflight.load_tokenizer(Source(str(tmp_path)))
         assert loaded.pad_token_id == loaded.eos_token_id is not None
 
+    def load_chat(self, tokenizer: Any, folder: Path, **settings: Any) -> ChatFormat:
+        tokenizer.save_pretrained(folder / "model")
+        source = Source(str(folder / "model"))
+        return preflight.load_chat(source, preflight.load_tokenizer(source), config(folder / "run", **settings))
+
     def test_without_eos(self, tmp_path: Path) -> None:
         tokenizer = build_tokenizer()
         tokenizer.eos_token = None
-        tokenizer.save_pretrained(tmp_path)
         with pytest.raises(ConfigurationError, match="no eos_token_id"):
-            preflight.load_tokenizer(Source(str(tmp_path)))
+            self.load_chat(tokenizer, tmp_path)
 
     def test_without_chat_template(self, tmp_path: Path) -> None:
-        tokenizer_with(None).save_pretrained(tmp_path)
         with pytest.raises(ConfigurationError, match="no chat template; use an instruct model"):
-            preflight.load_tokenizer(Source(str(tmp_path)))
+            self.load_chat(tokenizer_with(None), tmp_path)
 
-    def test_template_that_rewrites_is_replaced_where_trl_knows_a_better_one(self) -> None:
-        with pytest.raises(ConfigurationError, match="rewrites earlier turns"):
-            ChatTokens(tokenizer_with(QWEN3))
-        fit = preflight.with_training_template(tokenizer_with(QWEN3))
-        assert fit.chat_template != QWEN3
-        ChatTokens(fit)
+    def test_template_that_rewrites_is_replaced_where_trl_knows_a_better_one(self, tmp_path: Path) -> None:
+        chat = self.load_chat(tokenizer_with(QWEN3), tmp_path)
+        assert chat.template.source == chat.tokenizer.chat_template != QWEN3
 
-    def test_template_that_rewrites_and_is_unknown(self) -> None:
+    def test_template_of_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.jinja").write_text(CHATML)
+        chat = self.load_chat(tokenizer_with(QWEN3), tmp_path, chat_template=str(tmp_path / "mine.jinja"))
+        assert chat.template.source == chat.tokenizer.chat_template == CHATML
+
+    def test_template_that_loses_what_was_said(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="rewrites earlier turns"):
-            preflight.with_training_template(tokenizer_with(REWRITES))
+            self.load_chat(tokenizer_with(REWRITES), tmp_path)
 
 
 class TestWeights:
@@ -155,6 +161,10 @@ class TestWeights:
         [
             ({"vocab_size": 100}, r"embeds 100 tokens, but its tokenizer has ids up to \d+"),
             ({"model_type": "bert", "architectures": ["BertModel"]}, "is a BertModel, which does not generate text"),
+            (
+                {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 24, "n_head": 2, "n_layer": 1},
+                r"is a GPT2LMHeadModel, whose positions are learned \(transformer\.wpe\).* rotary positions",
+            ),
             ({"model_type": "nosuch"}, "model_name_or_path=.* has no configuration that loads"),
         ],
     )
@@ -162,6 +172,11 @@ class TestWeights:
         self.change(folder, **values)
         with pytest.raises(ConfigurationError, match=words):
             self.check(folder)
+
+
+def test_learned_positions_of_pictures_are_none_of_the_texts() -> None:
+    pictures = AutoConfig.for_model("gemma3", text_config={"num_hidden_layers": 1}, vision_config={})
+    preflight._check_positions(pictures, "model_name_or_path='gemma'")
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])

@@ -14,7 +14,7 @@ from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.parsing import HermesParser
 from agent_r1_gym.types import ToolCall
-from trainers.engines.templates import ChatTokens
+from trainers.engines.chat_format import ChatFormat
 from trainers.toy.demonstrations import demonstrations
 from trainers.toy.model import BROKEN_CLOSES, CALL_CLOSE, CALL_OPEN, SIZES, build_model, build_tokenizer
 
@@ -91,7 +91,7 @@ def test_all_roles_are_rendered():
 
 
 def test_rollouts_can_use_the_template():
-    chat = ChatTokens(TOKENIZER)
+    chat = ChatFormat(TOKENIZER)
     env = gym.make("AgentR1/FictionQA-v0", style="compact", entities=100, questions=5).unwrapped
     _, info = env.reset(options={"task_index": 0})
     prompt = chat.prompt_ids(info["messages"])

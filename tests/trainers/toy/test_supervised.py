@@ -8,11 +8,13 @@ import re
 import torch
 
 from agent_r1_gym.types import Message
+from trainers.engines.chat_format import ChatFormat
 from trainers.toy.demonstrations import VERDICTS, drills
 from trainers.toy.model import build_model, build_tokenizer
 from trainers.toy.supervised import NOT_TRAINED, fit, training_row
 
 TOKENIZER = build_tokenizer()
+CHAT = ChatFormat(TOKENIZER)
 HISTORY = [Message("user", "same or later ?"), Message("assistant", "<think>same steel and steel : yes</think>")]
 
 
@@ -21,8 +23,8 @@ def labelled(row: dict[str, list[int]]) -> str:
 
 
 def test_labels_are_all_that_the_model_says_or_only_the_words_asked_for() -> None:
-    assert labelled(training_row(TOKENIZER, HISTORY)) == "<think>same steel and steel : yes</think><|im_end|>"
-    assert labelled(training_row(TOKENIZER, HISTORY, only=("yes", "no"))) == "yes"
+    assert labelled(training_row(CHAT, HISTORY)) == "<think>same steel and steel : yes</think><|im_end|>"
+    assert labelled(training_row(CHAT, HISTORY, only=("yes", "no"))) == "yes"
 
 
 def test_drills_compare_rightly_and_never_repeat_themselves() -> None:
@@ -46,7 +48,7 @@ def test_drills_compare_rightly_and_never_repeat_themselves() -> None:
 
 def test_fit_learns_a_row_by_heart() -> None:
     model = build_model(TOKENIZER)
-    row = training_row(TOKENIZER, HISTORY)
+    row = training_row(CHAT, HISTORY)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     log = fit(
         model, TOKENIZER, lambda: itertools.repeat(row), optimizer=optimizer, steps=40, batch_size=2,

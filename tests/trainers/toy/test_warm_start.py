@@ -10,6 +10,7 @@ from agent_r1_gym.envs.fiction_qa import FictionQAEnv
 from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.scoring import exact_match
+from trainers.engines.chat_format import ChatFormat
 from trainers.engines.local import wrap_model
 from trainers.toy import warm_start
 from trainers.toy.demonstrations import Habits, demonstrate, demonstrations
@@ -164,7 +165,7 @@ class TestMuon:
 class TestWarmStart:
     def test_only_what_the_model_says_has_labels(self, world):
         messages, _, _ = play(world, "full_chain", 0)
-        row = training_row(TOKENIZER, messages)
+        row = training_row(ChatFormat(TOKENIZER), messages)
         assert len(row["labels"]) == len(row["input_ids"])
         labelled = [label for label in row["labels"] if label != NOT_TRAINED]
         said = "".join(m.content + TOKENIZER.eos_token for m in messages if m.role == "assistant")
