@@ -55,6 +55,11 @@ class UnicodeText(Text):
         self.max_length = int(max_length)
         Space.__init__(self, dtype=str, seed=seed)
 
+    @property
+    def is_np_flattenable(self) -> bool:
+        """False: its alphabet is that of samples, so a member has no fixed array of character numbers."""
+        return False
+
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         """Returns a random text of at most 64 characters; masks work as in `gymnasium.spaces.Text`."""
         if mask is not None or probability is not None:

@@ -33,6 +33,9 @@ REMOVED_NOTE = "(older output removed)"
 class _Observer(gymnasium.Wrapper[Any, str, Any, str], RecordConstructorArgs, abc.ABC):
     """Replaces observation and info by what `observe` makes of them, after `reset` and after `step`."""
 
+    hands_the_action_on: ClassVar[bool] = True
+    """See `vector.step_together`."""
+
     def __init__(self, env: gymnasium.Env[Any, str]) -> None:
         super().__init__(env)
         if not isinstance(env.unwrapped, ToolEnv):

@@ -8,6 +8,7 @@ import pytest
 from agent_r1_gym.checker import CheckError, check_tool_env
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import AgentR1Error
+from agent_r1_gym.history import History
 from agent_r1_gym.registry import register
 from agent_r1_gym.rewards import RewardTerm
 from agent_r1_gym.spaces import UnicodeText
@@ -208,7 +209,7 @@ class Endless(SmallEnv):
     def finish_step(self, outcomes):
         observation, reward, terminated, truncated, info = super().finish_step(outcomes)
         if truncated:
-            self._ended = False
+            self._history = dataclasses.replace(self._history, ended=False)
             truncated, info["end_reason"] = False, None
         return observation, reward, terminated, truncated, info
 
@@ -216,7 +217,7 @@ class Endless(SmallEnv):
 class GoesOnAfterTheEnd(SmallEnv):
     def finish_step(self, outcomes):
         result = super().finish_step(outcomes)
-        self._ended = False
+        self._history = dataclasses.replace(self._history, ended=False)
         return result
 
 
@@ -241,8 +242,9 @@ class IgnoresTaskIndex(SmallEnv):
 
 
 class OtherOrder(SmallEnv):
-    def _choose_task(self, options):
-        return super()._choose_task({"task_index": 4 - options["task_index"]} if "task_index" in options else options)
+    def reset(self, *, seed=None, options=None):
+        index = (options or {}).get("task_index")
+        return super().reset(seed=seed, options={"task_index": 4 - index} if index in range(5) else options)
 
 
 class TwoBehaviours(SmallEnv):
@@ -284,21 +286,17 @@ class UnsavedState(SmallEnv):
 class RawOutcomes(SmallEnv):
     """Shows tool output as it came."""
 
-    def _append(self, pending, outcomes):
-        first = len(self._messages) + 1
-        super()._append(pending, outcomes)
-        for position, outcome in enumerate(outcomes, first):
-            self._messages[position] = dataclasses.replace(self._messages[position], content=outcome.content)
-        self._text = render_text(self._messages)
+    def finish_step(self, outcomes):
+        self._wording.outcome = lambda call, outcome, _identifier: Message("tool", outcome.content, call.name)
+        return super().finish_step(outcomes)
 
 
 class RawPrompt(SmallEnv):
     """Shows the task as it came."""
 
-    def _start(self, task):
-        super()._start(task)
-        self._messages[-1] = Message("user", task.prompt)
-        self._text = render_text(self._messages)
+    def _open(self, task):
+        messages = (*super()._open(task).messages[:-1], Message("user", task.prompt))
+        return History(task, messages, render_text(messages))
 
 
 class CloseOnce(SmallEnv):
@@ -349,7 +347,7 @@ def test_each_broken_environment_is_caught(broken, message):
 def test_a_step_before_the_first_reset_is_caught():
     class Eager(SmallEnv):
         def begin_step(self, action):
-            if self._task is None:
+            if self._history is None:
                 self.reset(seed=0)
             return super().begin_step(action)
 

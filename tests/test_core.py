@@ -12,10 +12,11 @@ from gymnasium.error import ResetNeeded
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ActionTypeError, AgentR1Error, ConfigurationError, EpisodeError, RetrievalError
+from agent_r1_gym.history import EpisodeState
 from agent_r1_gym.parsing import SearchR1Parser
 from agent_r1_gym.rewards import RewardTerm
 from agent_r1_gym.tool import Tool
-from agent_r1_gym.types import EpisodeState, Message, Task, ToolCall, ToolOutcome, Transition
+from agent_r1_gym.types import Message, Task, ToolCall, ToolOutcome, Transition
 from tests.kit.helpers import (
     TASKS,
     CounterTool,
@@ -38,6 +39,7 @@ INFO_KEYS = {
     "turn",
     "answer",
     "reward_terms",
+    "outcome_reward",
     "tool_calls",
     "tool_outcomes",
     "parse_errors",
@@ -54,16 +56,16 @@ def roles(messages: Sequence[Message]) -> list[str]:
 
 
 def test_an_episode_from_start_to_end() -> None:
-    env = make_env(tools=[EchoTool()], system_prompt="Be brief.")
+    env = make_env(tools=[EchoTool()], raw_system_prompt="Be brief; call echo.")
     observation, info = env.reset(seed=0, options={"task_index": 0})
-    assert observation == "[system]\nBe brief.\n\n[user]\nWhat is the capital of France?\n\n"
+    assert observation == "[system]\nBe brief; call echo.\n\n[user]\nWhat is the capital of France?\n\n"
     assert set(info) == INFO_KEYS
     assert (info["task_id"], info["turn"], info["reward_terms"], info["end_reason"]) == ("t0", 0, {}, None)
 
     action = call("echo", text="hi")
     observation, reward, terminated, truncated, info = env.step(action)
     new = f"[assistant]\n{action}\n\n[tool: echo]\necho hi\n\n"
-    assert observation == f"[system]\nBe brief.\n\n[user]\nWhat is the capital of France?\n\n{new}"
+    assert observation == f"[system]\nBe brief; call echo.\n\n[user]\nWhat is the capital of France?\n\n{new}"
     assert (reward, terminated, truncated) == (0.0, False, False)
     assert info["new_messages"] == (Message("assistant", action), Message("tool", "echo hi", "echo"))
     assert info["tool_calls"] == (ToolCall("echo", {"text": "hi"}),)
@@ -524,10 +526,11 @@ def test_human_prints_each_step_once(capsys: pytest.CaptureFixture[str]) -> None
     assert env.render() is None
 
 
-def test_nothing_is_rendered_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_rendered_by_default_and_a_warning_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     env = started(make_env())
     env.step("x")
-    assert env.render() is None
+    with pytest.warns(UserWarning, match="render_mode"):
+        assert env.render() is None
     assert capsys.readouterr().out == ""
 
 
@@ -739,4 +742,6 @@ def test_a_snapshot_is_a_value() -> None:
     state = started(make_env()).get_state()
     assert isinstance(state, EpisodeState)
     with pytest.raises(AttributeError):
-        state.text = "x"  # type: ignore[misc]
+        state.history = None  # type: ignore[misc,assignment]
+    with pytest.raises(AttributeError):
+        state.history.text = "x"  # type: ignore[misc]

@@ -21,6 +21,7 @@ _INFO_TYPES: Mapping[str, tuple[type, ...]] = {
     "turn": (int,),
     "answer": (str, _NO_TEXT),
     "reward_terms": (dict,),
+    "outcome_reward": (float,),
     "tool_calls": (tuple,),
     "tool_outcomes": (tuple,),
     "parse_errors": (tuple,),
@@ -69,11 +70,16 @@ class Probe:
 
     Args:
         env: a bare environment.
+
+    Attributes:
+        last: the state that was reached, None before the first episode.
+        executed: outcomes of the calls that tools were asked to execute.
     """
 
     def __init__(self, env: ToolEnv) -> None:
         self.env = env
         self.last: Step | None = None
+        self.executed: list[ToolOutcome] = []
 
     def fail(self, problem: str, cure: str) -> CheckError:
         """Returns the error to raise for a broken promise."""
@@ -114,6 +120,9 @@ class Probe:
         _check_end_reason(self, step)
         _check_observation(self, step, action)
         _check_reward(self, step)
+        self.executed += [
+            out for out in step.info["tool_outcomes"] if out.error not in ("unknown_tool", "bad_arguments")
+        ]
         self.last = step
         return step
 

@@ -62,7 +62,7 @@ def tool(
     name: str | None = None,
     timeout: float | None = 30.0,
     max_output_chars: int = 8_192,
-    deterministic: bool = True,
+    deterministic: bool = False,
 ) -> Callable[[Callable[..., Any]], FunctionTool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Turns a typed, documented function into a `Tool`.

@@ -211,9 +211,9 @@ class EpisodeSession:
         """Tells a `ToolEnv` that a budget ran out; books and returns what that end earns."""
         if self._tool_env is None:
             return 0.0
-        reward, terms = self._tool_env.truncate_with_terms()
-        self._count_terms(terms)
-        return reward
+        earned = self._tool_env.truncate_with_terms()
+        self._count_terms(earned.terms, earned.outcome)
+        return earned.reward
 
     def _messages(self, observation: str, info: Any) -> Sequence[Message]:
         return (Message("user", observation),) if self._tool_env is None else tuple(info["messages"])
@@ -227,14 +227,13 @@ class EpisodeSession:
         self._metrics["calls"] += len(outcomes)
         self._metrics["failed_calls"] += sum(not outcome.ok for outcome in outcomes)
         self._metrics["malformed_turns"] += bool(info.get("parse_errors"))
-        self._count_terms(info.get("reward_terms", {}))
+        self._count_terms(info.get("reward_terms", {}), info.get("outcome_reward"))
         self._infrastructure_error = info.get("infrastructure_error") or self._infrastructure_error
 
-    def _count_terms(self, terms: Mapping[str, float]) -> None:
+    def _count_terms(self, terms: Mapping[str, float], outcome: float | None) -> None:
         for name, value in terms.items():
             self._metrics[f"reward/{name}"] = self._metrics.get(f"reward/{name}", 0.0) + value
-        if self._tool_env is not None:
-            outcome = sum(term.weight * terms[term.name] for term in self._tool_env.rewards if term.needs_answers)
+        if outcome is not None:
             self._metrics[OUTCOME] = self._metrics.get(OUTCOME, 0.0) + outcome
 
 
