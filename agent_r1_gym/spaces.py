@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space, Text, Tuple
+from gymnasium.spaces.utils import flatdim, flatten, flatten_space, unflatten
 from gymnasium.vector.utils import (
     batch_space,
     concatenate,
@@ -57,7 +58,7 @@ class UnicodeText(Text):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """False: its alphabet is that of samples, so a member has no fixed array of character numbers."""
+        """False: the alphabet is that of samples, so the characters of a member have no numbers."""
         return False
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
@@ -91,6 +92,29 @@ def is_encodable(text: str) -> bool:
 
 def _stride(space: UnicodeText) -> int:
     return _HEADER_BYTES + _MAX_BYTES_PER_CHAR * space.max_length
+
+
+# As for every space that is no array: flattening leaves it as it is, and it has no flat dimension.
+
+
+@flatten_space.register(UnicodeText)
+def _flatten_space(space: UnicodeText) -> UnicodeText:
+    return space
+
+
+@flatten.register(UnicodeText)
+def _flatten(space: UnicodeText, x: str) -> str:
+    return x
+
+
+@unflatten.register(UnicodeText)  # type: ignore[misc]  # Gymnasium's type variable knows no subclass
+def _unflatten(space: UnicodeText, x: str) -> str:
+    return x
+
+
+@flatdim.register(UnicodeText)
+def _flatdim(space: UnicodeText) -> int:
+    raise ValueError(f"{space} has no flat dimension: a text is no array. Wrap the environment in TokenObservation.")
 
 
 @batch_space.register(UnicodeText)

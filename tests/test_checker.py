@@ -403,3 +403,29 @@ def test_outcomes_of_any_data_are_compared_by_what_the_model_sees():
             return ToolOutcome("array", data=np.arange(3))
 
     check_tool_env(ToolEnv(tasks=TASKS, tools=[ArrayTool()]))
+
+
+class DownTool(EchoTool):
+    def execute(self, arguments):
+        raise KeyError("database")
+
+
+def test_an_environment_whose_every_call_fails_does_not_pass():
+    env = ToolEnv(tasks=TASKS, tools=[DownTool()])
+    with pytest.raises(CheckError, match=r"calls failed, the first with tool_error: .*database"):
+        check_tool_env(env)
+    check_tool_env(ToolEnv(tasks=TASKS, tools=[DownTool()]), actions=[ANSWER, "hm"])  # nothing was called
+
+
+def test_a_tool_that_is_not_as_deterministic_as_it_says_is_caught():
+    class Ticket(CounterTool):
+        def __init__(self):
+            super().__init__()
+            self.deterministic = True
+
+    class Shop(SmallEnv):
+        def make_tools(self, task):
+            return [self._echo, Ticket()]
+
+    with pytest.raises(CheckError, match=r"'count' says that it is deterministic.*'1' and '2'.*Drop deterministic"):
+        check_tool_env(Shop())

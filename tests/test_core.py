@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -657,6 +659,7 @@ def generator() -> Any:
         {"max_history_chars": None},
         {"system_prompt": 5},
         {"system_prompt": b"x"},
+        {"raw_system_prompt": 5},
         {"feedback": "long"},
         {"feedback": None},
         {"markup": "<|eot|>"},
@@ -745,3 +748,124 @@ def test_a_snapshot_is_a_value() -> None:
         state.history = None  # type: ignore[misc,assignment]
     with pytest.raises(AttributeError):
         state.history.text = "x"  # type: ignore[misc]
+
+
+# --- the system turn -------------------------------------------------------------------------------------------------
+
+
+def system_turn_of(**options: Any) -> str:
+    return make_env(tools=[EchoTool()], **options).reset(seed=0)[1]["messages"][0].content
+
+
+def test_a_system_prompt_replaces_the_instructions_and_keeps_tools_and_answer_format() -> None:
+    text = system_turn_of(system_prompt="You are a clerk.")
+    assert text.startswith("You are a clerk.\n\n")
+    assert text.removeprefix("You are a clerk.") == system_turn_of().removeprefix(ToolEnv.instructions)
+    assert [part for part in ('"name": "echo"', "<tool_call>", "<answer>") if part not in text] == []
+
+
+def test_a_raw_system_prompt_is_all_there_is_and_warns_where_it_names_no_tool() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert system_turn_of(raw_system_prompt="Call echo.") == "Call echo."
+        assert system_turn_of(raw_system_prompt="Be brief.", parser="openai") == "Be brief."  # the endpoint lists tools
+    with pytest.warns(UserWarning, match=r"names none of the tools \['echo'\]"):
+        assert system_turn_of(raw_system_prompt="Be brief.") == "Be brief."
+
+
+@pytest.mark.parametrize("name", ["system_prompt", "raw_system_prompt"])
+def test_an_empty_system_prompt_is_no_system_turn(name: str) -> None:
+    assert make_env(tools=[EchoTool()], **{name: ""}).reset(seed=0)[0].startswith("[user]")
+
+
+def test_two_system_prompts_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="not both"):
+        make_env(system_prompt="a", raw_system_prompt="b")
+
+
+# --- what leaves the environment -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parser", ["hermes", "openai"])
+def test_nothing_that_is_handed_out_lets_a_user_rewrite_history(parser: str) -> None:
+    env = started(make_env(tools=[GivenTool("found")], parser=parser))
+    action = env.parser.format_call(ToolCall("given", {"deep": {"list": [1]}, "list": [1]}))
+    info, state = env.step(action)[4], env.get_state()
+    before = pickle.dumps((env.get_state(), env.transitions))
+    for value in (
+        *info["messages"],
+        *info["tool_calls"],
+        *info["tool_outcomes"],
+        *env.transitions,
+        state,
+        state.history,
+    ):
+        for field in dataclasses.fields(value):
+            with pytest.raises(AttributeError):
+                setattr(value, field.name, "forged")
+    (call,) = info["tool_calls"]
+    with pytest.raises(TypeError):
+        call.arguments["list"] = "forged"
+    call.arguments["deep"]["list"].append(2)
+    call.arguments["list"].append(2)
+    dict(call.arguments).clear()
+    info["reward_terms"]["em"] = 5.0
+    assert pickle.dumps((env.get_state(), env.transitions)) == before
+
+
+def test_a_reward_that_raises_leaves_the_episode_as_it_was() -> None:
+    def fragile(transition: Transition) -> float:
+        return 1 / len(transition.parsed.calls)
+
+    env = started(make_env(tools=[EchoTool()], reward=(RewardTerm("fragile", fragile),)))
+    before = env.get_state()
+    with pytest.raises(ZeroDivisionError):
+        env.step("no call")
+    assert env.get_state() == before
+    assert env.step(call("echo", text="x"))[1] == 1.0
+
+
+TERMS = (
+    RewardTerm("goal", lambda transition: float(transition.terminated), 2.0),
+    RewardTerm("tries", lambda _: 1.0, -0.5, kind="process"),
+    RewardTerm("cut", lambda transition: float(transition.truncated)),
+)
+
+
+def test_the_part_of_outcome_terms_is_told_apart() -> None:
+    env = make_env(reward=TERMS)
+    assert env.reset(seed=0)[1]["outcome_reward"] == 0.0
+    _, reward, _, _, info = env.step("hm")
+    assert (reward, info["outcome_reward"]) == (-0.5, 0.0)
+    _, reward, _, _, info = env.step(answer("x"))
+    assert (reward, info["outcome_reward"]) == (1.5, 2.0)
+    assert started(env).truncate_with_terms() == (0.5, {"goal": 0.0, "tries": 1.0, "cut": 1.0}, 1.0)
+
+
+@pytest.mark.parametrize("reward", ["em", "f1", "agent_r1", "process"])
+def test_a_running_environment_pickles(reward: str) -> None:
+    env = started(make_env(tools=[EchoTool(), CounterTool()], reward=reward))
+    env.step(call("count"))
+    again = pickle.loads(pickle.dumps(env))
+    assert play(again, [call("count"), answer("Paris")]) == play(env, [call("count"), answer("Paris")])
+
+
+def test_an_environment_says_what_it_is() -> None:
+    assert repr(make_env()) == "<ToolEnv not registered, 3 tasks>"
+
+
+def test_a_prepared_step_is_taken_by_the_next_step_with_the_same_action_only() -> None:
+    tool = EchoTool()
+    env = started(make_env(tools=[tool]))
+    action = call("echo", text="a")
+    with pytest.raises(EpisodeError, match="begin_step"):
+        env.prepare_step([])
+    env.begin_step(action)
+    env.prepare_step([ToolOutcome("prepared")])
+    assert env.step(action)[4]["tool_outcomes"] == (ToolOutcome("prepared"),)
+    assert tool.executed == []
+    env.begin_step(action)
+    env.prepare_step([ToolOutcome("prepared")])
+    with pytest.raises(EpisodeError, match="prepared for the action"):
+        env.step("another")
+    assert env.step("another")[4]["turn"] == 2

@@ -291,6 +291,15 @@ texts = st.lists(st.one_of(st.text(readable, max_size=20), fragments), max_size=
 numbers = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
 
 
+def test_a_structured_turn_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+    monkeypatch.setattr("agent_r1_gym.parsing.decode", lambda text: decoded.append(text) or decode(text))
+    parser, text = OpenAIParser(), '{"content": "So.", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}'
+    message = parser.to_message(text, parser.parse(text))
+    assert (message.content, message.tool_calls) == ("So.", (ToolCall("f", {}),))
+    assert decoded == [text]
+
+
 @pytest.mark.parametrize(
     "text", ['{"a": 1, "a": 2}', '{"a": {"b": 1, "b": 1}}', '{"a": {"b": {"c": 1, "c": 2}}}', '{"a": {}, "a": {}}']
 )

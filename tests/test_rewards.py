@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -378,3 +379,27 @@ def test_scorers_by_name() -> None:
 def test_wrong_rewards_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_rewards(**arguments)  # type: ignore[arg-type]
+
+
+def test_kinds_of_terms() -> None:
+    kinds = {term.name: term.kind for term in make_rewards("process").terms}
+    assert kinds.pop("em") == "outcome"
+    assert set(kinds.values()) == {"process"}
+    with pytest.raises(ConfigurationError, match="Did you mean 'process'"):
+        RewardTerm("x", lambda _: 0.0, kind="proces")  # type: ignore[arg-type]
+
+
+def test_the_outcome_of_a_step_is_the_part_of_its_outcome_terms() -> None:
+    steps = episode(GOOD_CALL, Turn(answer="Lovelace"))
+    rewards = make_rewards("process", {"em": 3.0})
+    assert [rewards.evaluate(step).outcome for step in steps] == [0.0, 3.0]
+    assert [rewards.evaluate(step).reward for step in steps] == pytest.approx([0.05, 3.0])
+
+
+@pytest.mark.parametrize("preset", REWARD_PRESETS)
+@pytest.mark.parametrize("scorer", ["hotpotqa", "musique", "gsm8k"])
+def test_rewards_pickle(preset: str, scorer: str) -> None:
+    rewards = make_rewards(preset, scorer=scorer)
+    steps = episode(GOOD_CALL, Turn(answer="Lovelace"))
+    again = pickle.loads(pickle.dumps(rewards))
+    assert [again.evaluate(step) for step in steps] == [rewards.evaluate(step) for step in steps]

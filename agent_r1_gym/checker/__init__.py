@@ -255,7 +255,7 @@ def _expect(probe: Probe, kind: type[Exception], job: Callable[[], Any], what: s
 def _require_harmless(probe: Probe, messages: Sequence[Message], source: str) -> None:
     forged = [mark for mark in _STRUCTURE if any(mark in f"\n{message.content}" for message in messages)]
     if forged:
-        raise probe.fail(f"{source} put {forged} into the history", "Pass foreign text through markup.neutralise.")
+        raise probe.fail(f"{source} put {forged} into the history", "Pass foreign text through text.neutralise.")
 
 
 def _require_equal(probe: Probe, first: Sequence[Step], second: Sequence[Step], *, problem: str, cure: str) -> None:
