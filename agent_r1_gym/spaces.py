@@ -102,13 +102,13 @@ def _flatten_space(space: UnicodeText) -> UnicodeText:
     return space
 
 
-@flatten.register(UnicodeText)
-def _flatten(space: UnicodeText, x: str) -> str:
+@flatten.register(UnicodeText)  # ignored below: Gymnasium's type variable knows no subclass
+def _flatten(space: UnicodeText, x: str) -> str:  # type: ignore[misc]
     return x
 
 
-@unflatten.register(UnicodeText)  # type: ignore[misc]  # Gymnasium's type variable knows no subclass
-def _unflatten(space: UnicodeText, x: str) -> str:
+@unflatten.register(UnicodeText)
+def _unflatten(space: UnicodeText, x: str) -> str:  # type: ignore[misc]
     return x
 
 
