@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_r1_gym.rewards import StepReward
 from agent_r1_gym.types import Message, ParsedTurn, Task, Transition
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(NamedTuple):
     """An episode so far. A step makes a new one, so that what raises on the way leaves the old one as it was.
 
     Attributes:

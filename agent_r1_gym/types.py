@@ -22,16 +22,17 @@ class Arguments(Mapping[str, Any]):
     """The arguments of a call, which nobody can change: lists and dictionaries in them are handed out as copies.
 
     Args:
-        values: copied, so that a later change of it does not show here.
+        values: arguments by name; whoever made them keeps no lists and dictionaries of them to change.
     """
 
     __slots__ = ("_values",)
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = {name: _copied(value) for name, value in values.items()}
+        self._values = dict(values)
 
     def __getitem__(self, name: str) -> Any:
-        return _copied(self._values[name])
+        value = self._values[name]
+        return copy.deepcopy(value) if isinstance(value, (dict, list)) else value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -45,10 +46,6 @@ class Arguments(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return repr(self._values)
-
-
-def _copied(value: Any) -> Any:
-    return copy.deepcopy(value) if isinstance(value, (dict, list)) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import gymnasium
@@ -279,10 +279,12 @@ def step_together(envs: Sequence[AnyEnv], actions: Sequence[Any]) -> list[AnySte
     for env, action, step in zip(envs, actions, begun, strict=True):
         if step is None:
             steps.append(env.step(action))
-        elif env is step.tool_env:
-            steps.append(step.tool_env.finish_step(list(islice(outcomes, len(step.calls)))))
+            continue
+        own = [next(outcomes) for _ in step.calls]
+        if env is step.tool_env:
+            steps.append(step.tool_env.finish_step(own))
         else:
-            step.tool_env.prepare_step(list(islice(outcomes, len(step.calls))))
+            step.tool_env.prepare_step(own)
             with _answering(step.answers):
                 steps.append(env.step(action))
     return steps
@@ -299,11 +301,13 @@ class _Begun(NamedTuple):
 
     tool_env: ToolEnv
     calls: tuple[PendingCall, ...]
-    answers: list[tuple[AnyActionWrapper, Any]]
+    answers: Sequence[tuple[AnyActionWrapper, Any]] = ()
 
 
 def _begin(env: AnyEnv, action: Any) -> _Begun | None:
     """Begins the step of the `ToolEnv` in `env`; None if only `env.step` knows what reaches it."""
+    if isinstance(env, ToolEnv):
+        return _Begun(env, env.begin_step(action))
     if not isinstance(env.unwrapped, ToolEnv) or not _shows_the_action(env):
         return None
     answers: list[tuple[AnyActionWrapper, Any]] = []

@@ -209,7 +209,7 @@ class Endless(SmallEnv):
     def finish_step(self, outcomes):
         observation, reward, terminated, truncated, info = super().finish_step(outcomes)
         if truncated:
-            self._history = dataclasses.replace(self._history, ended=False)
+            self._history = self._history._replace(ended=False)
             truncated, info["end_reason"] = False, None
         return observation, reward, terminated, truncated, info
 
@@ -217,7 +217,7 @@ class Endless(SmallEnv):
 class GoesOnAfterTheEnd(SmallEnv):
     def finish_step(self, outcomes):
         result = super().finish_step(outcomes)
-        self._history = dataclasses.replace(self._history, ended=False)
+        self._history = self._history._replace(ended=False)
         return result
 
 

@@ -792,17 +792,13 @@ def test_nothing_that_is_handed_out_lets_a_user_rewrite_history(parser: str) -> 
     action = env.parser.format_call(ToolCall("given", {"deep": {"list": [1]}, "list": [1]}))
     info, state = env.step(action)[4], env.get_state()
     before = pickle.dumps((env.get_state(), env.transitions))
-    for value in (
-        *info["messages"],
-        *info["tool_calls"],
-        *info["tool_outcomes"],
-        *env.transitions,
-        state,
-        state.history,
-    ):
+    handed_out = (*info["messages"], *info["tool_calls"], *info["tool_outcomes"], *env.transitions)
+    for value in (*handed_out, state):
         for field in dataclasses.fields(value):
             with pytest.raises(AttributeError):
                 setattr(value, field.name, "forged")
+    with pytest.raises(AttributeError):
+        state.history.messages = ()  # type: ignore[misc]
     (call,) = info["tool_calls"]
     with pytest.raises(TypeError):
         call.arguments["list"] = "forged"

