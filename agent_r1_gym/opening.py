@@ -57,11 +57,11 @@ def _index(value: Any, size: int) -> int:
 
 
 def check_prompts(system_prompt: Any, raw_system_prompt: Any) -> None:
-    """Raises a `ConfigurationError` unless each is a text or None, and one of them None."""
+    """Raises a `ConfigurationError` unless each is a text or None, and not both say something."""
     for name, prompt in (("system_prompt", system_prompt), ("raw_system_prompt", raw_system_prompt)):
         if prompt is not None and not isinstance(prompt, str):
             raise ConfigurationError(f"{name} must be a text or None, got {prompt!r:.80}.")
-    if system_prompt is not None and raw_system_prompt is not None:
+    if system_prompt and raw_system_prompt is not None:
         raise ConfigurationError("Give system_prompt or raw_system_prompt, not both.")
 
 

@@ -781,6 +781,7 @@ def test_an_empty_system_prompt_is_no_system_turn(name: str) -> None:
 def test_two_system_prompts_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="not both"):
         make_env(system_prompt="a", raw_system_prompt="b")
+    assert system_turn_of(system_prompt="", raw_system_prompt="Call echo.") == "Call echo."  # "" is a class's default
 
 
 # --- what leaves the environment -------------------------------------------------------------------------------------
