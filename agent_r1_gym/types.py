@@ -63,7 +63,7 @@ class ToolCall:
     id: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.arguments, Arguments):
+        if type(self.arguments) is not Arguments:
             object.__setattr__(self, "arguments", Arguments(self.arguments))
 
     @property
