@@ -4,29 +4,74 @@
 """
 
 from agent_r1_gym import envs  # registers the environments
-from agent_r1_gym._version import __version__
+from agent_r1_gym.checker import check_tool_env
 from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.core.history import EpisodeState
+from agent_r1_gym.datasets.base import QADataset, Question
+from agent_r1_gym.datasets.load import load_dataset
+from agent_r1_gym.errors import AgentR1Error, ConfigurationError, InfrastructureError, ToolError
+from agent_r1_gym.parsing import Parser
 from agent_r1_gym.registry import register
-from agent_r1_gym.rewards import RewardTerm
+from agent_r1_gym.retrieval.base import Hit, Retriever
+from agent_r1_gym.retrieval.make import make_retriever
+from agent_r1_gym.rewards import RewardTerm, make_rewards
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.tools.function import tool
-from agent_r1_gym.types import EpisodeState, Message, Passage, Task, ToolCall, ToolOutcome, Transition
+from agent_r1_gym.tools.search import SearchTool
+from agent_r1_gym.types import (
+    Message,
+    ParsedTurn,
+    ParseError,
+    Passage,
+    Task,
+    ToolCall,
+    ToolOutcome,
+    Transition,
+    info_from_dict,
+    info_to_dict,
+    to_chat,
+)
 from agent_r1_gym.vector import ToolVectorEnv
+from agent_r1_gym.wrappers import ContextWindow, MessageObservation, TokenObservation
+
+__version__ = "0.2.0"
 
 __all__ = [
+    "AgentR1Error",
+    "ConfigurationError",
+    "ContextWindow",
     "EpisodeState",
+    "Hit",
+    "InfrastructureError",
     "Message",
+    "MessageObservation",
+    "ParseError",
+    "ParsedTurn",
+    "Parser",
     "Passage",
+    "QADataset",
+    "Question",
+    "Retriever",
     "RewardTerm",
+    "SearchTool",
     "Task",
+    "TokenObservation",
     "Tool",
     "ToolCall",
     "ToolEnv",
+    "ToolError",
     "ToolOutcome",
     "ToolVectorEnv",
     "Transition",
     "__version__",
+    "check_tool_env",
     "envs",
+    "info_from_dict",
+    "info_to_dict",
+    "load_dataset",
+    "make_retriever",
+    "make_rewards",
     "register",
+    "to_chat",
     "tool",
 ]

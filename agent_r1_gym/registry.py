@@ -32,13 +32,25 @@ class VectorOf:
         num_envs: int = 1,
         *,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        env_wrappers: Sequence[Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]] = (),
         **options: Any,
     ) -> ToolVectorEnv:
-        """Returns a vector of `num_envs` environments made with `options`; the class shares their heavy parts."""
+        """Returns a vector of environments.
+
+        Args:
+            num_envs: how many.
+            autoreset_mode: see `ToolVectorEnv`.
+            env_wrappers: applied to each environment, the innermost first; Gymnasium keeps the name `wrappers` of
+                `make_vec` for its own vectors.
+            **options: of the environments; their class shares what is heavy.
+        """
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
             raise ConfigurationError(f"num_envs must be an integer of at least 1, got {num_envs!r}.")
         creator = _resolve(self.entry_point)
-        return ToolVectorEnv([creator(**options) for _ in range(num_envs)], autoreset_mode=autoreset_mode)
+        envs: list[gymnasium.Env[Any, Any]] = [creator(**options) for _ in range(num_envs)]
+        for wrap in env_wrappers:
+            envs = [wrap(env) for env in envs]
+        return ToolVectorEnv(envs, autoreset_mode=autoreset_mode)
 
 
 def _resolve(entry_point: str | Callable[..., ToolEnv]) -> Callable[..., ToolEnv]:
@@ -52,7 +64,9 @@ def _resolve(entry_point: str | Callable[..., ToolEnv]) -> Callable[..., ToolEnv
 def register(id: str, entry_point: str | Callable[..., ToolEnv], *, kwargs: Mapping[str, Any] | None = None) -> None:
     """Registers a `ToolEnv` with Gymnasium, so that `gym.make(id)` and `gym.make_vec(id)` return this suite's classes.
 
-    A ToolEnv checks actions and the order of calls itself; Gymnasium's wrappers that would do it again are left out.
+    A ToolEnv checks actions and the order of calls itself; Gymnasium's wrappers that would do it again are left out. It
+    has its own limit, `max_turns`, so none is registered for Gymnasium's `TimeLimit`, which cuts without the
+    environment's knowledge; `gymnasium.make(id, max_episode_steps=n)` adds one all the same.
 
     Args:
         id: "Namespace/Name-v0".
@@ -63,6 +77,7 @@ def register(id: str, entry_point: str | Callable[..., ToolEnv], *, kwargs: Mapp
         id,
         entry_point=entry_point,
         vector_entry_point=VectorOf(entry_point),
+        max_episode_steps=None,
         order_enforce=False,
         disable_env_checker=True,
         kwargs=dict(kwargs or {}),

@@ -11,15 +11,16 @@ References:
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.scoring import SCORERS, AnswerScorer
-from agent_r1_gym.support.checks import check_items
+from agent_r1_gym.support.checks import check_choice, check_items
 from agent_r1_gym.types import Passage, Task, Transition
 
 TermFunction = Callable[[Transition], float]
@@ -32,11 +33,13 @@ class RewardTerm:
 
     Attributes:
         name: key in `info["reward_terms"]`.
-        function: transition to raw value; pure.
+        function: transition to raw value; pure. A function of a module, not a lambda, lets the environment pickle.
         weight: factor in the sum.
         low: smallest raw value in one step.
         high: largest raw value in one step.
         needs_answers: the function scores against gold answers, so that every task must have one.
+        kind: "outcome" for what the result of the episode is worth, "process" for how it came about. Learners may
+            treat the two differently: `info["outcome_reward"]` is the outcome terms' share of the reward.
     """
 
     name: str
@@ -45,6 +48,10 @@ class RewardTerm:
     low: float = 0.0
     high: float = 1.0
     needs_answers: bool = False
+    kind: Literal["outcome", "process"] = "outcome"
+
+    def __post_init__(self) -> None:
+        check_choice(f"kind of reward term {self.name!r}", self.kind, ("outcome", "process"))
 
     @property
     def range(self) -> tuple[float, float]:
@@ -53,53 +60,67 @@ class RewardTerm:
         return ends[0], ends[1]
 
 
-class RewardSet(tuple[RewardTerm, ...]):
-    """The reward of an environment: the weighted sum of its terms."""
+class StepReward(NamedTuple):
+    """What one step earns: the reward, its raw terms by name, and the part of the reward that outcome terms give."""
 
-    __slots__ = ()
+    reward: float
+    terms: dict[str, float]
+    outcome: float
 
-    def __call__(self, transition: Transition) -> tuple[float, dict[str, float]]:
-        """Returns the reward of `transition` and its raw terms by name."""
-        reward, terms = 0.0, {}
-        for term in self:
+
+@dataclass(frozen=True, slots=True)
+class RewardSet:
+    """The reward of an environment: the weighted sum of its terms, which have different names."""
+
+    terms: tuple[RewardTerm, ...]
+
+    def evaluate(self, transition: Transition) -> StepReward:
+        """Returns what `transition` earns.
+
+        Raises:
+            ConfigurationError: a term returned no finite number.
+        """
+        reward, outcome, terms = 0.0, 0.0, {}
+        for term in self.terms:
             value = terms[term.name] = term.function(transition)
             reward += term.weight * value
+            if term.kind == "outcome":
+                outcome += term.weight * value
         if not math.isfinite(reward):
             raise ConfigurationError(f"A reward term returned no finite number: {terms}.")
-        return reward, terms
+        return StepReward(float(reward), terms, float(outcome))
+
+    def check_task(self, task: Task) -> None:
+        """Raises a `ConfigurationError` if a term needs gold answers and `task` has none."""
+        if not task.answers and any(term.needs_answers for term in self.terms):
+            raise ConfigurationError(
+                f"Task {task.id!r} has no gold answer, but the reward needs one; use other RewardTerms."
+            )
 
     @property
     def range(self) -> tuple[float, float]:
         """Bounds of the reward of one step."""
-        return sum(term.range[0] for term in self), sum(term.range[1] for term in self)
+        return sum(term.range[0] for term in self.terms), sum(term.range[1] for term in self.terms)
 
     @property
     def weights(self) -> dict[str, float]:
         """Weight by term name."""
-        return {term.name: term.weight for term in self}
+        return {term.name: term.weight for term in self.terms}
 
 
 # --- outcome ---------------------------------------------------------------------------------------------------------
 
 
-def exact_match(scorer: AnswerScorer) -> TermFunction:
-    """Returns the term "1 if the answer equals a gold answer after the data set's normalisation, else 0"."""
-
-    def term(transition: Transition) -> float:
-        answer = _final_answer(transition)
-        return float(scorer.em(answer, transition.task.answers)) if answer is not None else 0.0
-
-    return term
+def exact_match(transition: Transition, scorer: AnswerScorer = SCORERS["hotpotqa"]) -> float:
+    """1 in the step that ends the episode if the answer equals a gold answer after normalisation, else 0."""
+    answer = _final_answer(transition)
+    return float(scorer.em(answer, transition.task.answers)) if answer is not None else 0.0
 
 
-def f1(scorer: AnswerScorer) -> TermFunction:
-    """Returns the term "largest token F1 between the answer and a gold answer", in [0, 1]."""
-
-    def term(transition: Transition) -> float:
-        answer = _final_answer(transition)
-        return float(scorer.f1(answer, transition.task.answers)) if answer is not None else 0.0
-
-    return term
+def f1(transition: Transition, scorer: AnswerScorer = SCORERS["hotpotqa"]) -> float:
+    """Largest token F1 between answer and gold answers in the step that ends the episode, else 0; in [0, 1]."""
+    answer = _final_answer(transition)
+    return float(scorer.f1(answer, transition.task.answers)) if answer is not None else 0.0
 
 
 def _final_answer(transition: Transition) -> str | None:
@@ -107,24 +128,20 @@ def _final_answer(transition: Transition) -> str | None:
     return transition.parsed.answer if transition.terminated or transition.truncated else None
 
 
-def agent_r1(scorer: AnswerScorer) -> TermFunction:
-    """Returns the paper's outcome reward, given once, in the step that ends the episode (also by truncation).
+def agent_r1(transition: Transition, scorer: AnswerScorer = SCORERS["hotpotqa"]) -> float:
+    """The paper's outcome reward, given once, in the step that ends the episode (also by truncation).
 
     r_format = (answer tag well-formed + all tool calls well-formed) / 2, both 0 or 1;
     R = EM if r_format = 1 else r_format - 1. Values: 1, 0, -0.5, -1.
     """
-
-    def term(transition: Transition) -> float:
-        if not (transition.terminated or transition.truncated):
-            return 0.0
-        answer = transition.parsed.answer
-        calls_well_formed = all(not _malformed(step) for step in _steps(transition))
-        r_format = ((answer is not None) + calls_well_formed) / 2
-        if r_format < 1 or answer is None:
-            return r_format - 1
-        return float(scorer.em(answer, transition.task.answers))
-
-    return term
+    if not (transition.terminated or transition.truncated):
+        return 0.0
+    answer = transition.parsed.answer
+    calls_well_formed = all(not _malformed(step) for step in _steps(transition))
+    r_format = ((answer is not None) + calls_well_formed) / 2
+    if r_format < 1 or answer is None:
+        return r_format - 1
+    return float(scorer.em(answer, transition.task.answers))
 
 
 # --- process ---------------------------------------------------------------------------------------------------------
@@ -219,29 +236,30 @@ def _malformed(step: Transition) -> bool:
 # --- presets ---------------------------------------------------------------------------------------------------------
 
 
-def _process_terms(scorer: AnswerScorer) -> tuple[RewardTerm, ...]:
-    return (
-        RewardTerm("em", exact_match(scorer), needs_answers=True),
-        RewardTerm("valid_call", valid_call, 0.05),
-        RewardTerm("malformed_call", malformed_call, -0.1),
-        RewardTerm("failed_call", failed_call, -0.05),
-        RewardTerm("new_support", new_support, 0.2),
-        RewardTerm("repeated_query", repeated_query, -0.05),
-    )
+def _outcome(name: str, function: Callable[..., float], scorer: AnswerScorer, low: float = 0.0) -> RewardTerm:
+    # partial, not a closure: environments pickle
+    return RewardTerm(name, functools.partial(function, scorer=scorer), low=low, needs_answers=True)
 
 
+_PROCESS_TERMS = (
+    RewardTerm("valid_call", valid_call, 0.05, kind="process"),
+    RewardTerm("malformed_call", malformed_call, -0.1, kind="process"),
+    RewardTerm("failed_call", failed_call, -0.05, kind="process"),
+    RewardTerm("new_support", new_support, 0.2, kind="process"),
+    RewardTerm("repeated_query", repeated_query, -0.05, kind="process"),
+)
 _PRESETS: dict[str, Callable[[AnswerScorer], tuple[RewardTerm, ...]]] = {
-    "em": lambda scorer: (RewardTerm("em", exact_match(scorer), needs_answers=True),),
-    "f1": lambda scorer: (RewardTerm("f1", f1(scorer), needs_answers=True),),
-    "agent_r1": lambda scorer: (RewardTerm("agent_r1", agent_r1(scorer), low=-1.0, needs_answers=True),),
-    "process": _process_terms,
+    "em": lambda scorer: (_outcome("em", exact_match, scorer),),
+    "f1": lambda scorer: (_outcome("f1", f1, scorer),),
+    "agent_r1": lambda scorer: (_outcome("agent_r1", agent_r1, scorer, low=-1.0),),
+    "process": lambda scorer: (_outcome("em", exact_match, scorer), *_PROCESS_TERMS),
 }
 REWARD_PRESETS = tuple(_PRESETS)
 """Names that `make_rewards` takes."""
 
 
 def make_rewards(
-    reward: str | RewardSet | tuple[RewardTerm, ...],
+    reward: str | RewardSet | Sequence[RewardTerm],
     weights: Mapping[str, float] | None = None,
     *,
     scorer: str | AnswerScorer = "hotpotqa",
@@ -256,13 +274,16 @@ def make_rewards(
     Raises:
         ConfigurationError: unknown preset, scorer or term; a weight that is not a finite number; two terms of one name.
     """
-    if isinstance(reward, str):
+    terms: Sequence[RewardTerm]
+    if isinstance(reward, RewardSet):
+        terms = reward.terms
+    elif isinstance(reward, str):
         if reward not in _PRESETS:
             raise ConfigurationError(f"Unknown reward preset {reward!r}. {suggest(reward, _PRESETS)}")
         terms = _PRESETS[reward](find_scorer(scorer))
     else:
         check_items("reward (a preset or terms)", reward, RewardTerm)
-        terms = tuple(reward)
+        terms = reward
     names = [term.name for term in terms]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"Two reward terms have one name: {names}.")
@@ -272,7 +293,8 @@ def make_rewards(
     for name in overrides:
         if name not in names:
             raise ConfigurationError(f"reward_weights names an unknown term {name!r}. {suggest(str(name), names)}")
-    return RewardSet(replace(term, weight=_weight(term.name, overrides.get(term.name, term.weight))) for term in terms)
+    weighted = [replace(term, weight=_weight(term.name, overrides.get(term.name, term.weight))) for term in terms]
+    return RewardSet(tuple(weighted))
 
 
 def find_scorer(scorer: str | AnswerScorer) -> AnswerScorer:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space, Text, Tuple
+from gymnasium.spaces.utils import flatdim, flatten, flatten_space, unflatten
 from gymnasium.vector.utils import (
     batch_space,
     concatenate,
@@ -55,6 +56,11 @@ class UnicodeText(Text):
         self.max_length = int(max_length)
         Space.__init__(self, dtype=str, seed=seed)
 
+    @property
+    def is_np_flattenable(self) -> bool:
+        """False: the alphabet is that of samples, so the characters of a member have no numbers."""
+        return False
+
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         """Returns a random text of at most 64 characters; masks work as in `gymnasium.spaces.Text`."""
         if mask is not None or probability is not None:
@@ -86,6 +92,29 @@ def is_encodable(text: str) -> bool:
 
 def _stride(space: UnicodeText) -> int:
     return _HEADER_BYTES + _MAX_BYTES_PER_CHAR * space.max_length
+
+
+# As for every space that is no array: flattening leaves it as it is, and it has no flat dimension.
+
+
+@flatten_space.register(UnicodeText)
+def _flatten_space(space: UnicodeText) -> UnicodeText:
+    return space
+
+
+@flatten.register(UnicodeText)  # ignored below: Gymnasium's type variable knows no subclass
+def _flatten(space: UnicodeText, x: str) -> str:  # type: ignore[misc]
+    return x
+
+
+@unflatten.register(UnicodeText)
+def _unflatten(space: UnicodeText, x: str) -> str:  # type: ignore[misc]
+    return x
+
+
+@flatdim.register(UnicodeText)
+def _flatdim(space: UnicodeText) -> int:
+    raise ValueError(f"{space} has no flat dimension: a text is no array. Wrap the environment in TokenObservation.")
 
 
 @batch_space.register(UnicodeText)

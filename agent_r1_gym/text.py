@@ -14,6 +14,7 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 
+from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.types import Message, ParseError, Role, ToolCall, ToolOutcome
 
 # Single-word tags with a meaning to some model family or to a parser of this suite. Ordinary HTML stays as it is.
@@ -132,9 +133,14 @@ class Wording:
     Args:
         short: only codes of mistakes, for tiny vocabularies.
         markup: further strings to break in foreign text.
+
+    Raises:
+        ConfigurationError: `markup` holds an empty string.
     """
 
     def __init__(self, *, short: bool, markup: Sequence[str]) -> None:
+        if "" in markup:
+            raise ConfigurationError("markup holds an empty string; every string in it must have a character to break.")
         self._short = short
         self._markup = tuple(markup)
 

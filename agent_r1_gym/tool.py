@@ -8,10 +8,11 @@ import json
 import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from threading import TIMEOUT_MAX
 from typing import Any, NamedTuple
 
-from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout, ToolError
 from agent_r1_gym.support.checks import check_integer
 from agent_r1_gym.support.threads import run_side_by_side
 from agent_r1_gym.types import ErrorKind, ToolCall, ToolOutcome
@@ -19,6 +20,8 @@ from agent_r1_gym.types import ErrorKind, ToolCall, ToolOutcome
 Arguments = Mapping[str, Any]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _MAX_ERROR_CHARS = 500
+_logged: set[tuple[type, str, type]] = set()
+"""Unexpected exceptions that were logged: class and name of the tool, type of the exception."""
 
 
 class Tool(abc.ABC):
@@ -27,19 +30,40 @@ class Tool(abc.ABC):
     The environment validates arguments against `parameters` before it executes anything, and runs every call through
     `run`, which bounds time and output and turns exceptions into typed outcomes: `ToolError` and other exceptions
     become "tool_error" (the model reads the message), `InfrastructureError` becomes "unavailable" or "timeout" (the
-    episode is marked so that a learner can drop it).
+    episode is marked so that a learner can drop it). The first of each type of exception but `ToolError` is logged with
+    its traceback: only the model would read of it otherwise.
+
+    A tool that is bound to a thread, as a connection of `sqlite3` is, takes `timeout=None`: its calls then run in the
+    thread that steps the environment, one after another, and `make_tools` runs in the thread that resets it. A fresh
+    database per episode:
+
+        def make_tools(self, task):
+            database = sqlite3.connect(":memory:")
+            database.executescript(task.metadata["schema"])
+
+            @tool(timeout=None)
+            def sql(query: str) -> list:
+                \"\"\"Runs one SQL statement.
+
+    Args:
+                    query: the statement
+                \"\"\"
+                return database.execute(query).fetchall()
+
+            return [sql]
 
     Args:
         name: what the model calls; letters, digits, `_` and `-`.
         description: what it does, for the model.
         parameters: JSON schema of the arguments object.
-        timeout: seconds per call, None where the tool bounds its own time. A call with a timeout runs in a thread of
-            its own; Python cannot kill a thread, so a call that hangs is given up, not stopped. It counts as a failure
+        timeout: seconds per call; None: no limit, and the call runs in the caller's thread, which waits for it (see
+            `is_instant` for calls that take long and need no limit). A call with a timeout runs in a thread of its own;
+            Python cannot kill a thread, so a call that hangs is given up, not stopped. It counts as a failure
             of infrastructure: a tool whose arguments can make it slow should bound itself and raise `ToolError`, or a
             model learns to have its bad episodes dropped.
         max_output_chars: longer outputs are cut, with a note that says so.
-        deterministic: equal arguments give equal outcomes, so that a call asked for twice in one vector step may be
-            executed once. Set False for tools with randomness or side effects.
+        deterministic: equal arguments give equal outcomes and change nothing (a search, say). Equal calls in one step,
+            of one environment or of many that share the tool, are then executed once.
 
     Raises:
         ConfigurationError: a name, schema or limit is not valid.
@@ -53,7 +77,7 @@ class Tool(abc.ABC):
         *,
         timeout: float | None = 30.0,
         max_output_chars: int = 8_192,
-        deterministic: bool = True,
+        deterministic: bool = False,
     ) -> None:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ConfigurationError(
@@ -115,8 +139,12 @@ class Tool(abc.ABC):
 
     @property
     def is_instant(self) -> bool:
-        """Whether a call takes about a millisecond, so that a caller may wait for it instead of using a thread."""
-        return False
+        """Whether callers wait for a call in their own thread; the default: it has no timeout.
+
+        Override it with False for calls without a timeout that take long, so that other episodes go on meanwhile: they
+        then run in any thread.
+        """
+        return self.timeout is None
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -127,7 +155,7 @@ class Tool(abc.ABC):
     def check(self, arguments: Arguments) -> str | None:
         """Returns what is wrong with `arguments` under `parameters`, None if nothing is."""
         try:
-            _compile(self._schema_text, self.name)(arguments)
+            _compile(self._schema_text, self.name)(dict(arguments))
         except (ValueError, RecursionError) as error:
             problem = _describe(error).replace("data", "arguments", 1)[:_MAX_ERROR_CHARS]
             return f"{problem}. Expected arguments: {_signature(self.parameters)}."
@@ -139,7 +167,7 @@ class Tool(abc.ABC):
         Calls of a tool with a timeout run side by side, each in a thread; those of a tool with state (that overrides
         `get_state`) one after another, in order; a tool that overrides `execute_batch` gets all calls in one batch.
         """
-        batch = [dict(call.arguments) for call in calls]  # a tool that changes them must not change the history
+        batch = [dict(call.arguments) for call in calls]
         if type(self).execute_batch is Tool.execute_batch:
             return self._run_each(batch)
         outcomes = self._guard(batch) if self.timeout is None else self._run_parts([batch])[0]
@@ -180,7 +208,25 @@ class Tool(abc.ABC):
         except ConfigurationError:
             raise
         except (Exception, SystemExit) as error:  # a tool that exits must not take the training with it
+            self._log_once(error)
             return self._failures("tool_error", error, size, start)
+
+    def _log_once(self, error: Exception | SystemExit) -> None:
+        """Tells the developer of an exception that the tool did not raise on purpose: else only the model reads it."""
+        place = (type(self), self.name, type(error))
+        if isinstance(error, ToolError) or place in _logged:
+            return
+        import logging  # takes 3 ms, and most processes never need it
+
+        _logged.add(place)
+        where = "" if self.timeout is None else " Calls of a tool with a timeout run in threads, see Tool."
+        logging.getLogger(__name__).error(
+            "Tool %r raised %s; the model reads the message, later ones of this type are not logged.%s",
+            self.name,
+            type(error).__name__,
+            where,
+            exc_info=error,
+        )
 
     def _failures(self, kind: ErrorKind, error: Exception | SystemExit, size: int, start: float) -> list[ToolOutcome]:
         try:
@@ -191,11 +237,13 @@ class Tool(abc.ABC):
         return [outcome] * size
 
     def _finish(self, item: str | ToolOutcome, latency: float) -> ToolOutcome:
-        outcome = item if isinstance(item, ToolOutcome) else ToolOutcome(_to_text(item))
-        content = outcome.content if isinstance(outcome.content, str) else _to_text(outcome.content)
-        if len(content) > self.max_output_chars:
-            content = f"{content[: self.max_output_chars]}\n... [cut, {len(content)} characters in all]"
-        return ToolOutcome(content, outcome.ok, outcome.error, outcome.data, latency)
+        content = item.content if isinstance(item, ToolOutcome) else item
+        text = _to_text(content)
+        if len(text) > self.max_output_chars:
+            text = f"{text[: self.max_output_chars]}\n... [cut, {len(text)} characters in all]"
+        if not isinstance(item, ToolOutcome):
+            return ToolOutcome(text, latency=latency)
+        return item if text is content else replace(item, content=text)
 
     def _in_threads(
         self, jobs: Sequence[Callable[[], list[ToolOutcome]]], sizes: Sequence[int]

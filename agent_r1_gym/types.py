@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, dataclass_transform
+from collections.abc import Iterable, Iterator, KeysView, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 """Who speaks in a message."""
@@ -15,26 +16,45 @@ ErrorKind = Literal["malformed_call", "unknown_tool", "bad_arguments", "tool_err
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 INFRASTRUCTURE_FAILURES: frozenset[str] = frozenset({"timeout", "unavailable"})
-_Class = TypeVar("_Class")
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def value(cls: type[_Class]) -> type[_Class]:
-    """Makes a class a slotted dataclass that nobody may change; type checkers see it as frozen.
+class Arguments(Mapping[str, Any]):
+    """The arguments of a call, which nobody can change: lists and dictionaries in them are handed out as copies.
 
-    Python itself does not hold it: an object of a truly frozen dataclass takes four times as long to make, and a step
-    makes nine.
+    Args:
+        values: arguments by name; whoever made them keeps no lists and dictionaries of them to change.
     """
-    return dataclass(slots=True, unsafe_hash=True)(cls)
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values[name]
+        return copy.deepcopy(value) if isinstance(value, (dict, list)) else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def keys(self) -> KeysView[str]:
+        """Returns the names."""
+        return self._values.keys()
+
+    def __repr__(self) -> str:
+        return repr(self._values)
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class ToolCall:
     """One call that a model's turn asks for.
 
     Attributes:
         name: name of the tool.
-        arguments: keyword arguments, already decoded from JSON.
+        arguments: keyword arguments, already decoded from JSON; read-only, `dict(call.arguments)` is a copy.
         id: identifier given by the model's format (OpenAI style), else None.
     """
 
@@ -42,13 +62,17 @@ class ToolCall:
     arguments: Mapping[str, Any]
     id: str | None = None
 
+    def __post_init__(self) -> None:
+        if type(self.arguments) is not Arguments:
+            object.__setattr__(self, "arguments", Arguments(self.arguments))
+
     @property
     def key(self) -> str:
         """Canonical text of name and arguments: equal for calls that ask for the same thing."""
         return self.name + _CANONICAL.encode(dict(self.arguments))
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of the history.
 
@@ -90,7 +114,7 @@ def to_chat(messages: Iterable[Message]) -> list[dict[str, Any]]:
     return [message.to_dict() for message in messages]
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class ToolOutcome:
     """What a tool returned for one call: raw, without reward and without history.
 
@@ -99,7 +123,8 @@ class ToolOutcome:
         ok: False if the call failed.
         error: why it failed, None if it did not.
         data: structured form of `content` (a search tool: the hits), for rewards and logs; not shown to the model.
-        latency: seconds that the execution took; equal outcomes may differ in it.
+        latency: seconds that the execution took, measured where a tool returns a text, else what the tool says; equal
+            outcomes may differ in it.
     """
 
     content: str
@@ -143,7 +168,7 @@ class ParseError:
     message: str
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class ParsedTurn:
     """What a parser understood of one model turn.
 
@@ -151,11 +176,13 @@ class ParsedTurn:
         calls: well-formed calls, in order of appearance; whether tool and arguments exist is not yet known.
         answer: the final answer, None if the turn gives none.
         errors: mistakes; a turn may hold good calls and mistakes, never an answer and anything else.
+        content: the turn's text, in formats that carry calls outside of it; None: the turn as it was written.
     """
 
     calls: tuple[ToolCall, ...] = ()
     answer: str | None = None
     errors: tuple[ParseError, ...] = ()
+    content: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +202,7 @@ class Task:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Transition:
     """One step of an episode, as reward terms see it.
 
@@ -193,12 +220,12 @@ class Transition:
     turn: int
     parsed: ParsedTurn
     outcomes: tuple[ToolOutcome, ...]
-    terminated: bool
-    truncated: bool
+    terminated: bool = False
+    truncated: bool = False
     earlier: tuple[Transition, ...] = field(default=(), repr=False, compare=False)
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Passage:
     """One retrievable piece of text.
 
@@ -222,47 +249,51 @@ class Passage:
         return tuple(self.text[start:end] for start, end in zip(starts, ends, strict=True))
 
 
-RewardTerms = Mapping[str, float]
-"""Named reward terms of one step, before weighting."""
+# --- info as JSON ----------------------------------------------------------------------------------------------------
+
+_INFO_VALUES: Mapping[str, type] = {
+    "messages": Message,
+    "new_messages": Message,
+    "tool_calls": ToolCall,
+    "tool_outcomes": ToolOutcome,
+    "parse_errors": ParseError,
+}
+"""Keys of `info` that hold a tuple of values, and of which."""
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeState:
-    """A snapshot of an episode, made by `ToolEnv.get_state`; may be set in another environment of the same kind."""
+def info_to_dict(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `info` of one environment as plain data, fit for `json.dumps`; what wrappers added included.
 
-    task: Task | None
-    messages: tuple[Message, ...]
-    text: str
-    transitions: tuple[Transition, ...]
-    ended: bool
-    infrastructure_error: str | None
-    generator: Mapping[str, Any]
-    tools: tuple[Any, ...]
-
-
-class PendingStep:
-    """What `begin_step` leaves for `finish_step`.
-
-    Args:
-        action: the model's turn.
-        parsed: what the parser understood of it.
-        executed: number of its calls that somebody executes.
-        refused: its other calls: position among all, and the outcome that says what is wrong.
-        overlong: whether the turn overruns the history budget.
+    Values become dictionaries of their fields, arrays lists; what has no form in JSON (in `ToolOutcome.data`, say)
+    becomes its `repr`.
     """
+    return {key: _plain(value) for key, value in info.items()}
 
-    __slots__ = ("action", "executed", "overlong", "parsed", "refused")
 
-    def __init__(
-        self,
-        action: str,
-        parsed: ParsedTurn,
-        executed: int,
-        refused: Sequence[tuple[int, ToolOutcome]],
-        overlong: bool,
-    ) -> None:
-        self.action = action
-        self.parsed = parsed
-        self.executed = executed
-        self.refused = refused
-        self.overlong = overlong
+def info_from_dict(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `info` that `info_to_dict` made `data` of.
+
+    Messages, calls, outcomes and parse errors are values again; `ToolOutcome.data` and what wrappers added are not.
+
+    Raises:
+        TypeError: `data` holds fields that those values do not have.
+    """
+    return {key: _values(_INFO_VALUES[key], value) if key in _INFO_VALUES else value for key, value in data.items()}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if is_dataclass(value):
+        return {part.name: _plain(getattr(value, part.name)) for part in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(inner) for inner in value]
+    return value.tolist() if hasattr(value, "tolist") else repr(value)  # arrays and numbers of numpy or torch
+
+
+def _values(kind: type, entries: Iterable[Mapping[str, Any]]) -> tuple[Any, ...]:
+    if kind is Message:
+        entries = [{**entry, "tool_calls": _values(ToolCall, entry["tool_calls"])} for entry in entries]
+    return tuple(kind(**entry) for entry in entries)

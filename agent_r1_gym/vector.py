@@ -1,29 +1,40 @@
-"""ToolVectorEnv: many episodes side by side, one batch of tool calls a step."""
+"""Many episodes side by side, one batch of tool calls per step: `ToolVectorEnv`, and `step_together` for any loop."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple, cast
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit
 
-from agent_r1_gym.core import StepReturn, ToolEnv
+from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ActionTypeError, ConfigurationError
-from agent_r1_gym.tool import execute_calls
+from agent_r1_gym.spaces import UnicodeText
+from agent_r1_gym.tool import PendingCall, execute_calls
 
+AnyEnv = gymnasium.Env[Any, Any]
+AnyActionWrapper = gymnasium.ActionWrapper[Any, Any, Any]
+AnyStepReturn = tuple[Any, Any, bool, bool, dict[str, Any]]
 Flags = npt.NDArray[np.bool_]
-VectorStepReturn = tuple[tuple[str, ...], npt.NDArray[np.float64], Flags, Flags, dict[str, Any]]
+VectorStepReturn = tuple[Any, npt.NDArray[np.float64], Flags, Flags, dict[str, Any]]
 
 
-class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
-    """N `ToolEnv`s whose tool calls are gathered in each step and executed as one batch a tool.
+class ToolVectorEnv(VectorEnv[Any, Any, Any]):
+    """N `ToolEnv`s, bare or wrapped, whose tool calls are gathered in each step and executed as one batch per tool.
 
     Environments that share a tool object share its batch, and equal calls to a deterministic tool are executed once.
-    The transitions are those of N single environments. `gym.make_vec(id, num_envs=N)` returns this class.
+    The transitions are those of N single environments. Observations are a tuple of N texts, or batched as the space of
+    wrapped environments says. Which wrappers keep the batch: see `step_together`.
+
+    `gymnasium.make_vec(ID, num_envs=N)` returns this class. Its argument `wrappers` is Gymnasium's own and refused
+    there; `gymnasium.make_vec(ID, num_envs=N, env_wrappers=[...])` wraps each environment.
 
     Args:
         envs: the environments; they must have equal spaces.
@@ -36,7 +47,7 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
     """
 
     def __init__(
-        self, envs: Sequence[ToolEnv], *, autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP
+        self, envs: Sequence[AnyEnv], *, autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP
     ) -> None:
         if not envs:
             raise ConfigurationError("A vector needs at least one environment (num_envs >= 1).")
@@ -48,23 +59,28 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
         self.envs = list(envs)
         self.num_envs = len(self.envs)
         first = self.envs[0]
-        if len(set(map(id, self.envs))) < self.num_envs:
+        if len({id(env.unwrapped) for env in self.envs}) < self.num_envs:
             raise ConfigurationError("One environment stands twice in the vector; each place needs one of its own.")
-        for env in self.envs:
-            if (env.observation_space, env.action_space) != (first.observation_space, first.action_space):
-                raise ConfigurationError("All environments of a vector need equal observation and action spaces.")
+        for index, env in enumerate(self.envs):
+            spaces, expected = (env.observation_space, env.action_space), (first.observation_space, first.action_space)
+            if spaces != expected:
+                raise ConfigurationError(
+                    f"All environments of a vector need equal observation and action spaces; environment {index} has "
+                    f"{spaces}, the first {expected}."
+                )
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = first.render_mode
         self.single_observation_space = first.observation_space
         self.single_action_space = first.action_space
         self.observation_space = batch_space(first.observation_space, self.num_envs)
         self.action_space = batch_space(first.action_space, self.num_envs)
-        self._observations: list[str] = [""] * self.num_envs
+        is_text = isinstance(first.observation_space, UnicodeText)
+        self._observations: list[Any] = ["" if is_text else first.observation_space.sample()] * self.num_envs
         self._ended = np.zeros(self.num_envs, dtype=np.bool_)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[tuple[str, ...], dict[str, Any]]:
+    ) -> tuple[Any, dict[str, Any]]:
         """Starts an episode in every environment, or in those of `options["reset_mask"]`.
 
         Args:
@@ -72,7 +88,7 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
             options: passed to every environment, but for `reset_mask`, a boolean array of shape (num_envs,).
 
         Returns:
-            Observations (a tuple of N texts) and the batched info.
+            Observations and the batched info.
         """
         options = dict(options or {})
         mask = self._reset_mask(options.pop("reset_mask", None))
@@ -81,22 +97,22 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
             if mask[index]:
                 self._observations[index], infos[index] = self.envs[index].reset(seed=env_seed, options=dict(options))
         self._ended[mask] = False
-        return tuple(self._observations), batch_infos(infos)
+        return self._batched_observations(), batch_infos(infos)
 
-    def step(self, actions: Sequence[str]) -> VectorStepReturn:
+    def step(self, actions: Any) -> VectorStepReturn:
         """Steps every environment; all their calls are executed together.
 
         Args:
-            actions: one model turn an environment.
+            actions: one model turn per environment, or what the action space of wrapped environments says.
 
         Returns:
-            Observations (N texts), rewards, terminations, truncations (arrays of shape (N,)) and the batched info.
+            Observations, rewards, terminations, truncations (arrays of shape (N,)) and the batched info.
 
         Raises:
             ActionTypeError: not N strings; no environment was stepped then.
             EpisodeError: an episode ended and was not reset ("Disabled" mode).
         """
-        self._check_actions(actions)
+        actions = self._single_actions(actions)
         next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
         resets: list[bool] = self._ended.tolist() if next_step else [False] * self.num_envs
         live = [index for index, reset in enumerate(resets) if not reset]
@@ -119,7 +135,7 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
         terminated, truncated = np.array(terminations, dtype=np.bool_), np.array(truncations, dtype=np.bool_)
         self._ended = terminated | truncated
         paid = np.array(rewards, dtype=np.float64)
-        return tuple(self._observations), paid, terminated, truncated, batch_infos(infos)
+        return self._batched_observations(), paid, terminated, truncated, batch_infos(infos)
 
     def render(self) -> tuple[Any, ...]:
         """Returns what every environment renders."""
@@ -127,12 +143,12 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Returns the attribute `name` of every environment, called with the arguments if it is callable."""
-        found = [getattr(env, name) for env in self.envs]
-        return tuple(value(*args, **kwargs) if callable(value) else value for value in found)
+        values = self.get_attr(name)
+        return tuple(value(*args, **kwargs) if callable(value) else value for value in values)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Returns the attribute `name` of every environment."""
-        return tuple(getattr(env, name) for env in self.envs)
+        return tuple(env.get_wrapper_attr(name) for env in self.envs)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Sets the attribute `name`: one value for all, or a list or tuple with one an environment."""
@@ -140,7 +156,7 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
         if len(each) != self.num_envs:
             raise ConfigurationError(f"set_attr needs {self.num_envs} values, got {len(each)}.")
         for env, value in zip(self.envs, each, strict=True):
-            setattr(env, name, value)
+            env.set_wrapper_attr(name, value)
 
     @property
     def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]  # as in SyncVectorEnv
@@ -157,14 +173,23 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], Any]):
         for env in self.envs:
             env.close()
 
-    def _check_actions(self, actions: Sequence[str]) -> None:
-        sized = isinstance(actions, Sequence | np.ndarray) and not isinstance(actions, str)
-        if not sized or len(actions) != self.num_envs:
-            size = len(actions) if sized else f"one {type(actions).__name__}"
-            raise ActionTypeError(f"Expected {self.num_envs} actions, one string an environment, got {size}.")
-        for index, action in enumerate(actions):
+    def _batched_observations(self) -> Any:
+        space = self.single_observation_space
+        out: Any = create_empty_array(space, self.num_envs)
+        return concatenate(space, self._observations, out)
+
+    def _single_actions(self, actions: Any) -> Sequence[Any]:
+        """Returns one action per environment; texts are checked before any environment is stepped."""
+        is_text = isinstance(self.single_action_space, UnicodeText)
+        singles = actions if is_text else tuple(iterate(self.action_space, actions))
+        sized = isinstance(singles, Sequence | np.ndarray) and not isinstance(singles, str)
+        if not sized or len(singles) != self.num_envs:
+            size = len(singles) if sized else f"one {type(actions).__name__}"
+            raise ActionTypeError(f"Expected {self.num_envs} actions, one per environment, got {size}.")
+        for index, action in enumerate(singles if is_text else ()):
             if not isinstance(action, str):
                 raise ActionTypeError(f"Action {index} must be a string, got {type(action).__name__}.")
+        return singles
 
     def _reset_mask(self, mask: Any) -> Flags:
         if mask is None:
@@ -207,7 +232,8 @@ def batch_infos(infos: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
         else:
             values = [info.get(key) if info else None for info in infos]
             mask = np.array([info is not None and key in info for info in infos], dtype=np.bool_)
-        batched[key], batched[f"_{key}"] = _batch_values(values, values[int(mask.argmax())]), mask
+        first = None if key == "final_obs" else values[int(mask.argmax())]  # kept as objects, as Gymnasium does
+        batched[key], batched[f"_{key}"] = _batch_values(values, first), mask
     return batched
 
 
@@ -220,21 +246,97 @@ def _batch_values(values: list[Any], first: Any) -> Any:
     return np.fromiter(values, dtype=object, count=len(values))
 
 
-def step_together(envs: Sequence[ToolEnv], actions: Sequence[str]) -> list[StepReturn]:
-    """Steps environments side by side: all their calls are executed as one batch a tool.
+# --- stepping several environments -----------------------------------------------------------------------------------
+
+_HAND_THE_ACTION_ON = frozenset(
+    wrapper.step
+    for wrapper in (
+        *(gymnasium.Wrapper, gymnasium.ObservationWrapper, gymnasium.RewardWrapper),
+        *(OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit),
+    )
+)
+"""Steps of wrappers that step the wrapped environment once, with the action that they get."""
+
+
+def step_together(envs: Sequence[AnyEnv], actions: Sequence[Any]) -> list[AnyStepReturn]:
+    """Steps environments side by side: all tool calls of `ToolEnv`s among them are executed as one batch per tool.
+
+    A wrapped `ToolEnv` takes part where its wrappers show which action reaches it: those of this package; Gymnasium's
+    `TimeLimit`, `RecordEpisodeStatistics`, `OrderEnforcing` and `PassiveEnvChecker`; observation, reward and action
+    wrappers that have no `step` of their own; any class with the attribute `hands_the_action_on = True`, whose `step`
+    steps the wrapped environment once, with the same action. All else is stepped by itself.
 
     Args:
-        envs: environments with a running episode each.
-        actions: one model turn an environment.
+        envs: any environments, with a running episode each.
+        actions: one per environment.
 
     Returns:
         What `step` of each environment would have returned.
     """
-    pending = [env.begin_step(action) for env, action in zip(envs, actions, strict=True)]
-    outcomes = execute_calls([call for calls in pending for call in calls])
-    results = []
-    position = 0
-    for env, calls in zip(envs, pending, strict=True):
-        results.append(env.finish_step(outcomes[position : position + len(calls)]))
-        position += len(calls)
-    return results
+    begun = [_begin(env, action) for env, action in zip(envs, actions, strict=True)]
+    outcomes = iter(execute_calls([call for step in begun if step is not None for call in step.calls]))
+    steps: list[AnyStepReturn] = []
+    for env, action, step in zip(envs, actions, begun, strict=True):
+        if step is None:
+            steps.append(env.step(action))
+            continue
+        own = [next(outcomes) for _ in step.calls]
+        if env is step.tool_env:
+            steps.append(step.tool_env.finish_step(own))
+        else:
+            step.tool_env.prepare_step(own)
+            with _answering(step.answers):
+                steps.append(env.step(action))
+    return steps
+
+
+class _Begun(NamedTuple):
+    """A step that was begun below wrappers.
+
+    Attributes:
+        tool_env: where.
+        calls: what is to be executed.
+        answers: what each action wrapper on the way made of the action.
+    """
+
+    tool_env: ToolEnv
+    calls: tuple[PendingCall, ...]
+    answers: Sequence[tuple[AnyActionWrapper, Any]] = ()
+
+
+def _begin(env: AnyEnv, action: Any) -> _Begun | None:
+    """Begins the step of the `ToolEnv` in `env`; None if only `env.step` knows what reaches it."""
+    if isinstance(env, ToolEnv):
+        return _Begun(env, env.begin_step(action))
+    if not isinstance(env.unwrapped, ToolEnv) or not _shows_the_action(env):
+        return None
+    answers: list[tuple[AnyActionWrapper, Any]] = []
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.ActionWrapper):
+            action = env.action(action)
+            answers.append((env, action))
+        env = env.env
+    tool_env = cast(ToolEnv, env)
+    return _Begun(tool_env, tool_env.begin_step(action), answers)
+
+
+def _shows_the_action(env: AnyEnv) -> bool:
+    while isinstance(env, gymnasium.Wrapper):
+        step = type(env).step
+        known = step in _HAND_THE_ACTION_ON or getattr(type(env), "hands_the_action_on", False)
+        if not known and (step is not gymnasium.ActionWrapper.step or "action" in vars(env)):
+            return False
+        env = env.env
+    return True
+
+
+@contextmanager
+def _answering(answers: Sequence[tuple[AnyActionWrapper, Any]]) -> Iterator[None]:
+    """Has action wrappers repeat what they answered: a random one, asked again, may answer something else."""
+    for wrapper, answer in answers:
+        vars(wrapper)["action"] = lambda _action, answer=answer: answer
+    try:
+        yield
+    finally:
+        for wrapper, _ in answers:
+            del vars(wrapper)["action"]

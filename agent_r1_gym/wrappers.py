@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -32,6 +33,9 @@ REMOVED_NOTE = "(older output removed)"
 
 class _Observer(gymnasium.Wrapper[Any, str, Any, str], RecordConstructorArgs, abc.ABC):
     """Replaces observation and info by what `observe` makes of them, after `reset` and after `step`."""
+
+    hands_the_action_on: ClassVar[bool] = True
+    """See `vector.step_together`."""
 
     def __init__(self, env: gymnasium.Env[Any, str]) -> None:
         super().__init__(env)
@@ -294,13 +298,11 @@ class TokenObservation(_Observer):
     ) -> Callable[[Any, Info], Sequence[int]]:
         """Returns the function from observation and info to token ids."""
         if chat_template:
-            template = _template_encoder(tokenizer, options or {})
-            return lambda _observation, info: template(to_chat(info["messages"]))
+            return functools.partial(_encode_chat, _template_encoder(tokenizer, options or {}))
         if options is not None:
             raise ConfigurationError("template_options needs chat_template=True.")
         _require_text(self.env, "TokenObservation encodes text", "drop that wrapper or give chat_template=True")
-        encode = _text_encoder(tokenizer)
-        return lambda observation, _info: encode(observation)
+        return functools.partial(_encode_text, _text_encoder(tokenizer))
 
     def observe(self, observation: Any, info: Info) -> tuple[Tokens, Info]:
         """Returns the padded ids and their mask."""
@@ -330,13 +332,24 @@ def _text_encoder(tokenizer: Any) -> Encode:
             )
         encode: Encode = tokenizer
         return encode
+    return functools.partial(_ids_of, tokenizer)
 
-    def ids(text: str) -> Sequence[int]:
-        encoding = tokenizer.encode(text, add_special_tokens=False)
-        found: Sequence[int] = getattr(encoding, "ids", encoding)
-        return found
 
+# Functions of the module and `functools.partial` instead of closures, so that wrapped environments pickle.
+
+
+def _ids_of(tokenizer: Any, text: str) -> Sequence[int]:
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    ids: Sequence[int] = getattr(encoding, "ids", encoding)
     return ids
+
+
+def _encode_text(encode: Encode, observation: str, _info: Info) -> Sequence[int]:
+    return encode(observation)
+
+
+def _encode_chat(encode: Callable[..., Sequence[int]], _observation: Any, info: Info) -> Sequence[int]:
+    return encode(to_chat(info["messages"]))
 
 
 def _template_encoder(tokenizer: Any, options: Mapping[str, Any]) -> Callable[[list[dict[str, Any]]], Sequence[int]]:
@@ -351,12 +364,7 @@ def _template_encoder(tokenizer: Any, options: Mapping[str, Any]) -> Callable[[l
             'template_options={"chat_template": ...}.'
         )
     arguments = {"add_generation_prompt": True, **options}
-
-    def ids(chat: list[dict[str, Any]]) -> Sequence[int]:
-        found: Sequence[int] = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False, **arguments)
-        return found
-
-    return ids
+    return functools.partial(tokenizer.apply_chat_template, tokenize=True, return_dict=False, **arguments)
 
 
 def _pad_id(tokenizer: Any, given: int | None) -> int:

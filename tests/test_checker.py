@@ -7,6 +7,7 @@ import pytest
 
 from agent_r1_gym.checker import CheckError, check_tool_env
 from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.core.history import History
 from agent_r1_gym.errors import AgentR1Error
 from agent_r1_gym.registry import register
 from agent_r1_gym.rewards import RewardTerm
@@ -208,7 +209,7 @@ class Endless(SmallEnv):
     def finish_step(self, outcomes):
         observation, reward, terminated, truncated, info = super().finish_step(outcomes)
         if truncated:
-            self._ended = False
+            self._history = self._history._replace(ended=False)
             truncated, info["end_reason"] = False, None
         return observation, reward, terminated, truncated, info
 
@@ -216,7 +217,7 @@ class Endless(SmallEnv):
 class GoesOnAfterTheEnd(SmallEnv):
     def finish_step(self, outcomes):
         result = super().finish_step(outcomes)
-        self._ended = False
+        self._history = self._history._replace(ended=False)
         return result
 
 
@@ -241,8 +242,9 @@ class IgnoresTaskIndex(SmallEnv):
 
 
 class OtherOrder(SmallEnv):
-    def _choose_task(self, options):
-        return super()._choose_task({"task_index": 4 - options["task_index"]} if "task_index" in options else options)
+    def reset(self, *, seed=None, options=None):
+        index = (options or {}).get("task_index")
+        return super().reset(seed=seed, options={"task_index": 4 - index} if index in range(5) else options)
 
 
 class TwoBehaviours(SmallEnv):
@@ -284,21 +286,17 @@ class UnsavedState(SmallEnv):
 class RawOutcomes(SmallEnv):
     """Shows tool output as it came."""
 
-    def _append(self, pending, outcomes):
-        first = len(self._messages) + 1
-        super()._append(pending, outcomes)
-        for position, outcome in enumerate(outcomes, first):
-            self._messages[position] = dataclasses.replace(self._messages[position], content=outcome.content)
-        self._text = render_text(self._messages)
+    def finish_step(self, outcomes):
+        self._wording.outcome = lambda call, outcome, _identifier: Message("tool", outcome.content, call.name)
+        return super().finish_step(outcomes)
 
 
 class RawPrompt(SmallEnv):
     """Shows the task as it came."""
 
-    def _start(self, task):
-        super()._start(task)
-        self._messages[-1] = Message("user", task.prompt)
-        self._text = render_text(self._messages)
+    def _open(self, task):
+        messages = (*super()._open(task).messages[:-1], Message("user", task.prompt))
+        return History(task, messages, render_text(messages))
 
 
 class CloseOnce(SmallEnv):
@@ -349,7 +347,7 @@ def test_each_broken_environment_is_caught(broken, message):
 def test_a_step_before_the_first_reset_is_caught():
     class Eager(SmallEnv):
         def begin_step(self, action):
-            if self._task is None:
+            if self._history is None:
                 self.reset(seed=0)
             return super().begin_step(action)
 
@@ -405,3 +403,29 @@ def test_outcomes_of_any_data_are_compared_by_what_the_model_sees():
             return ToolOutcome("array", data=np.arange(3))
 
     check_tool_env(ToolEnv(tasks=TASKS, tools=[ArrayTool()]))
+
+
+class DownTool(EchoTool):
+    def execute(self, arguments):
+        raise KeyError("database")
+
+
+def test_an_environment_whose_every_call_fails_does_not_pass():
+    env = ToolEnv(tasks=TASKS, tools=[DownTool()])
+    with pytest.raises(CheckError, match=r"calls failed, the first with tool_error: .*database"):
+        check_tool_env(env)
+    check_tool_env(ToolEnv(tasks=TASKS, tools=[DownTool()]), actions=[ANSWER, "hm"])  # nothing was called
+
+
+def test_a_tool_that_is_not_as_deterministic_as_it_says_is_caught():
+    class Ticket(CounterTool):
+        def __init__(self):
+            super().__init__()
+            self.deterministic = True
+
+    class Shop(SmallEnv):
+        def make_tools(self, task):
+            return [self._echo, Ticket()]
+
+    with pytest.raises(CheckError, match=r"'count' says that it is deterministic.*'1' and '2'.*Drop deterministic"):
+        check_tool_env(Shop())

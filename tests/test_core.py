@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,11 +13,12 @@ import pytest
 from gymnasium.error import ResetNeeded
 
 from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.core.history import EpisodeState
 from agent_r1_gym.errors import ActionTypeError, AgentR1Error, ConfigurationError, EpisodeError, RetrievalError
 from agent_r1_gym.parsing import SearchR1Parser
 from agent_r1_gym.rewards import RewardTerm
 from agent_r1_gym.tool import Tool
-from agent_r1_gym.types import EpisodeState, Message, Task, ToolCall, ToolOutcome, Transition
+from agent_r1_gym.types import Message, Task, ToolCall, ToolOutcome, Transition
 from tests.kit.helpers import (
     TASKS,
     CounterTool,
@@ -38,6 +41,7 @@ INFO_KEYS = {
     "turn",
     "answer",
     "reward_terms",
+    "outcome_reward",
     "tool_calls",
     "tool_outcomes",
     "parse_errors",
@@ -54,16 +58,16 @@ def roles(messages: Sequence[Message]) -> list[str]:
 
 
 def test_an_episode_from_start_to_end() -> None:
-    env = make_env(tools=[EchoTool()], system_prompt="Be brief.")
+    env = make_env(tools=[EchoTool()], raw_system_prompt="Be brief; call echo.")
     observation, info = env.reset(seed=0, options={"task_index": 0})
-    assert observation == "[system]\nBe brief.\n\n[user]\nWhat is the capital of France?\n\n"
+    assert observation == "[system]\nBe brief; call echo.\n\n[user]\nWhat is the capital of France?\n\n"
     assert set(info) == INFO_KEYS
     assert (info["task_id"], info["turn"], info["reward_terms"], info["end_reason"]) == ("t0", 0, {}, None)
 
     action = call("echo", text="hi")
     observation, reward, terminated, truncated, info = env.step(action)
     new = f"[assistant]\n{action}\n\n[tool: echo]\necho hi\n\n"
-    assert observation == f"[system]\nBe brief.\n\n[user]\nWhat is the capital of France?\n\n{new}"
+    assert observation == f"[system]\nBe brief; call echo.\n\n[user]\nWhat is the capital of France?\n\n{new}"
     assert (reward, terminated, truncated) == (0.0, False, False)
     assert info["new_messages"] == (Message("assistant", action), Message("tool", "echo hi", "echo"))
     assert info["tool_calls"] == (ToolCall("echo", {"text": "hi"}),)
@@ -524,10 +528,11 @@ def test_human_prints_each_step_once(capsys: pytest.CaptureFixture[str]) -> None
     assert env.render() is None
 
 
-def test_nothing_is_rendered_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_rendered_by_default_and_a_warning_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     env = started(make_env())
     env.step("x")
-    assert env.render() is None
+    with pytest.warns(UserWarning, match="render_mode"):
+        assert env.render() is None
     assert capsys.readouterr().out == ""
 
 
@@ -654,6 +659,7 @@ def generator() -> Any:
         {"max_history_chars": None},
         {"system_prompt": 5},
         {"system_prompt": b"x"},
+        {"raw_system_prompt": 5},
         {"feedback": "long"},
         {"feedback": None},
         {"markup": "<|eot|>"},
@@ -739,4 +745,124 @@ def test_a_snapshot_is_a_value() -> None:
     state = started(make_env()).get_state()
     assert isinstance(state, EpisodeState)
     with pytest.raises(AttributeError):
-        state.text = "x"  # type: ignore[misc]
+        state.history = None  # type: ignore[misc,assignment]
+    with pytest.raises(AttributeError):
+        state.history.text = "x"  # type: ignore[misc]
+
+
+# --- the system turn -------------------------------------------------------------------------------------------------
+
+
+def system_turn_of(**options: Any) -> str:
+    return make_env(tools=[EchoTool()], **options).reset(seed=0)[1]["messages"][0].content
+
+
+def test_a_system_prompt_replaces_the_instructions_and_keeps_tools_and_answer_format() -> None:
+    text = system_turn_of(system_prompt="You are a clerk.")
+    assert text.startswith("You are a clerk.\n\n")
+    assert text.removeprefix("You are a clerk.") == system_turn_of().removeprefix(ToolEnv.instructions)
+    assert [part for part in ('"name": "echo"', "<tool_call>", "<answer>") if part not in text] == []
+
+
+def test_a_raw_system_prompt_is_all_there_is_and_warns_where_it_names_no_tool() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert system_turn_of(raw_system_prompt="Call echo.") == "Call echo."
+        assert system_turn_of(raw_system_prompt="Be brief.", parser="openai") == "Be brief."  # the endpoint lists tools
+    with pytest.warns(UserWarning, match=r"names none of the tools \['echo'\]"):
+        assert system_turn_of(raw_system_prompt="Be brief.") == "Be brief."
+
+
+@pytest.mark.parametrize("name", ["system_prompt", "raw_system_prompt"])
+def test_an_empty_system_prompt_is_no_system_turn(name: str) -> None:
+    assert make_env(tools=[EchoTool()], **{name: ""}).reset(seed=0)[0].startswith("[user]")
+
+
+def test_two_system_prompts_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="not both"):
+        make_env(system_prompt="a", raw_system_prompt="b")
+    assert system_turn_of(system_prompt="", raw_system_prompt="Call echo.") == "Call echo."  # "" is a class's default
+
+
+# --- what leaves the environment -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parser", ["hermes", "openai"])
+def test_nothing_that_is_handed_out_lets_a_user_rewrite_history(parser: str) -> None:
+    env = started(make_env(tools=[GivenTool("found")], parser=parser))
+    action = env.parser.format_call(ToolCall("given", {"deep": {"list": [1]}, "list": [1]}))
+    info, state = env.step(action)[4], env.get_state()
+    before = pickle.dumps((env.get_state(), env.transitions))
+    handed_out = (*info["messages"], *info["tool_calls"], *info["tool_outcomes"], *env.transitions)
+    for value in (*handed_out, state):
+        for field in dataclasses.fields(value):
+            with pytest.raises(AttributeError):
+                setattr(value, field.name, "forged")
+    with pytest.raises(AttributeError):
+        state.history.messages = ()  # type: ignore[misc]
+    (call,) = info["tool_calls"]
+    with pytest.raises(TypeError):
+        call.arguments["list"] = "forged"
+    call.arguments["deep"]["list"].append(2)
+    call.arguments["list"].append(2)
+    dict(call.arguments).clear()
+    info["reward_terms"]["em"] = 5.0
+    assert pickle.dumps((env.get_state(), env.transitions)) == before
+
+
+def test_a_reward_that_raises_leaves_the_episode_as_it_was() -> None:
+    def fragile(transition: Transition) -> float:
+        return 1 / len(transition.parsed.calls)
+
+    env = started(make_env(tools=[EchoTool()], reward=(RewardTerm("fragile", fragile),)))
+    before = env.get_state()
+    with pytest.raises(ZeroDivisionError):
+        env.step("no call")
+    assert env.get_state() == before
+    assert env.step(call("echo", text="x"))[1] == 1.0
+
+
+TERMS = (
+    RewardTerm("goal", lambda transition: float(transition.terminated), 2.0),
+    RewardTerm("tries", lambda _: 1.0, -0.5, kind="process"),
+    RewardTerm("cut", lambda transition: float(transition.truncated)),
+)
+
+
+def test_the_part_of_outcome_terms_is_told_apart() -> None:
+    env = make_env(reward=TERMS)
+    assert env.reset(seed=0)[1]["outcome_reward"] == 0.0
+    _, reward, _, _, info = env.step("hm")
+    assert (reward, info["outcome_reward"]) == (-0.5, 0.0)
+    _, reward, _, _, info = env.step(answer("x"))
+    assert (reward, info["outcome_reward"]) == (1.5, 2.0)
+    assert started(env).truncate_with_terms() == (0.5, {"goal": 0.0, "tries": 1.0, "cut": 1.0}, 1.0)
+
+
+@pytest.mark.parametrize("reward", ["em", "f1", "agent_r1", "process"])
+def test_a_running_environment_pickles(reward: str) -> None:
+    env = started(make_env(tools=[EchoTool(), CounterTool()], reward=reward))
+    env.step(call("count"))
+    again = pickle.loads(pickle.dumps(env))
+    assert play(again, [call("count"), answer("Paris")]) == play(env, [call("count"), answer("Paris")])
+
+
+def test_an_environment_says_what_it_is() -> None:
+    assert repr(make_env()) == "<ToolEnv not registered, 3 tasks>"
+
+
+def test_a_prepared_step_is_taken_by_the_next_step_with_the_same_action_only() -> None:
+    tool = EchoTool()
+    env = started(make_env(tools=[tool]))
+    action = call("echo", text="a")
+    with pytest.raises(EpisodeError, match="begin_step"):
+        env.prepare_step([])
+    env.begin_step(action)
+    env.prepare_step([ToolOutcome("prepared")])
+    assert env.step(action)[4]["tool_outcomes"] == (ToolOutcome("prepared"),)
+    assert tool.executed == []
+    env.begin_step(action)
+    env.prepare_step([ToolOutcome("prepared")])
+    with pytest.raises(EpisodeError, match="prepared for the action"):
+        env.step("another")
+    assert env.step("another")[4]["turn"] == 2

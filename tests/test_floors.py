@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 FLOORS = {
     "agent_r1_gym": (
-        ("_version", "errors", "types", "spaces"),
+        ("errors", "types", "spaces"),
         ("support",),
         ("text",),
         ("parsing", "scoring", "datasets", "retrieval"),
@@ -58,7 +58,7 @@ FLOORS = {
 }
 """Modules and folders of each package, lowest floor first."""
 
-LONGEST_FILE = 500
+LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
 
 HEAVY = {
@@ -265,7 +265,7 @@ def test_the_reader_resolves_submodules():
     node = ast.parse("from agent_r1_gym import core, Tool").body[0]
     assert isinstance(node, ast.ImportFrom)
     assert list(imported_names(node)) == ["agent_r1_gym.core", "agent_r1_gym"]
-    core = {entry.imported for entry in OWN if entry.importer == "agent_r1_gym.core"}
+    core = {entry.imported for entry in OWN if entry.importer == "agent_r1_gym.core.__init__"}
     assert core >= {"agent_r1_gym.parsing.__init__", "agent_r1_gym.tool"}
 
 

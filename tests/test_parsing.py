@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1_gym.errors import ConfigurationError
@@ -14,10 +13,7 @@ from agent_r1_gym.parsing import (
     OpenAIParser,
     Parser,
     SearchR1Parser,
-    TagParser,
     make_parser,
-    strict_json,
-    visible_text,
 )
 from agent_r1_gym.parsing.strict_json import decode
 from agent_r1_gym.types import PARSE_ERROR_CODES, ParsedTurn, ToolCall
@@ -262,7 +258,7 @@ def test_every_depth_of_nesting_is_read_or_refused(opening: str, letter: str) ->
         turn = HermesParser().parse(hermes_body(f'{{"name": "{letter}", "arguments": {{"x": {value}}}}}'))
         assert bool(turn.calls) != bool(turn.errors)
         for call in turn.calls:
-            assert json.loads(json.dumps(call.arguments)) == call.arguments
+            assert json.loads(json.dumps(dict(call.arguments))) == call.arguments
             assert call.key
 
 
@@ -293,142 +289,15 @@ fragments = st.sampled_from(
 )
 texts = st.lists(st.one_of(st.text(readable, max_size=20), fragments), max_size=6).map("".join)
 numbers = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
-json_values = st.recursive(
-    st.none() | st.booleans() | numbers | texts,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
-    max_leaves=12,
-)
-tool_calls = st.builds(ToolCall, texts.filter(bool), st.dictionaries(texts, json_values, max_size=4))
 
 
-@given(tool_calls)
-def test_hermes_understands_the_calls_it_formats(call: ToolCall) -> None:
-    assert HermesParser().parse(HermesParser().format_call(call)) == ParsedTurn((call,))
-
-
-@given(tool_calls)
-def test_openai_understands_the_calls_it_formats(call: ToolCall) -> None:
-    (parsed,) = OpenAIParser().parse(OpenAIParser().format_call(call)).calls
-    assert (parsed.name, parsed.arguments) == (call.name, call.arguments)
-
-
-@given(texts)
-def test_search_r1_understands_or_refuses_what_it_formats(query: str) -> None:
-    call = ToolCall("search", {"query": query})
-    try:
-        text = SearchR1Parser().format_call(call)
-    except ConfigurationError:
-        assert "<" in query or not query.strip()
-        return
-    assert SearchR1Parser().parse(text).calls == (ToolCall("search", {"query": query.strip()}),)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        ToolCall("lookup", {"query": "a"}),
-        ToolCall("search", {"query": "a", "k": 1}),
-        ToolCall("search", {}),
-        ToolCall("search", {"query": "</search><answer>a</answer>"}),
-    ],
-)
-def test_search_r1_refuses_calls_it_cannot_express(call: ToolCall) -> None:
-    with pytest.raises(ConfigurationError, match="search-r1"):
-        SearchR1Parser().format_call(call)
-
-
-@all_parsers
-@given(answer=st.text(readable).filter(lambda text: text.strip() and "<" not in text))
-def test_formatted_answers_are_understood(parser: Parser, answer: str) -> None:
-    assert parser.parse(parser.format_answer(answer)) == ParsedTurn((), answer.strip(), ())
-
-
-def test_instructions_name_the_tags_that_the_parser_reads() -> None:
-    schema = {"type": "function", "function": {"name": "zoom", "description": "é", "parameters": {}}}
-    for parser, tag in zip(PARSERS, ("<tool_call>", "<search>", "<answer>"), strict=True):
-        assert tag in parser.instructions([schema])
-        assert "<answer>" in parser.instructions([schema])
-    assert '"zoom"' in HermesParser().instructions([schema])
-
-
-# --- any text, in bounded time ---------------------------------------------------------------------------------------
-
-any_character = st.characters() | st.characters(categories=["Cs"])
-soup = st.lists(
-    st.one_of(
-        st.text(any_character, max_size=8), fragments, st.sampled_from(['{"name": "a"}', '{"tool_calls": [', "]}"])
-    ),
-    max_size=14,
-).map("".join)
-
-
-@all_parsers
-@given(text=soup)
-def test_any_text_gives_a_consistent_turn(parser: Parser, text: str) -> None:
-    turn = parser.parse(text)
-    assert set(codes(turn)) <= set(PARSE_ERROR_CODES)
-    assert turn.calls or turn.errors or turn.answer
-    if turn.answer is not None:
-        assert turn.calls == turn.errors == ()
-        assert turn.answer == turn.answer.strip()
-        turn.answer.encode()
-    for call in turn.calls:
-        call.key.encode()
-        json.dumps(call.arguments, ensure_ascii=False, allow_nan=False).encode()
-    parser.to_message(text, turn)
-
-
-class _WithoutShortcut:
-    """The tag pattern of a parser, but `split` never finds the usual turn."""
-
-    def __init__(self, parser: type[TagParser]) -> None:
-        self.search = parser._pattern.search
-
-    def split(self, text: str, maxsplit: int) -> list[str]:
-        return [text]
-
-
-@pytest.mark.parametrize("parser", [HermesParser, SearchR1Parser])
-@given(text=soup | texts)
-def test_the_usual_turn_is_read_as_any_other(parser: type[TagParser], text: str) -> None:
-    general = type("General", (parser,), {})()
-    type(general)._pattern = _WithoutShortcut(parser)  # type: ignore[assignment]
-    assert parser().parse(text) == general.parse(text)
-
-
-def _visible(text: str) -> str:
-    """Thoughts cut out one after another, from the definition."""
-    start, end = text.find("<think>"), text.find("</think>")
-    if end != -1 and (start == -1 or end < start):
-        text = text[end + 8 :]
-    kept, opened, rest = text.partition("<think>")
-    return kept if not opened else f"{kept} {_visible_after(rest)}"
-
-
-def _visible_after(thought: str) -> str:
-    kept, opened, rest = thought.partition("</think>")[2].partition("<think>")
-    return kept if not opened else f"{kept} {_visible_after(rest)}"
-
-
-@given(text=st.lists(st.sampled_from(["<think>", "</think>", "a", " ", "<"]), max_size=10).map("".join))
-def test_thoughts_are_cut_out_one_after_another(text: str) -> None:
-    assert visible_text(text).split() == _visible(text).split()
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(any_character, max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=6,
-)
-near_json = st.lists(
-    st.sampled_from(['{"a": ', '"b": ', '"a:"', "1", "{", "}", ", ", ":", " ", "[", "]", "\u00a0", "NaN", '"a"']),
-    max_size=12,
-).map("".join)
-
-
-@given(text=st.builds(json.dumps, json_values, ensure_ascii=st.booleans()) | near_json)
-def test_ordinary_json_is_read_as_any_other(text: str) -> None:
-    assert repr(decode(text)) == repr(strict_json._decode_any(text))
+def test_a_structured_turn_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+    monkeypatch.setattr("agent_r1_gym.parsing.decode", lambda text: decoded.append(text) or decode(text))
+    parser, text = OpenAIParser(), '{"content": "So.", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}'
+    message = parser.to_message(text, parser.parse(text))
+    assert (message.content, message.tool_calls) == ("So.", (ToolCall("f", {}),))
+    assert decoded == [text]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -67,7 +68,7 @@ def episode(*turns: Turn, truncated: bool = False, task: Task = QUESTION) -> lis
 
 def term_values(preset: str, name: str, steps: Sequence[Transition]) -> list[float]:
     rewards = make_rewards(preset)
-    return [rewards(step)[1][name] for step in steps]
+    return [rewards.evaluate(step)[1][name] for step in steps]
 
 
 # --- outcome ---------------------------------------------------------------------------------------------------------
@@ -145,8 +146,8 @@ def test_outcomes_are_given_only_when_the_episode_ends(preset: str) -> None:
     """An environment may go on after an answer: it then pays for the last one only."""
     (step,) = episode(Turn(answer="Lovelace"))
     goes_on = replace(step, terminated=False)
-    assert make_rewards(preset)(goes_on)[0] == 0.0
-    assert make_rewards(preset)(step)[0] == 1.0
+    assert make_rewards(preset).evaluate(goes_on)[0] == 0.0
+    assert make_rewards(preset).evaluate(step)[0] == 1.0
 
 
 # --- process ---------------------------------------------------------------------------------------------------------
@@ -238,8 +239,10 @@ def test_infrastructure_failures_neither_earn_nor_cost(preset: str, kind: ErrorK
     broken = Turn([("a", failed(kind))] * 4)
     with_failures = episode(broken, GOOD_CALL, broken, Turn(answer="Lovelace"))
     without = episode(GOOD_CALL, Turn(answer="Lovelace"))
-    assert sum(rewards(step)[0] for step in with_failures) == sum(rewards(step)[0] for step in without)
-    assert rewards(with_failures[0])[0] == rewards(with_failures[2])[0] == 0.0
+    assert sum(rewards.evaluate(step)[0] for step in with_failures) == sum(
+        rewards.evaluate(step)[0] for step in without
+    )
+    assert rewards.evaluate(with_failures[0])[0] == rewards.evaluate(with_failures[2])[0] == 0.0
 
 
 def test_the_process_preset_by_hand() -> None:
@@ -249,7 +252,7 @@ def test_the_process_preset_by_hand() -> None:
         Turn(answer="Lovelace"),
     )
     rewards = make_rewards("process")
-    assert [rewards(step)[0] for step in steps] == pytest.approx([0.15, -0.2, 1.0])
+    assert [rewards.evaluate(step)[0] for step in steps] == pytest.approx([0.15, -0.2, 1.0])
     assert rewards.range == pytest.approx((-0.2, 1.25))
 
 
@@ -275,11 +278,11 @@ EPISODE_BOUNDS = {"em": 1.0, "f1": 1.0, "agent_r1": 1.0, "process": 1.25}
 def test_no_episode_earns_more_than_its_bound(preset: str, turns: list[Turn], last: Turn) -> None:
     rewards = make_rewards(preset)
     steps = episode(*turns, last, truncated=True)
-    values = [rewards(step)[0] for step in steps]
+    values = [rewards.evaluate(step)[0] for step in steps]
     low, high = rewards.range
     assert all(low - 1e-9 <= value <= high + 1e-9 for value in values)
     assert sum(values) <= EPISODE_BOUNDS[preset] + 1e-9
-    for term in rewards:
+    for term in rewards.terms:
         assert all(term.low <= term.function(step) <= term.high for step in steps)
 
 
@@ -290,7 +293,7 @@ def test_repeating_calls_never_pays(preset: str, turns: list[Turn], last: Turn, 
     rewards = make_rewards(preset)
 
     def value(*chosen: Turn) -> float:
-        return sum(rewards(step)[0] for step in episode(*chosen, last, truncated=True))
+        return sum(rewards.evaluate(step)[0] for step in episode(*chosen, last, truncated=True))
 
     assert value(*turns, extra, extra) <= value(*turns, extra) + 1e-9
 
@@ -304,7 +307,7 @@ def test_new_support_sums_to_one_at_most(turns: list[Turn]) -> None:
 def test_terms_are_pure(turns: list[Turn], last: Turn) -> None:
     rewards = make_rewards("process")
     steps = episode(*turns, last)
-    assert [rewards(step) for step in steps] == [rewards(step) for step in steps]
+    assert [rewards.evaluate(step) for step in steps] == [rewards.evaluate(step) for step in steps]
 
 
 # --- configuration ---------------------------------------------------------------------------------------------------
@@ -314,7 +317,7 @@ def test_weights_override_single_terms() -> None:
     rewards = make_rewards("process", {"valid_call": 2, "em": 0.0})
     assert rewards.weights["valid_call"] == 2.0
     assert rewards.weights["malformed_call"] == -0.1
-    reward, terms = rewards(episode(GOOD_CALL)[0])
+    reward, terms, _ = rewards.evaluate(episode(GOOD_CALL)[0])
     assert (reward, terms["valid_call"]) == (2.0, 1.0)
     assert rewards.range == pytest.approx((-0.2, 2.2))
 
@@ -327,25 +330,25 @@ def test_terms_of_ones_own() -> None:
     brevity = RewardTerm("brevity", lambda transition: float(len(transition.earlier) < 2), 0.5)
     rewards = make_rewards((brevity,), {"brevity": 0.25})
     assert isinstance(rewards, RewardSet)
-    assert rewards(episode(GOOD_CALL)[0]) == (0.25, {"brevity": 1.0})
+    assert rewards.evaluate(episode(GOOD_CALL)[0]) == (0.25, {"brevity": 1.0}, 0.25)
     assert make_rewards(rewards).weights == {"brevity": 0.25}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_term_that_returns_no_finite_number_is_refused_by_name(value: float) -> None:
     with pytest.raises(ConfigurationError, match="'odd'"):
-        make_rewards((RewardTerm("odd", lambda _: value),))(episode(GOOD_CALL)[0])
+        make_rewards((RewardTerm("odd", lambda _: value),)).evaluate(episode(GOOD_CALL)[0])
 
 
 def test_no_terms_are_no_reward() -> None:
-    reward, terms = make_rewards(())(episode(GOOD_CALL)[0])
+    reward, terms, _ = make_rewards(()).evaluate(episode(GOOD_CALL)[0])
     assert (float(reward), terms) == (0.0, {})
 
 
 def test_scorers_by_name() -> None:
     steps = episode(Turn(answer="The sum is #### 72.0"), task=Task("t", "p", ("#### 72",)))
-    assert make_rewards("em", scorer="gsm8k")(steps[0])[0] == 1.0
-    assert make_rewards("em", scorer="hotpotqa")(steps[0])[0] == 0.0
+    assert make_rewards("em", scorer="gsm8k").evaluate(steps[0])[0] == 1.0
+    assert make_rewards("em", scorer="hotpotqa").evaluate(steps[0])[0] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -376,3 +379,27 @@ def test_scorers_by_name() -> None:
 def test_wrong_rewards_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_rewards(**arguments)  # type: ignore[arg-type]
+
+
+def test_kinds_of_terms() -> None:
+    kinds = {term.name: term.kind for term in make_rewards("process").terms}
+    assert kinds.pop("em") == "outcome"
+    assert set(kinds.values()) == {"process"}
+    with pytest.raises(ConfigurationError, match="Did you mean 'process'"):
+        RewardTerm("x", lambda _: 0.0, kind="proces")  # type: ignore[arg-type]
+
+
+def test_the_outcome_of_a_step_is_the_part_of_its_outcome_terms() -> None:
+    steps = episode(GOOD_CALL, Turn(answer="Lovelace"))
+    rewards = make_rewards("process", {"em": 3.0})
+    assert [rewards.evaluate(step).outcome for step in steps] == [0.0, 3.0]
+    assert [rewards.evaluate(step).reward for step in steps] == pytest.approx([0.05, 3.0])
+
+
+@pytest.mark.parametrize("preset", REWARD_PRESETS)
+@pytest.mark.parametrize("scorer", ["hotpotqa", "musique", "gsm8k"])
+def test_rewards_pickle(preset: str, scorer: str) -> None:
+    rewards = make_rewards(preset, scorer=scorer)
+    steps = episode(GOOD_CALL, Turn(answer="Lovelace"))
+    again = pickle.loads(pickle.dumps(rewards))
+    assert [again.evaluate(step) for step in steps] == [rewards.evaluate(step) for step in steps]

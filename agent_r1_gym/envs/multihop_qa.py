@@ -174,14 +174,14 @@ class HotpotQAEnv(MultiHopQAEnv):
     `max_turns` model turns are used up, or the history exceeds `max_history_chars` characters.
 
     ## Information
-    `messages`, `new_messages`, `task_id`, `dataset`, `turn`, `answer`, `reward_terms`, `tool_calls`, `tool_outcomes`,
-    `parse_errors`, `end_reason`, `infrastructure_error`: see `ToolEnv`.
+    `messages`, `new_messages`, `task_id`, `dataset`, `turn`, `answer`, `reward_terms`, `outcome_reward`, `tool_calls`,
+    `tool_outcomes`, `parse_errors`, `end_reason`, `infrastructure_error`: see `ToolEnv`.
 
     ## Arguments
     `dataset="auto"`, `split=None`, `setting="open"`, `retriever=None`, `top_k=5`, `passage_chars=None`,
     `search_style="numbered"`: see `MultiHopQAEnv`. `parser="hermes"`, `reward="em"`, `reward_weights=None`,
     `scorer=None` (the data set's own), `max_turns=5`, `max_history_chars=65536`, `system_prompt=None`,
-    `feedback="full"`, `markup=()`, `render_mode=None`: see `ToolEnv`.
+    `raw_system_prompt=None`, `feedback="full"`, `markup=()`, `render_mode=None`: see `ToolEnv`.
 
     ## References
     Yang et al., HotpotQA (EMNLP 2018, arXiv 1809.09600). Agent-R1 (arXiv 2511.14460).

@@ -10,6 +10,7 @@ import abc
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from agent_r1_gym.errors import ConfigurationError, suggest
@@ -50,7 +51,7 @@ class Parser(abc.ABC):
         return f"<answer>{answer}</answer>"
 
     def to_message(self, text: str, parsed: ParsedTurn) -> Message:
-        """Returns the model's turn as a message of the history."""
+        """Returns the model's turn, of which `parse` understood `parsed`, as a message of the history."""
         return Message("assistant", text)
 
 
@@ -60,24 +61,12 @@ def visible_text(text: str) -> str:
     Some chat templates open the thinking block in the prompt, so that only its end is in the model's turn.
     An unclosed `<think>` hides the rest of the turn.
     """
-    start, end = text.find(_THINK_OPEN), text.find(_THINK_CLOSE)
-    if start == end == -1:
-        return text
-    if -1 < start < end and text.find(_THINK_OPEN, end) == -1:  # the usual turn: one thought
-        return f"{text[:start]} {text[end + len(_THINK_CLOSE) :]}"
-    position = 0
-    if end != -1 and (start == -1 or end < start):
-        position = end + len(_THINK_CLOSE)
-    kept = []
-    while (start := text.find(_THINK_OPEN, position)) != -1:
-        kept.append(text[position:start])
-        end = text.find(_THINK_CLOSE, start)
-        if end == -1:
-            break
-        position = end + len(_THINK_CLOSE)
-    else:
-        kept.append(text[position:])
-    return " ".join(kept)  # not "": pieces of a tag around a thought must not make one
+    before, end, after = text.partition(_THINK_CLOSE)
+    if end and _THINK_OPEN not in before:
+        text = after
+    first, *thoughts = text.split(_THINK_OPEN)
+    # Joined by a space: pieces of a tag around a thought must not make one.
+    return " ".join([first, *(thought.partition(_THINK_CLOSE)[2] for thought in thoughts)])
 
 
 class TagParser(Parser):
@@ -99,16 +88,9 @@ class TagParser(Parser):
 
     def parse(self, text: str) -> ParsedTurn:
         """Returns calls and errors in order of appearance, or the one answer (see the base class)."""
-        visible = visible_text(text)
-        match self._pattern.split(visible, 3):
-            case [_, "", self.call_tag, body, "/", self.call_tag, _]:  # the usual turns: one call, or the answer
-                call = self.read_call(body)
-                return ParsedTurn((call,)) if isinstance(call, ToolCall) else ParsedTurn(errors=(call,))
-            case [_, "", "answer", body, "/", "answer", _]:
-                return _combine([], [body.strip()], [], text)
         calls: list[ToolCall] = []
         answers: list[str] = []
-        bodies, errors = _scan(self._pattern, visible)
+        bodies, errors = _scan(self._pattern, visible_text(text))
         for tag, body in bodies:
             if tag == "answer":
                 answers.append(body.strip())
@@ -296,13 +278,13 @@ class OpenAIParser(Parser):
             content = ""
         bodies, tag_errors = _scan(self._answer, visible_text(content))
         answers = [body.strip() for _, body in bodies]
-        return _combine(calls, answers, errors + tag_errors, content)
+        parsed = _combine(calls, answers, errors + tag_errors, content)
+        return parsed if content is text else replace(parsed, content=content)
 
     def to_message(self, text: str, parsed: ParsedTurn) -> Message:
         """Returns a message with the calls outside its text (see the base class)."""
-        message = self._message(text)
-        content = text if isinstance(message, ParseError) else message.get("content")
-        return Message("assistant", content if isinstance(content, str) else "", tool_calls=parsed.calls)
+        content = text if parsed.content is None else parsed.content
+        return Message("assistant", content, tool_calls=parsed.calls)
 
     def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """Returns the answer format; endpoints and chat templates add the tools themselves (see the base class)."""

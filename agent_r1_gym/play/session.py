@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -144,15 +144,15 @@ class Session:
         """Ends the episode from outside; the reward of that goes to the last turn."""
         self._truncated, self._end_reason = True, reason
         if self.tool_env is not None:
-            reward, terms = self.tool_env.truncate_with_terms()
+            end = self.tool_env.truncate_with_terms()
             if self.turns:
-                last, share = self.turns[-1], self._outcome_share(reward, terms)
-                sums = {name: last.reward_terms.get(name, 0.0) + value for name, value in terms.items()}
+                last = self.turns[-1]
+                sums = {name: last.reward_terms.get(name, 0.0) + value for name, value in end.terms.items()}
                 self.turns[-1] = replace(
                     last,
-                    reward=last.reward + reward,
+                    reward=last.reward + end.reward,
                     reward_terms={**last.reward_terms, **sums},
-                    outcome_reward=last.outcome_reward + share,
+                    outcome_reward=last.outcome_reward + end.outcome,
                 )
         self._end()
 
@@ -196,6 +196,8 @@ class Session:
         try:
             yield
         except Exception as error:
+            if getattr(error, "__notes__", ()):  # said where it came from
+                raise
             error.add_note(
                 f"Raised by {name_of(self.env)} in turn {len(self.turns)} of the episode of task "
                 f"{self.job.task_index}, seed {self.job.seed}."
@@ -219,23 +221,16 @@ class Session:
 
     def _turn(self, action: str, reward: float, counted: Counted) -> Turn:
         info = self.info
-        terms = info.get("reward_terms", {})
         return Turn(
             action=action,
             reward=reward,
-            reward_terms=terms,
-            outcome_reward=self._outcome_share(reward, terms),
+            reward_terms=info.get("reward_terms", {}),
+            outcome_reward=info.get("outcome_reward", reward),  # where nobody tells, the reward is an outcome
             outcome_errors=tuple(outcome.error for outcome in info.get("tool_outcomes", ())),
             parse_errors=tuple(error.code for error in info.get("parse_errors", ())),
             prompt_tokens=counted.prompt_tokens,
             completion_tokens=counted.completion_tokens,
         )
-
-    def _outcome_share(self, reward: float, terms: Mapping[str, float]) -> float:
-        """Returns what the outcome terms brought; where nobody names terms, the reward is an outcome."""
-        if self.tool_env is None:
-            return reward
-        return sum(term.weight * terms[term.name] for term in self.tool_env.rewards if term.needs_answers)
 
     def _append_messages(self, action: str | None) -> None:
         if self.tool_env is not None:
@@ -259,19 +254,10 @@ class Session:
 def step_sessions(
     sessions: Sequence[Session], actions: Sequence[str], *, by_model: Sequence[Counted] | None = None
 ) -> None:
-    """Steps sessions side by side: the calls of all bare `ToolEnv`s are executed as one batch per tool."""
-    steps = _steps([session.env for session in sessions], actions)
+    """Steps sessions side by side: the calls of all `ToolEnv`s are executed as one batch per tool."""
+    steps = step_together([session.env for session in sessions], actions)
     for number, (session, action, step) in enumerate(zip(sessions, actions, steps, strict=True)):
         session.book(action, step, by_model=by_model[number] if by_model else None)
-
-
-def _steps(envs: Sequence[TextEnv], actions: Sequence[str]) -> list[Step]:
-    bare = [(env, action) for env, action in zip(envs, actions, strict=True) if isinstance(env, ToolEnv)]
-    together: Iterator[Step] = iter(step_together([env for env, _ in bare], [action for _, action in bare]))
-    return [
-        next(together) if isinstance(env, ToolEnv) else env.step(action)
-        for env, action in zip(envs, actions, strict=True)
-    ]
 
 
 def checked_reward(reward: Any, env: TextEnv) -> float:

@@ -19,7 +19,8 @@ from agent_r1_gym.play.record import Tokens
 from agent_r1_gym.play.session import Counted, OnEnd, Session, Step
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.tool import PendingCall, execute_calls
-from agent_r1_gym.types import Message
+from agent_r1_gym.types import Message, ToolOutcome
+from agent_r1_gym.vector import step_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +159,7 @@ class TokenSession(Session):
             self._logprobs += logprobs
             self._spans.append((start, len(self._ids)))
             action = self.action_of(self._chat.action(ids))
-            pending = self._begin(action)
-            if pending is None or not all(call.tool.is_instant for call in pending):
-                return self._executor.submit(self._step, action, pending)
-            return self._step(action, pending)
+            return self._take_step(action)
 
     def _open(self) -> None:
         """Plays the turns that need no model, and renders what it is shown then."""
@@ -184,25 +182,40 @@ class TokenSession(Session):
                 "environment's system_prompt."
             )
 
-    def _begin(self, action: str) -> Sequence[PendingCall] | None:
-        """Returns the calls of an action; None where nobody can know them, so that the step may take long.
+    def _take_step(self, action: str) -> Reply:
+        """Steps at once what is instant, and all else in the executor.
 
-        Wrappers know whole steps only: the step that is begun here is begun again by theirs.
+        An instant tool is called in this thread, which reset the environment: a connection may belong to it.
         """
         if self.tool_env is None:
-            return () if getattr(self.env, "is_instant", False) else None
-        return self.tool_env.begin_step(action)
+            is_instant = getattr(self.env, "is_instant", False)
+            return self._step(action) if is_instant else self._executor.submit(self._step, action)
+        calls = self.tool_env.begin_step(action)  # below a wrapper only to look at: its step begins it again
+        slow = [call for call in calls if not call.tool.is_instant]
+        if not slow:
+            return self._step(action)
+        if not isinstance(self.env, ToolEnv):
+            return self._executor.submit(self._step, action) if len(slow) == len(calls) else self._step(action)
+        quick = execute_calls([call for call in calls if call.tool.is_instant])
+        return self._executor.submit(self._finish, action, calls, quick)
 
-    def _step(self, action: str, pending: Sequence[PendingCall] | None) -> Answer:
+    def _step(self, action: str) -> Answer:
         with self.named():
-            if isinstance(self.env, ToolEnv):
-                step: Step = self.env.finish_step(execute_calls(pending or ()))
-            else:
-                step = self.env.step(action)
-            start, end = self._spans[-1]
-            context = self._context_starts[-1] if self._context_starts else -len(self.prompt_ids)
-            self.book(action, step, by_model=Counted(start - context, end - start))
-            return None if self.ended else self._next_context(step[0], step[4])
+            return self._book(action, *step_together([self.env], [action]))
+
+    def _finish(self, action: str, calls: Sequence[PendingCall], quick: Sequence[ToolOutcome]) -> Answer:
+        """Executes the slow calls of a bare `ToolEnv`, and finishes its step with them and what the `quick` brought."""
+        with self.named():
+            assert isinstance(self.env, ToolEnv)
+            instant, slow = iter(quick), iter(execute_calls([call for call in calls if not call.tool.is_instant]))
+            outcomes = [next(instant if call.tool.is_instant else slow) for call in calls]
+            return self._book(action, self.env.finish_step(outcomes))
+
+    def _book(self, action: str, step: Step) -> Answer:
+        start, end = self._spans[-1]
+        context = self._context_starts[-1] if self._context_starts else -len(self.prompt_ids)
+        self.book(action, step, by_model=Counted(start - context, end - start))
+        return None if self.ended else self._next_context(step[0], step[4])
 
     def _next_context(self, observation: str, info: Any) -> Answer:
         """Returns what stands before the next turn, None where the budgets leave no room for it.

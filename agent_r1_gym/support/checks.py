@@ -2,44 +2,39 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 
 
-def check_known(cls: type, names: Iterable[str]) -> None:
-    """Raises a `ConfigurationError` if no constructor of `cls` takes an argument of one of these names.
+class KnownOptions:
+    """A class whose constructor refuses options that it does not take, with near names.
 
-    What a class sets itself (its `set_options`) is not to be given.
+    Constructors may pass `**options` on to that of their base class; its options are theirs then, too.
     """
-    known, own = _constructor_options(cast(Hashable, cls))
-    for name in names:
-        if name in own:
-            raise ConfigurationError(f"{cls.__name__} sets {name!r} itself; drop it. {suggest(name, known)}")
-        if name not in known:
-            raise ConfigurationError(f"{cls.__name__} has no option {name!r}. {suggest(name, known)}")
 
+    set_options: ClassVar[tuple[str, ...]] = ()
+    """Options of its base class that a class sets itself: its callers cannot."""
 
-@functools.lru_cache(maxsize=256)
-def _constructor_options(cls: Hashable) -> tuple[frozenset[str], frozenset[str]]:
-    """Returns the names of the arguments that the constructors of `cls` take, and those that it sets itself.
+    _options: ClassVar[frozenset[str]] = frozenset()
 
-    Looks down to the first constructor without `**kwargs`.
-    """
-    names: set[str] = set()
-    own: set[str] = set()
-    for base in cast(type, cls).__mro__:
-        if "__init__" in vars(base):
-            parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
-            taken = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-            names |= taken - own
-            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                break
-        own |= set(vars(base).get("set_options", ())) - names
-    return frozenset(names), frozenset(own)
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+        options = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            options |= cls._options.difference(cls.set_options)
+        cls._options = frozenset(options)
+
+    def __new__(cls, *_arguments: Any, **options: Any) -> Self:
+        """Checks the names of `options`."""
+        for name in options:
+            if name not in cls._options:
+                problem = f"sets {name!r} itself; drop it." if name in cls.set_options else f"has no option {name!r}."
+                raise ConfigurationError(f"{cls.__name__} {problem} {suggest(name, cls._options)}")
+        return super().__new__(cls)
 
 
 def check_integer(name: str, value: Any, least: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable
@@ -26,7 +27,10 @@ class FunctionTool(Tool):
         if not inspect.isroutine(function):
             raise ConfigurationError(f"@tool takes a function or a method, got {function!r:.80}.")
         if inspect.iscoroutinefunction(function):
-            raise ConfigurationError(f"{function.__name__} is a coroutine; @tool takes an ordinary function.")
+            raise ConfigurationError(
+                f"{function.__name__} is a coroutine; @tool takes an ordinary function. Wrap it in one that returns "
+                f"asyncio.run({function.__name__}(...))."
+            )
         documentation = inspect.getdoc(function) or ""
         if not documentation:
             raise ConfigurationError(
@@ -36,6 +40,7 @@ class FunctionTool(Tool):
         super().__init__(name or function.__name__, description, parameter_schema(function), **limits)
         self._function = function
         self.__doc__ = documentation
+        self.__module__ = function.__module__
 
     def execute(self, arguments: Arguments) -> str | ToolOutcome:
         """Calls the function with `arguments` by keyword; values that are not text become JSON."""
@@ -43,6 +48,12 @@ class FunctionTool(Tool):
             **{name: self._integral(name, given) for name, given in arguments.items()}
         )
         return value
+
+    def __reduce_ex__(self, protocol: typing.SupportsIndex) -> Any:
+        """Pickles and copies by name, as functions do, where the function's name now holds this tool (`@tool`)."""
+        name = self._function.__qualname__
+        module = sys.modules.get(self.__module__)
+        return name if getattr(module, name, None) is self else super().__reduce_ex__(protocol)
 
     def _integral(self, name: str, value: Any) -> Any:
         """Returns 3.0 as 3 where an integer is expected: JSON schema takes both for integers, Python does not."""
@@ -62,7 +73,7 @@ def tool(
     name: str | None = None,
     timeout: float | None = 30.0,
     max_output_chars: int = 8_192,
-    deterministic: bool = True,
+    deterministic: bool = False,
 ) -> Callable[[Callable[..., Any]], FunctionTool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Turns a typed, documented function into a `Tool`.
@@ -125,7 +136,7 @@ def _type_schema(annotation: Any, where: str) -> dict[str, Any]:
         return {"anyOf": [_type_schema(part, where) for part in parts]}
     raise ConfigurationError(
         f"{where}: cannot make a JSON schema of {annotation!r}; use str, int, float, bool, list, dict, Literal or a "
-        "union of them, or subclass Tool."
+        "union of them; for all else (a pydantic model, say) subclass Tool, which takes any JSON schema."
     )
 
 

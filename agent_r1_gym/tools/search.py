@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Sequence
 
 from agent_r1_gym.errors import AgentR1Error, ConfigurationError, RetrievalError, suggest
@@ -40,7 +41,14 @@ class SearchTool(Tool):
         name: str = "search",
         description: str = "Search an encyclopedia; returns the best passages.",
     ) -> None:
-        super().__init__(name, description, _PARAMETERS, timeout=retriever.call_timeout, max_output_chars=32_768)
+        super().__init__(
+            name,
+            description,
+            _PARAMETERS,
+            timeout=retriever.call_timeout,
+            max_output_chars=32_768,
+            deterministic=True,
+        )
         self.retriever = retriever
         self.top_k = check_k(top_k)
         if passage_chars is not None:
@@ -65,6 +73,7 @@ class SearchTool(Tool):
 
     def execute_batch(self, batch: Sequence[Arguments]) -> list[ToolOutcome]:
         """Returns the hits for all queries, asked of the retriever as one batch."""
+        start = time.perf_counter()
         try:
             hits = self.retriever.search_batch([arguments["query"] for arguments in batch], self.top_k)
         except AgentR1Error:
@@ -73,7 +82,8 @@ class SearchTool(Tool):
             raise RetrievalError(f"{type(error).__name__}: {error}") from error
         if not isinstance(hits, (list, Sequence)) or len(hits) != len(batch):
             raise RetrievalError(f"The retriever returned no list of hits for each of {len(batch)} queries.")
-        return [ToolOutcome(self._show(found), data=tuple(found)) for found in hits]
+        latency = time.perf_counter() - start
+        return [ToolOutcome(self._show(found), data=tuple(found), latency=latency) for found in hits]
 
     def _show(self, hits: Sequence[Hit]) -> str:
         if not hits:

@@ -149,7 +149,7 @@ class Script:
             retriever=StubRetriever([self.passage]),
             top_k=1,
             search_style="plain",
-            system_prompt=self.system_prompt,
+            raw_system_prompt=self.system_prompt,
         )
         return env.unwrapped  # type: ignore[return-value]
 

@@ -31,7 +31,8 @@ class EchoTool(Tool):
     """Returns its text; `executed` keeps the texts in the order of execution."""
 
     def __init__(self, name: str = "echo", **limits: Any) -> None:
-        super().__init__(name, "Returns the text.", TEXT_PARAMETERS, **{"timeout": None, **limits})
+        limits = {"timeout": None, "deterministic": True, **limits}
+        super().__init__(name, "Returns the text.", TEXT_PARAMETERS, **limits)
         self.executed: list[str] = []
 
     def execute(self, arguments: Mapping[str, Any]) -> str:

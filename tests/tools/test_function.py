@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, Dict, List, Literal, Optional, Union  # noqa: UP035 - the old spellings are under test
@@ -259,3 +261,40 @@ def test_in_an_environment() -> None:
     assert info["tool_outcomes"][0].error == "bad_arguments"
     observation, _, _, _, info = env.step(call("weather", city="Rome", unit="F"))
     assert observation.endswith("[tool: weather]\nRome: 1 days, F\n\n")
+
+
+def test_a_function_tool_is_not_deterministic_unless_it_says_so() -> None:
+    def now() -> str:
+        """Says the time."""
+        return "noon"
+
+    assert not tool(now).deterministic
+    assert not FunctionTool(now).deterministic
+    assert tool(deterministic=True)(now).deterministic
+
+
+def test_a_decorated_function_pickles_by_name_as_functions_do() -> None:
+    assert pickle.loads(pickle.dumps(pickled_by_name)) is pickled_by_name
+    assert copy.deepcopy(pickled_by_name) is pickled_by_name
+    undecorated = FunctionTool(plain_function)
+    assert pickle.loads(pickle.dumps(undecorated))(2) == 4
+
+
+@tool(name="renamed")
+def pickled_by_name(text: str) -> str:
+    """Returns the text."""
+    return text
+
+
+def plain_function(number: int) -> int:
+    """Doubles a number."""
+    return 2 * number
+
+
+def test_a_coroutine_is_told_how_to_become_a_tool() -> None:
+    async def fetch() -> str:
+        """Fetches."""
+        return ""
+
+    with pytest.raises(ConfigurationError, match=r"asyncio\.run\(fetch"):
+        tool(fetch)

@@ -21,10 +21,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1_gym._version import __version__
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError, RetrievalError, RetrievalTimeout
 from agent_r1_gym.retrieval.base import Hit, Retriever, check_k, clean_query
 from agent_r1_gym.support import files
+from agent_r1_gym.support.versions import installed_version
 from agent_r1_gym.types import Passage
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class LuceneRetriever(Retriever):
     def _server_name(self) -> str:
         """Returns what identifies the server: the index with its state on disk, the settings, and the code."""
         state = sorted((file.name, file.stat().st_mtime_ns) for file in Path(self.index).glob("segments_*"))
-        identity = json.dumps([self.index, state, self._k1, self._b, __version__])
+        identity = json.dumps([self.index, state, self._k1, self._b, installed_version("agent-r1-gym")])
         return hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from agent_r1_gym import Task, ToolEnv, tool
+from agent_r1_gym import RewardTerm, Task, ToolEnv, tool
 from agent_r1_gym.errors import ConfigurationError, RetrievalError
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.record import Tokens, Trajectory
@@ -151,6 +151,18 @@ def test_the_end_by_budget_is_booked_as_outcome() -> None:
     for found in (by_budget, before_turn, by_turns):
         assert sum(turn.reward for turn in found.turns) == -0.5
         assert found.outcome_reward == found.reward_terms["agent_r1"] == -0.5
+
+
+def test_a_users_own_outcome_is_booked_as_outcome() -> None:
+    """Whether a term reads gold answers says nothing about its kind."""
+    terms = (
+        RewardTerm("goal", lambda transition: float(transition.terminated), 2.0),
+        RewardTerm("tries", lambda _: 1.0, -0.5, kind="process"),
+    )
+    engine = ScriptedEngine(CALL, "<answer>yes</answer>")
+    (found,) = collector(lambda: lookup_env(reward=terms)).collect([{"task_index": 0}], engine)
+    assert [turn.reward for turn in found.turns] == [-0.5, 1.5]
+    assert found.outcome_reward == 2.0
 
 
 def test_a_context_without_room_for_a_turn_ends_the_episode() -> None:

@@ -7,29 +7,31 @@ process rewards, packages the new state. It knows no token ids and no chat templ
 from __future__ import annotations
 
 import copy
-import operator
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import gymnasium
 
-from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError, suggest
+from agent_r1_gym.core.history import EpisodeState, History
+from agent_r1_gym.core.opening import check_prompts, check_tasks, chosen_task, system_text
+from agent_r1_gym.core.turn import PendingStep
+from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError
 from agent_r1_gym.parsing import Parser, make_parser
-from agent_r1_gym.rewards import RewardSet, RewardTerm, find_scorer, make_rewards
+from agent_r1_gym.rewards import RewardSet, RewardTerm, StepReward, find_scorer, make_rewards
 from agent_r1_gym.scoring import AnswerScorer
 from agent_r1_gym.spaces import UnicodeText
-from agent_r1_gym.support.checks import check_choice, check_integer, check_items, check_known
+from agent_r1_gym.support.checks import KnownOptions, check_choice, check_integer, check_items
 from agent_r1_gym.text import Wording, encodable, render_ansi, render_message, system_turn
 from agent_r1_gym.tool import PendingCall, Tool, execute_calls
-from agent_r1_gym.types import EpisodeState, Message, ParsedTurn, ParseError, PendingStep, Task, ToolOutcome, Transition
+from agent_r1_gym.types import ParsedTurn, Task, ToolOutcome, Transition
 
 StepReturn = tuple[str, float, bool, bool, dict[str, Any]]
+_TERMINATIONS = ("answer", "goal")
 _CUT_NOTE = "\n[the history budget is spent]"
-_MAX_CALLS_PER_TURN = 16
 
 
-class ToolEnv(gymnasium.Env[str, str]):
+class ToolEnv(KnownOptions, gymnasium.Env[str, str]):
     """A multi-turn, tool-using task.
 
     Subclasses give tasks and tools, and override hooks where their rules differ: `sample_task`, `make_tools`,
@@ -38,8 +40,13 @@ class ToolEnv(gymnasium.Env[str, str]):
     Observation: the whole history as text. Action: one model turn, free text. `info` (same keys after `reset` and
     `step`): `messages` (the history as `types.Message`s), `new_messages` (what this step added), `task_id`, `dataset`,
     `turn` (model turns so far), `answer`, `reward_terms` (raw values by name; `reward` is their sum under
-    `reward_weights`), `tool_calls` and `tool_outcomes` (one outcome per call), `parse_errors`, `end_reason` ("answer",
-    "goal", "max_turns", "max_history" or None), `infrastructure_error` (None, or what backend failed in this episode).
+    `reward_weights`), `outcome_reward` (the part of `reward` that terms of kind "outcome" give), `tool_calls` and
+    `tool_outcomes` (one outcome per call), `parse_errors`, `end_reason` ("answer", "goal", "max_turns", "max_history"
+    or None), `infrastructure_error` (None, or what backend failed in this episode). `types.info_to_dict` makes JSON
+    of it.
+
+    Turns are limited by `max_turns`. `gymnasium.make(ID, max_episode_steps=n)` works as with any environment, but its
+    wrapper cuts from outside: the last step is truncated without an `end_reason`, and no reward term sees the end.
 
     Args:
         tasks: what to solve; an episode samples one.
@@ -50,7 +57,9 @@ class ToolEnv(gymnasium.Env[str, str]):
         scorer: key of `scoring.SCORERS`.
         max_turns: model turns per episode; the episode is truncated after the last.
         max_history_chars: length budget of the observation, in characters; the episode is truncated beyond it.
-        system_prompt: text of the system turn; None: `instructions` plus the parser's format; "": no system turn.
+        system_prompt: what the system turn says before it lists tools and answer format; None: the class's
+            `instructions`; "": no system turn at all.
+        raw_system_prompt: the whole system turn instead, for instance where a chat template lists the tools.
         feedback: "full" explains mistakes in sentences, "short" gives only their codes (for tiny vocabularies).
         markup: further strings to break in foreign text, for instance a tokenizer's special tokens.
         render_mode: None, "ansi" (`render` returns coloured text) or "human" (each step is printed).
@@ -61,15 +70,7 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     metadata: dict[str, Any] = {"render_modes": ["ansi", "human"], "render_fps": 4}  # noqa: RUF012
     instructions: ClassVar[str] = "Solve the task with the functions below."
-    """First paragraph of the default system prompt."""
-
-    set_options: ClassVar[tuple[str, ...]] = ()
-    """Options of its base classes' constructors that a class sets itself, so that nobody else can."""
-
-    def __new__(cls, *_args: Any, **options: Any) -> ToolEnv:
-        """Refuses options that no constructor of the class knows, with near names."""
-        check_known(cls, options)
-        return super().__new__(cls)
+    """What the system turn says before tools and answer format, unless `system_prompt` says something else."""
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         max_turns: int = 5,
         max_history_chars: int = 65_536,
         system_prompt: str | None = None,
+        raw_system_prompt: str | None = None,
         feedback: str = "full",
         markup: Sequence[str] = (),
         render_mode: str | None = None,
@@ -92,13 +94,10 @@ class ToolEnv(gymnasium.Env[str, str]):
         check_choice("feedback", feedback, ("full", "short"))
         if render_mode is not None:
             check_choice("render_mode", render_mode, self.metadata["render_modes"])
-        _check_tasks(tasks)
+        check_tasks(tasks)
         check_items("tools", tools, Tool)
         check_items("markup", markup, str)
-        if "" in markup:
-            raise ConfigurationError("markup holds an empty string; every string in it must have a character to break.")
-        if system_prompt is not None and not isinstance(system_prompt, str):
-            raise ConfigurationError(f"system_prompt must be a text or None, got {system_prompt!r:.80}.")
+        check_prompts(system_prompt, raw_system_prompt)
         self.tasks = tasks
         self.tools = tuple(tools)
         self.parser = make_parser(parser)
@@ -110,15 +109,11 @@ class ToolEnv(gymnasium.Env[str, str]):
         self.observation_space = UnicodeText(max_history_chars)
         self.action_space = UnicodeText(max_history_chars)
         self._system_prompt = system_prompt
+        self._raw_system_prompt = raw_system_prompt
         self.markup = tuple(markup)
         self._wording = Wording(short=feedback == "short", markup=self.markup)
-        self._ended = True
-        self._task: Task | None = None
+        self._history: History | None = None
         self._pending: PendingStep | None = None
-        self._transitions: list[Transition] = []
-        self._messages: list[Message] = []
-        self._text = ""
-        self._infrastructure_error: str | None = None
         self._index_tools(self.tools)
 
     # --- hooks for subclasses ----------------------------------------------------------------------------------------
@@ -152,9 +147,9 @@ class ToolEnv(gymnasium.Env[str, str]):
         Raises:
             EpisodeError: no episode was started.
         """
-        if self._task is None:
+        if self._history is None:
             raise EpisodeError("There is no task before the first episode; call reset() first.")
-        return self._task
+        return self._history.task
 
     @property
     def reward_weights(self) -> dict[str, float]:
@@ -179,7 +174,7 @@ class ToolEnv(gymnasium.Env[str, str]):
     @property
     def transitions(self) -> tuple[Transition, ...]:
         """The transitions of the current episode so far."""
-        return tuple(self._transitions)
+        return self._history.transitions if self._history is not None else ()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Starts an episode.
@@ -196,23 +191,17 @@ class ToolEnv(gymnasium.Env[str, str]):
             ConfigurationError: unknown option, index out of range, or a task longer than the history budget.
         """
         super().reset(seed=seed)
-        task = self.sample_task() if options is None else self._choose_task(options)
-        if not task.answers and any(term.needs_answers for term in self.rewards):
+        task = chosen_task(self.tasks, {} if options is None else options) or self.sample_task()
+        self.rewards.check_task(task)
+        self._history = None  # what follows may raise
+        history = self._open(task)
+        if len(history.text) > self.max_history_chars:
             raise ConfigurationError(
-                f"Task {task.id!r} has no gold answer, but the reward needs one; use other RewardTerms."
-            )
-        self._ended = True  # what follows may raise
-        self._start(task)
-        if len(self._text) > self.max_history_chars:
-            raise ConfigurationError(
-                f"The prompt of task {task.id!r} has {len(self._text)} characters, more than max_history_chars="
+                f"The prompt of task {task.id!r} has {len(history.text)} characters, more than max_history_chars="
                 f"{self.max_history_chars}; raise it or shorten system_prompt."
             )
-        self._ended = False
-        info = self._info(0, ParsedTurn(), (), {}, None)
-        if self.render_mode == "human":
-            self._print(0)
-        return self._text, info
+        self._history = history
+        return self._show(new=len(history.messages), earned=StepReward(0.0, {}, 0.0), end_reason=None)
 
     def step(self, action: str) -> StepReturn:
         """Takes one model turn: parses it, executes its calls together, rewards it, and returns the new state.
@@ -227,8 +216,14 @@ class ToolEnv(gymnasium.Env[str, str]):
             ActionTypeError: `action` is not a string.
             EpisodeError: no episode is running.
         """
-        pending = self.begin_step(action)
-        return self.finish_step(execute_calls(pending) if pending else [])
+        pending = self._pending
+        if pending is None or pending.outcomes is None:
+            calls = self.begin_step(action)
+            return self.finish_step(execute_calls(calls) if calls else [])
+        if not isinstance(action, str) or encodable(action) != pending.action:
+            self._pending = None
+            raise EpisodeError(f"The step was prepared for the action {pending.action!r:.80}, got {action!r:.80}.")
+        return self.finish_step(pending.outcomes)
 
     def begin_step(self, action: str) -> tuple[PendingCall, ...]:
         """First half of `step`: parses the turn and returns its valid calls, in order, for somebody to execute.
@@ -240,30 +235,25 @@ class ToolEnv(gymnasium.Env[str, str]):
         """
         if not isinstance(action, str):
             raise ActionTypeError(f"An action must be a string (one model turn), got {type(action).__name__}.")
-        if self._ended:
+        if self._history is None or self._history.ended:
             raise EpisodeError("No episode is running: call reset() before the first step and after an episode ended.")
         action = encodable(action)
-        parsed = self.parser.parse(action)
-        overlong = len(self._text) + len(action) > self.max_history_chars
-        if len(parsed.calls) > _MAX_CALLS_PER_TURN:
-            message = f"At most {_MAX_CALLS_PER_TURN} calls a turn, got {len(parsed.calls)}; nothing was executed."
-            parsed = ParsedTurn(errors=(*parsed.errors, ParseError("too_many_calls", message)))
-        elif overlong and parsed.calls:
-            # What they bring back could not be shown any more.
-            parsed = ParsedTurn(errors=parsed.errors)
-        calls: list[PendingCall] = []
-        refused: list[tuple[int, ToolOutcome]] = []
-        for position, call in enumerate(parsed.calls):
-            tool = self._by_name.get(call.name)
-            if tool is None:
-                content = f"There is no tool {call.name[:64]!r}. {suggest(call.name[:64], self._by_name)}"
-                refused.append((position, ToolOutcome(content, ok=False, error="unknown_tool")))
-            elif problem := tool.check(call.arguments):
-                refused.append((position, ToolOutcome(problem, ok=False, error="bad_arguments")))
-            else:
-                calls.append(PendingCall(tool, call))
-        self._pending = PendingStep(action, parsed, len(calls), refused, overlong)
-        return tuple(calls)
+        overlong = len(self._history.text) + len(action) > self.max_history_chars
+        self._pending = PendingStep.of(action, self.parser.parse(action), self._by_name, overlong=overlong)
+        return self._pending.calls
+
+    def prepare_step(self, outcomes: Sequence[ToolOutcome]) -> None:
+        """Keeps the outcomes of a begun step for the next `step`, which must take the same action.
+
+        Wrappers know whole steps only. With this the calls of many wrapped environments are executed as one batch
+        before any of them is stepped (see `vector.step_together`).
+
+        Raises:
+            EpisodeError: no step was begun.
+        """
+        if self._pending is None:
+            raise EpisodeError("prepare_step() was called without begin_step().")
+        self._pending.outcomes = outcomes
 
     def finish_step(self, outcomes: Sequence[ToolOutcome]) -> StepReturn:
         """Second half of `step`: takes the outcomes of the pending calls and returns what `step` returns.
@@ -274,27 +264,26 @@ class ToolEnv(gymnasium.Env[str, str]):
         Raises:
             EpisodeError: no step was begun, or the number of outcomes is not that of its calls.
         """
-        pending = self._pending
-        if pending is None:
+        pending, history = self._pending, self._history
+        if pending is None or history is None:
             raise EpisodeError("finish_step() was called without begin_step().")
-        if len(outcomes) != pending.executed:
-            raise EpisodeError(
-                f"finish_step() expected {pending.executed} outcomes, one per pending call, got {len(outcomes)}."
-            )
+        merged = pending.merged(outcomes)
         self._pending = None
-        merged = tuple(outcomes)
-        for position, refusal in pending.refused:
-            merged = (*merged[:position], refusal, *merged[position:])
-        first_new = len(self._messages)
-        self._append(pending, merged)
-        transition, end_reason = self._transition(pending, merged)
-        reward, terms = self.rewards(transition)
-        self._transitions.append(transition)
-        self._ended = transition.terminated or transition.truncated
-        info = self._info(first_new, pending.parsed, merged, terms, end_reason)
-        if self.render_mode == "human":
-            self._print(first_new)
-        return self._text, float(reward), transition.terminated, transition.truncated, info
+        messages = pending.messages(self.parser, self._wording, merged)
+        text = "".join([history.text, *map(render_message, messages)])
+        overflow = pending.overlong or len(text) > self.max_history_chars
+        if overflow:
+            text = text[: self.max_history_chars - len(_CUT_NOTE)] + _CUT_NOTE
+        so_far = (history.task, len(history.transitions), pending.parsed, merged)
+        transition = Transition(*so_far, earlier=history.transitions)
+        end_reason = self._end_reason(transition, overflow)
+        if end_reason is not None:
+            terminated = end_reason in _TERMINATIONS
+            transition = Transition(*so_far, terminated, not terminated, history.transitions)
+        earned = self.rewards.evaluate(transition)
+        self._history = history.after(messages, text, transition)
+        observation, info = self._show(new=len(messages), earned=earned, end_reason=end_reason)
+        return observation, earned.reward, transition.terminated, transition.truncated, info
 
     def truncate(self) -> float:
         """Ends the running episode because a budget outside the environment ran out (a trainer's tokens, say).
@@ -305,101 +294,68 @@ class ToolEnv(gymnasium.Env[str, str]):
         Raises:
             EpisodeError: no episode is running.
         """
-        return self.truncate_with_terms()[0]
+        return self.truncate_with_terms().reward
 
-    def truncate_with_terms(self) -> tuple[float, dict[str, float]]:
-        """Does what `truncate` does; returns the reward and its terms by name, as `info["reward_terms"]` has them."""
-        if self._ended:
+    def truncate_with_terms(self) -> StepReward:
+        """Does what `truncate` does; returns the reward with its terms and the part of outcome terms, as `info` has."""
+        history = self._history
+        if history is None or history.ended:
             raise EpisodeError("There is no running episode to truncate.")
-        transition = Transition(
-            self.task, len(self._transitions), ParsedTurn(), (), False, True, tuple(self._transitions)
-        )
+        earlier = history.transitions
+        transition = Transition(history.task, len(earlier), ParsedTurn(), (), truncated=True, earlier=earlier)
         self._pending = None
-        self._transitions.append(transition)
-        self._ended = True
-        return self.rewards(transition)
+        self._history = history.after((), history.text, transition)
+        return self.rewards.evaluate(transition)
 
     def render(self) -> str | None:
         """Returns the history in terminal colours ("ansi"); in "human" mode steps print themselves."""
+        if self.render_mode is None:
+            gymnasium.logger.warn('render() shows nothing without a render_mode; make the environment with "ansi".')
         if self.render_mode == "ansi":
-            return render_ansi(self._messages) if self._task is not None else ""
+            return render_ansi(self._history.messages) if self._history is not None else ""
         return None
 
     def get_state(self) -> EpisodeState:
         """Returns a snapshot of the running episode and of the generator, to branch or resume from."""
-        if self._task is None:
+        if self._history is None:
             raise EpisodeError("There is nothing to snapshot before the first episode; call reset() first.")
-        return EpisodeState(
-            self._task,
-            tuple(self._messages),
-            self._text,
-            tuple(self._transitions),
-            self._ended,
-            self._infrastructure_error,
-            self.np_random.bit_generator.state,
-            tuple(copy.deepcopy(tool.get_state()) for tool in self._by_name.values()),
-        )
+        tools = tuple(copy.deepcopy(tool.get_state()) for tool in self._by_name.values())
+        return EpisodeState(self._history, self.np_random.bit_generator.state, tools)
 
     def set_state(self, state: EpisodeState) -> None:
         """Continues from a snapshot, which stays valid and may be set again, here or in another environment."""
-        if not isinstance(state, EpisodeState) or state.task is None:
+        if not isinstance(state, EpisodeState):
             raise EpisodeError(f"set_state() takes a snapshot that get_state() made, got {type(state).__name__}.")
-        self._ended = True  # what follows may raise
-        self._start(state.task)
+        self._history = None  # what follows may raise
+        self._open(state.history.task)
         if len(state.tools) != len(self._by_name):
             raise EpisodeError(
                 f"The snapshot is of {len(state.tools)} tools, this environment has {len(self._by_name)}."
             )
-        self._messages = list(state.messages)
-        self._text = state.text
-        self._transitions = list(state.transitions)
-        self._ended = state.ended
-        self._infrastructure_error = state.infrastructure_error
         self.np_random.bit_generator.state = state.generator
         for tool, tool_state in zip(self._by_name.values(), state.tools, strict=True):
             tool.set_state(copy.deepcopy(tool_state))
+        self._history = state.history
 
     def close(self) -> None:
         """Closes the tools; may be called twice."""
         for tool in dict.fromkeys((*self.tools, *self._indexed_tools)):
             tool.close()
 
+    def __repr__(self) -> str:
+        name = self.spec.id if self.spec is not None else "not registered"
+        return f"<{type(self).__name__} {name}, {len(getattr(self, 'tasks', ()))} tasks>"
+
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _choose_task(self, options: Mapping[str, Any]) -> Task:
-        if not isinstance(options, Mapping):
-            raise ConfigurationError(f"reset options must be a dictionary, got {type(options).__name__}.")
-        for key in options:
-            check_choice("reset option", key, ("task", "task_index"))
-        if len(options) > 1:
-            raise ConfigurationError("reset takes either 'task' or 'task_index', got both.")
-        if "task" in options:
-            if not isinstance(options["task"], Task):
-                raise ConfigurationError(f"options['task'] must be a Task, got {type(options['task']).__name__}.")
-            task: Task = options["task"]
-            return task
-        if "task_index" not in options:
-            return self.sample_task()
-        asked = options["task_index"]
-        try:
-            index = -1 if isinstance(asked, bool) else operator.index(asked)
-        except TypeError:
-            index = -1
-        if not 0 <= index < len(self.tasks):
-            raise ConfigurationError(f"options['task_index'] must be in 0..{len(self.tasks) - 1}, got {asked!r}.")
-        return self.tasks[index]
-
-    def _start(self, task: Task) -> None:
-        self._task = task
+    def _open(self, task: Task) -> History:
+        """Takes the tools of an episode on `task` and returns its beginning."""
         self._pending = None
-        self._transitions = []
-        self._infrastructure_error = None
         tools = tuple(self.make_tools(task))
         if tools != self._indexed_tools:
             self._index_tools(tools)
         user = self._wording.prompt(self.task_prompt(task))
-        self._messages = [*self._system, user]
-        self._text = self._system_rendered + render_message(user)
+        return History(task, (*self._system, user), self._system_rendered + render_message(user))
 
     def _index_tools(self, tools: tuple[Tool, ...]) -> None:
         """Looks the episode's tools up and writes the system turn, once for all episodes with the same tools."""
@@ -407,76 +363,24 @@ class ToolEnv(gymnasium.Env[str, str]):
             raise ConfigurationError(f"Two tools have one name: {[tool.name for tool in tools]}.")
         self._indexed_tools = tools
         self._by_name = {tool.name: tool for tool in tools}
-        text = self._system_prompt
-        if text is None:
-            text = f"{self.instructions}\n\n{self.parser.instructions(self.tool_schemas)}"
+        instructions = self.instructions if self._system_prompt is None else self._system_prompt
+        tools_and_format = self.parser.instructions(self.tool_schemas)
+        text = system_text(instructions, self._raw_system_prompt, tools_and_format, self._by_name)
         self._system, self._system_rendered = system_turn(text)
 
-    def _append(self, pending: PendingStep, outcomes: Sequence[ToolOutcome]) -> None:
-        """Adds the model's turn, the outcomes in order of the calls, and the mistakes to the history."""
-        turn = self.parser.to_message(pending.action, pending.parsed)
-        new = [turn]
-        for position, call in enumerate(pending.parsed.calls):
-            outcome = outcomes[position]
-            identifier = (call.id or f"call_{position}") if turn.tool_calls else None
-            new.append(self._wording.outcome(call, outcome, identifier))
-            if outcome.is_infrastructure_failure:
-                self._infrastructure_error = f"{call.name}: {outcome.error}: {outcome.content}"
-        if pending.parsed.errors:
-            new.append(self._wording.mistakes(pending.parsed.errors))
-        self._messages += new
-        self._text = "".join([self._text, *map(render_message, new)])
-
-    def _transition(self, pending: PendingStep, outcomes: tuple[ToolOutcome, ...]) -> tuple[Transition, str | None]:
-        """Decides the end of the episode and returns the transition with the reason of the end, if it ended."""
-        turn = len(self._transitions)
-        overflow = pending.overlong or len(self._text) > self.max_history_chars
-        if overflow:
-            self._text = self._text[: self.max_history_chars - len(_CUT_NOTE)] + _CUT_NOTE
-        earlier = tuple(self._transitions)
-        transition = Transition(self.task, turn, pending.parsed, outcomes, False, False, earlier)
+    def _end_reason(self, transition: Transition, overflow: bool) -> str | None:
+        """Returns what ends the episode in this step, None if nothing does: the task's rules come before budgets."""
         if self.is_terminated(transition):
-            reason = "answer" if pending.parsed.answer is not None else "goal"
-            return Transition(self.task, turn, pending.parsed, outcomes, True, False, earlier), reason
-        if turn + 1 >= self.max_turns or overflow:
-            reason = "max_history" if overflow else "max_turns"
-            return Transition(self.task, turn, pending.parsed, outcomes, False, True, earlier), reason
-        return transition, None
+            return "answer" if transition.parsed.answer is not None else "goal"
+        if overflow:
+            return "max_history"
+        return "max_turns" if transition.turn + 1 >= self.max_turns else None
 
-    def _info(
-        self,
-        first_new: int,
-        parsed: ParsedTurn,
-        outcomes: tuple[ToolOutcome, ...],
-        terms: dict[str, float],
-        end_reason: str | None,
-    ) -> dict[str, Any]:
-        messages = tuple(self._messages)
-        task = self.task
-        return {
-            "messages": messages,
-            "new_messages": messages[first_new:],
-            "task_id": task.id,
-            "dataset": self.describe_dataset(),
-            "turn": len(self._transitions),
-            "answer": parsed.answer,
-            "reward_terms": terms,
-            "tool_calls": parsed.calls,
-            "tool_outcomes": outcomes,
-            "parse_errors": parsed.errors,
-            "end_reason": end_reason,
-            "infrastructure_error": self._infrastructure_error,
-        }
-
-    def _print(self, first_new: int) -> None:
-        sys.stdout.write(render_ansi(self._messages[first_new:]))
-        sys.stdout.flush()
-
-
-def _check_tasks(tasks: Any) -> None:
-    if isinstance(tasks, str | Mapping) or not (hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__")):
-        raise ConfigurationError(f"tasks must be a sequence of Task, got {type(tasks).__name__}.")
-    if len(tasks) == 0:
-        raise ConfigurationError("tasks is empty; an environment needs at least one task to sample.")
-    if not isinstance(tasks[0], Task):
-        raise ConfigurationError(f"tasks must be a sequence of Task, got one of {type(tasks[0]).__name__}.")
+    def _show(self, *, new: int, earned: StepReward, end_reason: str | None) -> tuple[str, dict[str, Any]]:
+        """Returns observation and info of the state that was reached, and prints its new messages in "human" mode."""
+        assert self._history is not None
+        info = self._history.info(new=new, earned=earned, end_reason=end_reason, dataset=self.describe_dataset())
+        if self.render_mode == "human":
+            sys.stdout.write(render_ansi(info["new_messages"]))
+            sys.stdout.flush()
+        return self._history.text, info

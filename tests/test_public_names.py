@@ -1,0 +1,28 @@
+"""What README, docs and examples import from the root package, and nothing else that only looks public."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from pathlib import Path
+
+import agent_r1_gym
+
+ROOT = Path(__file__).parents[1]
+NAMES = """
+AgentR1Error ConfigurationError ContextWindow EpisodeState Hit InfrastructureError Message MessageObservation ParseError
+ParsedTurn Parser Passage QADataset Question Retriever RewardTerm SearchTool Task TokenObservation Tool ToolCall ToolEnv
+ToolError ToolOutcome ToolVectorEnv Transition __version__ check_tool_env envs info_from_dict info_to_dict load_dataset
+make_retriever make_rewards register to_chat tool
+"""
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(agent_r1_gym.__all__) == sorted(NAMES.split())
+    assert [name for name in agent_r1_gym.__all__ if not hasattr(agent_r1_gym, name)] == []
+
+
+def test_the_version_is_three_numbers_that_builds_read_without_importing() -> None:
+    (written,) = re.findall(r'^__version__ = "(\d+\.\d+\.\d+)"$', (ROOT / "agent_r1_gym/__init__.py").read_text(), re.M)
+    assert agent_r1_gym.__version__ == written
+    assert importlib.metadata.version("agent-r1-gym")  # what the command line shows
