@@ -1,19 +1,50 @@
-"""Settings for every test: no network, no user data, a home folder of its own."""
+"""Settings for every test: no network, no user data, a home folder of its own; and a word on what is not tested."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+# Here and not in a fixture: the libraries read these once, when the first test module imports them.
+os.environ.update({"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"})
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny, and the workers share the cores
+
+_TRAIN = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
+_MISSING = [name for name in _TRAIN if not importlib.util.find_spec(name)]
+_NEED_TRAIN = ["trainers/*test_*.py", "benchmarks/test_trainer_*.py", "benchmarks/test_multihop_*.py"]
+
+if _MISSING:
+    collect_ignore_glob = _NEED_TRAIN
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Says what this run did not test, and why: a suite that leaves tests out silently looks greener than it is."""
+    lines = []
+    if _MISSING:
+        lines.append(f"the trainer and its benchmarks: {', '.join(_MISSING)} missing (the train extra)")
+    if config.option.markexpr:
+        lines.append(f"what `-m {config.option.markexpr!r}` leaves out")
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in _skipped(terminalreporter))
+    lines.extend(f"{number} skipped: {reason}" for reason, number in reasons.items())
+    if lines:
+        terminalreporter.section("not tested")
+        terminalreporter.write("".join(f"{line}\n" for line in lines))
+
+
+def _skipped(terminalreporter: Any) -> list[Any]:
+    return [report for report in terminalreporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)]
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch = pytest.MonkeyPatch()
     patch.setenv("AGENT_R1_HOME", str(tmp_path_factory.mktemp("home")))
-    patch.setenv("HF_HUB_OFFLINE", "1")
-    patch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
     yield
     patch.undo()
 

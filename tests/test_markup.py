@@ -166,10 +166,10 @@ def test_headers_are_all_that_a_models_own_text_loses(text: str) -> None:
 )
 def test_a_megabyte_is_neutralised_in_bounded_time(fragment: str) -> None:
     text = fragment * (1_000_000 // len(fragment))
-    start = time.perf_counter()
+    start = time.process_time()
     neutralise(text)
     neutralise_headers(text)
-    assert time.perf_counter() - start < 5.0
+    assert time.process_time() - start < 5.0
 
 
 def test_encodable_replaces_nul_and_lone_surrogates_only() -> None:

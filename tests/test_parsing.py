@@ -357,10 +357,10 @@ ADVERSARIES |= {
 @pytest.mark.parametrize("adversary", ADVERSARIES.values(), ids=ADVERSARIES.keys())
 def test_a_megabyte_of_anything_is_parsed_in_bounded_time(parser: Parser, adversary: Callable[[int], str]) -> None:
     text = adversary(_MEGABYTE)
-    start = time.perf_counter()
+    start = time.process_time()
     turn = parser.parse(text)
     parser.to_message(text, turn)
-    assert time.perf_counter() - start < 5.0
+    assert time.process_time() - start < 5.0
 
 
 # --- choosing a parser -----------------------------------------------------------------------------------------------

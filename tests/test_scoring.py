@@ -223,11 +223,11 @@ def test_numeric_match_of_any_integer_with_its_written_forms(number):
 )
 def test_linear_time_and_safe_on_a_megabyte(block):
     text = block * (1_000_000 // len(block))
-    start = time.perf_counter()
+    start = time.process_time()
     for scorer in SCORERS.values():
         assert scorer.em(text, ("x",)) == 0.0
         scorer.f1(text, ("x",))
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_a_single_gold_text_is_one_answer_and_not_its_letters():

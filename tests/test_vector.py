@@ -110,9 +110,9 @@ def test_a_vector_returns_what_single_environments_return(mode: str, turns: list
         if mode == "Disabled" and (terminations | truncations).any():
             mask = terminations | truncations
             observations, infos = vector.reset(options={"reset_mask": mask})
-            for index in np.flatnonzero(mask):
+            for index in map(int, np.flatnonzero(mask)):
                 observation, info = references[index].env.reset()
-                assert (observations[index], info_of(infos, int(index))) == (observation, info)
+                assert (observations[index], info_of(infos, index)) == (observation, info)
 
 
 def test_shapes_and_types() -> None:
@@ -421,8 +421,8 @@ def test_a_vector_of_wrapped_environments_returns_what_single_ones_return(wraps:
         observations, rewards, terminations, truncations, infos = vector.step(actions)
         expected = [step[0] for step in steps]
         assert [step[1:4] for step in steps] == list(zip(rewards, terminations, truncations, strict=True))
-        infos = [without_times(info_of(infos, index)) for index in range(SIZE)]
-        assert infos == [without_times(step[4]) for step in steps]
+        own = [without_times(info_of(infos, index)) for index in range(SIZE)]
+        assert own == [without_times(step[4]) for step in steps]
         if (terminations | truncations).any():
             break
 

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = ("agent-r1-gym", "gymnasium", "numpy", "bm25s", "fastapi", "uvicorn", "gem-llm", "datasets", "skyrl-gym")
-_PACKAGES += ("torch", "transformers", "trl", "peft", "accelerate")
+_PACKAGES = (
+    *("agent-r1-gym", "gymnasium", "numpy", "bm25s", "fastapi", "uvicorn", "gem-llm", "datasets", "skyrl-gym"),
+    *("torch", "transformers", "trl", "peft", "accelerate"),
+)
 
 
 @dataclass(frozen=True, slots=True)

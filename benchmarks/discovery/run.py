@@ -50,7 +50,7 @@ def run_cell(reward: str, seed: int, settings: Settings, *, warm: Path, scratch:
     return {"method": reward, "seed": seed, "curve": curve.points, "turns": turns}
 
 
-class Curve(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+class Curve(TrainerCallback):
     """Measures the policy every so many steps; `points` are rows of step and exact match by kind of question."""
 
     def __init__(self, trainer: Any, tokenizer: Any, settings: Settings) -> None:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate.commands.config.config_args import load_config_from_file
-from accelerate.commands.launch import launch_command_parser
+from accelerate.commands.config.config_args import load_config_from_file  # type: ignore[import-untyped]
+from accelerate.commands.launch import launch_command_parser  # type: ignore[import-untyped]
 
 from agent_r1_gym.cli.main import build_parser
 from agent_r1_gym.cli.main import main as agent_r1

@@ -176,7 +176,7 @@ def _evaluations(methods: Mapping[str, Method], seeds: Sequence[int]) -> Iterato
     decoding = ("--max-turn-tokens", str(TOKENS["max_turn_tokens"]), "--max-length", "16384", "--dtype", "bfloat16")
     for run, policy in _policies(methods, seeds).items():
         for test_set, env in TEST_SETS.items():
-            words = ("agent-r1", "eval", env, "--policy", policy, "--split", "validation")
+            words: tuple[str, ...] = ("agent-r1", "eval", env, "--policy", policy, "--split", "validation")
             words += ("--retriever", SEARCH["retriever"], "--max-turns", str(SEARCH["max_turns"]))
             words += ("--option", f"top_k={SEARCH['top_k']}", "--option", f"passage_chars={SEARCH['passage_chars']}")
             words += (*decoding, "--processes", str(GPUS), "--out", evaluated(run, test_set))

@@ -27,6 +27,7 @@ from agent_r1_gym.support.terminal import say
 from benchmarks.common.cells import Cell, interval, read_cells, run_cells
 from benchmarks.common.warm_starts import load_start, start_folder
 from benchmarks.multihop_qa import at_scale
+from benchmarks.multihop_qa.paper import TEST_SETS
 from benchmarks.multihop_qa.settings import METHODS, PAPER, PROFILES, Method, Profile
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
@@ -140,7 +141,7 @@ def table(folder: Path, titles: Sequence[str]) -> str:
             continue
         found = [interval([cell["exact"][title] for cell in cells]) for title in titles]
         shown = " | ".join(f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in found)
-        paper = ", ".join(f"{value:.4f}" for value in PAPER[method.paper]) if method.paper in PAPER else "-"
+        paper = ", ".join(f"{value:.4f}" for value in PAPER[method.paper or ""]) if method.paper in PAPER else "-"
         lines.append(f"| {method.title} | {len(cells)} | {shown} | {paper} |")
     return "\n".join(lines)
 
@@ -165,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return at_scale.act(options)
     if options.action == "run":
         return run(options)
-    titles = at_scale.TEST_SETS if paper else PROFILES[options.profile].test_sets
+    titles = TEST_SETS if paper else PROFILES[options.profile].test_sets
     say(table(options.output / options.profile, list(titles)))
     return 0
 

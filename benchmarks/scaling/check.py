@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ def cells(machine: Machine, folder: Path) -> Iterator[tuple[str, float, float]]:
         yield f"cell: {path.stem}", len(cell["curve"]) * seconds(step_work(one), machine), cell["training_cpu_seconds"]
 
 
-def demonstrated_job(options: dict[str, Any], *, episodes: int = 128) -> Job:
+def demonstrated_job(options: Mapping[str, Any], *, episodes: int = 128) -> Job:
     """Returns a step on FictionQA; lengths are those of full demonstrations, since cells do not record theirs."""
     from agent_r1_gym.registry import make_tool_env
     from benchmarks.trainer_speed.scripted import make_model

@@ -214,7 +214,8 @@ def fit(observed: Sequence[tuple[Sequence[Work], float]]) -> Machine:
         if (found >= 0).all() and loss < least:
             best, least = np.zeros(len(FITTED)), loss
             best[kept] = found / scale[kept]
-    return Machine(**dict(zip(FITTED, map(float, best), strict=True)))
+    speeds: dict[str, Any] = dict(zip(FITTED, map(float, best), strict=True))
+    return Machine(**speeds)
 
 
 def errors(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:

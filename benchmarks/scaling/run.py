@@ -71,7 +71,7 @@ def measure_cases(cases: Sequence[tuple[str, Lengths, int, int]], *, rounds: int
             say(f"  {name}: {whole.cpu:.2f} s CPU time, {whole.wall:.2f} s wall time")
             return whole.cpu
 
-        measure.interleave({name: lambda name=name: step(name) for name in agents}, rounds=rounds, unit="s")
+        measure.interleave({name: functools.partial(step, name) for name in agents}, rounds=rounds, unit="s")
         jobs = {name: asdict(scripted_job(agent.trainer.model, agent.script)) for name, agent in agents.items()}
     medians = {
         name: {clock: statistics.median(row[clock] for row in rows[-rounds:]) for clock in rows[0]}
@@ -133,8 +133,10 @@ def plan(options: argparse.Namespace, host: Machine) -> list[tuple[str, ...]]:
     return rows
 
 
-HEADER = ("model", "GPUs", "turns", "context", "lengths", "GiB a GPU", "M tokens sampled", "M tokens in all")
-HEADER += ("s a step", "hours", "US dollars")
+HEADER = (
+    *("model", "GPUs", "turns", "context", "lengths", "GiB a GPU", "M tokens sampled", "M tokens in all"),
+    *("s a step", "hours", "US dollars"),
+)
 
 
 def _price(options: argparse.Namespace) -> float:

@@ -151,7 +151,7 @@ class Script:
             search_style="plain",
             raw_system_prompt=self.system_prompt,
         )
-        return env.unwrapped  # type: ignore[return-value]
+        return env.unwrapped
 
 
 def write_script(settings: Settings, lengths: Lengths, *, turns: int) -> Script:
@@ -307,7 +307,7 @@ def make_model(name: str, tokenizer: PreTrainedTokenizerFast, *, device: str) ->
         ValueError: its vocabulary is smaller than the tokenizer's.
     """
     if name == "tiny" or name in SIZES:
-        return build_model(tokenizer, size="0.4M" if name == "tiny" else name).to(device)  # type: ignore[arg-type]
+        return build_model(tokenizer, size="0.4M" if name == "tiny" else name).to(device)  # type: ignore[arg-type, no-any-return]
     config = Qwen2Config(
         **_QWEN2_5[name],
         tie_word_embeddings=True,
@@ -320,4 +320,6 @@ def make_model(name: str, tokenizer: PreTrainedTokenizerFast, *, device: str) ->
         raise ValueError(f"{name} has {config.vocab_size} words, the tokenizer {len(tokenizer)}.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Qwen2ForCausalLM(config).to(device=device, dtype=torch.bfloat16)  # type: ignore[arg-type]
+        model: PreTrainedModel = Qwen2ForCausalLM(config)
+        model.to(device=device, dtype=torch.bfloat16)  # type: ignore[call-arg]
+        return model

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 
 from agent_r1_gym.parsing import make_parser
 from agent_r1_gym.play.player import Player
@@ -84,7 +84,7 @@ class Trainee(abc.ABC):
         self.generation = Cost(0.0, 0.0, 0.0)
 
     @abc.abstractmethod
-    def _make_trainer(self, model: Any, arguments: dict[str, Any]) -> GRPOTrainer: ...
+    def _make_trainer(self, model: Any, arguments: dict[str, Any]) -> Any: ...
 
     def roll_out(self) -> Cost:
         """Returns the cost of one batch of rollouts: all that happens in TRL's `_generate`, in both systems.
@@ -162,7 +162,7 @@ class Agent(Trainee):
             max_prompt_tokens=script.longest_prompt, max_completion_tokens=arguments["max_completion_length"]
         )
         collector = Collector(Player(script.make_env, chat=chat, limits=limits))
-        single = {"algorithm": "reinforce++"} if script.settings.num_generations == 1 else {}
+        single: dict[str, Any] = {"algorithm": "reinforce++"} if script.settings.num_generations == 1 else {}
         return AgentTrainer(
             model,
             AgentConfig(
@@ -186,7 +186,7 @@ class EnvironmentFactory(Trainee):
         rows = [{"prompt": [{"role": "user", "content": question}]} for question in self.script.questions]
         return GRPOTrainer(
             model,
-            reward_funcs=[exact_match],
+            reward_funcs=[exact_match],  # type: ignore[list-item]  # a list of floats is one of floats and None
             args=GRPOConfig(**arguments),
             train_dataset=Dataset.from_list(rows),
             processing_class=self.script.tokenizer,

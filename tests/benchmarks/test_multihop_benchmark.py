@@ -12,6 +12,7 @@ from benchmarks.multihop_qa import run as multihop_qa
 from benchmarks.multihop_qa.settings import METHODS, PAPER, PROFILES
 
 
+@pytest.mark.slow
 def test_cells_of_every_kind_run_once_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["naive-rag", "base", "grpo", "ppo-no-masks", "rejection", "demonstrations"]
     words = ["--profile", "smoke", "--output", str(tmp_path)]

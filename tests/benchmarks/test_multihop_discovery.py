@@ -47,6 +47,7 @@ def test_a_wanderer_thinks_of_one_half_of_the_chain_only() -> None:
     assert halves == {(True, False), (False, True)}
 
 
+@pytest.mark.slow
 def test_cells_run_once_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = ["run", "--quick", "--output", str(tmp_path), "--method", "process", "--method", "em"]
     assert discovery.main(run) == 0

@@ -69,14 +69,15 @@ def test_the_script_is_what_runs_and_says_what_cannot() -> None:
 
 def test_substitutions_name_options_that_the_commands_have() -> None:
     for program, options in SUBSTITUTIONS.items():
-        words = {word for command in EVERY for word in command.words if program in command.words or program == "train"}
-        assert options.keys() <= words
+        known = {word for command in EVERY for word in command.words if program in command.words or program == "train"}
+        assert options.keys() <= known
     training = next(command for command in EVERY if command.stage == "training")
     words = stand_in(training)
     kwargs = json.loads(words[words.index("--env_kwargs") + 1])
     assert kwargs == {**TRAINING, "questions": 16, "retriever": "bm25"}
 
 
+@pytest.mark.slow
 def test_a_method_runs_from_data_to_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = dry_run(["naive-rag", "grpo"], [0], folder=tmp_path)
     shown = report(outcomes)
@@ -134,6 +135,7 @@ def test_actions_of_another_scale_are_refused(words: str) -> None:
         multihop_qa.main(words.split())
 
 
+@pytest.mark.slow
 def test_a_small_copy_of_the_gpu_profile_runs_and_its_start_is_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

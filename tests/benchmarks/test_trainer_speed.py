@@ -22,6 +22,7 @@ UNEVEN = dataclasses.replace(SHORT, name="uneven", thought=6, spread=0.5)
 MINUSCULE = dataclasses.replace(TINY, model="qwen2.5-minuscule")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [TINY, MINUSCULE], ids=lambda settings: settings.model)
 @pytest.mark.parametrize("claim", trainer_speed.CLAIMS)
 def test_every_claim_measures_and_reports(claim, settings, monkeypatch, tmp_path, capsys):

@@ -243,7 +243,7 @@ def test_a_malformed_hub_row_is_named(tmp_path):
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'agent-r1-gym\[train\]'"):
+    with pytest.raises(MissingDependencyError, match=r'pip install "agent-r1-gym\[data\]"'):
         load_dataset("hotpotqa", "hub")
 
 

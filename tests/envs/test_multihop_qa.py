@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import gymnasium as gym
@@ -128,20 +129,21 @@ def test_a_failed_retriever_is_marked_and_not_punished(error: Exception, kind: s
     assert info["infrastructure_error"] is None
 
 
-def test_a_retriever_that_hangs_is_given_up_in_bounded_time() -> None:
-    import time
+def test_a_retriever_that_hangs_is_given_up_while_it_hangs() -> None:
+    release, returned = threading.Event(), threading.Event()
 
     class Hanging(Retriever):
         call_timeout = 0.2
 
         def search_batch(self, queries, k):  # type: ignore[no-untyped-def]
-            time.sleep(30)
+            release.wait(60)
+            returned.set()
 
     env = HotpotQAEnv(dataset=little_dataset(), retriever=Hanging())
     env.reset()
-    start = time.monotonic()
     _, _, _, _, info = env.step(search("Ana"))
-    assert time.monotonic() - start < 2
+    assert not returned.is_set()
+    release.set()
     assert info["tool_outcomes"][0].error == "timeout"
     assert info["infrastructure_error"]
 

@@ -150,7 +150,7 @@ class Flaky:
 
     def run(self, sessions):
         policy = OraclePolicy()
-        policy.act = lambda states: [call("given") if s.turn == 0 else answer(s.task.answers[0]) for s in states]
+        policy.act = lambda inputs: [call("given") if s.turn == 0 else answer(s.task.answers[0]) for s in inputs]
         self.played.append([])
 
         def noted():
@@ -206,7 +206,7 @@ class TestInfrastructure:
         assert [record.task_index for record in RunFolder(tmp_path).episodes()] == [0]
 
     def test_a_backend_that_comes_back_costs_pauses_and_no_episode(self, tmp_path, monkeypatch):
-        pauses = []
+        pauses: list[float] = []
         monkeypatch.setattr(runner, "_LOSSES_TO_PAUSE", 2)
         monkeypatch.setattr(runner.time, "sleep", pauses.append)
         jobs = [*(job(1, sample) for sample in range(5)), job(0)]
@@ -260,6 +260,7 @@ class TestCommand:
                 files.append((out / "episodes.jsonl").read_bytes())
         assert files[0] == files[1]
 
+    @pytest.mark.slow
     def test_killed_five_times_and_resumed_it_writes_the_file_of_an_undisturbed_run(self, tmp_path):
         words = [*COMMAND, "naive", "--in-flight", "2"]
         assert main([*words, "--out", str(tmp_path / "whole")]) == 0

@@ -53,7 +53,7 @@ def test_1000_perturbed_answers(name, file, official):
 def scores_of(question, answer, scorer):
     """What an episode that gives this answer is scored by its environment."""
     policy = OraclePolicy()
-    policy.act = lambda states: [state.format.format_answer(answer) for state in states]
+    policy.act = lambda inputs: [state.format.format_answer(answer) for state in inputs]
     (record,) = play(policy, [0], lambda: ToolEnv(tasks=[question], scorer=scorer))
     assert (record.answer or "") == answer.strip()
     return record.scores

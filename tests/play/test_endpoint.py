@@ -12,6 +12,7 @@ from agent_r1_gym.play.endpoint_engine import EndpointEngine
 from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.methods import make_method
 from agent_r1_gym.play.player import Player
+from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.tools.search import SearchTool
 from agent_r1_gym.types import Message, Passage, Task
 from benchmarks.eval_speed.chat_server import Answer, served, turn
@@ -233,7 +234,7 @@ class TestPlayer:
 
         tasks = [Task(str(index), "?", ("x",)) for index in range(16)]
         engine = EndpointEngine(Meeting(), in_flight=8)
-        records = []
+        records: list[Trajectory] = []
         Player(lambda: ToolEnv(tasks=tasks)).play(evaluation_jobs(range(16)), engine, records.append)
         engine.close()
         assert {record.task_index for record in records if record.answer == "x"} == set(range(16))

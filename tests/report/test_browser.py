@@ -13,9 +13,10 @@ from agent_r1_gym.report.viewer import viewer
 from tests.kit.browser import CHROMIUM, Browser, browser
 from tests.kit.synthetic import episodes, token_row
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium on the PATH: the viewer is not tried in a browser"
-)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH: the viewer is not tried in a browser"),
+]
 EVIL = "<img src=x onerror=\"document.title='broken'\"></script><script>document.title='broken'</script>"
 NUMBER = 3_000
 

@@ -138,6 +138,7 @@ def test_filters_count_and_mark_their_episodes(tmp_path: Path) -> None:
     assert cut["counts"][at] == sum(row.truncated for row in rows) > 0
 
 
+@pytest.mark.slow
 def test_ten_thousand_episodes_fit_into_twenty_megabytes(tmp_path: Path) -> None:
     write_page(tmp_path / "page.html", "T", viewer([episode_item(row) for row in episodes(10_000, corpus=2_000)]))
     assert (tmp_path / "page.html").stat().st_size < 20e6

@@ -196,17 +196,18 @@ def _closed_port() -> str:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_a_dead_server_is_a_retrieval_error_in_bounded_time():
-    begin = time.monotonic()
+def test_a_dead_server_is_a_retrieval_error_long_before_the_timeout(monkeypatch):
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
     with pytest.raises(RetrievalError, match=r"http://127.0.0.1:\d+.* cannot be reached"):
-        HTTPRetriever(_closed_port(), timeout=2).search("q")
-    assert time.monotonic() - begin < 2
+        HTTPRetriever(_closed_port(), timeout=60).search("q")
+    assert 0 < sum(pauses) < 2
 
 
 @pytest.mark.parametrize(
     "behaviour",
     [
-        lambda connection, request: time.sleep(5),
+        lambda connection, request: time.sleep(60),
         lambda connection, request: _drip(connection, b"HTTP/1.1 200 OK\r\n" + b"X-Slow: yes\r\n" * 100),
         lambda connection, request: _drip(connection, GOOD + b" " * 1000),
         lambda connection, request: connection.sendall(GOOD[:20]) or _drip(connection, GOOD[20:] * 100),
@@ -223,12 +224,17 @@ def test_a_dead_server_is_a_retrieval_error_in_bounded_time():
     ],
     ids=["hangs", "drips headers", "drips all", "drips the rest", "drips a body", "drips chunks", "drips until close"],
 )
-def test_a_slow_server_is_a_timeout_within_the_timeout(raw_server, behaviour):
-    retriever = HTTPRetriever(raw_server(behaviour).url, protocol="search-r1", timeout=0.4)
-    begin = time.monotonic()
+def test_a_slow_server_is_a_timeout_while_it_still_answers(raw_server, behaviour):
+    answered = threading.Event()
+
+    def behave(connection, request):
+        behaviour(connection, request)  # raises once the client has hung up
+        answered.set()
+
+    retriever = HTTPRetriever(raw_server(behave).url, protocol="search-r1", timeout=0.4)
     with pytest.raises(RetrievalTimeout, match=r"/retrieve gave no full answer within 0.4 s") as caught:
         retriever.search("q")
-    assert 0.3 < time.monotonic() - begin < 4.0
+    assert not answered.is_set()
     assert isinstance(caught.value, InfrastructureTimeout)
 
 
@@ -295,10 +301,8 @@ def test_a_refusal_is_not_tried_again(raw_server):
 
 def test_the_timeout_includes_attempts_and_pauses(raw_server):
     server = raw_server(lambda connection, request: connection.sendall(_response(b"no", "503 Service Unavailable")))
-    begin = time.monotonic()
     with pytest.raises(RetrievalError, match="HTTP 503"):
         HTTPRetriever(server.url, protocol="search-r1", retries=1000, timeout=0.5).search("q")
-    assert time.monotonic() - begin < 4.0
     assert len(server.requests) < 10
 
 

@@ -214,6 +214,7 @@ def test_a_missing_encoder_is_a_retrieval_error(passages, tmp_path, monkeypatch)
         DenseRetriever(passages, encoder=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_worker_can_search(encoder_folder):
     code = f"""

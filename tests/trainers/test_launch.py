@@ -34,6 +34,7 @@ def test_accelerate_reads_it(path: Path) -> None:
     assert config.deepspeed_config.get("zero_stage") == {"zero2": 2, "zero3": 3}.get(path.stem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
 def test_two_processes_train_and_resume_with_sharded_weights(form: str, model_folder: Path, tmp_path: Path) -> None:
     """Policy, reference, critic and rollouts under FSDP2; resumed between two steps on one generation batch."""

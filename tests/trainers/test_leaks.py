@@ -37,6 +37,7 @@ class Watch(TrainerCallback):
             self.resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(LIBC, "malloc_trim"), reason="reads the resident set as Linux with glibc shows it")
 def test_memory_does_not_grow_over_500_steps(tmp_path: Path) -> None:
     """With evaluations and logs; measured: 60 objects and 0.4 MB from step 100 to 500, 0.8 MB to step 2000."""

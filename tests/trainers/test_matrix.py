@@ -17,7 +17,7 @@ from trainers.trainer import AgentTrainer
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 ADAPTERS = {"full": None, "lora": LoraConfig(r=4, target_modules="all-linear")}
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")]
 
 
 def trains(folder: Path, adapter: LoraConfig | None = None, **settings: Any) -> None:

@@ -24,8 +24,11 @@ from agent_r1_gym.errors import ConfigurationError
 from tests.kit.bandit import make_trainer
 from tests.kit.fixed import give, make_trajectory, multi_turn_batch
 from tests.trainers.test_train import COMPACT, config
+from trainers.algorithms.batch import tokens_of
 from trainers.running.preflight import check_packages
+from trainers.algorithms.batch import tokens_of
 from trainers.toy.model import build_model, build_tokenizer
+from trainers.algorithms.batch import tokens_of
 from trainers.train import build_trainer
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +75,7 @@ def test_a_service_gets_finite_numbers_of_training_and_evaluation(
 def test_tables_of_completions_hold_episodes_of_several_turns(tmp_path: Path) -> None:
     """One of several rows, and one that was dropped."""
     batch = multi_turn_batch()
-    batch[0] = dataclasses.replace(batch[0], tokens=dataclasses.replace(batch[0].tokens, context_starts=(3,)))
+    batch[0] = dataclasses.replace(batch[0], tokens=dataclasses.replace(tokens_of(batch[0]), context_starts=(3,)))
     batch[1] = make_trajectory([], [], error="dead")
     make_trainer(tmp_path, give(batch), log_completions=True, logging_steps=1).train()
     table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")

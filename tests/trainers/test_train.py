@@ -242,6 +242,7 @@ def test_every_number_of_the_readme_is_logged(tmp_path: Path) -> None:
     assert not names - trainer.state.log_history[0].keys()
 
 
+@pytest.mark.slow
 def test_wrong_input_is_one_line_however_training_is_started(tmp_path: Path) -> None:
     for module, name in (("trainers.train", "train.py"), ("agent_r1_gym", "agent-r1 train")):
         words = ["train"] if module == "agent_r1_gym" else []

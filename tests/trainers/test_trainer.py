@@ -406,6 +406,7 @@ class TestResume:
         assert len({tuple(targets) for targets in whole}) == 7
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_update_of_one(tmp_path: Path) -> None:
     script = ROOT / "tests" / "kit" / "two_processes.py"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -429,6 +430,7 @@ def weights(trainer: AgentTrainer) -> dict[str, torch.Tensor]:
 TWO_PROCESSES = {"learning_rate": 1e-3, "critic_learning_rate": 1e-3, "num_generations": 4, "max_steps": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", PAPERS)
 def test_learns_a_bandit(tmp_path: Path, algorithm: str) -> None:
     trainer = make_trainer(

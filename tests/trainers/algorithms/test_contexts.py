@@ -404,6 +404,7 @@ class ColourEnv(FreshEnv):
         return f"say {self.colour}", reward, self.turn == 2, False, {"context_rewritten": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_learns_a_bandit_whose_context_is_rewritten(tmp_path: Path, algorithm: str) -> None:
     tokenizer = tiny_model.make_tokenizer()

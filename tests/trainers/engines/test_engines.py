@@ -403,6 +403,7 @@ class TestFaults:
             engine.run(make_sessions(1))
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow() -> None:
     engine = SlotEngine(make_causal_lm(), SAMPLED, slots=6, max_length=70)
 

@@ -23,6 +23,7 @@ from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.methods import make_method
 from agent_r1_gym.play.player import Player
+from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.types import Message
 from trainers.engines.local import LocalOptions, load_model, open_model, wrap_model
 from trainers.engines.template_choice import bundled
@@ -115,6 +116,7 @@ def test_what_takes_the_records_can_give_up():
 
 
 class TestCommand:
+    @pytest.mark.slow
     def test_greedy_twice_and_on_two_processes(self, saved, tmp_path):
         files = []
         for name, words in {"a": [], "b": ["--in-flight", "3"], "c": ["--processes", "2"]}.items():
@@ -169,7 +171,7 @@ def test_a_stock_model_is_played_as_it_would_be_trained(tmp_path):
     local = open_model(LocalOptions(model=str(tmp_path), device="cpu", max_turn_tokens=8), slots=2)
     assert local.chat.template.source == bundled()["qwen3_training.jinja"]
     assert "]~b]" in local.chat.markup
-    records = []
+    records: list[Trajectory] = []
     player = Player(functools.partial(FictionQAEnv, **WORLD), chat=local.chat, limits=local.limits)
     player.play(JOBS[:2], local.engine, records.append)
     assert len(records) == 2
@@ -234,6 +236,7 @@ def transformers_serve(model):
         process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ("openai", "fastapi", "uvicorn")),
     reason="`transformers serve` needs openai, fastapi and uvicorn",

@@ -39,6 +39,7 @@ def run_script(module: str, *arguments: str, launch: Sequence[str] = (sys.execut
     return subprocess.run([*launch, "-m", module, *arguments], env=environment, timeout=300).returncode
 
 
+@pytest.mark.slow
 def test_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     assert run_script("tests.kit.killed_runs", str(tmp_path), *map(str, KILLS)) == 0
     for algorithm in ("grpo", "ppo"):
@@ -48,6 +49,7 @@ def test_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path:
         assert json.loads((killed / "log.json").read_text()) == json.loads((whole / "log.json").read_text())
 
 
+@pytest.mark.slow
 def test_two_processes_stop_together_and_resume(tmp_path: Path) -> None:
     """One of the two gets a signal, fails in its rollouts, and is killed while it saves."""
     launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def size(tensors: list[torch.Tensor]) -> int:
 @pytest.mark.parametrize("shape", SHAPES, ids=["qwen2", "qwen3"])
 @pytest.mark.parametrize("rank", [None, 4])
 def test_weights_gradients_and_optimiser_are_exact(shape: ModelShape, rank: int | None) -> None:
-    model = build(shape)
+    model: Any = build(shape)
     if rank is not None:
         targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
         model = get_peft_model(model, LoraConfig(r=rank, target_modules=targets))

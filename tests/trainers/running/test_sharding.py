@@ -29,6 +29,7 @@ def trainer_with(*, fsdp: int | None = None, zero: int | None = None, gather: bo
     )
 
 
+@pytest.mark.slow
 def test_two_processes_with_unequally_many_episodes() -> None:
     script = ROOT / "tests" / "kit" / "sharded.py"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -43,6 +43,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     build_model(tokenizer).save_pretrained(tmp_path / "model")

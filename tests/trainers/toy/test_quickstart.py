@@ -20,6 +20,7 @@ def two_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_out, "HELD_OUT", (("test", "1hop"), ("test", "bridge")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--algorithm", "rloo"], ["--lora-r", "4", "--no-control"]])
 def test_writes_scores_curves_report_and_models(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

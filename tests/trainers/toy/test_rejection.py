@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_only_sampled_tokens_of_successes_are_learned(tmp_path: Path, monkeypatc
         played.extend(int(str(row["task_index"])) for row in rows)
         return [trajectory(float(index % 4 == 0)) for index in range(len(rows))]
 
-    learned = {}
+    learned: dict[str, Any] = {}
 
     def fit(model: object, tokenizer: object, rows, **options: object) -> None:
         stream = rows()

@@ -172,6 +172,7 @@ class TestWarmStart:
         assert TOKENIZER.decode(labelled, skip_special_tokens=False) == said
         assert all(label in (token, -100) for token, label in zip(row["input_ids"], row["labels"], strict=True))
 
+    @pytest.mark.slow
     def test_loss_falls_and_equal_seeds_give_equal_weights(self):
         models = []
         for seed in (0, 0, 1):

@@ -1,0 +1,73 @@
+"""The project as one finds it: few names in each package, a true picture of them, no test that reads the wall clock."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.test_floors import FLOORS
+
+ROOT = Path(__file__).parents[1]
+MOST_ENTRIES = {"agent_r1_gym": 26, "trainers": 12, "benchmarks": 14}
+"""Files and folders that one sees on opening a package: a further one belongs into a folder, or merges with another."""
+
+
+@pytest.mark.parametrize("package", MOST_ENTRIES)
+def test_a_package_shows_few_names(package: str) -> None:
+    entries = [path.name for path in (ROOT / package).iterdir() if not path.name.startswith((".", "__pycache__"))]
+    assert len(entries) <= MOST_ENTRIES[package], f"{package}/ has {len(entries)} entries: {', '.join(sorted(entries))}"
+
+
+def floors_of_the_picture(text: str) -> dict[str, list[set[str]]]:
+    """Returns the floors of each package, lowest first, as the code block shows them: "  core   what it holds"."""
+    (picture,) = (block for block in re.findall(r"```\n(.*?)```", text, re.DOTALL) if "agent_r1_gym\n" in block)
+    packages = (part.splitlines() for part in picture.split("\n\n"))
+    return {
+        package: [set(re.split(r"\s{3,}", line.strip())[0].replace("/", "").split()) for line in reversed(lines)]
+        for package, *lines in packages
+    }
+
+
+def test_the_picture_in_the_docs_shows_the_floors_that_are_held() -> None:
+    shown = floors_of_the_picture((ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    for package, floors in FLOORS.items():
+        named = [{name for name in names if not name.startswith("_")} for names in floors]
+        assert shown[package] == [names for names in named if names], package
+
+
+def wall_clock_reads(tree: ast.AST) -> Iterator[int]:
+    """Yields the lines that measure wall-clock time: `perf_counter()`, `time.time()`, and asserted differences.
+
+    `time.monotonic()` is free to be a deadline: of a loop that waits for another process, say.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.perf_counter", "perf_counter", "time.time"):
+            yield node.lineno
+        elif isinstance(node, ast.Assert):
+            sums = [part for part in ast.walk(node) if isinstance(part, ast.BinOp)]
+            if any(isinstance(part.op, ast.Sub) and "monotonic()" in ast.unparse(part) for part in sums):
+                yield node.lineno
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: path.stem)
+def test_no_test_measures_the_wall_clock(path: Path) -> None:
+    lines = sorted(wall_clock_reads(ast.parse(path.read_text(encoding="utf-8"))))
+    assert not lines, (
+        f"{path.relative_to(ROOT)}, lines {lines}: a busy machine stretches this time. Measure `time.process_time()`, "
+        "compare n with 2n, or assert an order of events."
+    )
+
+
+def test_the_reader_tells_durations_from_deadlines() -> None:
+    source = """
+start = time.perf_counter()
+assert time.monotonic() - start < 5
+assert time.monotonic() < deadline
+while time.monotonic() < start + 5: pass
+assert time.process_time() - start < 5
+"""
+    assert sorted(wall_clock_reads(ast.parse(source))) == [2, 3]
