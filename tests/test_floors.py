@@ -21,9 +21,9 @@ PACKAGE = "agent_r1_gym"
 ROOT = Path(importlib.util.find_spec(PACKAGE).submodule_search_locations[0])
 
 FLOORS = (
-    ("errors", "types", "storage", "threads", "_version", "markup", "spaces"),
-    ("strict_json",),
-    ("options", "parsing", "scoring", "rendering", "trajectory", "datasets", "retrieval"),
+    ("errors", "types", "storage", "_version", "markup", "spaces"),
+    ("strict_json", "scoring", "support", "threads"),
+    ("options", "parsing", "rendering", "trajectory", "datasets", "retrieval"),
     ("tool", "rewards"),
     ("episode",),
     ("core",),
@@ -46,7 +46,7 @@ STEPS = {
         ("fiction_compact", "fiction_natural", "fiction_questions"),
         ("fiction",),
     ),
-    "retrieval": (("wire", "corpus", "store", "transport"), ("client", "server")),
+    "retrieval": (("wire", "corpus", "store"), ("client", "server")),
     "tools": (("function", "search"), ("__init__",)),
     "envs": (("multihop_qa",), ("fiction_qa", "mixed_qa")),
     "policies": (("scripted", "endpoint", "methods"), ("__init__",)),

@@ -20,6 +20,8 @@ from agent_r1_gym.types import Passage
 
 Protocol = Literal["search-r1", "agent-r1"]
 PATHS: dict[Protocol, str] = {"search-r1": "/retrieve", "agent-r1": "/search"}
+MAX_PASSAGES = 20_000
+"""Passages in one answer, queries times passages per query: about 20 MB of Wikipedia."""
 _LARGEST_SCORE = 10**300
 
 

@@ -132,7 +132,7 @@ def test_a_failing_backend_is_a_503_that_our_client_understands():
         status, answer = _ask(url, "/retrieve", {"queries": ["king"], "topk": 1})
         assert (status, answer) == (503, {"error": "RetrievalError: the disk is on fire"})
         with pytest.raises(RetrievalError, match=r"HTTP 503.*the disk is on fire"):
-            HTTPRetriever(url, retries=0).search("king")
+            HTTPRetriever(url, max_retries=0).search("king")
 
 
 def _started(idle_exit):
