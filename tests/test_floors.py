@@ -46,7 +46,7 @@ STEPS = {
         ("fiction_compact", "fiction_natural", "fiction_questions"),
         ("fiction",),
     ),
-    "retrieval": (("wire", "corpus", "store"), ("client", "server")),
+    "retrieval": (("wire", "corpus", "store", "connections"), ("client", "server")),
     "tools": (("function", "search"), ("__init__",)),
     "envs": (("multihop_qa",), ("fiction_qa", "mixed_qa")),
     "policies": (("scripted", "endpoint", "methods"), ("__init__",)),
