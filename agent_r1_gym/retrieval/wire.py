@@ -22,7 +22,7 @@ Protocol = Literal["search-r1", "agent-r1"]
 PATHS: dict[Protocol, str] = {"search-r1": "/retrieve", "agent-r1": "/search"}
 _FIELDS: dict[Protocol, str] = {"search-r1": "result", "agent-r1": "query_results"}
 MAX_PASSAGES = 20_000
-"""Passages in one answer, queries times passages per query: about 20 MB of Wikipedia."""
+"""Passages in one answer, queries times passages per query: some 10 MB."""
 _LARGEST_SCORE = 10**300
 
 
