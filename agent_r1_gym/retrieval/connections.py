@@ -12,12 +12,12 @@ import os
 from typing import Any, NamedTuple
 
 _SPARE_DESCRIPTORS = 32
-_MAX_BACKLOG = 2048
+_MAX_BACKLOG = 512
 _USUAL_LIMIT = 1024
 
 
 class Room(NamedTuple):
-    """What a process has descriptors for: open connections, and further ones that it accepts before it closes some."""
+    """What a process has descriptors for: open connections, and how many further ones it may accept in a row."""
 
     connections: int
     backlog: int
@@ -35,15 +35,16 @@ def room_for_connections() -> Room:
     if limit < 0:  # no limit at all
         limit = 2**20
     free = max(limit - used - _SPARE_DESCRIPTORS, 8)
-    backlog = min(free // 4, _MAX_BACKLOG)
-    return Room(free - backlog, backlog)
+    # asyncio has gone round its loop three times more when it closes what was closed at the first: four backlogs.
+    backlog = min(max(free // 8, 1), _MAX_BACKLOG)
+    return Room(free - 4 * backlog, backlog)
 
 
 def guarded_protocol(max_connections: int, request_timeout: float) -> type[asyncio.Protocol]:
     """Returns Uvicorn's HTTP protocol with a limit on connections and on the time until a request has begun.
 
     Args:
-        max_connections: with more, the one that has been without a request for longest is closed: half-sent or idle.
+        max_connections: with more, the one that has been idle or half-sent for longest is closed.
         request_timeout: seconds in which the head of a request must be complete, from the connection or its first byte.
     """
     from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -58,7 +59,7 @@ class _Guard(asyncio.Protocol):
     max_connections: int
     request_timeout: float
     waiting: dict[_Guard, None]
-    """The connections without a request under way, the longest first; one for all objects of a server."""
+    """The connections without a whole request, the longest first; one for all objects of a server."""
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
     connections: set[Any]
@@ -75,21 +76,24 @@ class _Guard(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._is_at_work():
-            self._stop_waiting()
-        else:
+        if not self._has_request():
             self._expect_request()
+            return
+        self._stop_timer()  # the body has a time limit of its own, in the application
+        if not self.cycle.more_body:
+            self.waiting.pop(self, None)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()  # type: ignore[misc]
-        if not self._is_at_work():
+        if not self._has_request():
             self.waiting[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._stop_waiting()
+        self._stop_timer()
+        self.waiting.pop(self, None)
 
-    def _is_at_work(self) -> bool:
+    def _has_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _expect_request(self) -> None:
@@ -97,8 +101,7 @@ class _Guard(asyncio.Protocol):
         if self._timer is None:
             self._timer = self.loop.call_later(self.request_timeout, self.transport.abort)
 
-    def _stop_waiting(self) -> None:
-        self.waiting.pop(self, None)
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

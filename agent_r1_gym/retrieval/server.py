@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_K = 5
 _IDLE_POLL = 0.25
+_QUEUE = 2048
 _QUERIES_AT_ONCE = 64
 _PASSAGES_AT_ONCE = 2_000
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Limits:
     max_bytes: int = 16 * 2**20
     """Size of a request's body."""
     max_waiting: int = 128
-    """Requests at once; further ones get 503."""
+    """Requests that are searched for at once, in turns; further ones get 503."""
     request_timeout: float = 10.0
     """Seconds for the head of a request, and again for its body."""
 
@@ -82,41 +83,32 @@ def create_app(
     """
     try:
         from fastapi import FastAPI
+        from starlette.requests import ClientDisconnect
     except ImportError as error:
         raise _missing("fastapi") from error
-    service = _Service(retriever, name, limits or Limits(), hosts)
+    service = _Service(retriever, name, limits or Limits())
     app = FastAPI(title="agent-r1-gym retrieval", openapi_url=None)
     app.add_exception_handler(_Refusal, _refuse)
+    app.add_exception_handler(ClientDisconnect, _refuse)  # nobody reads the answer, but nothing is logged either
     # Plain routes: requests are checked by hand, so that no model is built and validated for each document.
     for path, handler, method in (
         ("/retrieve", service.retrieve, "POST"),
         ("/search", service.search_batch, "POST"),
         ("/search", service.search, "GET"),
+        ("/health", service.health, "GET"),
     ):
-        app.add_route(path, functools.partial(service.admit, handler), methods=[method])
-    app.add_route("/health", service.health, methods=["GET"])
+        app.add_route(path, functools.partial(_addressed, hosts, handler), methods=[method])
     return app
 
 
 class _Service:
     """The endpoints; see `create_app`."""
 
-    def __init__(self, retriever: Retriever, name: str, limits: Limits, hosts: Collection[str] | None) -> None:
-        self._retriever, self._name, self._limits, self._hosts = retriever, name, limits, hosts
+    def __init__(self, retriever: Retriever, name: str, limits: Limits) -> None:
+        self._retriever, self._name, self._limits = retriever, name, limits
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="retriever")
         self._turn = asyncio.Lock()  # first come, first served
         self._admitted = 0
-
-    async def admit(self, handler: Handler, request: Request) -> Response:
-        """Serves a request unless too many are being served."""
-        _check_host(request, self._hosts)
-        if self._admitted >= self._limits.max_waiting:
-            raise _Refusal(503, f"{self._admitted} requests are being served; ask again later.")
-        self._admitted += 1
-        try:
-            return await handler(request)
-        finally:
-            self._admitted -= 1
 
     async def retrieve(self, request: Request) -> Response:
         body = await self._body(request)
@@ -136,7 +128,6 @@ class _Service:
         return await self._answer(request, "agent-r1", queries, int(k) if k.isdecimal() and len(k) < 10 else k)
 
     async def health(self, request: Request) -> Response:
-        _check_host(request, self._hosts)
         answer = {"status": "ok", "name": self._name, "retriever": type(self._retriever).__name__}
         return _reply(json.dumps(answer).encode())
 
@@ -156,23 +147,36 @@ class _Service:
         self, request: Request, protocol: wire.Protocol, queries: Any, k: Any, scores: bool = True
     ) -> Response:
         _check(queries, k, self._limits)
-        loop = asyncio.get_running_loop()
-        size = max(1, min(_QUERIES_AT_ONCE, _PASSAGES_AT_ONCE // k))
-        parts: list[bytes] = []
-
-        def work(part: list[str]) -> bytes:
-            return wire.encode_part(protocol, part, self._retriever.search_batch(part, k), scores=scores)
-
+        # Counted only now: whoever sends half a request must not keep others out.
+        if self._admitted >= self._limits.max_waiting:
+            raise _Refusal(503, f"{self._admitted} requests are being served; ask again later.")
+        self._admitted += 1
         try:
-            for start in range(0, len(queries), size):
-                async with self._turn:  # between two parts it is the turn of others
-                    if await request.is_disconnected():
-                        return _reply(b"")  # to nobody
-                    parts.append(await loop.run_in_executor(self._thread, work, queries[start : start + size]))
+            parts = await self._parts(request, protocol, queries, k, scores)
             return _reply(wire.join_answers(protocol, parts))
         except Exception as error:
             logger.warning("A search failed: %s: %s", type(error).__name__, error)
             return _reply(_error(f"{type(error).__name__}: {error}"), 503)
+        finally:
+            self._admitted -= 1
+
+    async def _parts(
+        self, request: Request, protocol: wire.Protocol, queries: list[str], k: int, scores: bool
+    ) -> list[bytes]:
+        """Returns the answer in parts; fewer if the client has gone."""
+
+        def work(part: list[str]) -> bytes:
+            return wire.encode_part(protocol, part, self._retriever.search_batch(part, k), scores=scores)
+
+        parts: list[bytes] = []
+        size = max(1, min(_QUERIES_AT_ONCE, _PASSAGES_AT_ONCE // k))
+        for start in range(0, len(queries), size):
+            async with self._turn:  # between two parts it is the turn of others
+                if await request.is_disconnected():
+                    break
+                part = queries[start : start + size]
+                parts.append(await asyncio.get_running_loop().run_in_executor(self._thread, work, part))
+        return parts
 
 
 def serve(
@@ -229,15 +233,24 @@ def serve(
     server = uvicorn.Server(config)
 
     async def run() -> None:
-        watcher = None if idle_exit is None else asyncio.create_task(_stop_when_idle(server, idle_exit))
+        watchers = [asyncio.create_task(_lengthen_queue(server, listener))]
+        if idle_exit is not None:
+            watchers.append(asyncio.create_task(_stop_when_idle(server, idle_exit)))
         await server.serve(sockets=[listener])
-        if watcher is not None:
+        for watcher in watchers:
             watcher.cancel()
 
     with listener, _interruptible():
         if on_ready is not None:
             on_ready(f"http://{_for_url(host)}:{listener.getsockname()[1]}")
         asyncio.run(run())
+
+
+async def _lengthen_queue(server: Any, listener: socket.socket) -> None:
+    """Lets more connections wait in the system than asyncio accepts in a row, for which it takes one number."""
+    while not server.started:
+        await asyncio.sleep(0.01)
+    listener.listen(_QUEUE)
 
 
 async def _stop_when_idle(server: Any, idle_exit: float) -> None:
@@ -266,7 +279,7 @@ def _interruptible() -> Iterator[None]:
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=_QUEUE)
         # Accepted connections inherit it; asyncio sets it on sockets of its own making only, and each answer would
         # wait 40 ms for an acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -290,9 +303,14 @@ def _is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def _check_host(request: Request, hosts: Collection[str] | None) -> None:
-    if hosts is None:
-        return
+async def _addressed(hosts: Collection[str] | None, handler: Handler, request: Request) -> Response:
+    """Serves a request that calls the server by one of its names; None: any."""
+    if hosts is not None:
+        _check_host(request, hosts)
+    return await handler(request)
+
+
+def _check_host(request: Request, hosts: Collection[str]) -> None:
     name = request.headers.get("host", "").rpartition("@")[2]
     name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
     with contextlib.suppress(ValueError):

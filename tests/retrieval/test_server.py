@@ -296,19 +296,27 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
 )
 
 
-def test_half_sent_requests_leave_room_for_good_clients():
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Le",
+        b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{",
+    ],
+    ids=["half a head", "half a body"],
+)
+def test_half_sent_requests_leave_room_for_good_clients(sent):
     process, url = _started(0, CROWDED)
     port = int(url.rpartition(":")[2])
     with contextlib.ExitStack() as stack:
         for _ in range(3):
             for _ in range(100):
                 client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-                client.sendall(b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Le")
+                client.sendall(sent)
             retriever = HTTPRetriever(url, timeout=20, max_retries=0)
             assert len(retriever.search("king", 1)) == 1
             retriever.close()
-        process.terminate()
-        out, err = process.communicate(timeout=20)
+    process.terminate()
+    out, err = process.communicate(timeout=20)
     assert (out, err) == ("stopped\n", "")
 
 
