@@ -307,6 +307,16 @@ def test_a_process_with_a_hanging_call_can_end() -> None:
     assert done.stdout.strip() == "timeout"
 
 
+def test_how_long_a_backend_is_left_alone_reaches_the_outcome() -> None:
+    class Resting(SleepTool):
+        def execute(self, arguments: Mapping[str, Any]) -> str:
+            raise RetrievalError("left alone", retry_after=3.0)
+
+    outcome = outcome_of(Resting(0.0), text="x")
+    assert (outcome.error, outcome.retry_after) == ("unavailable", 3.0)
+    assert outcome_of(SleepTool(0.0), text="x").retry_after is None
+
+
 def test_a_tool_that_hangs_is_left_alone_in_whatever_object_it_comes() -> None:
     release = threading.Event()
 
