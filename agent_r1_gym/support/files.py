@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -32,10 +33,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
+        _sync(temporary)
         temporary.chmod(0o644)
         temporary.replace(path)
+        _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -44,7 +45,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yields a temporary folder beside `path`; it takes the place of `path` if the block succeeds.
 
-    A process killed in between leaves the old folder or none, and at most a `.*.tmp` folder that nobody reads.
+    A process killed in between leaves the old folder or none, and at most a `.*.tmp` folder that nobody reads (see
+    `remove_leftovers`). Its data are on the disk before it takes its name, so that a power cut does no more.
 
     Raises:
         OSError: the disk is full or not writable; whatever stood at `path` before is untouched.
@@ -53,18 +55,22 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
     try:
         yield temporary
+        # Some file systems put a rename on the disk before the data: a power cut would leave full-sized files of zeros.
+        for inner in (*temporary.rglob("*"), temporary):
+            _sync(inner)
         temporary.chmod(0o755)
         if path.exists():
             _swap(temporary, path)
         else:
             temporary.replace(path)
+        _sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _swap(new: Path, path: Path) -> None:
     """Puts `new` in the place of the folder `path`; brings the old one back if that fails."""
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", suffix=".tmp", dir=path.parent))
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old.tmp", dir=path.parent))
     path.replace(aside / path.name)
     try:
         new.replace(path)
@@ -73,6 +79,36 @@ def _swap(new: Path, path: Path) -> None:
         aside.rmdir()
         raise
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Removes what killed processes left of `path` when they wrote it.
+
+    Only for who holds `locked(path)`, where nobody writes `path` without it: another's work would go too.
+    """
+    leftover = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]{{8}}(\.old)?\.tmp(\.log)?")  # tempfile's names
+    for entry in path.parent.iterdir():
+        if leftover.fullmatch(entry.name):
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Has the system write a file, or the names in a folder, to the disk."""
+    is_folder = path.is_dir()
+    if not is_folder and not path.is_file():
+        return
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        if not is_folder:  # some systems do not sync folders; there is nothing more to be done
+            raise
 
 
 @contextlib.contextmanager

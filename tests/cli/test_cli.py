@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import io
 import json
 import os
@@ -18,6 +20,7 @@ import pytest
 
 from agent_r1_gym.cli.main import _COMMANDS, build_parser, main
 from agent_r1_gym.cli.train import TRAINER_COMMANDS
+from agent_r1_gym.registry import registered_id
 from agent_r1_gym.retrieval.corpus import write_corpus
 from agent_r1_gym.types import Passage
 from tests.kit.reading import chunks
@@ -119,6 +122,18 @@ def test_the_console_script_finds_a_module_in_the_current_folder(own_env: str, r
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "2/2" in done.stdout
+
+
+def test_what_lies_beside_the_module_takes_no_packages_place(own_env: str, run_folder: Path) -> None:
+    """Imports that come later, as bm25s' does with the first search, find what is installed."""
+    (run_folder / "bm25s.py").write_text("raise SystemExit('the wrong bm25s')")
+    (run_folder / "beside_my_env.py").write_text("HERE = True")
+    assert registered_id(own_env) == "Mine/Double-v0"
+    assert sys.path[0] != str(run_folder)
+    spec = importlib.util.find_spec("bm25s")
+    assert spec is not None and spec.origin is not None and not spec.origin.startswith(str(run_folder))
+    assert importlib.import_module("beside_my_env").HERE  # the module's own neighbours are still found
+    del sys.modules["beside_my_env"]
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,26 @@ def test_a_failed_directory_leaves_the_old_one_or_none(tmp_path: Path, existing:
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
+def test_the_data_are_on_the_disk_before_a_directory_takes_its_name(tmp_path: Path, monkeypatch) -> None:
+    path, synced = tmp_path / "index", []
+
+    def sync(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        if synced[-1] == tmp_path.name:
+            assert path.exists()
+        else:
+            assert not path.exists()
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with atomic_directory(path) as temporary:
+        (temporary / "inner").mkdir()
+        for name in ("one", "inner/two"):
+            (temporary / name).write_text(name)
+    assert sorted(synced[:-2]) == ["inner", "one", "two"]
+    assert synced[-2:] == [temporary.name, tmp_path.name]
+
+
 def test_a_failed_swap_brings_the_old_directory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "index"
     path.mkdir()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agent_r1_gym.datasets.official.rows import Row
 
 _BLANK = re.compile(r"[ \t\r\n]*")
+_UNREADABLE = (ValueError, RecursionError)  # ValueError also for an integer of more than 4,300 digits
 _NOT_TEXT: Mapping[bytes, str] = {
     b"PK\x03\x04": "a zip archive: unpack it first",
     b"PAR1": "a parquet file: serve its folder with dataset='hub', hub_id=FOLDER",
@@ -154,21 +155,21 @@ def _read_values(stream: IO[str], path: Path) -> Iterator[tuple[str, Any]]:
         started = True
         where = f"{path}, line {number}"
         try:
-            yield where, json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+            yield where, json.loads(line, object_pairs_hook=_unambiguous)
+        except _UNREADABLE as error:
             raise DatasetError(f"{where}: not a JSON object ({error}); {_hint(line)}") from error
 
 
 def _read_array(text: str, path: Path) -> Iterator[tuple[str, Any]]:
     """Yields one element after the other, so that never more than one of them is held as raw objects."""
-    decode = json.JSONDecoder().raw_decode
+    decode = json.JSONDecoder(object_pairs_hook=_unambiguous).raw_decode
     position = _skip_blank(text, text.index("[") + 1)
     number = 0
     while text[position : position + 1] != "]":
         where = f"{path}, row {number}"
         try:
             value, position = decode(text, position)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except _UNREADABLE as error:
             raise DatasetError(f"{where}: not valid JSON ({error}); is the file truncated?") from error
         yield where, value
         position = _skip_blank(text, position)
@@ -180,6 +181,16 @@ def _read_array(text: str, path: Path) -> Iterator[tuple[str, Any]]:
         number += 1
     if _skip_blank(text, position + 1) < len(text):
         raise DatasetError(f"{path}: more text follows the end of the JSON array; expected one array")
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object's dictionary, which would silently keep the last of two equal keys."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"an object has the key {twice!r} twice")
+    return value
 
 
 def _skip_blank(text: str, position: int) -> int:

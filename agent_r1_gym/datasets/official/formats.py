@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -141,6 +142,26 @@ def build_dataset(rows: Iterable[Row], name: str, *, split: str, source: str) ->
     questions = tuple(question for _, question in parse_rows(rows, name, pool=lambda: pool))
     if not questions:
         raise DatasetError(f"{source} holds no question; expected at least one answerable {format_of(name).TITLE} row")
+    _warn_of_empty_answers(questions, source)
     return QADataset(
         questions, name=name, split=split, source=source, fingerprint=pool.fingerprint(), corpus=pool.passages()
     )
+
+
+def _warn_of_empty_answers(questions: Iterable[Question], source: str) -> None:
+    """Warns of gold answers such as "The": what the metrics leave of them is nothing, which punctuation equals.
+
+    They are kept: official rows have them, and the official metrics count them so.
+    """
+    from agent_r1_gym.scoring import normalize_answer
+
+    empty = [
+        (question.id, answer) for question in questions for answer in question.answers if not normalize_answer(answer)
+    ]
+    if empty:
+        warnings.warn(
+            f"{source}: {len(empty)} gold answers normalise to nothing (first: {empty[0][1]!r} of question "
+            f"{empty[0][0]!r}), so that the official exact match gives 1 for mere punctuation there; leave these "
+            "questions out of a training set.",
+            stacklevel=3,
+        )
