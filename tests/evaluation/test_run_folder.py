@@ -267,8 +267,8 @@ class TestCommand:
         summary = summarize(rows, [], samples=3)
         assert summary["majority_at_k"]["1"]["mean"] == pytest.approx(1 / 3)
         assert summary["majority_at_k"]["1"] == pytest.approx(summary["pass_at_k"]["1"])
-        assert summary["majority_at_k"]["2"]["mean"] == pytest.approx(2 / 3)  # no-, -yes, yes no
-        assert summary["majority_at_k"]["3"]["mean"] == 0.0
+        assert summary["majority_at_k"]["2"]["mean"] == pytest.approx(1 / 2)  # no-, -yes, and a tie
+        assert summary["majority_at_k"]["3"]["mean"] == 0.5
 
     def test_training_questions_are_said_to_be_such(self, tmp_path, capsys):
         def noted(*words):

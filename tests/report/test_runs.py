@@ -138,6 +138,7 @@ class TestCompare:
         assert main(["compare", str(a), str(b), "--out", str(out), "--show", "2"]) == 0
         printed = capsys.readouterr().out
         assert re.search(r"\n +4 +3 +1 +2 +0\n", printed)
+        assert "compare two checkpoints" in printed
         assert "2 of 4" in printed and "0.200" in printed and "0.62" in printed  # McNemar: 3 against 1, p = 10/16
         index = chunks(out.read_text(encoding="utf-8"))["index"]
         outcome = next(facet for facet in index["facets"] if facet["name"] == "outcome")
