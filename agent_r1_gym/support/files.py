@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def home() -> Path:
@@ -32,13 +35,25 @@ def atomic_file(path: Path) -> Iterator[Path]:
     os.close(handle)
     temporary = Path(name)
     try:
-        yield temporary
-        _sync(temporary)
-        temporary.chmod(0o644)
-        temporary.replace(path)
-        _sync(path.parent)
+        with _naming(path):
+            yield temporary
+            _sync(temporary)
+            temporary.chmod(0o644)
+            temporary.replace(path)
+            _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Names `path` in the block's error of a full disk, which names no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in _FULL:
+            error.filename = str(path)
+        raise
 
 
 @contextlib.contextmanager
@@ -54,16 +69,17 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
     try:
-        yield temporary
-        # Some file systems put a rename on the disk before the data: a power cut would leave full-sized files of zeros.
-        for inner in (*temporary.rglob("*"), temporary):
-            _sync(inner)
-        temporary.chmod(0o755)
-        if path.exists():
-            _swap(temporary, path)
-        else:
-            temporary.replace(path)
-        _sync(path.parent)
+        with _naming(path):
+            yield temporary
+            # Some file systems put a rename on the disk before the data: a power cut would leave files of zeros.
+            for inner in (*temporary.rglob("*"), temporary):
+                _sync(inner)
+            temporary.chmod(0o755)
+            if path.exists():
+                _swap(temporary, path)
+            else:
+                temporary.replace(path)
+            _sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

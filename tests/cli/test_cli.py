@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -374,3 +375,29 @@ def test_trainer_commands_without_the_train_extra_say_what_to_install(
         status, _, err = call(capsys, command, "--help")
         assert status == 2
         assert 'pip install "agent-r1-gym[train]"' in err
+
+
+LIMITED = """
+import resource, signal, sys
+from agent_r1_gym.cli.main import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # a write beyond it fails as on a full disk
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("command", ["rollout", "eval"])
+def test_a_full_disk_is_told_in_a_line_that_names_the_file(tmp_path, command):
+    words = [command, "FictionQA", "--policy", "oracle", "--out", str(tmp_path / "run")]
+    environment = os.environ | {"AGENT_R1_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", LIMITED, *words], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert re.search(rf"^agent-r1: File too large: {tmp_path}/run", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["rollout", "eval"])
+def test_a_folder_that_cannot_be_written_is_told_in_a_line(tmp_path, capsys, command):
+    (tmp_path / "file").write_text("")
+    assert main([command, "FictionQA", "--policy", "oracle", "--out", str(tmp_path / "file" / "run")]) == 1
+    assert re.search(rf"agent-r1: Not a directory: {tmp_path}/file.*\n$", capsys.readouterr().err)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -199,3 +200,12 @@ def test_waiting_for_a_lock_has_an_end(tmp_path: Path) -> None:
         holder.join()
     with locked(path, timeout=1):
         pass
+
+
+@pytest.mark.parametrize("atomic", [atomic_file, atomic_directory])
+def test_the_error_of_a_full_disk_names_what_was_to_be_written(tmp_path, atomic):
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/x'"), atomic(tmp_path / "x"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(ConnectionError) as caught, atomic(tmp_path / "x"):
+        raise ConnectionResetError(errno.ECONNRESET, "reset")
+    assert caught.value.filename is None
