@@ -14,9 +14,9 @@ from agent_r1_gym.errors import (
     InfrastructureTimeout,
     RetrievalError,
     RetrievalTimeout,
-    suggest,
 )
 from agent_r1_gym.retrieval.base import Hit, Retriever, check_k, clean_query
+from agent_r1_gym.support.checks import check_choice
 from agent_r1_gym.support.http import CircuitBreaker, HTTPClient
 
 _PROTOCOLS = ("auto", "search-r1", "agent-r1")
@@ -66,8 +66,7 @@ class HTTPRetriever(Retriever):
         breaker_failures: int = 5,
         breaker_cooldown: float = 10.0,
     ) -> None:
-        if protocol not in _PROTOCOLS:
-            raise ConfigurationError(f"Unknown protocol {protocol!r}. {suggest(str(protocol), _PROTOCOLS)}")
+        check_choice("protocol", protocol, _PROTOCOLS)
         self.url, ending = _split_url(url)
         positive = {"timeout": timeout, "pool_size": pool_size, "max_batch": max_batch, "max_bytes": max_bytes}
         others = {

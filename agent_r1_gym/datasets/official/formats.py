@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from agent_r1_gym.datasets.base import QADataset, Question, SupportingFact
-from agent_r1_gym.errors import ConfigurationError, DatasetError, suggest
+from agent_r1_gym.errors import DatasetError
+from agent_r1_gym.support.checks import check_choice
 
 if TYPE_CHECKING:
     from agent_r1_gym.datasets.official.rows import PassagePool, Row
@@ -62,8 +63,7 @@ def canonical_name(name: str) -> str:
         ConfigurationError: there is no such data set.
     """
     canonical = _SHORT_FORMS.get(name.lower(), name.lower())
-    if canonical not in MODULES:
-        raise ConfigurationError(f"Unknown data set {name!r}. {suggest(name, [*MODULES, *_SHORT_FORMS])}")
+    check_choice("data set", canonical, [*MODULES, *_SHORT_FORMS])
     return canonical
 
 
@@ -74,8 +74,7 @@ def canonical_split(split: str) -> str:
         ConfigurationError: there is no such split.
     """
     canonical = _SPLIT_WORDS.get(split, split)
-    if canonical not in SPLITS:
-        raise ConfigurationError(f"Unknown split {split!r}. {suggest(split, [*SPLITS, 'dev'])}")
+    check_choice("split", canonical, [*SPLITS, "dev"])
     return canonical
 
 
