@@ -27,6 +27,8 @@ _COMMANDS = {
     "doctor": "show what is installed, which Java, which data",
 }
 
+_DEBUG = "AGENT_R1_DEBUG"
+"""Variable that has errors of files shown with their traceback."""
 _READERS = ("report", "compare")
 """Commands that read what others wrote, in files that may be damaged or foreign."""
 
@@ -77,15 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
+        if os.environ.get(_DEBUG):
+            raise
         sys.stderr.write(f"agent-r1: {_of_the_system(error, getattr(options, 'out', None))}\n")
         return 1
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        if asked not in _READERS or os.environ.get("AGENT_R1_DEBUG"):
+        if asked not in _READERS or os.environ.get(_DEBUG):
             raise
         sys.stderr.write(
             f"agent-r1: {asked} cannot read {' or '.join(_folders_of(options))}: {type(error).__name__}: {error}. "
-            "Expected whole folders of `agent-r1 eval` or of a training run of this version; AGENT_R1_DEBUG=1 shows "
-            "where it stopped.\n"
+            f"Expected whole folders of `agent-r1 eval` or of a training run of this version; {_DEBUG}=1 shows where "
+            "it stopped.\n"
         )
         return 2
     return status
@@ -93,8 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _of_the_system(error: OSError, out: object) -> str:
     """Returns what the operating system refused, and of which file; a full disk names none: then it is the output's."""
+    if error.strerror is None:  # a library's own words
+        return str(error)
     file = error.filename or out
-    return f"{error.strerror or error}: {file}" if file else str(error)
+    return f"{error.strerror}: {file}" if file else str(error)
 
 
 def _folders_of(options: argparse.Namespace) -> list[str]:
