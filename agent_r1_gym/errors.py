@@ -45,7 +45,18 @@ class ToolError(AgentR1Error, RuntimeError):
 
 
 class InfrastructureError(AgentR1Error, RuntimeError):
-    """A backend failed through no fault of the model; the episode should be dropped, not punished."""
+    """A backend failed through no fault of the model; the episode should be dropped, not punished.
+
+    Attributes:
+        retry_after: seconds before which the backend will not even be asked again (a circuit breaker is open), so that
+            whoever wants to try once more should wait that long; None if there is no such bar.
+    """
+
+    retry_after: float | None = None  # also for a subclass that does not call this constructor
+
+    def __init__(self, *args: object, retry_after: float | None = None) -> None:
+        super().__init__(*args)
+        self.retry_after = retry_after
 
 
 class InfrastructureTimeout(InfrastructureError):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,8 @@ def full_id(name: str) -> str:
 def registered_id(name: str) -> str:
     """Returns the id in Gymnasium's registry that `name` holds; MODULE:ID imports the module, which registers ID.
 
-    The current folder is searched first, as `python -m` does and a console script does not.
+    For this import the current folder is searched first, as `python -m` does and a console script does not; afterwards
+    last, so that what lies beside the module never takes the place of an installed package that is imported later.
 
     Raises:
         ConfigurationError: the module cannot be imported.
@@ -127,17 +129,31 @@ def registered_id(name: str) -> str:
     module, colon, identifier = name.rpartition(":")
     if not colon:
         return name
-    here = str(Path.cwd())
-    if sys.path[:1] not in ([here], [""]):
-        sys.path.insert(0, here)
     try:
-        importlib.import_module(module)
+        with _current_folder_first():
+            importlib.import_module(module)
     except Exception as error:  # whatever a module of the user's raises
         raise ConfigurationError(
             f"{name!r}: the module {module!r} cannot be imported: {type(error).__name__}: {error}. "
             f"`python -c 'import {module}'` shows where."
         ) from error
     return identifier
+
+
+@contextlib.contextmanager
+def _current_folder_first() -> Iterator[None]:
+    here = str(Path.cwd())
+    if sys.path[:1] in ([here], [""]):  # by Python's own doing
+        yield
+        return
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(here)
+        if here not in sys.path:
+            sys.path.append(here)
 
 
 def _ids_of(module: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout, ToolError
 from agent_r1_gym.support.checks import check_integer
-from agent_r1_gym.support.threads import run_side_by_side
+from agent_r1_gym.support.threads import LostCalls, run_side_by_side
 from agent_r1_gym.types import ErrorKind, ToolCall, ToolOutcome
 
 Arguments = Mapping[str, Any]
@@ -22,6 +23,9 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _MAX_ERROR_CHARS = 500
 _logged: set[tuple[type, str, type]] = set()
 """Unexpected exceptions that were logged: class and name of the tool, type of the exception."""
+_lost: dict[tuple[str, str], LostCalls] = {}
+"""Calls that hang, by class and name of their tool: each episode may have an object of its own."""
+os.register_at_fork(after_in_child=_lost.clear)  # their threads are the parent's
 
 
 class Tool(abc.ABC):
@@ -60,7 +64,8 @@ class Tool(abc.ABC):
             `is_instant` for calls that take long and need no limit). A call with a timeout runs in a thread of its own;
             Python cannot kill a thread, so a call that hangs is given up, not stopped. It counts as a failure
             of infrastructure: a tool whose arguments can make it slow should bound itself and raise `ToolError`, or a
-            model learns to have its bad episodes dropped.
+            model learns to have its bad episodes dropped. While 32 calls of a tool hang, further ones fail at once as
+            "timeout", until one comes back, or a later try succeeds (see `threads.LostCalls`).
         max_output_chars: longer outputs are cut, with a note that says so.
         deterministic: equal arguments give equal outcomes and change nothing (a search, say). Equal calls in one step,
             of one environment or of many that share the tool, are then executed once.
@@ -233,8 +238,9 @@ class Tool(abc.ABC):
             content = (str(error) or type(error).__name__)[:_MAX_ERROR_CHARS]
         except Exception:  # a broken __str__ of somebody's exception
             content = type(error).__name__
-        outcome = ToolOutcome(content, ok=False, error=kind, latency=time.perf_counter() - start)
-        return [outcome] * size
+        wait = error.retry_after if isinstance(error, InfrastructureError) else None
+        latency = time.perf_counter() - start
+        return [ToolOutcome(content, ok=False, error=kind, latency=latency, retry_after=wait)] * size
 
     def _finish(self, item: str | ToolOutcome, latency: float) -> ToolOutcome:
         content = item.content if isinstance(item, ToolOutcome) else item
@@ -250,10 +256,14 @@ class Tool(abc.ABC):
     ) -> list[list[ToolOutcome]]:
         """Runs `jobs` side by side; one that outlasts `timeout` is given up."""
         assert self.timeout is not None
-        results = run_side_by_side(jobs, timeout=self.timeout)
+        lost = _lost.setdefault((f"{type(self).__module__}.{type(self).__qualname__}", self.name), LostCalls())
+        results = run_side_by_side(jobs, timeout=self.timeout, lost=lost)
         return [self._collect(result, size) for result, size in zip(results, sizes, strict=True)]
 
     def _collect(self, result: list[ToolOutcome] | BaseException | None, size: int) -> list[ToolOutcome]:
+        if isinstance(result, InfrastructureError):  # it was not even started
+            kind: ErrorKind = "timeout" if isinstance(result, InfrastructureTimeout) else "unavailable"
+            return self._failures(kind, result, size, time.perf_counter())
         if isinstance(result, BaseException):
             raise result
         if result is None:
@@ -293,14 +303,15 @@ def execute_calls(pending: Sequence[PendingCall]) -> list[ToolOutcome]:
 
 
 def _run_side_by_side(batches: Sequence[tuple[Tool, list[ToolCall]]]) -> list[list[ToolOutcome]]:
-    """Runs one batch a tool: tools with a timeout each in a thread, so that none waits for another, the rest here."""
+    """Runs one batch per tool: those with a timeout each in a thread, so that none waits for another, the rest here."""
     jobs = [functools.partial(tool.run, calls) for tool, calls in batches]
     apart = [i for i, (tool, _) in enumerate(batches) if tool.timeout is not None] if len(batches) > 1 else []
     results: list[Any] = [None] * len(jobs)
     for i, result in zip(apart, run_side_by_side([jobs[i] for i in apart]), strict=True):
-        results[i] = result
-    for i in sorted(set(range(len(jobs))) - set(apart)):
-        results[i] = jobs[i]()
+        results[i] = None if isinstance(result, InfrastructureError) else result  # there was no thread for it
+    for i, result in enumerate(results):
+        if result is None:
+            results[i] = jobs[i]()
     for result in results:
         if isinstance(result, BaseException):
             raise result

@@ -125,6 +125,8 @@ class ToolOutcome:
         data: structured form of `content` (a search tool: the hits), for rewards and logs; not shown to the model.
         latency: seconds that the execution took, measured where a tool returns a text, else what the tool says; equal
             outcomes may differ in it.
+        retry_after: seconds for which the backend will not be asked again (see `InfrastructureError`); None if it may
+            be asked at once.
     """
 
     content: str
@@ -132,6 +134,7 @@ class ToolOutcome:
     error: ErrorKind | None = None
     data: Any = None
     latency: float = field(default=0.0, compare=False)
+    retry_after: float | None = field(default=None, compare=False)
 
     @property
     def is_infrastructure_failure(self) -> bool:

@@ -25,8 +25,8 @@ FLOORS = {
     "agent_r1_gym": (
         ("errors", "types", "spaces"),
         ("support",),
-        ("text",),
-        ("parsing", "scoring", "datasets", "retrieval"),
+        ("text", "scoring"),
+        ("parsing", "datasets", "retrieval"),
         ("tool", "rewards"),
         ("core",),
         ("tools", "vector", "wrappers"),

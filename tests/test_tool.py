@@ -19,6 +19,8 @@ from agent_r1_gym.errors import (
     RetrievalTimeout,
     ToolError,
 )
+from agent_r1_gym.support import threads
+from agent_r1_gym.support.threads import FIRST_COOLDOWN, MAX_LOST
 from agent_r1_gym.tool import PendingCall, Tool, execute_calls
 from agent_r1_gym.types import ToolCall, ToolOutcome
 from tests.kit.helpers import (
@@ -332,6 +334,50 @@ def test_a_process_with_a_hanging_call_can_end() -> None:
         timeout=30,
     )
     assert done.stdout.strip() == "timeout"
+
+
+def test_how_long_a_backend_is_left_alone_reaches_the_outcome() -> None:
+    class Resting(SleepTool):
+        def execute(self, arguments: Mapping[str, Any]) -> str:
+            raise RetrievalError("left alone", retry_after=3.0)
+
+    outcome = outcome_of(Resting(0.0), text="x")
+    assert (outcome.error, outcome.retry_after) == ("unavailable", 3.0)
+    assert outcome_of(SleepTool(0.0), text="x").retry_after is None
+
+
+def test_a_tool_that_hangs_is_left_alone_in_whatever_object_it_comes() -> None:
+    release = threading.Event()
+
+    class Stuck(SleepTool):
+        def execute(self, arguments: Mapping[str, Any]) -> str:
+            release.wait(60)
+            return "late"
+
+    before = threading.active_count()
+    try:
+        for _ in range(40):  # an object per episode, each with calls that hang
+            tool = Stuck(0.0, "stuck", timeout=0.01)
+            outcomes = tool.run([ToolCall("stuck", {"text": str(n)}) for n in range(8)])
+            assert {outcome.error for outcome in outcomes} == {"timeout"}
+        assert threading.active_count() - before <= MAX_LOST + 8
+        assert "32 calls hang" in outcomes[0].content
+        assert 0 < outcomes[0].retry_after <= FIRST_COOLDOWN
+        assert outcome_of(SleepTool(0.0, timeout=5.0), text="x").ok
+    finally:
+        release.set()
+
+
+def test_a_tool_without_a_thread_to_run_in_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads, "_idle", [])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    pending = [calls_of(SleepTool(0.0, name, timeout=5.0), 1)[0] for name in ("one", "two")]
+    outcomes = execute_calls(pending)
+    assert [outcome.error for outcome in outcomes] == ["unavailable"] * 2
+    assert "can't start new thread" in outcomes[0].content
 
 
 def calls_of(tool: Tool, count: int) -> list[PendingCall]:

@@ -23,7 +23,7 @@ from agent_r1_gym.registry import TextEnv, make_text_env
 from agent_r1_gym.support import plugins
 
 _DECODING = {"temperature", "top_p", "max_turn_tokens"}
-_ENDPOINT = _DECODING | {"base_url", "tool_role", "timeout", "attempts", "request"}
+_ENDPOINT = _DECODING | {"base_url", "tool_role", "timeout", "max_retries", "request"}
 _LOCAL = _DECODING | {"max_length", "device", "dtype", "chat_template", "chat_template_kwargs"}
 DECIDES = _DECODING | {
     *("model", "tool_role", "request", "max_length", "dtype", "weights", "chat_template", "chat_template_kwargs")
@@ -63,7 +63,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     endpoint = parser.add_argument_group("endpoints (the key is read from AGENT_R1_API_KEY or OPENAI_API_KEY)")
     endpoint.add_argument("--base-url", help="address with the version, such as http://127.0.0.1:8000/v1")
     endpoint.add_argument("--timeout", type=float, help="seconds for one attempt of a request (default: 120)")
-    endpoint.add_argument("--attempts", type=int, help="attempts per request (default: 5)")
+    endpoint.add_argument("--max-retries", type=int, help="further attempts per request (default: 4)")
     endpoint.add_argument("--tool-role", help="role of tool turns in plain text: tool or user (default: tool)")
     endpoint.add_argument(
         "--request", type=_json_object, metavar="JSON", help="further fields of the request; null drops one"

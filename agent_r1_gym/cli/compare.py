@@ -29,6 +29,7 @@ def run(options: argparse.Namespace) -> int:
     say()
     tests = [(*numbers, f"{p:.2g}") for *numbers, p in test_rows(found)]
     say(table(("A - B", "difference", "low", "high", "p-value"), tests))
+    say("These p-values compare two checkpoints. Of the methods that made them, one run each says little.")
     shown = found.differing[: max(0, options.show)]
     if shown:
         rows = [(class_of(a, b), _cut(question_of(a)), _cut(a.answer), _cut(b.answer)) for a, b in shown]

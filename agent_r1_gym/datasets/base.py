@@ -60,7 +60,7 @@ class QADataset(Sequence[Question]):
     Args:
         questions: any sequence, also a lazy one.
         name: short name of the data set ("hotpotqa", "fiction" ...).
-        split: "train", "validation", "test" ... as served.
+        split: "train", "validation", "test" ... as served; "file NAME" if nobody knows which it is.
         source: where it came from, for people: a path, a hub id, or the generator and its settings.
         fingerprint: changes whenever the passages change; part of the name of cached indexes.
         corpus: the passages of the open setting; None: the union of the questions' own contexts.
@@ -109,7 +109,8 @@ class QADataset(Sequence[Question]):
 
     def describe(self) -> str:
         """Returns one line that says what is served; `info["dataset"]` holds it."""
-        return f"{self.name}/{self.split} ({len(self)} questions) from {self.source}"
+        count = f"{len(self)} question{'' if len(self) == 1 else 's'}"
+        return f"{self.name}/{self.split} ({count}) from {self.source}"
 
     def __repr__(self) -> str:
         return f"QADataset({self.describe()})"

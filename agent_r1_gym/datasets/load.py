@@ -65,8 +65,8 @@ def load_dataset(
             "hub": the hub's copy;
             a path: an official data file, or a folder that holds some;
             a `QADataset`: itself.
-        split: "train", "validation" ("dev") or "test", for "fiction" also "ood"; None: what a file's name says, else
-            the first that there is.
+        split: "train", "validation" ("dev") or "test", for "fiction" also "ood"; None: what a file's name says (if it
+            says nothing, the data set's split is "file NAME"), else the first that there is.
         hub_id: with "hub": "repository", "repository:configuration", or a local folder of parquet files; None: the
             data set's usual copy.
 

@@ -73,7 +73,7 @@ def prepare(
             if target.exists() and not force:
                 _LOG.warning("%s is there already and was kept; force=True (--force) writes it anew", target)
             else:
-                _write(target, _checked(read(), name), label=f"{name}/{split}", progress=progress)
+                _write(target, _checked(read(), name, split), label=f"{name}/{split}", progress=progress)
         targets.append(target)
     return targets
 
@@ -97,12 +97,12 @@ def _local_readers(name: str, source: Path, splits: Sequence[str] | None) -> dic
     return {split: partial(files.read_rows, path, name) for path, split in found}
 
 
-def _checked(rows: Iterable[Row], name: str) -> Iterator[Row]:
+def _checked(rows: Iterable[Row], name: str, split: str) -> Iterator[Row]:
     from agent_r1_gym.datasets.official.formats import parse_rows
     from agent_r1_gym.datasets.official.rows import PassagePool
 
     # a fresh pool for each row: nothing is kept, so that memory stays flat
-    for row, _ in parse_rows(rows, name, pool=PassagePool):
+    for row, _ in parse_rows(rows, name, split=split, pool=PassagePool):
         yield row
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from agent_r1_gym.core import ToolEnv
@@ -29,7 +30,8 @@ class MultiHopQAEnv(ToolEnv):
             "hub", a path, or a loaded `QADataset`.
         split: which part of the data set; None: its training split.
         setting: "open": one corpus for all questions; "distractor": an episode searches its question's own paragraphs.
-        retriever: what the open setting searches, see `retrieval.make_retriever`; None: embedded BM25.
+        retriever: what the open setting searches, see `retrieval.make_retriever`; None: embedded BM25 over the
+            questions' own paragraphs. Questions without any need one that brings its corpus.
         top_k: passages per query.
         passage_chars: characters of each passage that are shown, for corpora of whole articles; None: all.
         search_style: how passages are shown, see `SearchTool`.
@@ -87,7 +89,7 @@ class MultiHopQAEnv(ToolEnv):
 
     def _open_retriever(self, retriever: str | Retriever | None) -> Retriever:
         if self.setting == "open":
-            passages, fingerprint = self.dataset.passages, self.dataset.fingerprint
+            passages, fingerprint = functools.partial(_passages, self.dataset), self.dataset.fingerprint
             return make_retriever(retriever or "bm25", passages=passages, fingerprint=fingerprint)
         if retriever is not None:
             raise ConfigurationError(
@@ -122,8 +124,23 @@ def _paragraphs(task: Task) -> tuple[Passage, ...]:
     raise DatasetError(f"Task {task.id!r} has no paragraphs of its own to search; use setting='open'.")
 
 
+def _passages(dataset: QADataset) -> Iterator[Passage]:
+    """Returns the passages of a data set that an index is to be built of: of which there must be one."""
+    passages = dataset.passages()
+    first = next(passages, None)
+    if first is None:
+        raise DatasetError(
+            f"{dataset.describe()} brings no paragraphs to search: give a retriever with a corpus of its own "
+            "(retriever='http://HOST:PORT', 'lucene:INDEX' or a Retriever), or questions with their context."
+        )
+    return itertools.chain([first], passages)
+
+
 def _check_questions(dataset: QADataset, setting: str) -> None:
-    """Looks at the first question, before any episode: rewards need answers, the distractor setting paragraphs."""
+    """Looks at the first question, before any episode: rewards need answers, the distractor setting paragraphs.
+
+    Files are checked row by row when they are loaded, so that the first stands for all.
+    """
     if len(dataset) == 0:
         raise DatasetError(f"{dataset.describe()} holds no question.")
     if not dataset[0].answers:

@@ -2,13 +2,17 @@
 
 The question is the unit that is drawn: episodes of one question depend on each other, so that they enter and leave a
 resample together (cluster bootstrap).
+
+Neither the seeds of a training run nor the choice of its data are drawn here: intervals and p-values of two runs speak
+of these two checkpoints, not of the methods that made them.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -17,13 +21,17 @@ import numpy.typing as npt
 from agent_r1_gym.errors import ConfigurationError
 
 Floats = npt.NDArray[np.float64]
+PROPORTIONS = frozenset({"em", "f1", "sub_em", "support_recall", "pass_at_k", "majority_at_k"})
+"""Metrics whose scores cannot leave [0, 1]."""
 RESAMPLES = 2_000
+_PARTIAL_CREDIT = 2.0  # scores between 0 and 1 vary less than 0 and 1 do, but hardly less than half as much
+_SUBSETS = 1_000
 _CHUNK = 4_000_000
 _EXACT_SIGNS = 14
 
 
 class Interval(NamedTuple):
-    """A mean with its 95 % bootstrap interval."""
+    """A mean with its 95 % interval."""
 
     mean: float
     low: float
@@ -40,31 +48,101 @@ class PairedTest(NamedTuple):
 
 
 def bootstrap(
-    scores: Mapping[str, Sequence[Sequence[float]]], *, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95
+    scores: Mapping[str, Sequence[Sequence[float]]],
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    level: float = 0.95,
+    proportions: Collection[str] = PROPORTIONS,
 ) -> dict[str, Interval]:
-    """Returns mean and percentile interval of each metric over questions (Efron and Tibshirani 1993, chapter 13).
+    """Returns mean and interval of each metric over questions.
 
-    mean = sum of all scores / number of all scores; a resample draws as many questions as there are, with replacement,
-    each with all its scores; all metrics see the same resamples.
+    mean = sum of all scores / number of all scores. The interval is
+
+    - of a proportion: Wilson's (1927) with the effective number of scores, which covers as it should near 0 and 1 too,
+      where the bootstrap's ends in [1, 1]. One score a question counts as one; those of one question depend on each
+      other and count as fewer: n = p (1 - p) / v, with v the variance of the mean between questions, at least as many
+      as there are questions (Franco, Little, Louis and Slud 2019 compare such intervals);
+    - else: the percentile interval of the cluster bootstrap (Efron and Tibshirani 1993, chapter 13); a metric without
+      bounds whose scores are all equal, or of one question, has an interval without width.
+
+    A resample draws as many questions as there are, with replacement, each with all its scores.
 
     Args:
         scores: by metric, the scores of each question, in the same order of questions; empty where there are none.
         seed: of the resamples.
         resamples: their number.
         level: of the intervals.
+        proportions: the metrics whose scores cannot leave [0, 1].
 
     Returns:
         By metric; those without any score are left out.
     """
-    filled = {name: groups for name, groups in scores.items() if any(len(group) for group in groups)}
-    if not filled:
-        return {}
-    sums = np.array([[math.fsum(group) for group in groups] for groups in filled.values()]).T
-    sizes = np.array([[float(len(group)) for group in groups] for groups in filled.values()]).T
-    means = _resampled_means(sums, sizes, seed, resamples)
-    lows, highs = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0).tolist()
-    centres = (sums.sum(axis=0) / sizes.sum(axis=0)).tolist()
-    return {name: Interval(*found) for name, found in zip(filled, zip(centres, lows, highs, strict=True), strict=True)}
+    intervals = {}
+    for name, groups in scores.items():
+        filled = [group for group in groups if len(group)]
+        if filled and name in proportions:
+            intervals[name] = _proportion(filled, level)
+        elif filled:
+            intervals[name] = _percentiles(groups, seed, resamples, level)
+    return intervals
+
+
+def _proportion(groups: Sequence[Sequence[float]], level: float) -> Interval:
+    sums, sizes = np.array([math.fsum(group) for group in groups]), np.array([float(len(group)) for group in groups])
+    mean = sums.sum() / sizes.sum()
+    variance = ((sums - mean * sizes) ** 2).sum() / sizes.sum() ** 2 * len(groups) / max(1, len(groups) - 1)
+    least = sizes.sum() ** 2 / (sizes**2).sum()  # Kish: the number of questions, if all have equally many scores
+    whole = all(score in (0, 1) for group in groups for score in group)
+    most = sizes.sum() * (1 if whole else _PARTIAL_CREDIT)
+    return _wilson(mean.item(), _effective_number(mean, variance, least, most), level)
+
+
+def _effective_number(mean: float, variance: float, least: float, most: float) -> float:
+    """Returns how many independent scores of 0 and 1 would give the mean this variance; `least` where it shows none."""
+    return least if variance == 0 else float(np.clip(mean * (1 - mean) / variance, least, most))
+
+
+def _wilson(share: float, number: float, level: float) -> Interval:
+    """Returns (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)."""
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    centre, scale = share + z * z / (2 * number), 1 + z * z / number
+    half = z * math.sqrt(share * (1 - share) / number + (z / (2 * number)) ** 2)
+    return Interval(share, min(share, (centre - half) / scale), max(share, (centre + half) / scale))
+
+
+def _percentiles(groups: Sequence[Sequence[float]], seed: int, resamples: int, level: float) -> Interval:
+    sums = np.array([[math.fsum(group)] for group in groups])
+    sizes = np.array([[float(len(group))] for group in groups])
+    low, high = np.nanquantile(_resampled_means(sums, sizes, seed, resamples), _tails(level)).tolist()
+    return Interval((sums.sum() / sizes.sum()).item(), low, high)
+
+
+def _tails(level: float) -> tuple[float, float]:
+    return (1 - level) / 2, (1 + level) / 2
+
+
+def crossed_interval(scores: Sequence[Sequence[float]], *, level: float = 0.95) -> Interval:
+    """Returns mean and interval of a proportion over seeds and questions, both a sample of many.
+
+    Wilson's interval (see `bootstrap`) with v = s^2(seeds) / S + s^2(questions) / Q - s^2(rest) / SQ, the variances
+    being those of the means by seed and by question, and of what these two leave of the scores.
+
+    Args:
+        scores: (seeds, questions), in [0, 1]: of each seed, its scores on the same questions in the same order.
+        level: of the interval.
+    """
+    matrix = np.asarray(scores, dtype=np.float64)
+    seeds, questions = matrix.shape
+    mean, by_seed, by_question = matrix.mean().item(), matrix.mean(axis=1), matrix.mean(axis=0)
+    rest = matrix - by_seed[:, None] - by_question + mean
+    parts = (
+        ((by_seed - mean) ** 2).sum() / (max(1, seeds - 1) * seeds),
+        ((by_question - mean) ** 2).sum() / (max(1, questions - 1) * questions),
+        (rest**2).sum() / (max(1, (seeds - 1) * (questions - 1)) * matrix.size),
+    )
+    variance = max(parts[0] + parts[1] - parts[2], *parts[:2])
+    return _wilson(mean, _effective_number(mean, variance, 1.0, matrix.size) if variance else questions, level)
 
 
 def paired_bootstrap(
@@ -147,25 +225,17 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
-def majority(votes: Sequence[str | None]) -> int | None:
-    """Returns the position of the first vote for the most frequent text; ties go to the text that came first.
-
-    None votes (no answer was given) do not count; None if there is no other.
-    """
-    counts = Counter(vote for vote in votes if vote is not None)
-    return votes.index(counts.most_common(1)[0][0]) if counts else None
-
-
-def majority_at_k(votes: Sequence[str | None], scores: Sequence[float], k: int) -> float:
+def majority_at_k(votes: Sequence[str | None], scores: Sequence[float], k: int, *, seed: int = 0) -> float:
     """Returns the estimate, from all n samples, of the score of the majority among k of them.
 
-    The mean over the n windows of k consecutive samples, the first following the last, so that every sample counts
-    equally often; k = n is one window. At k = 1 it is pass@1.
+    The mean over all subsets of k samples, or over 1,000 random ones if there are more. Of texts that are equally
+    frequent each is as likely to win, so that the order of the samples does not matter. At k = 1 it is pass@1.
 
     Args:
-        votes: of each sample, see `majority`; a window without a vote scores 0.
+        votes: the text that each sample votes for, None if it gave no answer; a subset without a vote scores 0.
         scores: of each sample; equal votes have equal scores.
         k: samples that vote.
+        seed: of the random subsets.
 
     Raises:
         ConfigurationError: not as many scores as votes, or not 1 <= k <= n.
@@ -175,10 +245,21 @@ def majority_at_k(votes: Sequence[str | None], scores: Sequence[float], k: int) 
         raise ConfigurationError(
             f"majority@k needs as many scores as votes and 1 <= k <= their number, got {count}, {len(scores)}, {k}."
         )
-    starts = range(count) if k < count else range(1)
-    windows = [[(start + offset) % count for offset in range(k)] for start in starts]
-    winners = [(window, majority([votes[position] for position in window])) for window in windows]
-    return sum(0.0 if winner is None else scores[window[winner]] for window, winner in winners) / len(windows)
+    score_of = {vote: score for vote, score in zip(votes, scores, strict=True) if vote is not None}
+    if not score_of:
+        return 0.0
+    ballots = np.array([[vote == text for text in score_of] for vote in votes], dtype=np.int64)
+    counts = ballots[_subsets(count, k, seed)].sum(axis=1)
+    leads = (counts == counts.max(axis=1, keepdims=True)) & (counts > 0)
+    wins = (leads * np.array(list(score_of.values()))).sum(axis=1) / np.maximum(1, leads.sum(axis=1))
+    return float(wins.mean())
+
+
+def _subsets(count: int, k: int, seed: int) -> npt.NDArray[np.int64]:
+    """Returns all (subsets, k) positions below `count`, or those of 1,000 random subsets if there are more."""
+    if math.comb(count, k) <= _SUBSETS:
+        return np.array(list(itertools.combinations(range(count), k)))
+    return np.random.default_rng(seed).random((_SUBSETS, count)).argpartition(k - 1)[:, :k]
 
 
 def _resampled_means(sums: Floats, sizes: Floats, seed: int, resamples: int) -> Floats:

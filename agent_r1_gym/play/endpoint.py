@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout
 from agent_r1_gym.parsing import OpenAIParser, Parser
+from agent_r1_gym.support.http import RETRIED_STATUSES, Answer, CircuitBreaker, HTTPClient
 from agent_r1_gym.types import Message
 
-if TYPE_CHECKING:
-    import urllib3
-
 _KEYS = ("AGENT_R1_API_KEY", "OPENAI_API_KEY")
-_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _REFUSED = frozenset({401, 403, 404, 405})
 _TOO_LONG = ("context_length_exceeded", "maximum context length", "context window")
-_MAX_PAUSE = 60.0
 _ADDRESS = re.compile(r"https?://[^/@?#\s]+(?:/[^@?#\s]*)?")
 
 
@@ -88,11 +83,18 @@ class EndpointOptions:
     take tool turns only after structured calls (api.openai.com)."""
     timeout: float = 120.0
     """Seconds for one attempt, from its start to the last byte."""
-    attempts: int = 5
-    """Attempts for one turn: lost connections, timeouts and the statuses 408, 409, 425, 429, 5xx are tried again."""
+    max_retries: int = 4
+    """Further attempts after the first: lost connections, timeouts and the statuses 408, 409, 425, 429, 5xx are tried
+    again."""
     first_pause: float = 0.5
     """Seconds before the second attempt; each further pause is twice as long, times a random factor in 0.5..1.5. A
-    `Retry-After` of the server goes first, up to a minute."""
+    `Retry-After` of the server of at most a minute goes first. All pauses of a turn together take at most a minute."""
+    max_bytes: int = 16 * 2**20
+    """Size of the largest answer that is read."""
+    breaker_failures: int = 5
+    """Turns in a row that failed after all attempts, whereupon the endpoint is left alone; 0: never."""
+    breaker_cooldown: float = 10.0
+    """Seconds that it is left alone; turns fail at once meanwhile, with these seconds as `retry_after`."""
     request: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the request; None drops a field that would be sent."""
 
@@ -105,8 +107,11 @@ class EndpointOptions:
             ("max_turn_tokens", self.max_turn_tokens >= 1, "at least 1"),
             ("tool_role", self.tool_role in ("tool", "user"), "'tool' or 'user'"),
             ("timeout", self.timeout > 0, "positive seconds"),
-            ("attempts", self.attempts >= 1, "at least 1"),
+            ("max_retries", self.max_retries >= 0, "at least 0"),
             ("first_pause", self.first_pause >= 0, "at least 0 seconds"),
+            ("max_bytes", self.max_bytes >= 1, "at least 1"),
+            ("breaker_failures", self.breaker_failures >= 0, "at least 0"),
+            ("breaker_cooldown", self.breaker_cooldown >= 0, "at least 0 seconds"),
         ):
             if not valid:
                 raise ConfigurationError(f"{name} of an endpoint must be {expected}, got {getattr(self, name)!r}.")
@@ -123,18 +128,17 @@ class ChatEndpoint:
     """
 
     def __init__(self, options: EndpointOptions, *, in_flight: int) -> None:
-        import urllib3
-
-        from agent_r1_gym.retrieval.transport import connection_pool
-
         self.options = options
-        self._path = (urllib3.util.parse_url(options.base_url).path or "").rstrip("/") + "/chat/completions"
-        self._pool = connection_pool(options.base_url, in_flight)
         self._key = next((os.environ[name] for name in _KEYS if os.environ.get(name)), None)
-        self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self._key:
-            self._headers["Authorization"] = f"Bearer {self._key}"
-        self._retries = _retries(options)
+        self._http = HTTPClient(
+            options.base_url,
+            max_retries=options.max_retries,
+            first_pause=options.first_pause,
+            pool_size=in_flight,
+            max_bytes=options.max_bytes,
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+        )
+        self._breaker = CircuitBreaker(options.base_url, options.breaker_failures, options.breaker_cooldown)
 
     def complete(
         self, messages: Sequence[Message], *, seed: int, tools: Sequence[Mapping[str, Any]] | None = None
@@ -152,14 +156,18 @@ class ChatEndpoint:
             InfrastructureError: no good answer after all attempts, or a request that the server refuses.
         """
         body = json.dumps(self._request(messages, seed, tools)).encode()
-        status, answer = self._post(body)
-        if status != 200:
-            raise self._refusal(status, answer)
-        return _completion(answer)
+        with self._breaker.guard():
+            answer = self._http.exchange("POST", "/chat/completions", body, timeout=self.options.timeout)
+            # Only these speak of the server; what it refuses may be the fault of this one request.
+            if answer.status in RETRIED_STATUSES:
+                raise self._refusal(answer)
+        if answer.status != 200:
+            raise self._refusal(answer)
+        return _completion(answer.body)
 
     def close(self) -> None:
         """Closes the connections."""
-        self._pool.close()
+        self._http.close()
 
     def _request(
         self, messages: Sequence[Message], seed: int, tools: Sequence[Mapping[str, Any]] | None
@@ -183,31 +191,8 @@ class ChatEndpoint:
             return {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
         return message.to_dict()
 
-    def _post(self, body: bytes) -> tuple[int, bytes]:
-        import urllib3
-
-        try:
-            response = self._pool.urlopen(
-                "POST",
-                self._path,
-                body=body,
-                headers=self._headers,
-                retries=self._retries,
-                redirect=False,
-                timeout=urllib3.Timeout(total=self.options.timeout),
-            )
-        except urllib3.exceptions.HTTPError as error:
-            reason = getattr(error, "reason", None) or error
-            slow = isinstance(reason, urllib3.exceptions.TimeoutError) and not isinstance(
-                reason, urllib3.exceptions.NewConnectionError
-            )
-            kind = InfrastructureTimeout if slow else InfrastructureError
-            name = type(reason).__name__
-            raise kind(f"{self.options.base_url} failed {self.options.attempts} times, at last {name}.") from error
-        return response.status, response.data
-
-    def _refusal(self, status: int, answer: bytes) -> Exception:
-        text = answer[:300].decode("utf-8", "replace")
+    def _refusal(self, answer: Answer) -> Exception:
+        status, text = answer.status, answer.body[:300].decode("utf-8", "replace")
         text = text.replace(self._key, "<key>") if self._key else text
         said = f"{self.options.base_url} answered HTTP {status}: {text!r}"
         if status in (400, 413, 422) and any(sign in text for sign in _TOO_LONG):
@@ -242,27 +227,3 @@ def _completion(answer: bytes) -> Completion:
     if not valid:
         raise InfrastructureError(f"The endpoint's answer is no chat completion: {answer[:200]!r}")
     return Completion(content, thinking, tuple(calls), *counts)
-
-
-def _retries(options: EndpointOptions) -> urllib3.Retry:
-    """Returns urllib3's own retry loop, with jitter in proportion and a pause before the second attempt already."""
-    import urllib3
-
-    class Retry(urllib3.Retry):
-        def get_backoff_time(self) -> float:
-            pause: float = options.first_pause * 2 ** max(len(self.history) - 1, 0)
-            return min(pause, _MAX_PAUSE) * random.uniform(0.5, 1.5)
-
-        def parse_retry_after(self, retry_after: str) -> float:
-            try:
-                return min(super().parse_retry_after(retry_after), _MAX_PAUSE)
-            except urllib3.exceptions.InvalidHeader:
-                return self.get_backoff_time()
-
-    return Retry(
-        total=options.attempts - 1,
-        redirect=False,
-        allowed_methods=None,
-        status_forcelist=_RETRIED,
-        raise_on_status=False,
-    )

@@ -1,14 +1,15 @@
 """Training runs on a page: learning curves over seeds, scores, and the rollouts token by token.
 
 A training run is the output folder of the trainer (`trainer_state.json`, in it or in its checkpoints) or a folder of
-`agent-r1 quickstart` (`curves.csv`, `scores.json`). Runs of one algorithm are seeds of one curve: quickstart says which
-those are; else they are the folders whose names differ in the number at their end only.
+`agent-r1 quickstart` (`curves.csv`, `scores.json`). Runs of equal settings, but for the seed and the folders, are seeds
+of one curve; a run whose settings are not kept stands alone, whatever its folder is called.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,10 @@ CURVES = {
     "sampling/logprob_drift_mean": "mean log-prob drift of the engine",
 }
 """Logged numbers that are drawn, and the titles of their plots; reward terms are drawn besides."""
+_OWN_SETTINGS = {"seed", "data_seed", "run_name", "resume_from_checkpoint", "hub_model_id", "disable_tqdm"}
+"""Settings in which the seeds of one curve may differ; beside these, whatever names a folder (`..._dir`)."""
+_RESULTS = {"seed", "scores", "seconds", "rejection_sampling"}
+"""What is no setting in quickstart's `scores.json`."""
 _TERM = "rollout/reward/"
 _SMOOTHED = 10
 
@@ -48,13 +53,15 @@ class TrainingRun:
 
     Attributes:
         path: its folder.
-        name: what its seeds share.
+        name: what it is called where it stands alone.
+        settings: what its seeds share, as text; "" if it was not kept.
         log: the numbers of each logged step, with `step`.
         scores: exact match in 0..1 by agent and set of questions, empty if none were measured.
     """
 
     path: Path
     name: str
+    settings: str
     log: Log
     scores: Mapping[str, Mapping[str, float]]
 
@@ -68,45 +75,71 @@ def read_training_run(path: Path) -> TrainingRun | None:
     """Returns the run in a folder, None if it holds none.
 
     Raises:
-        DatasetError: its files cannot be read.
+        DatasetError: its files are damaged or of another program.
     """
     reader = _reader(path)
     if reader is None:
         return None
     try:
         return reader()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DatasetError(f"{path} is no readable training run: {type(error).__name__}: {error}.") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DatasetError(
+            f"{path} is no readable training run: {type(error).__name__}: {error}. Expected trainer_state.json as the "
+            "trainer writes it (log_history: a list of objects of numbers, each with its step), or quickstart's "
+            "curves.csv (a column step, others of numbers) and scores.json."
+        ) from error
 
 
 def _reader(path: Path) -> Callable[[], TrainingRun] | None:
     if (path / "curves.csv").is_file():
         return lambda: _quickstart_run(path)
-    checkpoints = sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda file: _last_number(file.parent.name))
-    states = [file for file in (path / "trainer_state.json", *reversed(checkpoints)) if file.is_file()]
-    return (lambda: _trainer_run(path, states[0])) if states else None
+    folders = [path, *sorted(path.glob("checkpoint-*"), key=lambda folder: _last_number(folder.name), reverse=True)]
+    states = [file for folder in folders if (file := folder / "trainer_state.json").is_file()]
+    records = [file for folder in folders if (file := folder / "checkpoint.json").is_file()]
+    return (lambda: _trainer_run(path, states[0], records)) if states else None
 
 
 def _quickstart_run(path: Path) -> TrainingRun:
     with (path / "curves.csv").open(newline="", encoding="utf-8") as file:
-        log = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+        rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
     scores = path / "scores.json"
     result: dict[str, Any] = json.loads(scores.read_text(encoding="utf-8")) if scores.is_file() else {}
     adapter = f", LoRA {result['lora_r']}" if result.get("lora_r") else ""
-    name = f"quickstart {result.get('algorithm', seedless(path))}{adapter}"
-    return TrainingRun(path, name, log, result.get("scores", {}))
+    settings = {name: value for name, value in result.items() if name not in _RESULTS}
+    by_agent = result.get("scores", {}).items()
+    exact = {agent: {part: float(score) for part, score in parts.items()} for agent, parts in by_agent}
+    name = f"quickstart {result.get('algorithm', path.resolve().name)}{adapter}"
+    return TrainingRun(path, name, json.dumps(settings, sort_keys=True) if settings else "", _numbers(rows), exact)
 
 
-def _trainer_run(path: Path, state: Path) -> TrainingRun:
+def _trainer_run(path: Path, state: Path, records: Sequence[Path]) -> TrainingRun:
     history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
-    log = [{name: value for name, value in row.items() if isinstance(value, int | float)} for row in history]
-    return TrainingRun(path, seedless(path), [row for row in log if "reward" in row or "eval_reward" in row], {})
+    log = _numbers([row for row in history if "reward" in row or "eval_reward" in row])
+    return TrainingRun(path, path.resolve().name, _settings(records), log, {})
 
 
-def seedless(path: Path) -> str:
-    """Returns a folder's name without the number at its end."""
-    name = path.resolve().name
-    return re.sub(r"[-_. ]*(seed|s)?[-_=]?\d+$", "", name) or name
+def _settings(records: Sequence[Path]) -> str:
+    """Returns the settings in the first record of a checkpoint that holds them, without those of a single seed."""
+    for file in records:
+        settings: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8")).get("settings", {})
+        shared = {name: value for name, value in settings.items() if name not in _OWN_SETTINGS}
+        shared = {name: value for name, value in shared.items() if not name.endswith("_dir")}
+        if shared:
+            return json.dumps(shared, sort_keys=True)
+    return ""
+
+
+def _numbers(rows: Sequence[Mapping[str, Any]]) -> Log:
+    """Returns the finite numbers of each logged step.
+
+    Raises:
+        KeyError, TypeError, ValueError: a row has no step.
+    """
+    return [
+        {name: value for name, value in row.items() if isinstance(value, int | float) and math.isfinite(value)}
+        | {"step": int(row["step"])}
+        for row in rows
+    ]
 
 
 def _last_number(name: str) -> int:
@@ -118,13 +151,26 @@ def training_parts(runs: Sequence[TrainingRun]) -> list[Html]:
     """Returns table, curves and scores of trainings."""
     if not runs:
         return []
-    groups: dict[str, list[TrainingRun]] = {}
-    for run in runs:
-        groups.setdefault(run.name, []).append(run)
+    groups = group_by_settings(runs)
     note = "Lines: mean over seeds of the mean of ten logged steps; bands: from the lowest seed to the highest."
     logs = {name: [run.log for run in group] for name, group in groups.items()}
     plots = curve_plots(logs)
     return [heading("Training"), _summary(groups), paragraph(note), *plots, *_scores(groups)]
+
+
+def group_by_settings(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
+    """Returns the runs that are seeds of one curve, by a name that no other group has."""
+    seeds: dict[str, list[TrainingRun]] = {}
+    for number, run in enumerate(runs):
+        seeds.setdefault(run.settings or f"run {number}", []).append(run)
+    groups: dict[str, list[TrainingRun]] = {}
+    for group in seeds.values():
+        alike = all(run.name == group[0].name for run in group)
+        name = group[0].name if alike else f"{group[0].name} and {len(group) - 1} more"
+        if name in groups:
+            name = f"{name} ({', '.join(str(run.path) for run in group)})"
+        groups[name] = group
+    return groups
 
 
 def curve_plots(logs: Mapping[str, Sequence[Log]]) -> list[Html]:

@@ -167,14 +167,24 @@
     return make(folds ? "details" : "section", `block ${role}`, head, text);
   }
 
-  const ACTION = /<(tool_call|search|answer)>[^]*?<\/\1>/g;
+  // One pass: an expression for "opened ... closed" would look for the end anew behind every tag that stays open.
+  function actionsIn(text) {
+    const opening = /<(tool_call|search|answer)>/g, absent = new Set(), spans = [];
+    for (let match = opening.exec(text); match; match = opening.exec(text)) {
+      const closing = `</${match[1]}>`;
+      const at = absent.has(closing) ? -1 : text.indexOf(closing, opening.lastIndex);
+      if (at < 0) absent.add(closing);
+      else spans.push([match.index, (opening.lastIndex = at + closing.length)]);
+    }
+    return spans;
+  }
 
   function highlight(text) {
     const parts = [];
     let end = 0;
-    for (const match of text.matchAll(ACTION)) {
-      parts.push(...hits(text.slice(end, match.index)), make("mark", "", ...hits(match[0])));
-      end = match.index + match[0].length;
+    for (const [from, to] of actionsIn(text)) {
+      parts.push(...hits(text.slice(end, from)), make("mark", "", ...hits(text.slice(from, to))));
+      end = to;
     }
     return [...parts, ...hits(text.slice(end))];
   }

@@ -1,14 +1,23 @@
-"""A client for retrieval servers that fails in bounded time and never sends a rollout astray."""
+"""A client for retrieval servers that fails in bounded time."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from agent_r1_gym.errors import ConfigurationError, RetrievalError, suggest
+from agent_r1_gym.errors import (
+    ConfigurationError,
+    InfrastructureError,
+    InfrastructureTimeout,
+    RetrievalError,
+    RetrievalTimeout,
+)
 from agent_r1_gym.retrieval.base import Hit, Retriever, check_k, clean_query
+from agent_r1_gym.support.checks import check_choice
+from agent_r1_gym.support.http import CircuitBreaker, HTTPClient
 
 _PROTOCOLS = ("auto", "search-r1", "agent-r1")
 
@@ -17,9 +26,10 @@ class HTTPRetriever(Retriever):
     """Asks a retrieval server that speaks Search-R1's or Agent-R1's protocol (see `wire`).
 
     A search takes at most `timeout` seconds, attempts and pauses included, however slowly the server sends (only the
-    system's name resolver is outside of our control). A lost connection and the statuses 429 and 5xx are tried again.
-    After `breaker_failures` failed searches in a row the retriever fails at once for `breaker_cooldown` seconds, then
-    lets one search through to see whether the server is back.
+    system's name resolver is outside of our control). A lost connection and the statuses 408, 409, 425, 429 and 5xx
+    are tried again. After `breaker_failures` failed searches in a row the retriever fails at once for
+    `breaker_cooldown` seconds, then lets one search through to see whether the server is back; the `retry_after` of
+    such an error says how long to wait.
 
     The object may be shared by threads, forked (a child opens its own connections) and pickled (as address and
     settings). Proxy settings of the environment are not used.
@@ -29,9 +39,10 @@ class HTTPRetriever(Retriever):
         protocol: "search-r1", "agent-r1", or "auto": by the endpoint in `url`, else by one `GET /health` before the
             first search (a server that answers it speaks agent-r1, one that says 404 or 405 search-r1).
         timeout: seconds for one search, everything included.
-        retries: further attempts after the first.
+        max_retries: further attempts after the first.
         pool_size: connections that are kept open.
-        max_batch: queries in one request; longer batches are sent in parts, each with its own `timeout`.
+        max_batch: queries in one request; longer batches are sent in parts, each with its own `timeout`, and so are
+            those that ask for more than `wire.MAX_PASSAGES` passages.
         max_bytes: size of the largest answer that is read.
         breaker_failures: failures in a row that open the circuit breaker; 0 switches it off.
         breaker_cooldown: seconds that it stays open.
@@ -48,27 +59,28 @@ class HTTPRetriever(Retriever):
         *,
         protocol: Literal["auto", "search-r1", "agent-r1"] = "auto",
         timeout: float = 10.0,
-        retries: int = 2,
+        max_retries: int = 2,
         pool_size: int = 16,
         max_batch: int = 512,
         max_bytes: int = 64 * 2**20,
         breaker_failures: int = 5,
         breaker_cooldown: float = 10.0,
     ) -> None:
-        from agent_r1_gym.retrieval.transport import Transport
-
-        if protocol not in _PROTOCOLS:
-            raise ConfigurationError(f"Unknown protocol {protocol!r}. {suggest(str(protocol), _PROTOCOLS)}")
+        check_choice("protocol", protocol, _PROTOCOLS)
         self.url, ending = _split_url(url)
         positive = {"timeout": timeout, "pool_size": pool_size, "max_batch": max_batch, "max_bytes": max_bytes}
-        others = {"retries": retries, "breaker_failures": breaker_failures, "breaker_cooldown": breaker_cooldown}
+        others = {
+            "max_retries": max_retries,
+            "breaker_failures": breaker_failures,
+            "breaker_cooldown": breaker_cooldown,
+        }
         if min(positive.values()) <= 0 or min(others.values()) < 0:
             raise ConfigurationError(f"HTTPRetriever needs values > 0 in {positive} and >= 0 in {others}.")
         self._settings = {"protocol": ending if protocol == "auto" else protocol, **positive, **others}
         self._protocol: Any = self._settings["protocol"]
         self._timeout, self._max_batch = timeout, max_batch
-        self._transport = Transport(self.url, retries=retries, pool_size=pool_size, max_bytes=max_bytes)
-        self._breaker = CircuitBreaker(breaker_failures, breaker_cooldown)
+        self._http = HTTPClient(self.url, max_retries=max_retries, pool_size=pool_size, max_bytes=max_bytes)
+        self._breaker = CircuitBreaker(self.url, breaker_failures, breaker_cooldown)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """Returns for each query at most `k` hits (see `Retriever.search_batch`).
@@ -77,15 +89,19 @@ class HTTPRetriever(Retriever):
             RetrievalTimeout: no full answer within `timeout`.
             RetrievalError: the server cannot be reached, refuses, or answers garbage; or the circuit breaker is open.
         """
+        from agent_r1_gym.retrieval import wire
+
         k = check_k(k)
         queries = [clean_query(query) for query in queries]
-        asked = [index for index, query in enumerate(queries) if query]
+        positions = [position for position, query in enumerate(queries) if query]
         answers: list[list[Hit]] = [[] for _ in queries]
-        for start in range(0, len(asked), self._max_batch):
-            part = asked[start : start + self._max_batch]
-            found = self._guarded([queries[index] for index in part], k)
-            for index, hits in zip(part, found, strict=True):
-                answers[index] = hits[:k]
+        size = max(1, min(self._max_batch, wire.MAX_PASSAGES // k))
+        for start in range(0, len(positions), size):
+            part = positions[start : start + size]
+            with _as_retrieval_errors(), self._breaker.guard():
+                answer = self._ask([queries[position] for position in part], k)
+            for position, hits in zip(part, answer, strict=True):
+                answers[position] = hits[:k]
         return answers
 
     def health(self) -> dict[str, Any]:
@@ -94,7 +110,8 @@ class HTTPRetriever(Retriever):
         Raises:
             RetrievalError: the server cannot be reached, or does not answer with a JSON object.
         """
-        status, body = self._transport.exchange("GET", "/health", None, timeout=self._timeout)
+        with _as_retrieval_errors():
+            status, body = self._http.exchange("GET", "/health", timeout=self._timeout, total=self._timeout)
         try:
             answer = json.loads(body) if status == 200 else None
         except (ValueError, RecursionError):
@@ -105,7 +122,7 @@ class HTTPRetriever(Retriever):
 
     def close(self) -> None:
         """Closes the connections; a later search opens new ones."""
-        self._transport.close()
+        self._http.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"url": self.url, **self._settings}
@@ -116,19 +133,6 @@ class HTTPRetriever(Retriever):
     def __repr__(self) -> str:
         return f"HTTPRetriever({self.url!r}, protocol={self._protocol!r})"
 
-    def _guarded(self, queries: list[str], k: int) -> list[list[Hit]]:
-        self._breaker.check(self.url)
-        try:
-            answer = self._ask(queries, k)
-        except RetrievalError as error:
-            self._breaker.failed(error)
-            raise
-        except BaseException:
-            self._breaker.abandoned()
-            raise
-        self._breaker.succeeded()
-        return answer
-
     def _ask(self, queries: list[str], k: int) -> list[list[Hit]]:
         from agent_r1_gym.retrieval import wire
 
@@ -137,7 +141,8 @@ class HTTPRetriever(Retriever):
             self._protocol = self._detect()
         path = wire.PATHS[self._protocol]
         body = wire.encode_request(self._protocol, queries, k)
-        status, answer = self._transport.exchange("POST", path, body, timeout=deadline - time.monotonic())
+        left = deadline - time.monotonic()
+        status, answer = self._http.exchange("POST", path, body, timeout=self._timeout, total=left)
         if status != 200:
             raise RetrievalError(f"{self.url}{path} answered HTTP {status}: {_excerpt(answer)}")
         try:
@@ -146,57 +151,22 @@ class HTTPRetriever(Retriever):
             raise RetrievalError(f"{self.url}{path} sent no {self._protocol} answer: {error}.") from error
 
     def _detect(self) -> str:
-        status, body = self._transport.exchange("GET", "/health", None, timeout=self._timeout)
+        status, body = self._http.exchange("GET", "/health", timeout=self._timeout, total=self._timeout)
         if status not in (200, 404, 405):
             raise RetrievalError(f"{self.url}/health answered HTTP {status}: {_excerpt(body)}")
         return "agent-r1" if status == 200 else "search-r1"
 
 
-class CircuitBreaker:
-    """Counts failures in a row; opens after too many, lets one caller probe after a pause, closes when it succeeds.
-
-    It has no lock, which a fork could inherit locked: a race between threads costs at most one more request.
-
-    Args:
-        failures: failures in a row that open it; 0: it never opens.
-        cooldown: seconds that it stays open.
-    """
-
-    def __init__(self, failures: int, cooldown: float) -> None:
-        self._limit = failures
-        self._cooldown = cooldown
-        self._count = 0
-        self._probe_at = 0.0
-        self._last: RetrievalError | None = None
-
-    def check(self, url: str) -> None:
-        """Lets the caller pass.
-
-        Raises:
-            RetrievalError: the breaker is open, or another caller is probing.
-        """
-        if not self._limit or self._count < self._limit:
-            return
-        wait = self._probe_at - time.monotonic()
-        if wait > 0:
-            raise RetrievalError(
-                f"{url} failed {self._count} times in a row and is left alone for {wait:.1f} s more. Last: {self._last}"
-            )
-        self._probe_at = time.monotonic() + self._cooldown
-
-    def succeeded(self) -> None:
-        """Closes the breaker."""
-        self._count = 0
-
-    def failed(self, error: RetrievalError) -> None:
-        """Counts a failure."""
-        self._count += 1
-        self._last = error
-        self._probe_at = time.monotonic() + self._cooldown
-
-    def abandoned(self) -> None:
-        """Notes that a probe was cut short (Ctrl-C): the next caller may probe at once."""
-        self._probe_at = 0.0
+@contextlib.contextmanager
+def _as_retrieval_errors() -> Iterator[None]:
+    """Raises what a server failed with as a failure of retrieval."""
+    try:
+        yield
+    except RetrievalError:
+        raise
+    except InfrastructureError as error:
+        kind = RetrievalTimeout if isinstance(error, InfrastructureTimeout) else RetrievalError
+        raise kind(str(error), retry_after=error.retry_after) from error
 
 
 def _split_url(url: str) -> tuple[str, str]:

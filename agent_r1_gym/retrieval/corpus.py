@@ -4,6 +4,8 @@ A document is a JSON object in one of two shapes:
 
 - `{"title": ..., "text": ...}`, `id` optional;
 - `{"id": ..., "contents": '"Title"\ntext'}`, as Search-R1 and Pyserini have it, `title` optional.
+
+Both are read, the second is written: to corpus files, over HTTP, and for Lucene.
 """
 
 from __future__ import annotations
@@ -11,16 +13,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from agent_r1_gym.errors import DatasetError
 from agent_r1_gym.support import files
+from agent_r1_gym.support.json_files import read_objects
 from agent_r1_gym.types import Passage
-
-_SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz")
 
 
 def passage_to_document(passage: Passage) -> dict[str, Any]:
@@ -69,22 +69,30 @@ def read_corpus(path: str | Path) -> Iterator[Passage]:
     """Yields the passages of a corpus file, in its order.
 
     Args:
-        path: `.json` (a list of documents) or `.jsonl` (one a line), each also as `.gz`. A document without an `id`
-            gets its row number, counted from 0.
+        path: a JSON array of documents or JSON Lines, plain or gzipped (see `support.json_files`). A document without
+            an `id` gets its row number, counted from 0.
 
     Raises:
         DatasetError: the file is missing, of another kind, damaged, or a row is malformed (file and row are named).
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise DatasetError(f"Corpus file {path} does not exist. Expected a file ending in {', '.join(_SUFFIXES)}.")
-    if not path.name.endswith(_SUFFIXES):
-        raise DatasetError(f"Corpus file {path} must end in one of {', '.join(_SUFFIXES)}.")
+        raise DatasetError(
+            f"Corpus file {path} does not exist; expected a file of JSON or JSON Lines, plain or gzipped."
+        )
     return _read(path)
 
 
+def _read(path: Path) -> Iterator[Passage]:
+    for number, (where, document) in enumerate(read_objects(path)):
+        try:
+            yield passage_from_document(document, default_id=str(number))
+        except ValueError as error:
+            raise DatasetError(f"{where}: {error}.") from error
+
+
 def write_corpus(passages: Iterable[Passage], path: str | Path) -> int:
-    """Writes passages as JSONL (gzipped if `path` ends in `.gz`), whole or not at all.
+    """Writes passages as JSONL of Search-R1 documents (gzipped if `path` ends in `.gz`), whole or not at all.
 
     Returns:
         The number of passages written.
@@ -97,12 +105,10 @@ def write_corpus(passages: Iterable[Passage], path: str | Path) -> int:
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
         raise DatasetError(f"A corpus is written as .jsonl or .jsonl.gz, got {path}.")
     count = 0
-    with files.atomic_file(path) as temporary, _open(temporary, "wt", path.name.endswith(".gz")) as file:
+    opened: Callable[..., IO[str]] = gzip.open if path.name.endswith(".gz") else open
+    with files.atomic_file(path) as temporary, opened(temporary, "wt", encoding="utf-8") as file:
         for passage in passages:
-            row: dict[str, Any] = {"id": passage.id, "title": passage.title, "text": passage.text}
-            if passage.sentence_ends:
-                row["sentence_ends"] = passage.sentence_ends
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(passage_to_document(passage)) + "\n")
             count += 1
     return count
 
@@ -116,46 +122,6 @@ def corpus_fingerprint(passages: Iterable[Passage]) -> str:
             digest.update(len(encoded).to_bytes(8, "little"))
             digest.update(encoded)
     return digest.hexdigest()
-
-
-def _open(path: Path, mode: str, gzipped: bool) -> IO[str]:
-    encoding = "utf-8-sig" if mode == "rt" else "utf-8"
-    return gzip.open(path, mode, encoding=encoding) if gzipped else path.open(mode, encoding=encoding)  # type: ignore[return-value]
-
-
-def _read(path: Path) -> Iterator[Passage]:
-    plain = path.name.removesuffix(".gz")
-    try:
-        with _open(path, "rt", path.name.endswith(".gz")) as file:
-            rows = _lines(path, file) if plain.endswith(".jsonl") else _list(path, file)
-            for index, (place, row) in enumerate(rows):
-                try:
-                    yield passage_from_document(row, default_id=str(index))
-                except ValueError as error:
-                    raise DatasetError(f"{path}, {place}: {error}.") from error
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}.") from error
-
-
-def _lines(path: Path, file: IO[str]) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(file, start=1):
-        if line.strip():
-            yield f"line {number}", _parse(line, f"{path}, line {number}")
-
-
-def _list(path: Path, file: IO[str]) -> Iterator[tuple[str, Any]]:
-    rows = _parse(file.read(), str(path))
-    if not isinstance(rows, list):
-        raise DatasetError(f"{path}: expected a JSON list of documents, got {_short(rows)}.")
-    for number, row in enumerate(rows):
-        yield f"row {number}", row
-
-
-def _parse(text: str, place: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{place}: not valid JSON: {error}.") from error
 
 
 def _split_contents(contents: str, title: str | None) -> tuple[str, str]:

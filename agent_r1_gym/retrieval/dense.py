@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError, RetrievalError
 from agent_r1_gym.retrieval.base import Hit, Retriever, check_k, clean_query
+from agent_r1_gym.support.checks import check_choice, check_integer
 from agent_r1_gym.types import Passage
 
 Vectors = npt.NDArray[np.float32]
@@ -60,8 +61,7 @@ class DenseRetriever(Retriever):
         passage_prefix: str = "",
         pooling: Pooling | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ConfigurationError(f"batch_size must be at least 1, got {batch_size!r}.")
+        check_integer("batch_size", batch_size, 1)
         _faiss()
         self._encoder: Encoder = encoder if callable(encoder) else SentenceEncoder(encoder, pooling=pooling)
         self._batch_size = batch_size
@@ -156,8 +156,8 @@ class SentenceEncoder:
     """
 
     def __init__(self, source: str | Path, *, pooling: Pooling | None = None, max_length: int = 512) -> None:
-        if pooling not in (None, "mean", "cls"):
-            raise ConfigurationError(f"pooling must be 'mean' or 'cls', got {pooling!r}.")
+        if pooling is not None:
+            check_choice("pooling", pooling, ("mean", "cls"))
         self.source = str(Path(source).expanduser()) if Path(source).expanduser().exists() else str(source)
         self._pooling = pooling or _declared_pooling(Path(self.source))
         self._max_length = max_length

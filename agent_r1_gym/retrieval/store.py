@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import mmap
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,14 +19,17 @@ from agent_r1_gym.types import Passage
 
 _MANIFEST = "manifest.json"
 _LONGEST_BUILD = 6 * 3600.0
+_READ_AT_ONCE = 2**20
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
 
 
 def open_or_build(directory: Path, build: Callable[[Path], object], *, load: Callable[[Path], _T]) -> _T:
-    """Returns `load(directory)`; builds the folder first if it is missing, incomplete or unreadable.
+    """Returns `load(directory)`; builds the folder first if it is missing, damaged or unreadable, and says so.
 
-    Of several processes one builds, the others wait for it and load what it built.
+    Every byte is read once and compared with the checksums that were written with it (several GB/s from memory, or the
+    speed of the disk): an index that a power cut or a copy has damaged would otherwise give wrong passages without an
+    error. Of several processes one builds, the others wait for it and load what it built.
 
     Args:
         directory: the finished index.
@@ -36,15 +40,15 @@ def open_or_build(directory: Path, build: Callable[[Path], object], *, load: Cal
         RetrievalError: the index cannot be written (disk full, no permission).
         RetrievalTimeout: another process has been building for too long.
     """
-    found = _try_load(directory, load)
-    if found is not None:
-        return found
+    index = _try_load(directory, load)
+    if index is not None:
+        return index
     with writing(directory):
-        found = _try_load(directory, load)
-        if found is None:
+        index = _try_load(directory, load, warn=True)  # another process may have built it meanwhile
+        if index is None:
             write_index(directory, build)
-            found = load(directory)
-        return found
+            index = load(directory)
+        return index
 
 
 @contextmanager
@@ -57,6 +61,7 @@ def writing(directory: Path) -> Iterator[None]:
     """
     try:
         with files.locked(directory, timeout=_LONGEST_BUILD):
+            files.remove_leftovers(directory)
             yield
     except TimeoutError as error:
         raise RetrievalTimeout(str(error)) from error
@@ -71,29 +76,47 @@ def write_index(directory: Path, build: Callable[[Path], object]) -> None:
     """Has `build` fill a new folder, seals it with a manifest, and puts it in the place of `directory`."""
     with files.atomic_directory(directory) as temporary:
         build(temporary)
-        sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
-        (temporary / _MANIFEST).write_text(json.dumps(sizes))
+        paths = [path for path in temporary.rglob("*") if path.is_file()]
+        manifest = {path.relative_to(temporary).as_posix(): [path.stat().st_size, _crc32(path)] for path in paths}
+        (temporary / _MANIFEST).write_text(json.dumps(manifest))
 
 
-def is_intact(directory: Path) -> bool:
-    """Returns whether every file that was written is still there in full size."""
+def find_damage(directory: Path) -> str | None:
+    """Returns what is wrong with an index by its manifest, None if every file is there as it was written."""
     try:
-        sizes: dict[str, int] = json.loads((directory / _MANIFEST).read_text())
-        return all((directory / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, AttributeError, TypeError):
-        return False
+        manifest: dict[str, list[int]] = json.loads((directory / _MANIFEST).read_text())
+        for name, (size, checksum) in manifest.items():
+            path = directory / name
+            if path.stat().st_size != size or _crc32(path) != checksum:
+                return f"{name} is not what was written"
+    except FileNotFoundError as error:
+        return f"{Path(str(error.filename)).name} is missing"
+    except OSError as error:
+        return str(error)
+    except (ValueError, AttributeError, TypeError):
+        return f"{_MANIFEST} holds no checksums"
+    return None
 
 
-def _try_load(directory: Path, load: Callable[[Path], _T]) -> _T | None:
+def _crc32(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while part := file.read(_READ_AT_ONCE):
+            checksum = zlib.crc32(part, checksum)
+    return checksum
+
+
+def _try_load(directory: Path, load: Callable[[Path], _T], *, warn: bool = False) -> _T | None:
     if not directory.exists():
         return None
-    if is_intact(directory):
+    damage = find_damage(directory)
+    if damage is None:
         try:
             return load(directory)
         except (ValueError, KeyError, OSError) as error:
-            logger.warning("The index %s is damaged (%s); it is built again.", directory, error)
-            return None
-    logger.warning("The index %s is incomplete; it is built again.", directory)
+            damage = str(error)
+    if warn:
+        logger.warning("The index %s is damaged (%s); it is built again.", directory, damage)
     return None
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from agent_r1_gym.retrieval.base import Hit
@@ -20,6 +20,9 @@ from agent_r1_gym.types import Passage
 
 Protocol = Literal["search-r1", "agent-r1"]
 PATHS: dict[Protocol, str] = {"search-r1": "/retrieve", "agent-r1": "/search"}
+_FIELDS: dict[Protocol, str] = {"search-r1": "result", "agent-r1": "query_results"}
+MAX_PASSAGES = 20_000
+"""Passages in one answer, queries times passages per query: some 10 MB."""
 _LARGEST_SCORE = 10**300
 
 
@@ -34,17 +37,28 @@ def encode_answer(
     protocol: Protocol, queries: Sequence[str], answers: Sequence[Sequence[Hit]], *, scores: bool = True
 ) -> bytes:
     """Returns the body of the answer to a batch request; `scores=False` leaves bare documents (search-r1 only)."""
+    return join_answers(protocol, [encode_part(protocol, queries, answers, scores=scores)])
+
+
+def encode_part(
+    protocol: Protocol, queries: Sequence[str], answers: Sequence[Sequence[Hit]], *, scores: bool = True
+) -> bytes:
+    """Returns what an answer says of some of its queries, for `join_answers`: bytes take little of a hit's memory."""
     from agent_r1_gym.retrieval.corpus import passage_to_document
 
     lists: list[Any] = [
         [{"document": passage_to_document(passage), "score": score} for passage, score in hits] for hits in answers
     ]
     if protocol == "agent-r1":
-        pairs = zip(queries, lists, strict=True)
-        return json.dumps({"query_results": [{"query": query, "results": hits} for query, hits in pairs]}).encode()
-    if not scores:
+        lists = [{"query": query, "results": hits} for query, hits in zip(queries, lists, strict=True)]
+    elif not scores:
         lists = [[hit["document"] for hit in hits] for hits in lists]
-    return json.dumps({"result": lists}).encode()
+    return json.dumps(lists).encode().removeprefix(b"[").removesuffix(b"]")
+
+
+def join_answers(protocol: Protocol, parts: Iterable[bytes]) -> bytes:
+    """Returns the body of an answer that was encoded in parts."""
+    return b'{"%s": [%s]}' % (_FIELDS[protocol].encode(), b", ".join(filter(None, parts)))
 
 
 def decode_answer(protocol: Protocol, body: bytes, *, expected: int) -> list[list[Hit]]:
@@ -59,8 +73,7 @@ def decode_answer(protocol: Protocol, body: bytes, *, expected: int) -> list[lis
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({error}): {body[:80]!r}") from error
-    field = "result" if protocol == "search-r1" else "query_results"
-    lists = _list(answer, field)
+    lists = _list(answer, _FIELDS[protocol])
     if len(lists) != expected:
         raise ValueError(f"{len(lists)} result lists for {expected} queries")
     if protocol == "agent-r1":

@@ -1,1 +1,1 @@
-"""What knows nothing of agents: checks of arguments, files, threads, terminal output."""
+"""What knows nothing of agents: checks of arguments, files, HTTP, threads, terminal output."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from agent_r1_gym.errors import ConfigurationError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def home() -> Path:
@@ -33,20 +37,33 @@ def atomic_file(path: Path) -> Iterator[Path]:
     os.close(handle)
     temporary = Path(name)
     try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
+        with _naming(path):
+            yield temporary
+            _sync(temporary)
+            temporary.chmod(0o644)
+            temporary.replace(path)
+            _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Names `path` in the block's error of a full disk, which names no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in _FULL:
+            error.filename = str(path)
+        raise
 
 
 @contextlib.contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yields a temporary folder beside `path`; it takes the place of `path` if the block succeeds.
 
-    A process killed in between leaves the old folder or none, and at most a `.*.tmp` folder that nobody reads.
+    A process killed in between leaves the old folder or none, and at most a `.*.tmp` folder that nobody reads (see
+    `remove_leftovers`). Its data are on the disk before it takes its name, so that a power cut does no more.
 
     Raises:
         OSError: the disk is full or not writable; whatever stood at `path` before is untouched.
@@ -54,19 +71,24 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
     try:
-        yield temporary
-        temporary.chmod(0o755)
-        if path.exists():
-            _swap(temporary, path)
-        else:
-            temporary.replace(path)
+        with _naming(path):
+            yield temporary
+            # Some file systems put a rename on the disk before the data: a power cut would leave files of zeros.
+            for inner in (*temporary.rglob("*"), temporary):
+                _sync(inner)
+            temporary.chmod(0o755)
+            if path.exists():
+                _swap(temporary, path)
+            else:
+                temporary.replace(path)
+            _sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _swap(new: Path, path: Path) -> None:
     """Puts `new` in the place of the folder `path`; brings the old one back if that fails."""
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", suffix=".tmp", dir=path.parent))
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old.tmp", dir=path.parent))
     path.replace(aside / path.name)
     try:
         new.replace(path)
@@ -75,6 +97,36 @@ def _swap(new: Path, path: Path) -> None:
         aside.rmdir()
         raise
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Removes what killed processes left of `path` when they wrote it.
+
+    Only for who holds `locked(path)`, where nobody writes `path` without it: another's work would go too.
+    """
+    leftover = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]{{8}}(\.old)?\.tmp(\.log)?")  # tempfile's names
+    for entry in path.parent.iterdir():
+        if leftover.fullmatch(entry.name):
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Has the system write a file, or the names in a folder, to the disk."""
+    is_folder = path.is_dir()
+    if not is_folder and not path.is_file():
+        return
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        if not is_folder:  # some systems do not sync folders; there is nothing more to be done
+            raise
 
 
 @contextlib.contextmanager

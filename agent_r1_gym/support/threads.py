@@ -6,77 +6,218 @@ kept for later calls, because starting one costs more than handing it work; one 
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from agent_r1_gym.errors import InfrastructureError, InfrastructureTimeout
+
 _T = TypeVar("_T")
 _MAX_AT_ONCE = 128
-Inbox = SimpleQueue[tuple[Callable[[], None], SimpleQueue[None]]]
+MAX_LOST = 32
+"""Lost threads of one tool from which on it is left alone. A crawl or a test run that hangs now and then stays below;
+what all hangs costs at most 31 + 128 threads at first: those that wait, and a whole batch that is under way."""
+FIRST_COOLDOWN = 30.0
+"""Seconds for which it is left alone the first time; each further time is twice as long."""
+
+_Job = Callable[[], Any]
+
+
+class LostCalls:
+    """Calls of one kind that were given up and have not come back: each still holds its thread.
+
+    A circuit breaker over them. With `limit` of them out it opens: further calls fail at once. It closes as soon as
+    one comes back; and after a cooldown one call may try whether the tool works again, which closes it too and lets
+    it lose `limit` threads more. Each opening lasts twice as long as the one before, until no thread is lost any more,
+    so that a tool that hangs for ever loses a number of threads that grows with the logarithm of the time.
+
+    It has no lock, which a fork could inherit locked: a race between threads costs at most a few threads more.
+    """
+
+    def __init__(self, limit: int = MAX_LOST, cooldown: float = FIRST_COOLDOWN) -> None:
+        self._limit, self._first = limit, cooldown
+        self._cooldown = cooldown
+        self._open_until: float | None = None
+        self._probing = False
+        self._out: set[_Call] = set()
+        self._forgiven: set[_Call] = set()
+        """Those that were out when a later call succeeded."""
+
+    def __len__(self) -> int:
+        """The threads that are lost."""
+        return len(self._out) + len(self._forgiven)
+
+    def check(self) -> None:
+        """Lets a call start.
+
+        Raises:
+            InfrastructureTimeout: too many are out; `retry_after` says for how long none will be started.
+        """
+        if len(self._out) < self._limit:
+            self._open_until, self._probing = None, False
+            if not len(self):
+                self._cooldown = self._first
+            return
+        now = time.monotonic()
+        if self._open_until is None:
+            self._open(now)
+        wait = max(0.0, (self._open_until or now) - now)
+        if wait > 0:
+            raise InfrastructureTimeout(
+                f"{len(self._out)} calls hang, so no further one is made, but for one in {wait:.0f} s that tries "
+                "whether it works again.",
+                retry_after=wait,
+            )
+        self._open(now)
+        self._probing = True
+
+    def _open(self, now: float) -> None:
+        self._open_until = now + self._cooldown
+        self._cooldown *= 2
+
+    def lose(self, call: _Call) -> None:
+        """Notes that a call was given up."""
+        self._probing = False
+        self._out.add(call)
+        if call.ended:  # just now, perhaps before it was noted
+            self.take_back(call)
+
+    def take_back(self, call: _Call) -> None:
+        """Notes that a call that was given up has come back after all."""
+        self._out.discard(call)
+        self._forgiven.discard(call)
+
+    def succeed(self) -> None:
+        """Notes that a call came back in time."""
+        if self._probing:
+            self._probing = False
+            self._forgiven |= self._out
+            self._out.clear()
+
+
+class _Call:
+    """A job under way; its end is told to whoever waits for it, once."""
+
+    def __init__(self, job: _Job, index: int, done: SimpleQueue[tuple[_Call, Any]], lost: LostCalls | None) -> None:
+        self._job, self._done, self._lost = job, done, lost
+        self.index = index
+        self.ended = False
+
+    def run(self) -> Any:
+        try:
+            return self._job()
+        except BaseException as error:  # handed to the waiting thread
+            return error
+
+    def tell(self, result: Any) -> None:
+        self.ended = True
+        if self._lost is not None:
+            self._lost.take_back(self)
+        self._done.put((self, result))
+
+
+Inbox = SimpleQueue[_Call]
 _idle: list[Inbox] = []
 """Inboxes of the threads that wait for work; `list.append` and `list.pop` are atomic."""
 
 
 def run_side_by_side(
-    jobs: Sequence[Callable[[], _T]], *, timeout: float | None = None
+    jobs: Sequence[Callable[[], _T]], *, timeout: float | None = None, lost: LostCalls | None = None
 ) -> list[_T | BaseException | None]:
-    """Runs `jobs` at the same time, at most 128 at once.
+    """Runs `jobs` at the same time, at most 128 at once (fewer where the system gives no more threads).
 
     Args:
         jobs: what to call.
-        timeout: seconds for each 128 of them; None waits for ever.
+        timeout: seconds for each of them, from its start; None waits for ever.
+        lost: counts those that are given up; once it opens, the jobs that have not started yet fail at once, so that
+            the whole takes no longer than `timeout` plus what the jobs that do return need.
 
     Returns:
-        For each job what it returned, the exception that it raised, or None if it did not end in time.
+        For each job what it returned, the exception that it raised, or None if it did not end in time. One that was
+        not started at all is an `InfrastructureTimeout` (see `lost`), or an `InfrastructureError` if there is no thread
+        to be had.
     """
-    results: list[Any] = []
-    for first in range(0, len(jobs), _MAX_AT_ONCE):
-        results += _run_wave(jobs[first : first + _MAX_AT_ONCE], timeout)
+    results: list[Any] = [None] * len(jobs)
+    done: SimpleQueue[tuple[_Call, Any]] = SimpleQueue()
+    waiting = deque(range(len(jobs)))
+    running: dict[_Call, float | None] = {}  # in the order of their deadlines
+    while waiting or running:
+        limit = _MAX_AT_ONCE
+        while waiting and len(running) < limit:
+            call = _Call(jobs[waiting[0]], waiting[0], done, lost)
+            try:
+                if lost is not None:
+                    lost.check()
+                _submit(call)
+            except InfrastructureTimeout as error:
+                results[waiting.popleft()] = error
+                continue
+            except InfrastructureError as error:
+                if not running:
+                    results[waiting.popleft()] = error
+                limit = len(running)  # those that run will free theirs
+                continue
+            waiting.popleft()
+            running[call] = None if timeout is None else time.monotonic() + timeout
+        _await_one(running, done, results, lost)
     return results
 
 
-def _run_wave(jobs: Sequence[Callable[[], Any]], timeout: float | None) -> list[Any]:
-    results: list[Any] = [None] * len(jobs)
-    done: SimpleQueue[None] = SimpleQueue()
+def _await_one(
+    running: dict[_Call, float | None],
+    done: SimpleQueue[tuple[_Call, Any]],
+    results: list[Any],
+    lost: LostCalls | None,
+) -> None:
+    """Waits until one of the running calls ends, or the first of them runs out of time."""
+    if not running:
+        return
+    first = next(iter(running))
+    deadline = running[first]
+    try:
+        call, result = done.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+    except Empty:
+        del running[first]
+        if lost is not None:
+            lost.lose(first)
+        return
+    if call in running:  # else it was given up: what is late must not appear
+        del running[call]
+        results[call.index] = result
+        if lost is not None:
+            lost.succeed()
 
-    def store(index: int) -> None:
-        try:
-            results[index] = jobs[index]()
-        except BaseException as error:  # handed to the waiting thread
-            results[index] = error
 
-    deadline = None if timeout is None else time.monotonic() + timeout
-    for index in range(len(jobs)):
-        _submit(functools.partial(store, index), done)
-    for _ in jobs:
-        try:
-            done.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-        except Empty:
-            break
-    return list(results)  # a copy: what is late must not appear in it
+def _submit(call: _Call) -> None:
+    """Hands a call to an idle thread, or to a new one.
 
-
-def _submit(job: Callable[[], None], done: SimpleQueue[None]) -> None:
+    Raises:
+        InfrastructureError: the system gives no further thread.
+    """
     try:
         inbox = _idle.pop()
     except IndexError:
         inbox = SimpleQueue()
-        threading.Thread(target=_work, args=(inbox,), name="agent-r1-call", daemon=True).start()
-    inbox.put((job, done))
+        try:
+            threading.Thread(target=_work, args=(inbox,), name="agent-r1-call", daemon=True).start()
+        except RuntimeError as error:  # "can't start new thread": a limit on processes or memory
+            raise InfrastructureError(f"No thread for the call: {error}.") from error
+    inbox.put(call)
 
 
 def _work(inbox: Inbox) -> None:
     while True:
-        job, done = inbox.get()
-        job()
+        call = inbox.get()
+        result = call.run()
         stays = len(_idle) < _MAX_AT_ONCE
         if stays:
             _idle.append(inbox)  # before the news, so that whoever waits for it finds this thread idle
-        done.put(None)
+        call.tell(result)
+        del call, result  # an idle thread keeps nothing alive
         if not stays:
             return
 

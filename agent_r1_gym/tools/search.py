@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Sequence
 
-from agent_r1_gym.errors import AgentR1Error, ConfigurationError, RetrievalError, suggest
+from agent_r1_gym.errors import AgentR1Error, RetrievalError
 from agent_r1_gym.retrieval.base import Hit, Retriever, check_k
-from agent_r1_gym.support.checks import check_integer
+from agent_r1_gym.support.checks import check_choice, check_integer
 from agent_r1_gym.tool import Arguments, Tool
 from agent_r1_gym.types import ToolOutcome
 
+_STYLES = ("numbered", "plain")
 _PARAMETERS = {
     "type": "object",
     "properties": {"query": {"type": "string", "description": "what to look for"}},
@@ -54,7 +55,8 @@ class SearchTool(Tool):
         if passage_chars is not None:
             check_integer("passage_chars", passage_chars, 1)
         self._passage_chars = passage_chars
-        self._style = _checked_style(style)
+        check_choice("search style", style, _STYLES)
+        self._style = style
 
     @property
     def batch_key(self) -> Hashable:
@@ -94,9 +96,3 @@ class SearchTool(Tool):
         return "\n".join(
             [f"({rank}) {passage.title}: {passage.text[:end]}" for rank, (passage, _) in enumerate(hits, 1)]
         )
-
-
-def _checked_style(style: str) -> str:
-    if style not in ("numbered", "plain"):
-        raise ConfigurationError(f"Unknown search style {style!r}. {suggest(str(style), ('numbered', 'plain'))}")
-    return style

@@ -10,14 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from agent_r1_gym.support.files import atomic_file
 from agent_r1_gym.support.terminal import say
 from benchmarks.common.measure import provenance
 
 Cell = dict[str, Any]
-_RESAMPLES = 2_000
 
 
 def run_cells(
@@ -54,21 +51,3 @@ def read_cells(folder: Path, name: str) -> list[Cell]:
     """Returns the finished cells of a method, by seed."""
     cells = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob(f"{name}-[0-9]*.json")]
     return sorted(cells, key=lambda cell: int(cell["seed"]))
-
-
-def interval(cells: Sequence[str], *, seed: int = 0) -> tuple[float, float, float]:
-    """Returns mean and 95 % bootstrap interval of exact match over seeds and questions, both drawn with replacement.
-
-    Args:
-        cells: one string of 0 and 1 a seed, equally long, the same questions in the same order.
-        seed: of the resamples.
-    """
-    matrix = np.array([[int(mark) for mark in cell] for cell in cells], dtype=float)
-    rng = np.random.default_rng(seed)
-    seeds, questions = matrix.shape
-    means = [
-        matrix[rng.integers(seeds, size=seeds)][:, rng.integers(questions, size=questions)].mean()
-        for _ in range(_RESAMPLES)
-    ]
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(matrix.mean()), float(low), float(high)

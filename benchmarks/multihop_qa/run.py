@@ -22,9 +22,10 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
+from agent_r1_gym.evaluation.statistics import crossed_interval
 from agent_r1_gym.registry import make_tool_env
 from agent_r1_gym.support.terminal import say
-from benchmarks.common.cells import Cell, interval, read_cells, run_cells
+from benchmarks.common.cells import Cell, read_cells, run_cells
 from benchmarks.common.warm_starts import load_start, start_folder
 from benchmarks.multihop_qa import at_scale
 from benchmarks.multihop_qa.paper import TEST_SETS
@@ -139,8 +140,8 @@ def table(folder: Path, titles: Sequence[str]) -> str:
         cells = read_cells(folder, name)
         if not cells:
             continue
-        found = [interval([cell["exact"][title] for cell in cells]) for title in titles]
-        shown = " | ".join(f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in found)
+        intervals = [crossed_interval([[*map(int, cell["exact"][title])] for cell in cells]) for title in titles]
+        shown = " | ".join(f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in intervals)
         paper = ", ".join(f"{value:.4f}" for value in PAPER[method.paper or ""]) if method.paper in PAPER else "-"
         lines.append(f"| {method.title} | {len(cells)} | {shown} | {paper} |")
     return "\n".join(lines)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common.cells import interval
 from benchmarks.multihop_qa import run as multihop_qa
 from benchmarks.multihop_qa.settings import METHODS, PAPER, PROFILES
 
@@ -33,16 +32,6 @@ def test_cells_of_every_kind_run_once_and_make_a_table(tmp_path: Path, capsys: p
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 + len(names)
     assert "0.4405" in next(line for line in lines if line.startswith("| GRPO |"))
-
-
-def test_interval_draws_seeds_and_questions() -> None:
-    assert interval(["1111", "1111"]) == (1.0, 1.0, 1.0)
-    mean, low, high = interval(["1" * 200, "0" * 200])  # all the spread is between seeds
-    assert (mean, low, high) == (0.5, 0.0, 1.0)
-    mean, low, high = interval(["10" * 200] * 3)  # all the spread is between questions: 0.5 +- 1.96 sd
-    assert mean == 0.5
-    assert 0.44 < low < 0.46
-    assert 0.54 < high < 0.56
 
 
 def test_every_row_of_the_paper_has_a_method() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +22,7 @@ import pytest
 from agent_r1_gym.cli.main import _COMMANDS, build_parser, main
 from agent_r1_gym.cli.train import TRAINER_COMMANDS
 from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.registry import registered_id
 from agent_r1_gym.retrieval.corpus import write_corpus
 from agent_r1_gym.types import Passage
 from tests.kit.reading import chunks
@@ -120,6 +124,18 @@ def test_the_console_script_finds_a_module_in_the_current_folder(own_env: str, r
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "2/2" in done.stdout
+
+
+def test_what_lies_beside_the_module_takes_no_packages_place(own_env: str, run_folder: Path) -> None:
+    """Imports that come later, as bm25s' does with the first search, find what is installed."""
+    (run_folder / "bm25s.py").write_text("raise SystemExit('the wrong bm25s')")
+    (run_folder / "beside_my_env.py").write_text("HERE = True")
+    assert registered_id(own_env) == "Mine/Double-v0"
+    assert sys.path[0] != str(run_folder)
+    spec = importlib.util.find_spec("bm25s")
+    assert spec is not None and spec.origin is not None and not spec.origin.startswith(str(run_folder))
+    assert importlib.import_module("beside_my_env").HERE  # the module's own neighbours are still found
+    del sys.modules["beside_my_env"]
 
 
 @pytest.mark.parametrize(
@@ -359,3 +375,29 @@ def test_trainer_commands_without_the_train_extra_say_what_to_install(
         status, _, err = call(capsys, command, "--help")
         assert status == 2
         assert 'pip install "agent-r1-gym[train]"' in err
+
+
+LIMITED = """
+import resource, signal, sys
+from agent_r1_gym.cli.main import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # a write beyond it fails as on a full disk
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("command", ["rollout", "eval"])
+def test_a_full_disk_is_told_in_a_line_that_names_the_file(tmp_path, command):
+    words = [command, "FictionQA", "--policy", "oracle", "--out", str(tmp_path / "run")]
+    environment = os.environ | {"AGENT_R1_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", LIMITED, *words], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert re.search(rf"^agent-r1: File too large: {tmp_path}/run", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["rollout", "eval"])
+def test_a_folder_that_cannot_be_written_is_told_in_a_line(tmp_path, capsys, command):
+    (tmp_path / "file").write_text("")
+    assert main([command, "FictionQA", "--policy", "oracle", "--out", str(tmp_path / "file" / "run")]) == 1
+    assert re.search(rf"agent-r1: Not a directory: {tmp_path}/file.*\n$", capsys.readouterr().err)

@@ -13,6 +13,7 @@ import pytest
 
 from agent_r1_gym.datasets import load
 from agent_r1_gym.datasets.load import SampleDataWarning, load_dataset, prepared_folder
+from agent_r1_gym.datasets.prepare import prepare
 from agent_r1_gym.errors import ConfigurationError, DatasetError, MissingDependencyError
 from tests.kit.examples import HOTPOTQA_ROW, MUSIQUE_ROW, TWOWIKI_ROW, changed, write_json, write_jsonl
 
@@ -166,8 +167,11 @@ def test_folders(tmp_path):
 
 def test_a_file_may_be_called_any_split(tmp_path):
     path = write_json(tmp_path / "mine.json", [HOTPOTQA_ROW])
-    assert load_dataset("hotpotqa", path).split == "train"
+    dataset = load_dataset("hotpotqa", path)
+    assert dataset.split == "file mine.json"
+    assert dataset.describe() == f"hotpotqa/file mine.json (1 question) from {path}"
     assert load_dataset("hotpotqa", path, split="dev").split == "validation"
+    assert load_dataset("hotpotqa", write_json(tmp_path / "my_train.json", [HOTPOTQA_ROW])).split == "train"
 
 
 def test_one_object_is_shared_until_the_file_changes(tmp_path):
@@ -243,7 +247,7 @@ def test_a_malformed_hub_row_is_named(tmp_path):
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingDependencyError, match=r'pip install "agent-r1-gym\[data\]"'):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'agent-r1-gym\[data\]'"):
         load_dataset("hotpotqa", "hub")
 
 
@@ -255,3 +259,103 @@ def test_importing_and_sampling_stays_light(tmp_path):
     environment = {**os.environ, "AGENT_R1_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+@pytest.mark.parametrize(
+    ("broken", "complaint"),
+    [
+        ('"answer": "Marnby", "answer": "Oslo"', "an object has the key 'answer' twice"),
+        ('"answer": {"a": 1, "b": 2, "a": 3}', "an object has the key 'a' twice"),
+        (f'"answer": {"9" * 5000}', "Exceeds the limit"),
+        (f'"answer": {"[" * 100_000}', "recursion"),
+    ],
+    ids=["two answers", "deeper", "a long integer", "depth"],
+)
+def test_an_ambiguous_or_monstrous_row_is_named_with_its_file(tmp_path, as_array, broken, complaint):
+    rows = [json.dumps(HOTPOTQA_ROW), json.dumps(changed(HOTPOTQA_ROW, _id="2"))]
+    rows[1] = rows[1].replace('"answer": "Marnby"', broken)
+    path = tmp_path / "train.json"
+    path.write_text(f"[{', '.join(rows)}]" if as_array else "\n".join(rows))
+    place = "row 1" if as_array else "line 2"
+    with pytest.raises(DatasetError, match=rf"train\.json, {place}: .*{complaint}"):
+        load_dataset("hotpotqa", path)
+
+
+def test_gold_answers_that_normalise_to_nothing_are_told_of(tmp_path):
+    rows = [HOTPOTQA_ROW, changed(HOTPOTQA_ROW, _id="2", answer="The"), changed(HOTPOTQA_ROW, _id="3", answer="!")]
+    path = tmp_path / "train.jsonl"
+    write_jsonl(path, rows)
+    with pytest.warns(UserWarning, match=r"2 gold answers normalise to nothing \(first: 'The' of question '2'\)"):
+        assert len(load_dataset("hotpotqa", path)) == 3
+    write_jsonl(path, rows[:1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_dataset("hotpotqa", path)
+
+
+BARE = {"question": "Who wrote Low Tide?", "answer": "Ada Quill"}
+
+
+@pytest.mark.parametrize("name", ["hotpotqa", "2wiki", "musique"])
+def test_questions_and_answers_are_enough(tmp_path, name):
+    dataset = load_dataset(name, write_jsonl(tmp_path / "train.jsonl", [BARE, changed(BARE, question="Where?")]))
+    assert [(question.id, question.answers, question.context) for question in dataset] == [
+        ("0", ("Ada Quill",), ()),
+        ("1", ("Ada Quill",), ()),
+    ]
+    assert list(dataset.passages()) == []
+
+
+@pytest.mark.parametrize("answer", [..., None, ""], ids=["missing", "null", "empty"])
+@pytest.mark.parametrize(
+    ("name", "row"), [("hotpotqa", HOTPOTQA_ROW), ("2wiki", TWOWIKI_ROW), ("musique", MUSIQUE_ROW)]
+)
+def test_a_row_without_an_answer_is_refused_at_load(tmp_path, name, row, answer):
+    key = "id" if name == "musique" else "_id"
+    rows = [row, changed(row, **{key: "2hop__2", "answer": answer})]
+    for file in ("train.jsonl", "validation.jsonl", "test.jsonl", "mine.jsonl"):
+        with pytest.raises(DatasetError, match=rf"{file}, line 2, field 'answer': expected a non-empty string"):
+            load_dataset(name, write_jsonl(tmp_path / file, rows))
+    with pytest.raises(DatasetError, match=r"test\.jsonl, line 2, field 'answer': expected no answer"):
+        load_dataset(name, write_jsonl(tmp_path / "test.jsonl", rows[::-1]))
+    with pytest.raises(DatasetError, match=r"train\.jsonl, line 1, field 'answer'"):
+        load_dataset(name, write_jsonl(tmp_path / "train.jsonl", rows[1:]))
+    assert load_dataset(name, write_jsonl(tmp_path / "test.jsonl", rows[1:]))[0].answers == ()
+
+
+def test_a_row_that_lacks_the_paragraphs_of_the_others_is_refused_at_load(tmp_path):
+    rows = [HOTPOTQA_ROW, changed(HOTPOTQA_ROW, _id="2", context=None)]
+    with pytest.raises(DatasetError, match=r"a\.json, row 1: has no paragraphs of its own, but the first row has some"):
+        load_dataset("hotpotqa", write_json(tmp_path / "a.json", rows))
+
+
+def test_a_supporting_fact_that_points_nowhere_is_refused_at_load(tmp_path):
+    astray = changed(HOTPOTQA_ROW, _id="2", supporting_facts=[["Low Tide", 0], ["High Tide", 0]])
+    for file in ("train.json", "mine.json"):
+        with pytest.raises(DatasetError, match=rf"{file}, row 1, field 'supporting_facts': .*'High Tide' is none"):
+            load_dataset("hotpotqa", write_json(tmp_path / file, [HOTPOTQA_ROW, astray]))
+    without = changed(astray, context=...)  # it is asked of a corpus, which may have the passage
+    assert load_dataset("hotpotqa", write_json(tmp_path / "without.json", [without]))[0].supporting_titles
+    step = changed(MUSIQUE_ROW["question_decomposition"][0], paragraph_support_idx=9)
+    with pytest.raises(DatasetError, match=r"line 1, field 'question_decomposition': .*; 9 is none"):
+        load_dataset(
+            "musique", write_jsonl(tmp_path / "m.jsonl", [changed(MUSIQUE_ROW, question_decomposition=[step])])
+        )
+
+
+def test_supporting_facts_that_official_files_lose_are_told_of(tmp_path):
+    """Fullwiki's paragraphs are retrieved, and some sentences lie past the end of their passage, in training too."""
+    retrieved = changed(HOTPOTQA_ROW, supporting_facts=[["High Tide", 0]])
+    with pytest.warns(UserWarning, match=r"1 supporting facts name no sentence .*sentence 0 of 'High Tide'"):
+        load_dataset("hotpotqa", write_json(tmp_path / "hotpot_dev_fullwiki_v1.json", [retrieved]))
+    past_the_end = changed(HOTPOTQA_ROW, supporting_facts=[["Low Tide", 0], ["Marnby", 1]])
+    with pytest.warns(UserWarning, match="sentence 1 of 'Marnby' in question '5a7a0693'"):
+        load_dataset("hotpotqa", write_json(tmp_path / "train.json", [past_the_end]))
+
+
+def test_without_the_library_nothing_is_begun(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingDependencyError, match=r"prepare NAME --source FILE_OR_FOLDER"):
+        prepare("hotpotqa")
+    assert capsys.readouterr().err == ""  # no progress bar

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from pathlib import Path
 
 import gymnasium as gym
 import pytest
@@ -16,6 +17,7 @@ from agent_r1_gym.envs.multihop_qa import HotpotQAEnv, MuSiQueEnv
 from agent_r1_gym.errors import ConfigurationError, DatasetError, RetrievalError, RetrievalTimeout
 from agent_r1_gym.play.policies import NaivePolicy, OraclePolicy
 from agent_r1_gym.retrieval.base import Hit, Retriever
+from agent_r1_gym.retrieval.bm25 import BM25Retriever
 from agent_r1_gym.types import Passage
 from tests.kit.playing import play
 from tests.kit.shared_data import shared_file
@@ -192,6 +194,21 @@ def test_questions_without_answers_or_paragraphs_are_refused_at_construction() -
     bare = Question(id="q", prompt="?", answers=("x",))
     with pytest.raises(DatasetError, match="no paragraphs"):
         HotpotQAEnv(dataset=little_dataset(questions=[bare]), setting="distractor")
+
+
+def test_questions_without_paragraphs_are_asked_of_a_retriever_that_brings_a_corpus(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"question": "Where was Ana born?", "answer": "Oslo"}')
+    for retriever in (None, "bm25", "rrf:bm25,http://127.0.0.1:1"):
+        with pytest.raises(DatasetError, match=r"hotpotqa/train \(1 question\) .* brings no paragraphs to search"):
+            HotpotQAEnv(dataset=path, retriever=retriever)
+    corpus = BM25Retriever([Passage("g", "Ana", "Ana was born in Oslo.")])
+    env = HotpotQAEnv(dataset=path, retriever=corpus, reward="process")
+    env.reset()
+    observation, _, _, _, _ = env.step(search("Ana"))
+    assert "Ana was born in Oslo." in observation
+    _, reward, terminated, _, _ = env.step("<answer>Oslo</answer>")
+    assert (reward, terminated) == (1.0, True)
 
 
 def test_compact_style_keeps_to_the_closed_vocabulary() -> None:

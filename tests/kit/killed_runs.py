@@ -40,7 +40,8 @@ class Moments:
     """Counts what happens in a folder, and kills the process at a chosen number."""
 
     def __init__(self, folder: Path, kill_at: int | None) -> None:
-        self.folder, self.kill_at, self.seen = str(folder), kill_at, []
+        self.folder, self.kill_at = str(folder), kill_at
+        self.seen: list[str] = []
         sys.addaudithook(self._hear)
         torch.save = self._torn(torch.save)
         transformers.modeling_utils.safe_save_file = self._torn(transformers.modeling_utils.safe_save_file)

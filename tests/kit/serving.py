@@ -6,23 +6,24 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
 
 from agent_r1_gym.retrieval.base import Retriever
-from agent_r1_gym.retrieval.server import create_app
+from agent_r1_gym.retrieval.server import Limits, create_app
 
 
 @contextlib.contextmanager
-def served(retriever: Retriever, **limits: Any) -> Iterator[str]:
+def served(retriever: Retriever, *, hosts: Collection[str] | None = None, **limits: Any) -> Iterator[str]:
     """Yields the URL of a server that answers with `retriever` until the block ends."""
     uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
     pytest.importorskip("fastapi", reason="fastapi is not installed")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        config = uvicorn.Config(create_app(retriever, **limits), log_level="critical", lifespan="off")
+        app = create_app(retriever, limits=Limits(**limits), hosts=hosts)
+        config = uvicorn.Config(app, log_level="critical", lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
         thread.start()

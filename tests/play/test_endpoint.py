@@ -1,5 +1,6 @@
 """The endpoint against a server that misbehaves in every way, and what the player makes of it."""
 
+import gzip
 import json
 import threading
 
@@ -68,17 +69,17 @@ class TestFaults:
     def test_a_lasting_one_is_infrastructure_after_all_attempts(self):
         script = Script(Answer(status=503, body=b"busy"))
         with pytest.raises(InfrastructureError, match="HTTP 503: 'busy'"):
-            ask(script, attempts=3)
+            ask(script, max_retries=2)
         assert len(script.requests) == 3
 
     def test_a_server_that_hangs_is_given_up_in_time(self):
         script = Script(Answer(hang=True))
         with pytest.raises(InfrastructureTimeout, match="2 times"):
-            ask(script, attempts=2, timeout=0.2)
+            ask(script, max_retries=1, timeout=0.2)
         assert len(script.requests) == 2
 
     def test_nobody_listens(self):
-        options = EndpointOptions(model="m", base_url="http://127.0.0.1:9/v1", first_pause=0.0, attempts=2)
+        options = EndpointOptions(model="m", base_url="http://127.0.0.1:9/v1", first_pause=0.0, max_retries=1)
         with pytest.raises(InfrastructureError, match="failed 2 times"):
             ChatEndpoint(options, in_flight=1).complete(HELLO, seed=0)
 
@@ -97,6 +98,38 @@ class TestFaults:
     def test_a_redirect_is_not_followed(self):
         with pytest.raises(InfrastructureError, match="HTTP 307"):
             ask(Script(Answer(status=307, headers={"Location": "http://127.0.0.1:9/"})))
+
+    def test_an_endless_or_packed_answer_is_infrastructure_not_memory(self):
+        with pytest.raises(InfrastructureError, match="more than 1000 bytes"):
+            ask(Script(Answer(b" " * 2**20)), max_bytes=1000, max_retries=0)
+        bomb = gzip.compress(b" " * 2**24)
+        with pytest.raises(InfrastructureError, match="asked for no compression"):
+            ask(Script(Answer(bomb, headers={"Content-Encoding": "gzip"})), max_retries=0)
+
+    def test_an_endpoint_that_keeps_failing_is_left_alone_for_a_while(self):
+        script = Script(Answer(status=503))
+        with served(script) as url:
+            options = EndpointOptions(model="m", base_url=url, max_retries=0, breaker_failures=2)
+            endpoint = ChatEndpoint(options, in_flight=1)
+            for _ in range(2):
+                with pytest.raises(InfrastructureError, match="HTTP 503"):
+                    endpoint.complete(HELLO, seed=0)
+            with pytest.raises(InfrastructureError, match="left alone") as refusal:
+                endpoint.complete(HELLO, seed=0)
+            endpoint.close()
+        assert len(script.requests) == 2
+        assert 0 < refusal.value.retry_after <= options.breaker_cooldown
+
+    def test_what_it_refuses_for_the_requests_sake_opens_no_breaker(self):
+        script = Script(Answer(status=422), Answer(status=422), GOOD)
+        with served(script) as url:
+            options = EndpointOptions(model="m", base_url=url, max_retries=0, breaker_failures=1)
+            endpoint = ChatEndpoint(options, in_flight=1)
+            for _ in range(2):
+                with pytest.raises(InfrastructureError, match="HTTP 422"):
+                    endpoint.complete(HELLO, seed=0)
+            assert endpoint.complete(HELLO, seed=0).content == "hi"
+            endpoint.close()
 
     @pytest.mark.parametrize("status", [401, 403, 404])
     def test_a_wrong_key_or_model_stops_at_once(self, status, monkeypatch):
@@ -138,7 +171,7 @@ class TestRequest:
         [
             {"base_url": "localhost:8000"},
             {"base_url": "http://me:pw@host/v1"},
-            {"attempts": 0},
+            {"max_retries": -1},
             {"tool_role": "system"},
         ],
     )
@@ -207,7 +240,7 @@ class TestPlayer:
             failing = "Faust" in request["messages"][-1]["content"]
             return Answer(status=500) if failing else turn(answer("Paris"))
 
-        played = play(respond, jobs=[FIRST, SECOND, THIRD], attempts=1)
+        played = play(respond, jobs=[FIRST, SECOND, THIRD], max_retries=0)
         assert played[1, 0].infrastructure_error.startswith("endpoint: unavailable: ")
         assert played[0, 0].infrastructure_error is played[2, 0].infrastructure_error is None
         assert played[0, 0].answer == "Paris"

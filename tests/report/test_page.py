@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.evaluation.run_folder import Failure
 from agent_r1_gym.play.policies import OraclePolicy
 from agent_r1_gym.play.record import Trajectory, Turn
+from agent_r1_gym.report import page
 from agent_r1_gym.report.episodes import TokenTrace, episode_item, lost_item, read_token_traces, token_item
 from agent_r1_gym.report.packing import Block, Item, Side, pack
 from agent_r1_gym.report.page import Html, interval, paragraph, table, write_page
@@ -188,3 +193,31 @@ def test_tokens_keep_mask_logprobs_and_advantages(tmp_path: Path) -> None:
 def test_numbers_carry_their_intervals() -> None:
     assert interval(0.5, 0.25, 0.75).text == "0.500<small>[0.250, 0.750]</small>"
     assert interval(123.4, 100, 150).text == "123.4<small>[100.0, 150.0]</small>"
+
+
+VIEWER = Path(page.__file__).with_name("viewer.js")
+DRIVER = """
+const seconds = (text) => { const start = process.cpuUsage(); actionsIn(text); return process.cpuUsage(start).user; };
+const best = (text) => Math.min(...Array.from({ length: 5 }, () => seconds(text)));
+const bomb = "<answer>".repeat(60000);
+best(bomb);
+const quadratic = /<(tool_call|search|answer)>[^]*?<\\/\\1>/g;
+const spans = (text) => [...text.matchAll(quadratic)].map((match) => [match.index, match.index + match[0].length]);
+const agree = CASES.map((text) => [actionsIn(text), spans(text)]);
+console.log(JSON.stringify({ agree, one: best(bomb), four: best(bomb.repeat(4)) }));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_actions_are_found_in_one_pass():
+    """An expression with a back reference took 17 s for one turn of 480 kB of unclosed tags."""
+    source = re.search(r"^  function actionsIn.*?^  }$", VIEWER.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert source
+    generator = random.Random(0)
+    parts = ["<answer>", "</answer>", "<search>", "</search>", "<tool_call>", "</tool_call>", "x", "\n", "<think>"]
+    cases = ["".join(generator.choices(parts, k=12)) for _ in range(300)]
+    script = f"{source[0]}\nconst CASES = {json.dumps(cases)};\n{DRIVER}"
+    done = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=60, check=True)
+    result = json.loads(done.stdout)
+    assert all(spans == expected for spans, expected in result["agree"])
+    assert result["four"] < 10 * result["one"]  # linear: 4, quadratic: 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from agent_r1_gym.evaluation.run_folder import Failure
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.report.build import write_report
 from agent_r1_gym.report.compare import CLASSES, compare
-from agent_r1_gym.report.training import curve_over_seeds, read_training_run, seedless
+from agent_r1_gym.report.training import curve_over_seeds, group_by_settings, read_training_run
 from tests.kit.reading import chunks, sides
 from tests.kit.synthetic import episodes, token_row, write_run
 
@@ -71,6 +72,30 @@ class TestReport:
         assert "is a folder" in capsys.readouterr().err
         assert not (tmp_path / "page.html").exists()
 
+    @pytest.mark.parametrize("command", ["report", "compare"])
+    @pytest.mark.parametrize(
+        ("file", "text"),
+        [
+            ("run.json", "{}"),
+            ("run.json", "["),
+            ("run.json", '{"format": 1, "settings": {}, "starts": []}'),
+            ("metrics.json", "{}"),
+            ("metrics.json", "["),
+            ("metrics.json", "7"),
+            ("episodes.jsonl", '{"task_index": 0, "sample": 0}\n'),
+            ("episodes.jsonl", '{"task_index": 0, "sample": 0, "scores": 7}\n'),
+            ("failures.jsonl", '{"task_index": 9, "sample": 0}\n'),
+        ],
+    )
+    def test_a_damaged_run_is_told_in_a_line(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, file: str, text: str
+    ) -> None:
+        runs = [write_run(tmp_path / name, episodes(3, corpus=10)) for name in "ab"]
+        (runs[0] / file).write_text(text)
+        status = main([command, *map(str, runs), "--out", str(tmp_path / "page.html")])
+        told = capsys.readouterr().err
+        assert (status, told) == (0, "") or (status == 2 and re.fullmatch(rf"agent-r1: .*{tmp_path}/a.*\n", told))
+
 
 class TestTraining:
     def test_seeds_become_a_mean_and_a_band(self) -> None:
@@ -84,12 +109,66 @@ class TestTraining:
         log = [{"step": step, "reward": float(step)} for step in range(1, 21)]
         assert curve_over_seeds([log], "reward").y[-1] == (15.5, 15.5, 15.5)
 
+    def test_seeds_are_runs_of_equal_settings_whatever_their_folders_are_called(self, tmp_path: Path) -> None:
+        settings = {"learning_rate": 1e-5, "max_steps": 3}
+        runs = []
+        for name, changes in {
+            "g-1": {"seed": 1},
+            "g-2": {"seed": 2, "output_dir": "elsewhere"},
+            "g-3": {"seed": 3, "learning_rate": 5e-5},
+            "other": {"seed": 4, "max_steps": 3},
+            "lora8": None,
+            "lora16": None,
+        }.items():
+            run = write_training(tmp_path / name, [{"step": 1, "reward": 0.5}])
+            if changes:
+                (run / "checkpoint-1").mkdir()
+                record = {"complete": True, "settings": settings | {"output_dir": name} | changes}
+                (run / "checkpoint-1/checkpoint.json").write_text(json.dumps(record))
+            runs.append(read_training_run(run))
+        groups = group_by_settings([run for run in runs if run is not None])
+        names = {name: [run.path.name for run in group] for name, group in groups.items()}
+        assert list(names.values()) == [["g-1", "g-2", "other"], ["g-3"], ["lora8"], ["lora16"]]
+        assert list(names) == ["g-1 and 2 more", "g-3", "lora8", "lora16"]
+
+    def test_runs_of_one_name_are_told_apart(self, tmp_path: Path) -> None:
+        runs = [read_training_run(write_training(tmp_path / parent / "grpo", [])) for parent in "ab"]
+        assert list(group_by_settings([run for run in runs if run])) == ["grpo", f"grpo ({tmp_path / 'b' / 'grpo'})"]
+
     @pytest.mark.parametrize(
-        ("name", "shared"),
-        [("grpo-seed3", "grpo"), ("grpo_0", "grpo"), ("ppo.s12", "ppo"), ("ppo", "ppo"), ("7", "7")],
+        ("file", "text"),
+        [
+            ("trainer_state.json", '{"log_history": [{"reward": 1.0}]}'),
+            ("trainer_state.json", '{"log_history": 7}'),
+            ("trainer_state.json", '{"log_history": ["reward"]}'),
+            ("trainer_state.json", '{"log_history": [{"reward": 1.0, "step": null}]}'),
+            ("trainer_state.json", "["),
+            ("curves.csv", "reward\n0.5\n"),
+            ("curves.csv", "step,reward\n1,much\n"),
+            ("scores.json", '{"scores": {"agent": 0.5}}'),
+            ("scores.json", '{"scores": {"agent": {"test": "much"}}}'),
+            ("scores.json", "[]"),
+            ("checkpoint-1/checkpoint.json", "[]"),
+        ],
     )
-    def test_the_number_of_a_seed_is_no_part_of_its_name(self, name: str, shared: str) -> None:
-        assert seedless(Path("runs") / name) == shared
+    def test_a_damaged_or_foreign_folder_is_told_in_a_line(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, text: str
+    ) -> None:
+        run = tmp_path / "run"
+        if file in ("trainer_state.json", "checkpoint-1/checkpoint.json"):
+            write_training(run, [{"step": 1, "reward": 0.5}])
+        else:
+            run.mkdir()
+            (run / "curves.csv").write_text("step,reward\n1,0.5\n")
+        (run / file).parent.mkdir(exist_ok=True)
+        (run / file).write_text(text)
+        assert main(["report", str(run), "--out", str(tmp_path / "page.html")]) == 2
+        told = capsys.readouterr().err
+        assert re.fullmatch(r"agent-r1: .*/run is no readable training run: .* Expected trainer_state\.json .*\n", told)
+
+    def test_numbers_that_are_none_are_left_out(self, tmp_path: Path) -> None:
+        run = read_training_run(write_training(tmp_path / "run", [{"step": 1, "reward": 0.5, "kl": math.nan}]))
+        assert run is not None and run.log == [{"step": 1, "reward": 0.5}]
 
     def test_the_newest_checkpoint_counts(self, tmp_path: Path) -> None:
         for step in (9, 10):
@@ -141,6 +220,7 @@ class TestCompare:
         assert main(["compare", str(a), str(b), "--out", str(out), "--show", "2"]) == 0
         printed = capsys.readouterr().out
         assert re.search(r"\n +4 +3 +1 +2 +0\n", printed)
+        assert "compare two checkpoints" in printed
         assert "2 of 4" in printed and "0.200" in printed and "0.62" in printed  # McNemar: 3 against 1, p = 10/16
         index = chunks(out.read_text(encoding="utf-8"))["index"]
         outcome = next(facet for facet in index["facets"] if facet["name"] == "outcome")

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureTimeout, RetrievalError, RetrievalTimeout
+from agent_r1_gym.retrieval import wire
 from agent_r1_gym.retrieval.base import Hit, Retriever
-from agent_r1_gym.retrieval.client import CircuitBreaker, HTTPRetriever
+from agent_r1_gym.retrieval.client import HTTPRetriever
 from agent_r1_gym.retrieval.wire import encode_answer
 from agent_r1_gym.types import Passage
 from tests.kit.queries import BAD_QUERIES
@@ -152,7 +153,8 @@ def test_what_is_not_an_address_is_refused(url):
 
 
 @pytest.mark.parametrize(
-    "options", [{"timeout": 0}, {"retries": -1}, {"pool_size": 0}, {"breaker_cooldown": -1}, {"protocol": "agentr1"}]
+    "options",
+    [{"timeout": 0}, {"max_retries": -1}, {"pool_size": 0}, {"breaker_cooldown": -1}, {"protocol": "agentr1"}],
 )
 def test_settings_are_checked(options):
     with pytest.raises(ConfigurationError):
@@ -177,6 +179,13 @@ def test_long_batches_are_sent_in_parts():
         answers = HTTPRetriever(url, max_batch=4).search_batch([str(number) for number in range(10)], 1)
     assert [hits[0].passage.title for hits in answers] == [str(number) for number in range(10)]
     assert backend.batches == [4, 4, 2]
+
+
+def test_a_request_asks_for_no_more_passages_than_our_server_gives():
+    most = wire.MAX_PASSAGES // 1000
+    with served(Echo()) as url:
+        answers = HTTPRetriever(url).search_batch([str(number) for number in range(most + 1)], 1000)
+    assert [len(hits) for hits in answers] == [1000] * (most + 1)
 
 
 def test_one_connection_serves_many_searches(raw_server):
@@ -261,7 +270,7 @@ def test_a_broken_answer_is_a_retrieval_error_that_names_url_and_what_came(raw_s
 
     server = raw_server(behave)
     with pytest.raises(RetrievalError, match=complaint) as caught:
-        HTTPRetriever(server.url, protocol="search-r1", retries=0, timeout=3).search("q")
+        HTTPRetriever(server.url, protocol="search-r1", max_retries=0, timeout=3).search("q")
     assert server.url in str(caught.value)
 
 
@@ -274,7 +283,7 @@ def test_an_endless_answer_is_cut_off(raw_server, sized):
         while True:
             connection.sendall(b" " * 65536)
 
-    retriever = HTTPRetriever(raw_server(behave).url, protocol="search-r1", retries=0, max_bytes=100_000, timeout=5)
+    retriever = HTTPRetriever(raw_server(behave).url, protocol="search-r1", max_retries=0, max_bytes=100_000, timeout=5)
     with pytest.raises(RetrievalError, match="more than 100000 bytes"):
         retriever.search("q")
 
@@ -302,7 +311,7 @@ def test_a_refusal_is_not_tried_again(raw_server):
 def test_the_timeout_includes_attempts_and_pauses(raw_server):
     server = raw_server(lambda connection, request: connection.sendall(_response(b"no", "503 Service Unavailable")))
     with pytest.raises(RetrievalError, match="HTTP 503"):
-        HTTPRetriever(server.url, protocol="search-r1", retries=1000, timeout=0.5).search("q")
+        HTTPRetriever(server.url, protocol="search-r1", max_retries=1000, timeout=0.5).search("q")
     assert len(server.requests) < 10
 
 
@@ -324,12 +333,13 @@ def test_the_breaker_fails_at_once_and_recovers(raw_server):
         connection.sendall(GOOD if healthy.is_set() else _response(b"no", "500 Internal Server Error"))
 
     server = raw_server(behave)
-    retriever = HTTPRetriever(server.url, protocol="search-r1", retries=0, breaker_failures=3, breaker_cooldown=0.3)
+    retriever = HTTPRetriever(server.url, protocol="search-r1", max_retries=0, breaker_failures=3, breaker_cooldown=0.3)
     for _ in range(3):
         with pytest.raises(RetrievalError, match="HTTP 500"):
             retriever.search("q")
-    with pytest.raises(RetrievalError, match=r"failed 3 times in a row and is left alone.*HTTP 500"):
+    with pytest.raises(RetrievalError, match=r"failed 3 times in a row and is left alone.*HTTP 500") as refusal:
         retriever.search("q")
+    assert 0 < refusal.value.retry_after <= 0.3
     assert len(server.requests) == 3
     time.sleep(0.35)
     with pytest.raises(RetrievalError, match="HTTP 500"):
@@ -339,26 +349,6 @@ def test_the_breaker_fails_at_once_and_recovers(raw_server):
     healthy.set()
     time.sleep(0.35)
     assert [retriever.search("q") for _ in range(3)] == [[HIT]] * 3
-
-
-def test_a_half_open_breaker_lets_one_caller_probe():
-    breaker = CircuitBreaker(1, 0.1)
-    breaker.failed(RetrievalError("down"))
-    time.sleep(0.12)
-    breaker.check("url")
-    with pytest.raises(RetrievalError, match="left alone"):
-        breaker.check("url")
-    breaker.abandoned()
-    breaker.check("url")
-    breaker.succeeded()
-    breaker.check("url")
-
-
-def test_a_breaker_of_zero_never_opens():
-    breaker = CircuitBreaker(0, 10)
-    for _ in range(20):
-        breaker.failed(RetrievalError("down"))
-        breaker.check("url")
 
 
 # Processes and threads ------------------------------------------------------------------------------------------------
@@ -429,7 +419,7 @@ def test_proxy_settings_are_not_used(monkeypatch):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     with served(Echo()) as url:
-        assert len(HTTPRetriever(url, retries=0).search("q", 1)) == 1
+        assert len(HTTPRetriever(url, max_retries=0).search("q", 1)) == 1
 
 
 def test_answers_longer_than_k_are_cut(raw_server):

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import queue
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import urllib3
@@ -17,7 +21,7 @@ from agent_r1_gym.retrieval import server
 from agent_r1_gym.retrieval.base import Retriever
 from agent_r1_gym.retrieval.bm25 import BM25Retriever
 from agent_r1_gym.retrieval.client import HTTPRetriever
-from agent_r1_gym.retrieval.server import serve
+from agent_r1_gym.retrieval.server import Limits, serve
 from agent_r1_gym.types import Passage
 from tests.kit.queries import BAD_QUERIES
 from tests.kit.serving import served
@@ -44,13 +48,15 @@ class Broken(Retriever):
 
 @pytest.fixture(scope="module")
 def strict_url() -> Iterator[str]:
-    with served(BM25Retriever([Passage("a", "T", "king")]), max_queries=8, max_k=50, max_bytes=150_000) as url:
+    limits = {"max_queries": 8, "max_k": 50, "max_passages": 100, "max_bytes": 150_000}
+    with served(BM25Retriever([Passage("a", "T", "king")]), **limits) as url:
         yield url
 
 
 def _ask(url, path, body, method="POST"):
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    response = urllib3.request(method, url + path, body=content, timeout=10, retries=False)
+    headers = {"Content-Type": "application/json"}
+    response = urllib3.request(method, url + path, body=content, headers=headers, timeout=10, retries=False)
     return response.status, json.loads(response.data)
 
 
@@ -101,6 +107,10 @@ def test_our_client_gets_the_very_hits_of_the_backend(passages):
         ({"queries": "king"}, "must be a list of strings, got 'king'"),
         ({"queries": ["king", None]}, "must be a list of strings"),
         ({"queries": ["king"] * 9}, "At most 8 queries in one request, got 9"),
+        (
+            {"queries": ["king"] * 7, "topk": 15, "top_k": 15},
+            "At most 100 passages in one request, got 7 queries with 15",
+        ),
         ({"queries": ["king"], "topk": 0, "top_k": 0}, "an integer from 1 to 50, got 0"),
         ({"queries": ["king"], "topk": True, "top_k": True}, "an integer from 1 to 50, got True"),
         ({"queries": ["king"], "topk": 51, "top_k": 51}, "an integer from 1 to 50, got 51"),
@@ -133,12 +143,191 @@ def test_a_failing_backend_is_a_503_that_our_client_understands():
         status, answer = _ask(url, "/retrieve", {"queries": ["king"], "topk": 1})
         assert (status, answer) == (503, {"error": "RetrievalError: the disk is on fire"})
         with pytest.raises(RetrievalError, match=r"HTTP 503.*the disk is on fire"):
-            HTTPRetriever(url, retries=0).search("king")
+            HTTPRetriever(url, max_retries=0).search("king")
 
 
-def _started(idle_exit):
+# Greedy, slow and foreign clients -------------------------------------------------------------------------------------
+
+
+class Gate(Retriever):
+    """Notes how many queries come at once; the first search waits to be let through."""
+
+    def __init__(self):
+        self.batches: list[int] = []
+        self.started, self.open = threading.Event(), threading.Event()
+
+    def search_batch(self, queries, k):
+        self.batches.append(len(queries))
+        self.started.set()
+        self.open.wait(20)
+        return [[] for _ in queries]
+
+
+def _in_thread(function, *arguments):
+    thread = threading.Thread(target=function, args=arguments)
+    thread.start()
+    return thread
+
+
+def test_a_long_request_takes_turns_with_others():
+    gate = Gate()
+    with served(gate) as url:
+        long = _in_thread(_ask, url, "/retrieve", {"queries": ["a"] * 192, "topk": 1})
+        assert gate.started.wait(10)
+        short = _in_thread(_ask, url, "/retrieve", {"queries": ["b"], "topk": 1})
+        time.sleep(0.5)  # it waits for its turn now
+        gate.open.set()
+        long.join()
+        short.join()
+    assert gate.batches == [64, 1, 64, 64]
+
+
+def test_an_answer_in_parts_is_the_answer(passages):
+    queries = ["king", "Lothair", "zzz"] * 50
+    backend = BM25Retriever(passages)
+    with served(backend) as url:
+        for protocol in ("search-r1", "agent-r1"):
+            assert HTTPRetriever(url, protocol=protocol).search_batch(queries, 3) == backend.search_batch(queries, 3)
+        assert _ask(url, "/retrieve", {"queries": []}) == (200, {"result": []})
+
+
+def test_nobody_works_for_a_client_that_has_gone():
+    gate = Gate()
+    body = json.dumps({"queries": ["a"] * 192}).encode()
+    head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with served(gate) as url:
+        clients = [socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) for _ in range(3)]
+        for client in clients:
+            client.sendall(head % len(body) + body)
+        assert gate.started.wait(10)
+        time.sleep(0.5)  # the others wait for their turn now
+        for client in clients:
+            client.close()
+        time.sleep(0.2)
+        gate.open.set()
+        assert _ask(url, "/retrieve", {"queries": ["b"]})[0] == 200
+    assert gate.batches == [64, 1]
+
+
+def test_more_requests_than_may_wait_are_told_to_come_again():
+    gate = Gate()
+    with served(gate, max_waiting=1) as url:
+        first = _in_thread(_ask, url, "/retrieve", {"queries": ["a"]})
+        assert gate.started.wait(10)
+        status, answer = _ask(url, "/search?query=b", b"", "GET")
+        assert (status, answer) == (503, {"error": "1 requests are being served; ask again later."})
+        assert _ask(url, "/health", b"", "GET")[0] == 200
+        gate.open.set()
+        first.join()
+        assert _ask(url, "/search?query=b", b"", "GET")[0] == 200
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_what_any_web_page_may_send_is_refused(strict_url, kind):
+    headers = {} if kind is None else {"Content-Type": kind}
+    response = urllib3.request("POST", f"{strict_url}/retrieve", body=b'{"queries": ["king"]}', headers=headers)
+    assert response.status == 415
+    assert json.loads(response.data)["error"].startswith("The Content-Type must be application/json, got")
+
+
+def test_a_foreign_name_is_refused_by_a_server_of_this_machine_only():
+    with served(BM25Retriever([Passage("a", "T", "king")]), hosts=["mine.test"]) as url:
+        for path in ("/health", "/search?query=king"):
+            for host in ("127.0.0.1:8000", "localhost:8000", "LOCALHOST", "[::1]:80", "192.168.0.7", "mine.test:8000"):
+                assert urllib3.request("GET", url + path, headers={"Host": host}).status == 200
+            for host in ("evil.test", "evil.test:8000", "127.0.0.1.evil.test", "localhost@evil.test", ""):
+                response = urllib3.request("GET", url + path, headers={"Host": host})
+                assert response.status == 400
+                assert "is not called" in json.loads(response.data)["error"]
+
+
+def _serve_in_thread(**limits):
+    """Returns the port of a server that leaves when nobody is connected any more."""
+    urls: Any = queue.SimpleQueue()
+    retriever = BM25Retriever([Passage("a", "T", "king")])
+    options = {"port": 0, "limits": Limits(**limits), "idle_exit": 2.0, "on_ready": urls.put}
+    threading.Thread(target=serve, args=(retriever,), kwargs=options, daemon=True).start()
+    return int(urls.get(timeout=20).rpartition(":")[2])
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (b"", b""),
+        (b"GET /health HTTP/1.1\r\nHost: localh", b""),
+        (
+            b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b'Content-Length: 500\r\n\r\n{"queries',
+            b"HTTP/1.1 408 ",
+        ),
+    ],
+)
+def test_a_half_sent_request_is_cut(sent, answer):
+    port = _serve_in_thread(request_timeout=0.3)
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        client.sendall(sent)
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := client.recv(65536):
+                received += part
+    assert received[: len(answer)] == answer
+    assert bool(received) == bool(answer)
+
+
+def test_a_whole_request_may_take_longer_than_its_sending():
+    class Slow(Retriever):
+        def search_batch(self, queries, k):
+            time.sleep(0.6)
+            return [[] for _ in queries]
+
+    urls: Any = queue.SimpleQueue()
+    options = {"port": 0, "limits": Limits(request_timeout=0.3), "idle_exit": 2.0, "on_ready": urls.put}
+    threading.Thread(target=serve, args=(Slow(),), kwargs=options, daemon=True).start()
+    retriever = HTTPRetriever(urls.get(timeout=20), max_retries=0, pool_size=1)
+    assert retriever.search("king") == []
+    time.sleep(0.6)  # idle, which is not half-sent
+    assert retriever.search("king") == []
+
+
+CROWDED = (
+    """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
+"""
+    + PROGRAM
+)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Le",
+        b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{",
+    ],
+    ids=["half a head", "half a body"],
+)
+def test_half_sent_requests_leave_room_for_good_clients(sent):
+    process, url = _started(0, CROWDED)
+    port = int(url.rpartition(":")[2])
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            for _ in range(100):
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                client.sendall(sent)
+            retriever = HTTPRetriever(url, timeout=20, max_retries=0)
+            assert len(retriever.search("king", 1)) == 1
+            retriever.close()
+    process.terminate()
+    out, err = process.communicate(timeout=20)
+    assert (out, err) == ("stopped\n", "")
+
+
+# The process ----------------------------------------------------------------------------------------------------------
+
+
+def _started(idle_exit, program=PROGRAM):
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(idle_exit)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, str(idle_exit)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     return process, process.stdout.readline().strip()

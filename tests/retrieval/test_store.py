@@ -11,7 +11,7 @@ import pytest
 
 from agent_r1_gym.errors import RetrievalError
 from agent_r1_gym.retrieval.bm25 import BM25Retriever
-from agent_r1_gym.retrieval.store import PassageStore, is_intact, open_or_build
+from agent_r1_gym.retrieval.store import PassageStore, find_damage, open_or_build
 from agent_r1_gym.types import Passage
 
 SLOW_BUILD = """
@@ -61,29 +61,54 @@ def test_it_is_built_once_and_then_opened(tmp_path):
     [
         lambda index: (index / "part").unlink(),
         lambda index: (index / "part").write_text("o"),
+        lambda index: (index / "part").write_text("owe"),
+        lambda index: (index / "part").write_bytes(bytes(3)),
+        lambda index: (index / "manifest.json").write_text('{"part": 3}'),
         lambda index: (index / "manifest.json").unlink(),
         lambda index: (index / "manifest.json").write_text("[]"),
         lambda index: (index / "manifest.json").write_text('{"part'),
     ],
 )
-def test_an_incomplete_index_is_built_again(tmp_path, damage):
+def test_a_damaged_index_is_built_again_with_one_line(tmp_path, damage, caplog):
     index = tmp_path / "index"
     open_or_build(index, _build("one"), load=_read)
+    assert find_damage(index) is None
     damage(index)
-    assert not is_intact(index)
+    assert find_damage(index)
     assert open_or_build(index, _build("two"), load=_read) == "two"
+    (record,) = caplog.records
+    assert "is damaged (" in record.getMessage() and "\n" not in record.getMessage()
 
 
-def test_a_damaged_bm25_cache_of_full_size_is_built_again(passages, tmp_path, caplog):
+def test_a_bm25_cache_with_one_changed_byte_in_any_file_is_built_again(passages, tmp_path, caplog):
+    """Its searches would find nothing, other passages or other words, without an error."""
     expected = BM25Retriever(passages, cache_dir=tmp_path, fingerprint="f").search("king", 3)
     (index,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    for name in ("vocab.index.json", "data.csc.index.npy", "passages.offsets.npy"):
-        size = (index / name).stat().st_size
-        (index / name).write_bytes(b"\0" * size)
+    files = [path for path in index.iterdir() if path.name != "manifest.json"]
+    assert len(files) > 5
+    for path in files:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
         again = BM25Retriever(passages, cache_dir=tmp_path, fingerprint="f")
         assert again.search("king", 3) == expected
-        assert "is damaged" in caplog.text
+        assert f"is damaged ({path.name} is not what was written)" in caplog.text
         caplog.clear()
+
+
+def test_what_killed_builds_left_is_removed_by_the_next(tmp_path):
+    index = tmp_path / "index"
+    with _run(SLOW_BUILD, str(index)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "building\n"
+        process.kill()
+    (tmp_path / ".index.0123abc_.old.tmp").mkdir()
+    (tmp_path / ".index.0123abc_.tmp.log").touch()
+    others = [".index.other.0123abc_.tmp", ".other.0123abc_.tmp", "index.tmp"]
+    for name in others:
+        (tmp_path / name).mkdir()
+    open_or_build(index, _build("one"), load=_read)
+    assert {path.name for path in tmp_path.iterdir()} == {"index", "index.lock", *others}
 
 
 def test_a_failed_build_leaves_nothing_and_the_next_one_works(tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -83,6 +84,26 @@ def test_a_failed_directory_leaves_the_old_one_or_none(tmp_path: Path, existing:
     assert path.exists() == existing
     assert not existing or (path / "part").read_text() == "old"
     assert leftovers(tmp_path) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
+def test_the_data_are_on_the_disk_before_a_directory_takes_its_name(tmp_path: Path, monkeypatch) -> None:
+    path, synced = tmp_path / "index", []
+
+    def sync(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        if synced[-1] == tmp_path.name:
+            assert path.exists()
+        else:
+            assert not path.exists()
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with atomic_directory(path) as temporary:
+        (temporary / "inner").mkdir()
+        for name in ("one", "inner/two"):
+            (temporary / name).write_text(name)
+    assert sorted(synced[:-2]) == ["inner", "one", "two"]
+    assert synced[-2:] == [temporary.name, tmp_path.name]
 
 
 def test_a_failed_swap_brings_the_old_directory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,3 +200,12 @@ def test_waiting_for_a_lock_has_an_end(tmp_path: Path) -> None:
         holder.join()
     with locked(path, timeout=1):
         pass
+
+
+@pytest.mark.parametrize("atomic", [atomic_file, atomic_directory])
+def test_the_error_of_a_full_disk_names_what_was_to_be_written(tmp_path, atomic):
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/x'"), atomic(tmp_path / "x"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(ConnectionError) as caught, atomic(tmp_path / "x"):
+        raise ConnectionResetError(errno.ECONNRESET, "reset")
+    assert caught.value.filename is None

@@ -7,10 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
-from agent_r1_gym.support.threads import run_side_by_side
+from agent_r1_gym.errors import InfrastructureError, InfrastructureTimeout
+from agent_r1_gym.support import threads
+from agent_r1_gym.support.threads import LostCalls, run_side_by_side
 
 
 def fail() -> int:
@@ -65,3 +68,121 @@ def test_a_fork_makes_threads_of_its_own() -> None:
     if child == 0:
         os._exit(0 if run_side_by_side([lambda: 2] * 4, timeout=10) == [2] * 4 else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+# --- what hangs ------------------------------------------------------------------------------------------------------
+
+
+class Hanging:
+    """Jobs that hang until they are released; counts how many were started."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.release = threading.Event()
+
+    def __call__(self) -> str:
+        self.started += 1
+        self.release.wait(60)
+        return "late"
+
+    def lose(self, lost: LostCalls, number: int) -> None:
+        assert run_side_by_side([self] * number, timeout=0.01, lost=lost) == [None] * number
+
+    def come_back(self, lost: LostCalls) -> None:
+        self.release.set()
+        wait_until(lambda: len(lost) == 0)
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    jobs = Hanging()
+    yield jobs
+    jobs.release.set()
+
+
+def is_open(lost: LostCalls) -> bool:
+    (result,) = run_side_by_side([lambda: "works"], timeout=20, lost=lost)
+    assert result == "works" or isinstance(result, InfrastructureTimeout)
+    return result != "works"
+
+
+def test_a_thousand_hanging_calls_cost_a_bounded_number_of_threads_and_waits(hanging) -> None:
+    lost = LostCalls(limit=8, cooldown=60)
+    results = run_side_by_side([hanging] * 1000, timeout=0.05, lost=lost)
+    assert hanging.started <= 128 + 8
+    assert results.count(None) == hanging.started
+    refused = [result for result in results if isinstance(result, InfrastructureTimeout)]
+    assert len(refused) == 1000 - hanging.started
+    assert all(0 < error.retry_after <= 60 for error in refused)
+    assert is_open(lost)
+
+
+def test_calls_are_made_again_when_a_lost_one_comes_back(hanging) -> None:
+    lost = LostCalls(limit=2, cooldown=60)
+    hanging.lose(lost, 1)
+    assert not is_open(lost)
+    hanging.lose(lost, 1)
+    assert is_open(lost)
+    hanging.come_back(lost)
+    assert not is_open(lost)
+
+
+def test_one_call_tries_after_the_cooldown(hanging) -> None:
+    lost = LostCalls(limit=2, cooldown=0.1)
+    hanging.lose(lost, 2)
+    assert is_open(lost)
+    time.sleep(0.15)
+    results = run_side_by_side([hanging] * 5, timeout=0.01, lost=lost)
+    assert results.count(None) == 1  # the one that tried
+    assert is_open(lost)
+    time.sleep(0.25)  # twice as long, after a try in vain
+    assert not is_open(lost)
+    assert run_side_by_side([lambda: 1] * 5, timeout=20, lost=lost) == [1] * 5
+    hanging.come_back(lost)
+
+
+def test_the_cooldown_doubles_until_all_have_come_back() -> None:
+    first, lost = Hanging(), LostCalls(limit=1, cooldown=0.01)
+    first.lose(lost, 1)
+    waits = []
+    for _ in range(4):
+        (refusal,) = run_side_by_side([first], timeout=0.01, lost=lost)
+        assert isinstance(refusal, InfrastructureTimeout)
+        waits.append(refusal.retry_after)
+        time.sleep(refusal.retry_after + 0.005)
+        run_side_by_side([first], timeout=0.001, lost=lost)
+    assert waits[3] > 3 * waits[0]
+    first.come_back(lost)
+    second = Hanging()
+    assert not is_open(lost)
+    second.lose(lost, 1)
+    assert is_open(lost)
+    time.sleep(0.02)
+    assert not is_open(lost)
+    second.come_back(lost)
+
+
+def test_a_system_without_threads_to_spare_is_a_typed_failure(monkeypatch, hanging) -> None:
+    monkeypatch.setattr(threads, "_idle", [])
+    start = threading.Thread.start
+    left = [3]
+
+    def limited(self: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    assert run_side_by_side([lambda i=i: i for i in range(50)]) == list(range(50))
+    assert run_side_by_side([hanging] * 3, timeout=0.01) == [None] * 3
+    (error,) = run_side_by_side([lambda: 1], timeout=1)
+    assert isinstance(error, InfrastructureError) and not isinstance(error, InfrastructureTimeout)
+    assert "can't start new thread" in str(error)

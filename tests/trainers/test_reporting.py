@@ -26,9 +26,7 @@ from tests.kit.fixed import give, make_trajectory, multi_turn_batch
 from tests.trainers.test_train import COMPACT, config
 from trainers.algorithms.batch import tokens_of
 from trainers.running.preflight import check_packages
-from trainers.algorithms.batch import tokens_of
 from trainers.toy.model import build_model, build_tokenizer
-from trainers.algorithms.batch import tokens_of
 from trainers.train import build_trainer
 
 ROOT = Path(__file__).parents[2]

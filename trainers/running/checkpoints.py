@@ -66,7 +66,8 @@ def writing(folder: Path, *, identity: Mapping[str, Any], args: Any, accelerator
         accelerator.wait_for_everyone()
         if args.should_save:
             sizes = {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder)}
-            _write_record(folder, {"complete": True, "identity": identity, "files": sizes})
+            settings = json.loads(args.to_json_string())  # tokens of the hub are left out there
+            _write_record(folder, {"complete": True, "identity": identity, "files": sizes, "settings": settings})
     except AgentR1Error:
         raise
     except Exception as error:

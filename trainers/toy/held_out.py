@@ -18,7 +18,11 @@ from trainers.engines.local import wrap_model
 ENV = "AgentR1/FictionQA-v0"
 TYPES = ("1hop", "bridge", "3hop", "comparison")
 HELD_OUT = tuple((split, kind) for split in ("test", "ood") for kind in TYPES)
-"""Splits and question types: "test" has other entities than training, "ood" other question paths too."""
+"""Splits and question types: "test" has other entities than training, "ood" other question paths too.
+
+That holds within one world. These sets are of another world than the training questions (`world_seed` 1, not 0), in
+which 59 ("test") and 50 ("ood") of the 800 names occur again, each with a passage of its own.
+"""
 MOST_QUESTIONS = 266
 """Of each set: a third of the entities."""
 _SIDE_BY_SIDE = 200

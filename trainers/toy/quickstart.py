@@ -139,7 +139,7 @@ def run(warm: Path, folder: Path, *, args: AgentConfig, lora_r: int, questions: 
     write_curves(trainer.state.log_history, folder)
     facts = [
         f"{args.algorithm}, seed {args.seed}: {result['rollouts']} rollouts in {args.max_steps} steps on {ENV}.",
-        f"Sampled at temperature 1, {questions} questions a set; test: other entities, ood: other question paths too.",
+        f"Sampled at temperature 1, {questions} questions a set; test: another world, ood: other question paths too.",
     ]
     write_report(folder, title="What the agent learned", facts=facts, scores=found, traces=traces)
     return result

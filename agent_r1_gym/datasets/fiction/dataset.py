@@ -17,7 +17,8 @@ from agent_r1_gym.datasets.fiction.natural import NATURAL
 from agent_r1_gym.datasets.fiction.pools import QUESTION_TYPES
 from agent_r1_gym.datasets.fiction.questions import FictionCorpus, FictionQuestions
 from agent_r1_gym.datasets.fiction.world import FICTION_SPLITS, Style, World
-from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.support.checks import check_choice
 
 __all__ = [
     "DEFAULT_MIX",
@@ -75,8 +76,8 @@ def fiction_dataset(
     Raises:
         ConfigurationError: an argument is out of its range, or the world has fewer questions than asked for.
     """
-    _check_choice("split", split, FICTION_SPLITS)
-    _check_choice("style", style, FICTION_STYLES)
+    check_choice("split", split, FICTION_SPLITS)
+    check_choice("style", style, list(FICTION_STYLES))
     seed = _check_count("seed", seed, low=0)
     entities = _check_count("entities", entities, low=SMALLEST_WORLD)
     distractors = _check_count("distractors", distractors, low=0, high=entities // 2)
@@ -96,11 +97,6 @@ def fiction_dataset(
     )
 
 
-def _check_choice(name: str, value: object, known: Mapping[str, object] | tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in known:
-        raise ConfigurationError(f"{name}={value!r} is unknown. {suggest(str(value), known)}")
-
-
 def _check_count(name: str, value: object, *, low: int, high: int | None = None) -> int:
     number = value.__index__() if isinstance(value, SupportsIndex) and not isinstance(value, bool) else low - 1
     if number < low or (high is not None and number > high):
@@ -118,7 +114,7 @@ def check_mix(mix: object) -> dict[str, float]:
     if not isinstance(mix, Mapping):
         raise ConfigurationError(f"mix must map question types to weights, got {mix!r}.")
     for kind, weight in mix.items():
-        _check_choice("question type in mix", kind, QUESTION_TYPES)
+        check_choice("question type in mix", kind, list(QUESTION_TYPES))
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
             raise ConfigurationError(f"mix[{kind!r}] must be a weight, a finite number from 0 up, got {weight!r}.")
     if not sum(mix.values()) > 0:

@@ -1,28 +1,19 @@
-"""Reading official data files: one JSON array, or JSON Lines; plain or gzipped; with or without a byte order mark."""
+"""Finding the data file of a split, and reading its rows."""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import gzip
-import io
-import json
-import re
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent_r1_gym.errors import DatasetError
+from agent_r1_gym.support.json_files import read_objects
 
 if TYPE_CHECKING:
     from agent_r1_gym.datasets.official.rows import Row
 
-_BLANK = re.compile(r"[ \t\r\n]*")
-_NOT_TEXT: Mapping[bytes, str] = {
-    b"PK\x03\x04": "a zip archive: unpack it first",
-    b"PAR1": "a parquet file: serve its folder with dataset='hub', hub_id=FOLDER",
-}
+_IF_PARQUET = "serve its folder with dataset='hub', hub_id=FOLDER"
 
 
 def find_file(path: Path, name: str, *, split: str | None) -> tuple[Path, str]:
@@ -31,7 +22,7 @@ def find_file(path: Path, name: str, *, split: str | None) -> tuple[Path, str]:
     Args:
         path: a file, or a folder with files of official names or "train.jsonl", "dev.json" and the like.
         name: short name of the data set.
-        split: the wanted split; None: what the file's name says, else "train"; in a folder the first of train,
+        split: the wanted split; None: what the file's name says, else "file NAME"; in a folder the first of train,
             validation, test.
 
     Raises:
@@ -40,7 +31,7 @@ def find_file(path: Path, name: str, *, split: str | None) -> tuple[Path, str]:
     from agent_r1_gym.datasets.official.formats import split_in_name
 
     if path.is_file():
-        return path, split or split_in_name(path.name) or "train"
+        return path, split or split_in_name(path.name) or f"file {path.name}"
     if not path.is_dir():
         raise DatasetError(f"There is no file or folder {path}; expected a data file of {name}.{_near_names(path)}")
     found = find_splits(path, name)
@@ -84,19 +75,17 @@ def read_rows(path: Path, name: str) -> Iterator[Row]:
     Raises:
         DatasetError: the file cannot be read, is empty, truncated, no JSON, or of another data set.
     """
-    from agent_r1_gym.datasets.official.formats import check_signature, format_of
-    from agent_r1_gym.datasets.official.rows import Row
+    from agent_r1_gym.datasets.official.formats import check_signature, format_of, official_row
 
     form = format_of(name)
     aliases = read_aliases(path.with_name(form.ALIASES_FILE)) if form.ALIASES_FILE else {}
-    first = True
-    for where, data in _read_objects(path):
-        row = Row(form.official(data, aliases), where)
-        if first:
+    number = -1
+    for number, (where, data) in enumerate(read_objects(path, if_parquet=_IF_PARQUET)):
+        row = official_row(form, data, number=number, where=where, aliases=aliases)
+        if number == 0:
             check_signature(row, name)
-        first = False
         yield row
-    if first:
+    if number < 0:
         raise DatasetError(f"{path} is empty; expected a JSON array or JSON Lines with rows of {form.TITLE}")
 
 
@@ -109,88 +98,13 @@ def read_aliases(path: Path) -> dict[str, tuple[str, ...]]:
     if not path.is_file():
         return {}
     aliases: dict[str, tuple[str, ...]] = {}
-    for where, data in _read_objects(path):
+    for where, data in read_objects(path):
         match data:
             case {"Q_id": str(entity), "aliases": [*names], "demonyms": [*demonyms]}:
                 aliases[entity] = tuple(str(name) for name in (*names, *demonyms))
             case _:
                 raise DatasetError(f"{where}: expected the fields Q_id, aliases and demonyms; got {', '.join(data)}")
     return aliases
-
-
-def _read_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    try:
-        with _open_text(path) as stream:
-            for where, value in _read_values(stream, path):
-                if not isinstance(value, dict):
-                    raise DatasetError(f"{where}: expected an object, got {type(value).__name__}")
-                yield where, value
-    except UnicodeDecodeError as error:
-        raise DatasetError(f"{path} is no UTF-8 text: {error}") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise DatasetError(f"{path} cannot be read: {error}; is it damaged or incomplete?") from error
-
-
-@contextlib.contextmanager
-def _open_text(path: Path) -> Iterator[IO[str]]:
-    with path.open("rb") as binary:
-        magic = binary.read(4)
-        binary.seek(0)
-        if magic in _NOT_TEXT:
-            raise DatasetError(f"{path} is {_NOT_TEXT[magic]}; expected JSON or JSON Lines")
-        plain = gzip.GzipFile(fileobj=binary) if magic.startswith(b"\x1f\x8b") else binary
-        with io.TextIOWrapper(plain, encoding="utf-8-sig") as text:
-            yield text
-
-
-def _read_values(stream: IO[str], path: Path) -> Iterator[tuple[str, Any]]:
-    started = False
-    for number, line in enumerate(stream, start=1):
-        if not line.strip():
-            continue
-        if not started and line.lstrip().startswith("["):
-            yield from _read_array(line + stream.read(), path)
-            return
-        started = True
-        where = f"{path}, line {number}"
-        try:
-            yield where, json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise DatasetError(f"{where}: not a JSON object ({error}); {_hint(line)}") from error
-
-
-def _read_array(text: str, path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields one element after the other, so that never more than one of them is held as raw objects."""
-    decode = json.JSONDecoder().raw_decode
-    position = _skip_blank(text, text.index("[") + 1)
-    number = 0
-    while text[position : position + 1] != "]":
-        where = f"{path}, row {number}"
-        try:
-            value, position = decode(text, position)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise DatasetError(f"{where}: not valid JSON ({error}); is the file truncated?") from error
-        yield where, value
-        position = _skip_blank(text, position)
-        separator = text[position : position + 1]
-        if separator == ",":
-            position = _skip_blank(text, position + 1)
-        elif separator != "]":
-            raise DatasetError(f"{where}: expected ',' or ']' after it, got {separator!r}; is the file truncated?")
-        number += 1
-    if _skip_blank(text, position + 1) < len(text):
-        raise DatasetError(f"{path}: more text follows the end of the JSON array; expected one array")
-
-
-def _skip_blank(text: str, position: int) -> int:
-    match = _BLANK.match(text, position)
-    return match.end() if match else position
-
-
-def _hint(line: str) -> str:
-    if line.startswith("version https://git-lfs"):
-        return "this is a Git LFS pointer, not the data: fetch the file itself"
-    return "expected JSON Lines (one object a line) or one JSON array; is the file truncated?"
 
 
 def _expected_names(name: str, split: str | None) -> list[str]:

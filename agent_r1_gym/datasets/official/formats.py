@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from agent_r1_gym.datasets.base import QADataset, Question
-from agent_r1_gym.errors import ConfigurationError, DatasetError, suggest
+from agent_r1_gym.datasets.base import QADataset, Question, SupportingFact
+from agent_r1_gym.errors import DatasetError
+from agent_r1_gym.support.checks import check_choice
 
 if TYPE_CHECKING:
     from agent_r1_gym.datasets.official.rows import PassagePool, Row
@@ -18,6 +20,9 @@ MODULES: Mapping[str, str] = {"hotpotqa": "hotpotqa", "2wikimultihopqa": "twowik
 
 SPLITS = ("train", "validation", "test")
 """The splits in the order in which one is chosen if none is asked for."""
+
+_RETRIEVED_CONTEXT = ("validation", "test")
+"""Splits of HotpotQA's fullwiki setting: a retriever has found the paragraphs, and gold ones may be missing."""
 
 _SHORT_FORMS = {"2wiki": "2wikimultihopqa"}
 _SPLIT_WORDS = {"dev": "validation", "valid": "validation", "val": "validation"}
@@ -31,6 +36,8 @@ class Format(Protocol):
     """Name for people."""
     ENVIRONMENT: str
     """Id of the environment that serves it."""
+    ID: str
+    """The field of a row's id; a row without one gets its number."""
     SIGNATURE: str
     """A field that only its rows have."""
     ALIASES_FILE: str | None
@@ -56,8 +63,7 @@ def canonical_name(name: str) -> str:
         ConfigurationError: there is no such data set.
     """
     canonical = _SHORT_FORMS.get(name.lower(), name.lower())
-    if canonical not in MODULES:
-        raise ConfigurationError(f"Unknown data set {name!r}. {suggest(name, [*MODULES, *_SHORT_FORMS])}")
+    check_choice("data set", canonical, [*MODULES, *_SHORT_FORMS])
     return canonical
 
 
@@ -68,8 +74,7 @@ def canonical_split(split: str) -> str:
         ConfigurationError: there is no such split.
     """
     canonical = _SPLIT_WORDS.get(split, split)
-    if canonical not in SPLITS:
-        raise ConfigurationError(f"Unknown split {split!r}. {suggest(split, [*SPLITS, 'dev'])}")
+    check_choice("split", canonical, [*SPLITS, "dev"])
     return canonical
 
 
@@ -82,6 +87,24 @@ def split_in_name(file_name: str) -> str | None:
 def format_of(name: str) -> Format:
     """Returns the module of the data set with this short name."""
     return cast(Format, importlib.import_module(f"{__package__}.{MODULES[name]}"))
+
+
+def official_row(
+    form: Format, data: Mapping[str, Any], *, number: int, where: str, aliases: Mapping[str, tuple[str, ...]]
+) -> Row:
+    """Returns a row of any known copy of a data set as an official one.
+
+    Args:
+        form: the module of the data set.
+        data: the row as it came.
+        number: of the row, from 0; its id if it brings none.
+        where: file and line or row number, for error messages.
+        aliases: other names of entities, where the data set brings a file of them.
+    """
+    from agent_r1_gym.datasets.official.rows import Row
+
+    official = form.official(data, aliases)
+    return Row(official if form.ID in official else {form.ID: str(number)} | official, where)
 
 
 def check_signature(row: Row, name: str) -> None:
@@ -100,18 +123,23 @@ def check_signature(row: Row, name: str) -> None:
             )
 
 
-def parse_rows(rows: Iterable[Row], name: str, *, pool: Callable[[], PassagePool]) -> Iterator[tuple[Row, Question]]:
+def parse_rows(
+    rows: Iterable[Row], name: str, *, split: str, pool: Callable[[], PassagePool]
+) -> Iterator[tuple[Row, Question]]:
     """Yields each row with its question; rows that the data set's reader leaves out are skipped.
 
     Args:
         rows: official rows.
         name: short name of the data set.
+        split: in which they are; only a test split may hide its answers.
         pool: called for each row; returns the pool that makes its passages.
 
     Raises:
-        DatasetError: a row is malformed, or an id occurs twice.
+        DatasetError: a row is malformed, has no answer, lacks the paragraphs that the first row has, or its id occurs
+            twice; outside of validation and test splits also if a supporting fact names none of its paragraphs.
     """
     parse = format_of(name).parse
+    first: Question | None = None
     seen: set[str] = set()
     for row in rows:
         question = parse(row, pool())
@@ -120,7 +148,24 @@ def parse_rows(rows: Iterable[Row], name: str, *, pool: Callable[[], PassagePool
         if question.id in seen:
             raise DatasetError(f"{row.where}: the id {question.id!r} occurs a second time; expected unique ids")
         seen.add(question.id)
+        first = first or question
+        _check_complete(row, question, first, split)
         yield row, question
+
+
+def _check_complete(row: Row, question: Question, first: Question, split: str) -> None:
+    """Refuses what would end an episode, or keep a reward out of reach, long after loading."""
+    if not question.answers and (split != "test" or first.answers):
+        raise row.error("answer", "a non-empty string (only a test split may hide its answers, and then all of them)")
+    if not first.answers and question.answers:
+        raise row.error("answer", "no answer, as in the first row: a test split hides all its answers or none")
+    if bool(question.context) != bool(first.context):
+        here, there = ("", "none") if question.context else ("no ", "some")
+        raise DatasetError(f"{row.where}: has {here}paragraphs of its own, but the first row has {there}")
+    titles = {passage.title for passage in question.context}
+    missing = [title for title in question.supporting_titles if titles and title not in titles]
+    if missing and split not in _RETRIEVED_CONTEXT:
+        raise row.error("supporting_facts", f"titles of the row's paragraphs, of which {missing[0]!r} is none")
 
 
 def build_dataset(rows: Iterable[Row], name: str, *, split: str, source: str) -> QADataset:
@@ -133,14 +178,54 @@ def build_dataset(rows: Iterable[Row], name: str, *, split: str, source: str) ->
         source: where the rows come from, for people and error messages.
 
     Raises:
-        DatasetError: a row is malformed, an id occurs twice, or there is no question at all.
+        DatasetError: a row is refused (see `parse_rows`), or there is no question at all.
     """
     from agent_r1_gym.datasets.official.rows import PassagePool
 
     pool = PassagePool()
-    questions = tuple(question for _, question in parse_rows(rows, name, pool=lambda: pool))
+    questions = tuple(question for _, question in parse_rows(rows, name, split=split, pool=lambda: pool))
     if not questions:
         raise DatasetError(f"{source} holds no question; expected at least one answerable {format_of(name).TITLE} row")
+    _warn_of_empty_answers(questions, source)
+    _warn_of_lost_facts(questions, source)
     return QADataset(
         questions, name=name, split=split, source=source, fingerprint=pool.fingerprint(), corpus=pool.passages()
     )
+
+
+def _warn_of_empty_answers(questions: Iterable[Question], source: str) -> None:
+    """Warns of gold answers such as "The": what the metrics leave of them is nothing, which punctuation equals.
+
+    They are kept: official rows have them, and the official metrics count them so.
+    """
+    from agent_r1_gym.scoring import normalize_answer
+
+    empty = [
+        (question.id, answer) for question in questions for answer in question.answers if not normalize_answer(answer)
+    ]
+    if empty:
+        warnings.warn(
+            f"{source}: {len(empty)} gold answers normalise to nothing (first: {empty[0][1]!r} of question "
+            f"{empty[0][0]!r}), so that the official exact match gives 1 for mere punctuation there; leave these "
+            "questions out of a training set.",
+            stacklevel=3,
+        )
+
+
+def _warn_of_lost_facts(questions: Iterable[Question], source: str) -> None:
+    """Warns of supporting facts without a sentence. They are kept: official rows have them too."""
+    lost = [(question, fact) for question in questions if question.context for fact in _lost_facts(question)]
+    if lost:
+        question, fact = lost[0]
+        warnings.warn(
+            f"{source}: {len(lost)} supporting facts name no sentence of their question's paragraphs (first: sentence "
+            f"{fact.sentence} of {fact.title!r} in question {question.id!r}).",
+            stacklevel=3,
+        )
+
+
+def _lost_facts(question: Question) -> list[SupportingFact]:
+    lengths: dict[str, int] = {}
+    for passage in question.context:
+        lengths[passage.title] = max(lengths.get(passage.title, 1), len(passage.sentence_ends))
+    return [fact for fact in question.supporting_facts if fact.sentence >= lengths.get(fact.title, 0)]

@@ -3,6 +3,8 @@
 Official format (distractor and fullwiki): one JSON array of objects with `_id`, `question`, `answer`,
 `supporting_facts` ([[title, sentence index]]), `context` ([[title, [sentences]]]), `type` and `level`; test files hide
 answer, facts, type and level. Licence of the data: CC BY-SA 4.0.
+
+`question` and `answer` are enough: what has no `context` is asked of a retriever with a corpus of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 TITLE = "HotpotQA"
 ENVIRONMENT = "AgentR1/HotpotQA-v0"
+ID = "_id"
 SIGNATURE = "level"
 ALIASES_FILE = None
 FILES: Mapping[str, tuple[str, ...]] = {
@@ -71,8 +74,13 @@ def parse_supporting_facts(row: Row) -> tuple[SupportingFact, ...]:
 
 
 def parse_context(row: Row, pool: PassagePool, *, separator: str = "") -> tuple[Passage, ...]:
-    """Returns the question's paragraphs; `separator` goes between sentences that do not bring their white space."""
+    """Returns the question's paragraphs, () if it brings none.
+
+    `separator` goes between sentences that do not bring their white space.
+    """
     paragraphs = row.data.get("context")
+    if paragraphs is None:
+        return ()
     if not isinstance(paragraphs, list) or not all(map(_is_paragraph, paragraphs)):
         raise row.error("context", "a list of [title, [sentences]] pairs")
     return tuple(pool.passage(title, sentences, separator=separator) for title, sentences in paragraphs)

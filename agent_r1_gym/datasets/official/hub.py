@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def hub_rows(name: str, *, hub_id: str, split: str) -> Iterator[Row]:
-    """Yields the rows of a split in the official shape.
+    """Returns the rows of a split in the official shape; what is missing is told before the first is asked for.
 
     Args:
         name: short name of the data set.
@@ -25,19 +25,22 @@ def hub_rows(name: str, *, hub_id: str, split: str) -> Iterator[Row]:
         MissingDependencyError: the library `datasets` is not installed.
         DatasetError: the hub cannot be reached, or does not hold what is wanted.
     """
-    from agent_r1_gym.datasets.official.formats import format_of
-    from agent_r1_gym.datasets.official.rows import Row
+    from agent_r1_gym.datasets.official.formats import format_of, official_row
 
-    form = format_of(name)
-    table = _open_folder(Path(hub_id), split) if Path(hub_id).is_dir() else _open_repository(name, hub_id, split)
-    for number, data in enumerate(table):
-        yield Row(form.official(data, {}), f"{hub_id} ({split}), row {number}")
+    form, library = format_of(name), _library()
+    if Path(hub_id).is_dir():
+        table = _open_folder(library, Path(hub_id), split)
+    else:
+        table = _open_repository(library, name, hub_id, split)
+    return (
+        official_row(form, data, number=number, where=f"{hub_id} ({split}), row {number}", aliases={})
+        for number, data in enumerate(table)
+    )
 
 
-def _open_folder(folder: Path, split: str) -> Iterable[Mapping[str, Any]]:
+def _open_folder(library: Any, folder: Path, split: str) -> Iterable[Mapping[str, Any]]:
     from agent_r1_gym.datasets.official.formats import split_in_name
 
-    load_dataset = _library().load_dataset
     files = [str(file) for file in sorted(folder.glob("*.parquet")) if split_in_name(file.name) == split]
     if not files:
         held = ", ".join(sorted(file.name for file in folder.iterdir())[:10]) or "nothing"
@@ -46,15 +49,14 @@ def _open_folder(folder: Path, split: str) -> Iterable[Mapping[str, Any]]:
         )
     try:
         # streaming: the files are here already, a second copy in the hub's cache would be waste
-        yield from load_dataset("parquet", data_files={split: files}, split=split, streaming=True)
+        yield from library.load_dataset("parquet", data_files={split: files}, split=split, streaming=True)
     except (OSError, ValueError) as error:
         raise DatasetError(f"The parquet files of {folder} cannot be read: {error}") from error
 
 
-def _open_repository(name: str, hub_id: str, split: str) -> Iterable[Mapping[str, Any]]:
+def _open_repository(library: Any, name: str, hub_id: str, split: str) -> Iterable[Mapping[str, Any]]:
     from agent_r1_gym.datasets.official.formats import split_in_name
 
-    library = _library()
     repository, _, configuration = hub_id.partition(":")
     try:
         offered = library.get_dataset_split_names(repository, configuration or None)
@@ -75,6 +77,7 @@ def _library() -> Any:
         import datasets
     except ImportError as error:
         raise MissingDependencyError(
-            'The hub\'s data sets need the library `datasets`: pip install "agent-r1-gym[data]"'
+            "The hub's data sets need the library `datasets`: pip install 'agent-r1-gym[data]'; or fetch the official "
+            "files yourself and name them: `agent-r1 prepare NAME --source FILE_OR_FOLDER`"
         ) from error
     return datasets

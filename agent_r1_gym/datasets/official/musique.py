@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 TITLE = "MuSiQue"
 ENVIRONMENT = "AgentR1/MuSiQue-v0"
+ID = "id"
 SIGNATURE = "paragraphs"
 ALIASES_FILE = None
 FILES: Mapping[str, tuple[str, ...]] = {
@@ -61,8 +62,9 @@ def parse(row: Row, pool: PassagePool) -> Question | None:
         return None
     identifier = row.text("id")
     kind = _KIND.match(identifier)
-    paragraphs = row.objects("paragraphs")
+    paragraphs = [] if row.data.get("paragraphs") is None else row.objects("paragraphs")
     context = tuple(_parse_paragraph(row, paragraph, pool) for paragraph in paragraphs)
+    titles = {str(raw.get("idx")): passage.title for raw, passage in zip(paragraphs, context, strict=True)}
     gold = [passage for passage, raw in zip(context, paragraphs, strict=True) if raw.get("is_supporting")]
     return Question(
         id=identifier,
@@ -73,7 +75,7 @@ def parse(row: Row, pool: PassagePool) -> Question | None:
         hops=int(kind[1]) if kind else None,
         supporting_facts=tuple(SupportingFact(passage.title, 0) for passage in gold),
         context=context,
-        decomposition=_parse_decomposition(row, context),
+        decomposition=_parse_decomposition(row, titles),
     )
 
 
@@ -84,14 +86,17 @@ def _parse_paragraph(row: Row, paragraph: Mapping[str, Any], pool: PassagePool) 
     return pool.passage(title, (text,))
 
 
-def _parse_decomposition(row: Row, context: tuple[Passage, ...]) -> tuple[Hop, ...]:
+def _parse_decomposition(row: Row, titles: Mapping[str, str]) -> tuple[Hop, ...]:
+    """Returns the gold steps; `titles` is the title of each paragraph by its `idx`."""
     if row.data.get("question_decomposition") is None:
         return ()
-    titles = {str(raw.get("idx")): passage.title for raw, passage in zip(row.data["paragraphs"], context, strict=True)}
     hops = []
     for step in row.objects("question_decomposition"):
         question, answer = step.get("question"), step.get("answer")
         if not isinstance(question, str) or not isinstance(answer, str):
             raise row.error("question_decomposition", "objects with the strings question and answer")
-        hops.append(Hop(question, answer, titles.get(str(step.get("paragraph_support_idx")))))
+        support = step.get("paragraph_support_idx")
+        if titles and support is not None and str(support) not in titles:
+            raise row.error("question_decomposition", f"the idx of a paragraph as support; {support!r} is none")
+        hops.append(Hop(question, answer, titles.get(str(support))))
     return tuple(hops)

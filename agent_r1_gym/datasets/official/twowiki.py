@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 TITLE = "2WikiMultihopQA"
 ENVIRONMENT = "AgentR1/2WikiMultihopQA-v0"
+ID = "_id"
 SIGNATURE = "evidences"
 ALIASES_FILE = "id_aliases.json"
 FILES: Mapping[str, tuple[str, ...]] = {

@@ -131,7 +131,7 @@ class LuceneRetriever(Retriever):
         from agent_r1_gym.retrieval.client import HTTPRetriever
 
         timeout = self._timeout if timeout is None else timeout
-        return HTTPRetriever(url, protocol="agent-r1", timeout=timeout, retries=0, breaker_failures=0)
+        return HTTPRetriever(url, protocol="agent-r1", timeout=timeout, max_retries=0, breaker_failures=0)
 
     def _start(self, name: str, log: Path) -> dict[str, Any]:
         arguments = ["serve", self.index, "--name", name, "--k1", repr(self._k1), "--b", repr(self._b)]

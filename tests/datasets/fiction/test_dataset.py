@@ -338,7 +338,7 @@ def test_bm25_finds_a_passage_by_its_title(style: str) -> None:
         ({"seed": True}, "seed must be an integer"),
         ({"seed": -1}, "seed must be an integer, at least 0"),
         ({"split": "trian"}, "Did you mean 'train'"),
-        ({"split": None}, "split=None is unknown"),
+        ({"split": None}, "Unknown split None"),
         ({"style": "compat"}, "Did you mean 'compact'"),
         ({"mix": {"brige": 1}}, "Did you mean 'bridge'"),
         ({"mix": {"bridge": -1}}, r"mix\['bridge'\] must be a weight"),

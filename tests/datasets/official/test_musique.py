@@ -78,7 +78,7 @@ def test_an_id_of_another_form_leaves_the_hops_unknown(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("id", ..., "a non-empty string"),
+        ("id", "", "a non-empty string"),
         ("answer_aliases", "MCR", "a list of strings"),
         ("answer_aliases", ["MCR", None], "a list of strings"),
         ("paragraphs", [{"idx": 0, "title": "Marnia"}], "objects with the strings title and paragraph_text"),

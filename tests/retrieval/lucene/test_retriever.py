@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError, RetrievalError
+from agent_r1_gym.retrieval import store
 from agent_r1_gym.retrieval.bm25 import BM25Retriever
 from agent_r1_gym.retrieval.corpus import write_corpus
 from agent_r1_gym.retrieval.lucene import retriever as lucene
@@ -253,6 +255,17 @@ def test_a_killed_build_leaves_the_old_index(index, tmp_path):
         assert process.stdout.readline() == b"building\n"
         process.kill()
     assert sorted(file.name for file in directory.iterdir()) == state
+
+
+def test_damage_of_equal_size_is_noticed(index, tmp_path):
+    copy = tmp_path / "index"
+    shutil.copytree(index, copy)
+    assert store.find_damage(copy) is None
+    segments = [path for path in copy.iterdir() if path.name != "manifest.json"]
+    largest = max(segments, key=lambda path: path.stat().st_size)
+    content = largest.read_bytes()
+    largest.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
+    assert store.find_damage(copy) == f"{largest.name} is not what was written"
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

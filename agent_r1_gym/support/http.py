@@ -1,0 +1,293 @@
+"""HTTP to one server for every client of the package: bounded in time and bytes, with retries and a circuit breaker."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from agent_r1_gym.errors import InfrastructureError, InfrastructureTimeout
+
+if TYPE_CHECKING:
+    import urllib3
+
+RETRIED_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
+"""A server that answers with one of these may do better a moment later."""
+_LONGEST_PAUSE = 60.0
+_HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
+
+
+class Answer(NamedTuple):
+    """What a server answered."""
+
+    status: int
+    body: bytes
+
+
+class HTTPClient:
+    """Exchanges requests with one server; may be shared by threads, and used by a fork (with its own connections).
+
+    Lost connections and `RETRIED_STATUSES` are tried again after a pause that doubles (times a random factor in
+    0.5..1.5); a server's `Retry-After` of at most a minute goes first. All pauses of one exchange together take at
+    most a minute. Proxy settings of the environment are not used, redirects are not followed.
+
+    Args:
+        url: address of the server; its path stands in front of every path.
+        max_retries: further attempts after the first.
+        first_pause: seconds before the second attempt.
+        pool_size: connections that are kept open.
+        max_bytes: size of the largest answer that is read.
+        headers: sent with every request.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        max_retries: int,
+        pool_size: int,
+        max_bytes: int,
+        first_pause: float = 0.1,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        import urllib3
+
+        self.url = url.rstrip("/")
+        self._prefix = urllib3.util.parse_url(self.url).path or ""
+        self._max_retries, self._first_pause = max_retries, first_pause
+        self._pool_size, self._max_bytes = pool_size, max_bytes
+        self._headers = {**_HEADERS, **(headers or {})}
+        self._random = random.Random()
+        self._pool: urllib3.HTTPConnectionPool | None = None
+        self._pid = os.getpid()
+
+    def exchange(
+        self, method: str, path: str, body: bytes | None = None, *, timeout: float, total: float | None = None
+    ) -> Answer:
+        """Returns the answer of the last attempt, whatever its status.
+
+        Args:
+            method: of a request that may safely be sent twice.
+            path: of the endpoint.
+            body: JSON, or None.
+            timeout: seconds for one attempt, from its start to the last byte.
+            total: seconds for everything, pauses included; an attempt that runs into it is the last. None: no limit
+                but that of the attempts and pauses.
+
+        Raises:
+            InfrastructureTimeout: no full answer in time.
+            InfrastructureError: the server cannot be reached, or sends too much or no HTTP.
+        """
+        deadline = None if total is None else time.monotonic() + total
+        pauses_left = _LONGEST_PAUSE
+        for attempt in range(self._max_retries + 1):
+            pause = self._first_pause * 2 ** min(attempt, 30) * self._random.uniform(0.5, 1.5)
+            failure: InfrastructureError | None = None
+            try:
+                answer, retry_after = self._attempt(method, path, body, _within(timeout, deadline))
+                if answer.status not in RETRIED_STATUSES:
+                    return answer
+                pause = pause if retry_after is None else retry_after
+            except InfrastructureError as error:
+                failure = error
+            # A pause after which no time or no attempt is left would only delay the bad news.
+            out_of_time = deadline is not None and time.monotonic() + pause >= deadline
+            if attempt == self._max_retries or out_of_time or pause > pauses_left:
+                break
+            time.sleep(pause)
+            pauses_left -= pause
+        if failure is None:
+            return answer
+        if attempt:
+            raise type(failure)(f"{failure} It failed {attempt + 1} times.") from failure
+        raise failure
+
+    def close(self) -> None:
+        """Closes the connections; a later exchange opens new ones."""
+        pool, self._pool = self._pool, None
+        if pool is not None and self._pid == os.getpid():
+            pool.close()
+
+    def _attempt(self, method: str, path: str, body: bytes | None, timeout: float) -> tuple[Answer, float | None]:
+        """Returns an answer, and the seconds after which the server wants to be asked again."""
+        import urllib3
+
+        try:
+            response = self._own_pool().urlopen(
+                method,
+                self._prefix + path,
+                body=body,
+                headers=self._headers,
+                retries=False,
+                redirect=False,
+                timeout=urllib3.Timeout(total=timeout),
+                preload_content=False,
+                decode_content=False,
+            )
+            content = b""
+            # Only a read that finds nothing more notices that the connection broke off before the announced end.
+            while part := response.read(self._max_bytes + 1 - len(content)):
+                content += part
+                if len(content) > self._max_bytes:
+                    response.close()
+                    raise InfrastructureError(f"{self.url}{path} sent more than {self._max_bytes} bytes.")
+            response.release_conn()
+        except urllib3.exceptions.NewConnectionError as error:  # A refusal, though urllib3 derives it from timeouts.
+            raise InfrastructureError(f"{self.url} cannot be reached: {error}.") from error
+        except (urllib3.exceptions.TimeoutError, TimeoutError) as error:
+            raise InfrastructureTimeout(f"{self.url}{path} gave no full answer within {timeout:.3g} s.") from error
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise InfrastructureError(f"{self.url}{path} cannot be reached: {error}.") from error
+        # Unpacking is what turns a megabyte into gigabytes; we asked for none, so nobody loses by a refusal.
+        encoding = response.headers.get("Content-Encoding", "identity")
+        if encoding.lower() != "identity":
+            raise InfrastructureError(f"{self.url}{path} sent {encoding!r}, though it was asked for no compression.")
+        return Answer(response.status, content), _retry_after(response.headers.get("Retry-After"))
+
+    def _own_pool(self) -> urllib3.HTTPConnectionPool:
+        """Returns this process's pool: a fork must not write to the sockets of its parent."""
+        if self._pid != os.getpid():
+            self._pid, self._pool, self._random = os.getpid(), None, random.Random()
+        if self._pool is None:
+            self._pool = _connection_pool(self.url, self._pool_size)
+        return self._pool
+
+
+class CircuitBreaker:
+    """Counts failures in a row; opens after too many, lets one caller probe after a pause, closes when it succeeds.
+
+    It has no lock, which a fork could inherit locked: a race between threads costs at most one more request.
+
+    Args:
+        name: of what it guards, for its message.
+        failures: failures in a row that open it; 0: it never opens.
+        cooldown: seconds that it stays open.
+    """
+
+    def __init__(self, name: str, failures: int, cooldown: float) -> None:
+        self._name = name
+        self._limit = failures
+        self._cooldown = cooldown
+        self._count = 0
+        self._probe_at = 0.0
+        self._last: InfrastructureError | None = None
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Runs a block that asks the server, and counts how it ends.
+
+        Raises:
+            InfrastructureError: the breaker is open, or another caller is probing.
+        """
+        self.check()
+        try:
+            yield
+        except InfrastructureError as error:
+            self.failed(error)
+            raise
+        except BaseException:
+            self.abandoned()
+            raise
+        self.succeeded()
+
+    def check(self) -> None:
+        """Lets the caller pass.
+
+        Raises:
+            InfrastructureError: the breaker is open, or another caller is probing; its `retry_after` says how many
+                seconds to wait for the next probe.
+        """
+        if not self._limit or self._count < self._limit:
+            return
+        wait = self._probe_at - time.monotonic()
+        if wait > 0:
+            raise InfrastructureError(
+                f"{self._name} failed {self._count} times in a row and is left alone for {wait:.1f} s more. "
+                f"Last: {self._last}",
+                retry_after=wait,
+            )
+        self._probe_at = time.monotonic() + self._cooldown
+
+    def succeeded(self) -> None:
+        """Closes the breaker."""
+        self._count = 0
+
+    def failed(self, error: InfrastructureError) -> None:
+        """Counts a failure; the one that opens the breaker tells its `retry_after` too."""
+        self._count += 1
+        self._last = error
+        self._probe_at = time.monotonic() + self._cooldown
+        if self._limit and self._count >= self._limit:
+            error.retry_after = self._cooldown
+
+    def abandoned(self) -> None:
+        """Notes that a probe was cut short (Ctrl-C): the next caller may probe at once."""
+        self._probe_at = 0.0
+
+
+def _within(timeout: float, deadline: float | None) -> float:
+    left = timeout if deadline is None else min(timeout, deadline - time.monotonic())
+    return max(left, 0.001)
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Returns the seconds in a `Retry-After`; None for a date, nonsense, or more than anybody should sleep."""
+    try:
+        seconds = float(value or "")
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds <= _LONGEST_PAUSE else None
+
+
+def _connection_pool(url: str, size: int) -> urllib3.HTTPConnectionPool:
+    """Returns a pool of connections to the host of `url` whose timeout bounds an answer as a whole."""
+    import urllib3
+
+    # A pool of its own, not a PoolManager: it talks to one host, and it never looks at proxy variables.
+    pool = urllib3.connection_from_url(url, maxsize=size)
+    base: Any = pool.ConnectionCls
+    pool.ConnectionCls = type("TimedConnection", (base,), {"response_class": _TimedResponse})
+    return pool
+
+
+# The only bound on a server that drips: the timeouts of urllib3, requests and httpx start anew with every byte. Waiting
+# in a thread, as tools without a bound of their own are waited for, would give up the answer, but not end the request:
+# thread and socket would stay until the server tires. So whoever asks through `HTTPClient` needs no thread around it.
+class _TimedResponse(http.client.HTTPResponse):
+    """An HTTP response, headers and body, that must be complete within the socket's timeout at its start."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp = io.BufferedReader(_TimedReader(self.fp.detach(), sock))
+
+
+class _TimedReader(io.RawIOBase):
+    """A socket's stream whose reads together end by a deadline."""
+
+    def __init__(self, raw: Any, sock: socket.socket) -> None:
+        self._raw = raw
+        self._socket = sock
+        timeout = sock.gettimeout()
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self._deadline is not None:
+            remaining = self._deadline - time.monotonic()
+            if remaining <= 0:
+                raise TimeoutError("timed out")
+            self._socket.settimeout(remaining)
+        received: int | None = self._raw.readinto(buffer)
+        return received
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
