@@ -31,4 +31,5 @@ def run(options: argparse.Namespace) -> int:
 def _docstring(identifier: str) -> str:
     entry_point = gymnasium.spec(registered_id(identifier)).entry_point
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    return inspect.getdoc(creator) or ""
+    own = getattr(creator, "__doc__", None)  # not `getdoc`, which would show the base class's
+    return inspect.cleandoc(own) if own else f"{registered_id(identifier)} ({entry_point}) has no docstring."

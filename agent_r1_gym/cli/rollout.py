@@ -44,12 +44,18 @@ def score_table(folder: RunFolder) -> str:
     row = [
         folder.load()["settings"]["policy"],
         len(records),
-        f"{sum(bool(record.solved) for record in records)}/{len(records)}",
+        _solved(records),
         *(_mean(records, name) for name in ("em", "f1", "return", "turns", "calls")),
         sum(sum(record.failures.values()) for record in records) if records else "-",
         lost,
     ]
     return table(header, [row])
+
+
+def _solved(records: Sequence[Trajectory]) -> str:
+    """Returns how many answers were right; "-" where nobody can say."""
+    known = not records or any(record.scores for record in records)
+    return f"{sum(bool(record.solved) for record in records)}/{len(records)}" if known else "-"
 
 
 def _mean(records: Sequence[Trajectory], name: str) -> float | str:
