@@ -1,4 +1,4 @@
-"""Cells of an experiment: one method and one seed each, a file each, so that a run that was stopped goes on."""
+"""Cells of an experiment: one method and one seed, in a file of its own, so that a stopped run goes on."""
 
 from __future__ import annotations
 

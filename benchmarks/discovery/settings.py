@@ -1,4 +1,4 @@
-"""Settings of `discovery.py`, as data: what is demonstrated, and which rewards are compared."""
+"""Settings of this experiment, as data: what is demonstrated, and which rewards are compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of `multihop_paper.py`, each run with a tiny stand-in on one CPU process: do they work as written?
+"""The commands of `paper.py`, each run with a tiny stand-in on one CPU process: do they work as written?
 
 A folder stands in for the machine: its `Qwen/Qwen2.5-3B-Instruct` is a random model of that architecture, its home
 folder holds fictional data in the official formats, and every path that a command names lies below it. What else
@@ -86,7 +86,7 @@ def dry_run(methods: Sequence[str], seeds: Sequence[int], *, folder: Path) -> li
     """Parses every command as written and runs it with the stand-in, in the order in which they are to be run.
 
     Args:
-        methods: names of `multihop_settings.METHODS`.
+        methods: names of `settings.METHODS`.
         seeds: of the trainings.
         folder: an empty one; all that is written lies below it.
     """

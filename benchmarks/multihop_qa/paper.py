@@ -3,7 +3,7 @@
     python -m benchmarks.multihop_qa commands --profile paper [--method grpo ...] [--seed 0 ...]
     python -m benchmarks.multihop_qa dry-run --profile paper [--method grpo ...]
 
-Nothing here has been run at this scale. The dry run (`multihop_dryrun.py`) plays every command with a tiny stand-in.
+Nothing here has been run at this scale. The dry run (`dry_run.py`) plays every command with a tiny stand-in.
 """
 
 from __future__ import annotations

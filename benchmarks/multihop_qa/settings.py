@@ -1,4 +1,4 @@
-"""Settings of `multihop_qa.py`, as data: methods, sets of questions, profiles, and the paper's own numbers."""
+"""Settings of this experiment, as data: methods, sets of questions, profiles, and the paper's own numbers."""
 
 from __future__ import annotations
 

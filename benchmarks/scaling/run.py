@@ -6,8 +6,7 @@
     python -m benchmarks.scaling predict --model 7B --gpu h200 --gpus 4 --turns 5 --context 8192 --questions 51200
     python -m benchmarks.scaling predict --gpu h100 --all      every model x GPUs x turns x context
 
-`scaling_model.py` counts the work, `scaling_settings.py` holds what is assumed, `scaling_check.py` compares
-with what was measured. README.md says how far to trust it.
+`model.py` counts the work, `settings.py` holds what is assumed, `check.py` compares with what was measured. README.md says how far to trust it.
 """
 
 from __future__ import annotations

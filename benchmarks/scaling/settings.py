@@ -1,4 +1,4 @@
-"""Settings of `scaling.py`, as data: what is assumed of GPUs and episodes, and what is measured to calibrate."""
+"""Settings of the scaling model, as data: what is assumed of GPUs and episodes, and what is measured to calibrate."""
 
 from __future__ import annotations
 
