@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -130,14 +131,19 @@ def registered_id(name: str) -> str:
     if not colon:
         return name
     try:
-        with _current_folder_first():
-            importlib.import_module(module)
+        import_from_here(module)
     except Exception as error:  # whatever a module of the user's raises
         raise ConfigurationError(
             f"{name!r}: the module {module!r} cannot be imported: {type(error).__name__}: {error}. "
             f"`python -c 'import {module}'` shows where."
         ) from error
     return identifier
+
+
+def import_from_here(module: str) -> ModuleType:
+    """Imports a module of the user's, from the current folder first (see `registered_id`)."""
+    with _current_folder_first():
+        return importlib.import_module(module)
 
 
 @contextlib.contextmanager

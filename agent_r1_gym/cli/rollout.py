@@ -40,11 +40,12 @@ def run(options: argparse.Namespace) -> int:
 def score_table(folder: RunFolder) -> str:
     """Returns the mean scores of a run as text."""
     records, lost = folder.episodes(), len(folder.failures())
+    solved = [record.solved for record in records if record.solved is not None]  # None: nobody scores the answer
     header = ["policy", "episodes", "answered right", "EM", "F1", "return", "turns", "calls", "failed calls", "dropped"]
     row = [
         folder.load()["settings"]["policy"],
         len(records),
-        f"{sum(bool(record.solved) for record in records)}/{len(records)}",
+        f"{sum(solved)}/{len(solved)}" if solved or not records else "-",
         *(_mean(records, name) for name in ("em", "f1", "return", "turns", "calls")),
         sum(sum(record.failures.values()) for record in records) if records else "-",
         lost,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.parsing import Parser
 from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.registry import import_from_here
 from agent_r1_gym.support.json_lines import read_json_lines
 from agent_r1_gym.types import Message, Task, ToolCall, ToolOutcome
 
@@ -166,7 +166,7 @@ def make_policy(spec: str) -> Policy:
     if not colon:
         raise ConfigurationError(f"Unknown policy {spec!r}. {suggest(spec, POLICIES)}")
     try:
-        named = getattr(importlib.import_module(module), name)
+        named = getattr(import_from_here(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"Unknown policy {spec!r}: {error}. {suggest(spec, POLICIES)}") from error
     policy = named() if isinstance(named, type) else named
