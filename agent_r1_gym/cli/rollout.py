@@ -1,4 +1,4 @@
-"""`agent-r1 rollout ENV`: `eval` without statistics, to look at: a few episodes, their mean scores, their page."""
+"""`agent-r1 rollout ENV`: `eval` without statistics: a few episodes, their mean scores, a page of their traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_r1_gym.report.build import write_report
 from agent_r1_gym.support.terminal import say, table
 
 _EPISODES = 100
-"""Episodes where nobody says how many, at most."""
+"""Default limit on the number of episodes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--policy", default="oracle", help=f"{POLICY_HELP} (default: oracle)")
     parser.add_argument(
-        "-n", "--questions", type=int, help=f"the first N questions (default: all, at most {_EPISODES})"
+        "-n", "--questions", type=int, help=f"play the first N questions (default: all, at most {_EPISODES})"
     )
 
 

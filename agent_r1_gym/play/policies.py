@@ -1,4 +1,4 @@
-"""Who acts without a model: what a policy sees and is; the oracle, the naive one, replay, and one's own."""
+"""Policies, who act without a model: what they see, the oracle, the naive one, replay, and how your own are found."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Policy(abc.ABC):
 
 
 class OraclePolicy(Policy):
-    """Knows the gold: searches the title of each gold passage, one a turn, then gives the gold answer.
+    """Knows the gold: searches the title of each gold passage, one per turn, then gives the gold answer.
 
     The upper bound of an environment, and the check that its data, retrieval and scoring fit together.
     """
@@ -151,7 +151,7 @@ class ReplayPolicy(Policy):
 
 
 def make_policy(spec: str) -> Policy:
-    """Returns the policy that `spec` names (see `POLICIES`); MODULE:NAME is a `Policy` class or object of one's own.
+    """Returns the policy that `spec` names (see `POLICIES`); MODULE:NAME is a `Policy` class or object of your own.
 
     Raises:
         ConfigurationError: no policy has that name.

@@ -118,4 +118,4 @@ def _skip_blank(text: str, position: int) -> int:
 def _hint(line: str) -> str:
     if line.startswith("version https://git-lfs"):
         return "this is a Git LFS pointer, not the data: fetch the file itself"
-    return "expected JSON Lines (one object a line) or one JSON array; is the file truncated?"
+    return "expected JSON Lines (one object per line) or one JSON array; is the file truncated?"

@@ -136,7 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes, to see that everything runs, in a folder of their own"
     )
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the cells (default: results/ beside run.py)")
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS, help="folder of the cells (default: results/ beside run.py)"
+    )
     options = parser.parse_args(arguments)
     if options.action == "run":
         return run(options)

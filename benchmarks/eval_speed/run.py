@@ -1,4 +1,4 @@
-"""How fast `agent-r1 eval` drives an endpoint: episodes a second with a 0-latency server, 64 requests in flight.
+"""How fast `agent-r1 eval` drives an endpoint: episodes per second with a 0-latency server, 64 requests in flight.
 
 `python -m benchmarks.eval_speed` appends a row to `results/eval_speed.jsonl`. The whole path is in the time: requests,
 parsing, search, scoring and the lines on disk; not in it: start of Python, building the world and its index.
@@ -64,7 +64,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="number of evaluations (default: %(default)s)")
     parser.add_argument("--questions", type=int, default=1000, help="episodes per evaluation (default: %(default)s)")
     parser.add_argument("--in-flight", type=int, default=64, help="episodes at once (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="file to append to (default: eval_speed.jsonl in results/)")
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS, help="file to append to (default: eval_speed.jsonl in results/)"
+    )
     options = parser.parse_args()
     settings = {name: getattr(options, name) for name in ("rounds", "questions", "in_flight")}
     report = measure(**settings)

@@ -60,7 +60,7 @@ ONLY_PARSED: Mapping[str, str] = {"serve-retriever": "it would download the inde
 NOTES = (
     f"./{MODEL}: a random Qwen2 of two layers, with the tokenizer and chat template of trainers.toy.model",
     "accelerate launch: its words and its file are parsed, the module runs in this process on the CPU",
-    f"./official: questions of FictionQA in the three official formats, {QUESTIONS} a split",
+    f"./official: questions of FictionQA in the three official formats, {QUESTIONS} per split",
     "random weights call no tool: of the searches only Naive RAG's are played",
 )
 
@@ -72,7 +72,7 @@ class Outcome:
     Attributes:
         command: as written.
         status: "ran", "parsed" or "FAILED".
-        seconds: that it took.
+        seconds: how long it took.
         failure: the end of what it said, if it failed.
     """
 
@@ -87,7 +87,7 @@ def dry_run(methods: Sequence[str], seeds: Sequence[int], *, folder: Path) -> li
 
     Args:
         methods: names of `settings.METHODS`.
-        seeds: of the trainings.
+        seeds: seeds of the training runs.
         folder: an empty one; all that is written lies below it.
     """
     make_stand_in(folder)

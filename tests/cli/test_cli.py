@@ -173,7 +173,7 @@ def test_rollouts_that_lost_their_backend_are_no_zeros(capsys: pytest.CaptureFix
     assert "WARNING: 2 episodes lost their backend and are NOT in the scores (2 x search: unavailable; run/" in err
 
 
-_GUESS = '''
+_GUESS = """
 import gymnasium
 from agent_r1_gym.play.policies import Policy
 
@@ -193,7 +193,7 @@ class Yes(Policy):
         return ["yes" for _ in inputs]
 
 gymnasium.register("Mine/Yes-v0", Guess)
-'''
+"""
 
 
 def test_right_answers_are_counted_only_where_a_scorer_looks(
