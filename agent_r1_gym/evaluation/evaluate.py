@@ -236,7 +236,8 @@ def _work(
 
 @contextlib.contextmanager
 def _only_writer(folder: RunFolder) -> Iterator[None]:
-    """Refuses a second process on the same folder, which would play the same episodes."""
+    """Holds the lock of the folder; refuses if another process has it."""
+    # Two processes would both play every missing episode, and write it twice.
     try:
         with locked(folder.lock_path, timeout=0):
             yield

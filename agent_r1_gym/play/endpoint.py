@@ -56,7 +56,8 @@ class Completion:
 
 
 def _call_text(call: Mapping[str, Any], parser: Parser) -> str:
-    """Returns a structured call as text; a malformed one stays as it came, so that the parser objects to it."""
+    """Returns a structured call as text; a malformed one stays as it came."""
+    # The environment's parser then objects to it, and the model learns what was wrong.
     parsed = OpenAIParser().parse(json.dumps({"tool_calls": [call]}))
     try:
         return parser.format_call(replace(parsed.calls[0], id=None)) if parsed.calls else json.dumps(call)

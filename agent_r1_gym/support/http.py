@@ -151,7 +151,8 @@ class HTTPClient:
         return Answer(response.status, content), _retry_after(response.headers.get("Retry-After"))
 
     def _own_pool(self) -> urllib3.HTTPConnectionPool:
-        """Returns this process's pool: a fork must not write to the sockets of its parent."""
+        """Returns this process's pool."""
+        # A fork must not write to the sockets of its parent.
         if self._pid != os.getpid():
             self._pid, self._pool, self._random = os.getpid(), None, random.Random()
         if self._pool is None:

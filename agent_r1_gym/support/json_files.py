@@ -98,7 +98,8 @@ def _read_array(text: str, path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns an object's dictionary, which would silently keep the last of two equal keys."""
+    """Returns an object's dictionary; refuses equal keys."""
+    # `dict` would silently keep the last of two equal keys.
     value = dict(pairs)
     if len(value) < len(pairs):
         keys = [key for key, _ in pairs]

@@ -154,7 +154,8 @@ def parse_rows(
 
 
 def _check_complete(row: Row, question: Question, first: Question, split: str) -> None:
-    """Refuses rows that would end an episode, or make a reward unreachable, long after loading."""
+    """Refuses a row without an answer, with or without paragraphs unlike the first row, or with unknown gold titles."""
+    # Each of these would end an episode, or make a reward unreachable, long after loading.
     if not question.answers and (split != "test" or first.answers):
         raise row.error("answer", "a non-empty string (only a test split may hide its answers, and then all of them)")
     if not first.answers and question.answers:
