@@ -1,4 +1,4 @@
-"""Registered environments: registering one, finding the id that a name means, making several of one id."""
+"""Registered environments: registering one, finding the id that a name means, making one or several."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -43,7 +44,7 @@ class VectorOf:
             autoreset_mode: see `ToolVectorEnv`.
             env_wrappers: applied to each environment, the innermost first; Gymnasium keeps the name `wrappers` of
                 `make_vec` for its own vectors.
-            **options: of the environments; their class shares what is heavy.
+            **options: options of the environments; their class shares heavy parts between them.
         """
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
             raise ConfigurationError(f"num_envs must be an integer of at least 1, got {num_envs!r}.")
@@ -104,8 +105,8 @@ def full_id(name: str) -> str:
     module, colon, identifier = name.rpartition(":")
     if colon:
         own = _ids_of(module)
-        known = suggest(identifier, own) if own else "It registers none."
-        raise ConfigurationError(f"Unknown environment {name!r}: {module!r} registers no {identifier!r}. {known}")
+        hint = suggest(identifier, own) if own else "It registers none."
+        raise ConfigurationError(f"Unknown environment {name!r}: {module!r} registers no {identifier!r}. {hint}")
     short = {
         identifier.removeprefix(f"{NAMESPACE}/").rsplit("-v", 1)[0].lower(): identifier for identifier in env_ids()
     }
@@ -130,14 +131,19 @@ def registered_id(name: str) -> str:
     if not colon:
         return name
     try:
-        with _current_folder_first():
-            importlib.import_module(module)
-    except Exception as error:  # whatever a module of the user's raises
+        import_from_here(module)
+    except Exception as error:  # a user's module may raise anything
         raise ConfigurationError(
             f"{name!r}: the module {module!r} cannot be imported: {type(error).__name__}: {error}. "
             f"`python -c 'import {module}'` shows where."
         ) from error
     return identifier
+
+
+def import_from_here(module: str) -> ModuleType:
+    """Imports a user's module, from the current folder first (see `registered_id`)."""
+    with _current_folder_first():
+        return importlib.import_module(module)
 
 
 @contextlib.contextmanager
@@ -176,7 +182,7 @@ def make_text_env(name: str, options: Mapping[str, Any], *, markup: Sequence[str
 
     Args:
         name: see `full_id`.
-        options: of the environment.
+        options: options of the environment.
         markup: further strings that a `ToolEnv` breaks in foreign text, such as a tokenizer's special tokens.
 
     Raises:

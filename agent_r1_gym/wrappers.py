@@ -32,7 +32,7 @@ REMOVED_NOTE = "(older output removed)"
 
 
 class _Observer(gymnasium.Wrapper[Any, str, Any, str], RecordConstructorArgs, abc.ABC):
-    """Replaces observation and info by what `observe` makes of them, after `reset` and after `step`."""
+    """Replaces observation and info by what `observe` returns, after `reset` and after `step`."""
 
     hands_the_action_on: ClassVar[bool] = True
     """See `vector.step_together`."""
@@ -142,7 +142,7 @@ class ContextWindow(_Observer):
         env: a `ToolEnv`, bare or wrapped.
         keep_last: turns whose tool output stays, at least 1.
         mode: "drop", or a function that gets one tool message's text, nothing else, and returns a shorter text; called
-            once for a text and episode, its result is neutralised like any foreign text. What it raises, `step` raises.
+            once per text and episode; its result is neutralised like any foreign text. What it raises, `step` raises.
         max_chars: rewrite only while the history is longer than this, oldest first; None: always.
         note: what "drop" shows; give a text of your vocabulary if the default's words are not in it.
 
@@ -313,12 +313,12 @@ class TokenObservation(_Observer):
                 "pass the number of all its ids, added tokens included."
             )
         info["observation_tokens"] = len(ids)
-        kept = ids[max(0, len(ids) - self._max_tokens) :] if self._keep_end else ids[: self._max_tokens]
-        padding = self._max_tokens - len(kept)
-        where = slice(padding, None) if self._pad_left else slice(0, len(kept))
+        window = ids[max(0, len(ids) - self._max_tokens) :] if self._keep_end else ids[: self._max_tokens]
+        padding = self._max_tokens - len(window)
+        where = slice(padding, None) if self._pad_left else slice(0, len(window))
         input_ids = np.full(self._max_tokens, self._pad_id, dtype=np.int64)
         mask = np.zeros(self._max_tokens, dtype=np.int8)
-        input_ids[where], mask[where] = kept, 1
+        input_ids[where], mask[where] = window, 1
         return {"input_ids": input_ids, "attention_mask": mask}, info
 
 
@@ -367,31 +367,31 @@ def _template_encoder(tokenizer: Any, options: Mapping[str, Any]) -> Callable[[l
     return functools.partial(tokenizer.apply_chat_template, tokenize=True, return_dict=False, **arguments)
 
 
-def _pad_id(tokenizer: Any, given: int | None) -> int:
+def _pad_id(tokenizer: Any, pad_id: int | None) -> int:
     """Returns the padding id that was given, or the tokenizer's own."""
-    if given is None:
-        given = getattr(tokenizer, "pad_token_id", None)
-    if given is None:
-        given = (getattr(tokenizer, "padding", None) or {}).get("pad_id")
-    if given is None:
+    if pad_id is None:
+        pad_id = getattr(tokenizer, "pad_token_id", None)
+    if pad_id is None:
+        pad_id = (getattr(tokenizer, "padding", None) or {}).get("pad_id")
+    if pad_id is None:
         raise ConfigurationError(
             "The tokenizer names no padding token; pass pad_id= (any id will do, the attention mask hides it; often "
             "tokenizer.eos_token_id)."
         )
-    check_integer("pad_id", given, 0)
-    return given
+    check_integer("pad_id", pad_id, 0)
+    return pad_id
 
 
-def _vocab_size(tokenizer: Any, given: int | None) -> int:
+def _vocab_size(tokenizer: Any, vocab_size: int | None) -> int:
     """Returns the vocabulary size that was given, or the tokenizer's own, added tokens included."""
-    if given is None and hasattr(tokenizer, "get_vocab_size"):
-        given = tokenizer.get_vocab_size(with_added_tokens=True)
-    if given is None and hasattr(tokenizer, "__len__"):
-        given = len(tokenizer)
-    if given is None:
+    if vocab_size is None and hasattr(tokenizer, "get_vocab_size"):
+        vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+    if vocab_size is None and hasattr(tokenizer, "__len__"):
+        vocab_size = len(tokenizer)
+    if vocab_size is None:
         raise ConfigurationError("The tokenizer does not say how many ids it has; pass vocab_size=.")
-    check_integer("vocab_size", given, 1)
-    return given
+    check_integer("vocab_size", vocab_size, 1)
+    return vocab_size
 
 
 def _require_text(env: gymnasium.Env[Any, str], why: str, cure: str) -> None:

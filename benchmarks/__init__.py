@@ -1,1 +1,1 @@
-"""Benchmarks: one file a claim, settings as data, results as JSON lines; README.md says the command of each number."""
+"""Benchmarks: one folder per claim, settings as data, results as JSON; README.md names the command of each number."""

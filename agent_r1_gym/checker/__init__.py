@@ -52,7 +52,7 @@ def check_tool_env(env: ToolEnv, *, actions: Sequence[str] | None = None, episod
 
     Args:
         env: a bare environment (`gymnasium.make(...)` returns one; else pass `env.unwrapped`).
-        actions: model turns to play; None: one call a tool, some mistakes, an answer.
+        actions: model turns to play; None: one call per tool, some mistakes, an answer.
         episodes: episodes to play with them, each with another seed and another first turn.
 
     Raises:
@@ -176,10 +176,10 @@ def _check_end(probe: Probe) -> None:
 def _check_options(probe: Probe) -> None:
     size = len(probe.env.tasks)
     for index in (0, size - 1):
-        found, expected = probe.reset(options={"task_index": index}).info["task_id"], probe.env.tasks[index].id
-        if found != expected:
+        started, expected = probe.reset(options={"task_index": index}).info["task_id"], probe.env.tasks[index].id
+        if started != expected:
             raise probe.fail(
-                f"options={{'task_index': {index}}} started task {found!r}, tasks[{index}] is {expected!r}",
+                f"options={{'task_index': {index}}} started task {started!r}, tasks[{index}] is {expected!r}",
                 "Leave the choice to reset; override sample_task for other distributions.",
             )
     refused: tuple[dict[str, Any], ...] = ({"task_index": size}, {"task_index": -1}, {"no_such_option": 1})
@@ -271,7 +271,7 @@ def _require_equal(probe: Probe, first: Sequence[Step], second: Sequence[Step], 
 
 
 def _default_actions(env: ToolEnv) -> Iterator[str]:
-    """Yields one good call a tool, mistakes of several kinds, and an answer, in the environment's format."""
+    """Yields one good call per tool, mistakes of several kinds, and an answer, in the environment's format."""
     good = [ToolCall(tool.name, _example(tool.parameters)) for tool in env.episode_tools]
     good = [call for call, tool in zip(good, env.episode_tools, strict=True) if tool.check(call.arguments) is None]
     bad = [ToolCall("no_such_tool", {}), *(ToolCall(call.name, {"no_such": 1}) for call in good[:1])]

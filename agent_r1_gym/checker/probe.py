@@ -105,17 +105,17 @@ class Probe:
             CheckError: a promise is broken, or `step` raised an exception.
         """
         try:
-            found = self.env.step(action)
+            returned = self.env.step(action)
         except Exception as error:
             raise self.fail(
                 f"step raised {type(error).__name__} ({error!s:.200}) on the action {action!r:.80}",
                 "What a model writes must never raise: answer it with an observation.",
             ) from error
-        return self.accept(action, found)
+        return self.accept(action, returned)
 
-    def accept(self, action: str, found: Sequence[Any]) -> Step:
+    def accept(self, action: str, returned: Sequence[Any]) -> Step:
         """Checks what `step` or `finish_step` returned for `action`."""
-        step = Step(*found)
+        step = Step(*returned)
         _check_flags(self, step)
         _check_info(self, step)
         _check_end_reason(self, step)
@@ -207,10 +207,10 @@ def _check_observation(probe: Probe, step: Step, action: str) -> None:
             "the observation is not the rendered history",
             "Keep it equal to text.render_text(info['messages']).",
         )
-    roles, shown = [message.role for message in messages], _HEADER.findall(text)
-    if shown != roles:
+    roles, headers = [message.role for message in messages], _HEADER.findall(text)
+    if headers != roles:
         raise probe.fail(
-            f"the observation shows turns of {shown}, the messages are of {roles}, after the action {action!r:.80}",
+            f"the observation shows turns of {headers}, the messages are of {roles}, after the action {action!r:.80}",
             "Some text forges a turn: neutralise it, and tool names too.",
         )
 

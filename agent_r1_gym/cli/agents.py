@@ -28,7 +28,7 @@ _LOCAL = _DECODING | {"max_length", "device", "dtype", "chat_template", "chat_te
 DECIDES = _DECODING | {
     *("model", "tool_role", "request", "max_length", "dtype", "weights", "chat_template", "chat_template_kwargs")
 }
-"""Options of the model that decide the numbers; a run may be resumed with others of the rest."""
+"""Options of the model that decide the numbers: a resumed run must keep them, and may change the others."""
 POLICY_HELP = (
     f"who acts: {', '.join(POLICIES)}, local:PATH_OR_HUB_ID (a transformers model or a LoRA adapter) or openai:MODEL "
     "(any OpenAI-compatible server, with --base-url; structured tool calls: --option parser=openai). A method may "
@@ -39,7 +39,7 @@ POLICY_HELP = (
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSpec:
-    """Everything that makes a player and its engine: plain data, for other processes too."""
+    """Everything needed to make a player and its engine, as plain data that other processes can be sent."""
 
     env: str
     env_options: Mapping[str, Any]
@@ -49,24 +49,26 @@ class AgentSpec:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of models, local and behind endpoints."""
+    """Adds the options for models, local ones and those behind endpoints."""
     model = parser.add_argument_group("models")
-    model.add_argument("--temperature", type=float, help="0 is greedy (default: 0)")
+    model.add_argument("--temperature", type=float, help="sampling temperature; 0 is greedy (default: 0)")
     model.add_argument("--top-p", type=float, help="(default: 1)")
     model.add_argument("--max-turn-tokens", type=int, help="maximum number of tokens per turn (default: 512)")
     local = parser.add_argument_group("local models")
     local.add_argument("--max-length", type=int, help="maximum number of tokens per episode (default: at most 8192)")
-    local.add_argument("--device", help="such as cuda or cpu (default: a GPU if there is one, one per process)")
-    local.add_argument("--dtype", help="such as float32 or bfloat16 (default: the checkpoint's; float32 on a CPU)")
-    local.add_argument("--chat-template", help="file with a chat template, instead of the model's")
+    local.add_argument("--device", help="device, such as cuda or cpu (default: a GPU per process if there is one)")
+    local.add_argument(
+        "--dtype", help="type of the weights, such as float32 or bfloat16 (default: the checkpoint's; float32 on a CPU)"
+    )
+    local.add_argument("--chat-template", help="file with a chat template to use instead of the model's")
     local.add_argument("--chat-template-kwargs", type=_json_object, metavar="JSON", help="options of the chat template")
     endpoint = parser.add_argument_group("endpoints (the key is read from AGENT_R1_API_KEY or OPENAI_API_KEY)")
     endpoint.add_argument("--base-url", help="address with the version, such as http://127.0.0.1:8000/v1")
     endpoint.add_argument("--timeout", type=float, help="seconds for one attempt of a request (default: 120)")
-    endpoint.add_argument("--max-retries", type=int, help="further attempts per request (default: 4)")
+    endpoint.add_argument("--max-retries", type=int, help="further attempts after a failed request (default: 4)")
     endpoint.add_argument("--tool-role", help="role of tool turns in plain text: tool or user (default: tool)")
     endpoint.add_argument(
-        "--request", type=_json_object, metavar="JSON", help="further fields of the request; null drops one"
+        "--request", type=_json_object, metavar="JSON", help="additional fields of the request; null drops a field"
     )
 
 
@@ -74,7 +76,7 @@ def make_cast(spec: AgentSpec, rank: int) -> Cast:
     """Returns who plays in process number `rank`.
 
     Raises:
-        ConfigurationError: no such policy, or an option that does not fit.
+        ConfigurationError: there is no such policy, or an option does not fit it.
         MissingDependencyError: a local model without the train extra.
     """
     method, kind, _ = split_policy(spec.policy)
@@ -94,7 +96,7 @@ def make_cast(spec: AgentSpec, rank: int) -> Cast:
 
 @dataclass(frozen=True)
 class EnvMaker:
-    """Makes environments of one id: a function of no arguments that other processes can be sent."""
+    """Makes environments of one id: a function without arguments that can be sent to other processes."""
 
     name: str
     options: Mapping[str, Any]
@@ -122,7 +124,7 @@ def split_policy(policy: str) -> tuple[Method | None, str, str]:
 
 
 def check_policy(policy: str, env: TextEnv) -> None:
-    """Refuses what could not play in `env`, before the first episode."""
+    """Refuses a policy that cannot play in `env`, before the first episode."""
     method, _, _ = split_policy(policy)
     name = make_policy(policy).name if method is None else method.name
     if name in ("naive", "naive-rag"):
@@ -134,10 +136,10 @@ def check_policy(policy: str, env: TextEnv) -> None:
 def model_options(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the options of the model; refuses those that its kind would ignore."""
     _, kind, name = split_policy(options.policy)
-    known = {"openai": _ENDPOINT, "local": _LOCAL}.get(kind, set())
+    heeded = {"openai": _ENDPOINT, "local": _LOCAL}.get(kind, set())
     named = {option: getattr(options, option) for option in _ENDPOINT | _LOCAL}
     chosen = {option: value for option, value in named.items() if value is not None}
-    for ignored in sorted(chosen.keys() - known):
+    for ignored in sorted(chosen.keys() - heeded):
         raise ConfigurationError(f"--{ignored.replace('_', '-')} has no effect on --policy {options.policy}; drop it.")
     if not kind:
         return {}
@@ -149,9 +151,9 @@ def model_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def weights_fingerprint(path: Path) -> str | None:
-    """Returns a hash that tells other weights at the same path apart; None for a hub id.
+    """Returns a hash that changes with the weights at a path; None for a hub id.
 
-    Taken over name, size, and the first and last MiB of each weight file: enough for a retrained model.
+    It covers name, size, and the first and last MiB of each weight file: enough to notice a retrained model.
     """
     if not path.is_dir():
         return None

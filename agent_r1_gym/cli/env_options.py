@@ -1,4 +1,4 @@
-"""What several subcommands share: options that become environments, and plain output."""
+"""What several subcommands share: options that choose an environment, and warnings."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ ENV_HELP = (
 def add_env_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the environment id and the options that choose what it serves."""
     parser.add_argument("env", metavar="ENV", help=ENV_HELP)
-    parser.add_argument("--dataset", help="'auto', 'sample', 'hub' or a path (default: the environment's)")
-    parser.add_argument("--split", help="part of the data set (default: the environment's)")
-    parser.add_argument("--setting", choices=["open", "distractor"], help="what is searched (default: open)")
-    parser.add_argument("--retriever", help="bm25, lucene[:INDEX], dense:DIR, rrf:A,B or http://HOST:PORT")
-    parser.add_argument("--max-turns", type=int, help="model turns per episode (default: 5)")
+    parser.add_argument("--dataset", help="data set: 'auto', 'sample', 'hub' or a path (default: the environment's)")
+    parser.add_argument("--split", help="split of the data set (default: the environment's)")
+    parser.add_argument(
+        "--setting",
+        choices=["open", "distractor"],
+        help="what a search covers: all passages (open), or those of the question (distractor) (default: open)",
+    )
+    parser.add_argument("--retriever", help="retriever: bm25, lucene[:INDEX], dense:DIR, rrf:A,B or http://HOST:PORT")
+    parser.add_argument("--max-turns", type=int, help="maximum number of model turns per episode (default: 5)")
     parser.add_argument(
         "--option",
         action="append",
@@ -66,7 +70,7 @@ def first_tasks(available: Sequence[int], number: int) -> list[int]:
 
 
 def check_search(who: str, env: TextEnv) -> None:
-    """Refuses an environment without a tool named "search" for `who` searches in it.
+    """Refuses an environment without a tool named "search", since `who` needs one.
 
     Raises:
         ConfigurationError: it is no `ToolEnv`, or its first task has no such tool.
@@ -80,7 +84,7 @@ def check_search(who: str, env: TextEnv) -> None:
 
 
 def check_tools(who: str, env: TextEnv) -> ToolEnv:
-    """Returns the `ToolEnv` in `env`, for `who` acts in none other.
+    """Returns the `ToolEnv` in `env`, since `who` acts in no other.
 
     Raises:
         ConfigurationError: there is none.
@@ -94,7 +98,7 @@ def check_tools(who: str, env: TextEnv) -> ToolEnv:
 
 
 def warn_of_lost(by_error: Mapping[str, int], place: Path, more: str) -> None:
-    """Warns of episodes that lost their backend: how many, of what, and where they are written."""
+    """Warns of episodes that lost their backend: how many, for which errors, and where they are listed."""
     kinds = ", ".join(f"{number} x {kind}" for kind, number in by_error.items())
     note(
         f"WARNING: {sum(by_error.values())} episodes lost their backend and are NOT in the scores ({kinds}; {place}). "

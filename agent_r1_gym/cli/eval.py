@@ -31,28 +31,32 @@ from agent_r1_gym.registry import TextEnv, full_id, last_name, make_text_env
 from agent_r1_gym.support.terminal import note, say, table
 
 _WITH_INTERVAL = ("em", "f1", "sub_em", "support_recall")
-"""Metrics whose 95 % interval the printed table shows; `metrics.json` holds all."""
+"""Metrics that the printed table shows with their 95 % interval; `metrics.json` holds all intervals."""
 WITHOUT_TASKS = 100
-"""Questions of an environment without a list of tasks, where nobody says how many."""
+"""Default number of questions in an environment without a list of tasks."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this subcommand."""
     add_run_arguments(parser)
     parser.add_argument("--policy", required=True, help=POLICY_HELP)
-    parser.add_argument("-n", "--questions", type=int, help="the first N questions (default: all)")
+    parser.add_argument("-n", "--questions", type=int, help="play the first N questions (default: all)")
     parser.add_argument("--samples", type=int, default=1, help="episodes per question, for pass@k (default: 1)")
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what `eval` and `rollout` share: the environment, the model, and how the run goes."""
+    """Adds the options that `eval` and `rollout` share: environment, model, and how the run is played."""
     add_env_arguments(parser)
-    parser.add_argument("--seed", type=int, default=0, help="seed of samples and environments (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling and of the environments (default: 0)")
     parser.add_argument("--out", type=Path, help="folder of the run; an unfinished one is resumed (default: runs/...)")
-    parser.add_argument("--processes", type=int, default=1, help="processes that share the questions (default: 1)")
-    parser.add_argument("--in-flight", type=int, default=64, help="episodes at once, per process (default: 64)")
     parser.add_argument(
-        "--retries", type=int, default=1, help="further tries of an episode that lost its backend (default: 1)"
+        "--processes", type=int, default=1, help="number of processes that share the questions (default: 1)"
+    )
+    parser.add_argument(
+        "--in-flight", type=int, default=64, help="number of episodes at once, per process (default: 64)"
+    )
+    parser.add_argument(
+        "--retries", type=int, default=1, help="further attempts for an episode that lost its backend (default: 1)"
     )
     parser.add_argument(
         "--patience",
@@ -77,9 +81,9 @@ def play(options: argparse.Namespace, *, command: str, most: int | None = None) 
     """Plays what the command line asks for; returns the folder, the summary and what was served.
 
     Args:
-        options: of the command line.
-        command: its name.
-        most: questions at most, where nobody says how many; None: all.
+        options: the parsed command line.
+        command: name of the subcommand.
+        most: default limit on the number of questions; None: all.
     """
     _check_numbers(options)
     env, chosen = _held_out_env(options)
@@ -143,8 +147,8 @@ def report_excluded(metrics: Summary, folder: RunFolder) -> int:
     if not excluded["episodes"]:
         return 0
     worst = metrics["em_counting_excluded_as_wrong"]
-    counted = "" if worst is None else f"Counted as wrong, EM would be {worst:.3f}. "
-    warn_of_lost(excluded["by_error"], folder.failures_path, f"{counted}The same command plays them again.")
+    if_wrong = "" if worst is None else f"Counted as wrong, EM would be {worst:.3f}. "
+    warn_of_lost(excluded["by_error"], folder.failures_path, f"{if_wrong}The same command plays them again.")
     return 1
 
 
@@ -158,7 +162,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
 
 
 def _held_out_env(options: argparse.Namespace) -> tuple[TextEnv, dict[str, Any]]:
-    """Returns an environment and its options; of a data set with a held-out split that one, where nobody names any."""
+    """Returns an environment and its options, with the held-out split (if any) unless the options name a split."""
     chosen = env_options(options)
     env = make_text_env(options.env, chosen)
     splits = getattr(env.unwrapped, "held_out_splits", ())
@@ -179,7 +183,7 @@ def _is_a_file(chosen: Mapping[str, Any]) -> bool:
 
 
 def _note_surprises(spec: AgentSpec, env: TextEnv, options: argparse.Namespace) -> None:
-    """Says what the numbers of this run would not: that they are of training questions, or of equal samples."""
+    """Warns where the numbers are of training questions, or all samples of a question are equal."""
     if getattr(getattr(env.unwrapped, "dataset", None), "split", None) == "train":
         note("these are training questions (split 'train'); an agent may know them from its training.")
     greedy = spec.model.get("temperature") == 0 and "temperature" not in spec.model.get("request", {})

@@ -17,8 +17,10 @@ from agent_r1_gym.types import Passage
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this subcommand."""
-    parser.add_argument("corpus", type=Path, metavar="CORPUS", help="passages: JSON, JSONL or JSONL.gz")
-    parser.add_argument("--retriever", default="bm25", help="bm25, lucene or dense:ENCODER_DIR (default: bm25)")
+    parser.add_argument("corpus", type=Path, metavar="CORPUS", help="file of passages: JSON, JSONL or JSONL.gz")
+    parser.add_argument(
+        "--retriever", default="bm25", help="retriever to index for: bm25, lucene or dense:ENCODER_DIR (default: bm25)"
+    )
     parser.add_argument(
         "--out", type=Path, help="folder of the index (lucene only; default: the package's home folder)"
     )

@@ -16,28 +16,28 @@ _COMMANDS = {
     "quickstart": "train a tiny agent in minutes and show what it has learned (`python -m trainers.toy.quickstart`)",
     "envs": "list the environments, or show one's specification",
     "play": "play an episode yourself, in the terminal",
-    "eval": "measure a policy on a fixed set of questions: metrics with intervals; resumes",
-    "rollout": "play episodes with a policy, score them, write their traces",
+    "eval": "measure a policy on a fixed set of questions, with intervals; can be resumed",
+    "rollout": "play and score a few episodes, and write a page of their traces",
     "report": "show evaluation and training runs on one HTML page: tables, plots, traces",
     "compare": "show where two evaluation runs differ, question by question",
     "train": "train an agent by reinforcement learning; takes the options of `python -m trainers.train`",
-    "prepare": "get a data set once and index its passages",
+    "prepare": "download or read a data set once and index its passages",
     "index": "build a search index of a corpus file",
     "serve-retriever": "serve search over HTTP (Search-R1 and Agent-R1 formats)",
-    "doctor": "show what is installed, which Java, which data",
+    "doctor": "show which packages, Java and data are installed",
 }
 
 _DEBUG = "AGENT_R1_DEBUG"
-"""Variable that has errors of files shown with their traceback."""
+"""Environment variable that shows the traceback of errors in files."""
 _READERS = ("report", "compare")
-"""Commands that read what others wrote, in files that may be damaged or foreign."""
+"""Commands that read files which may be damaged or of another program."""
 
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """Returns the parser of the command line.
 
     Args:
-        command: the subcommand that is asked for; only its module is imported. None: all of them.
+        command: the subcommand to parse; only its module is imported. None: all of them.
     """
     parser = argparse.ArgumentParser(
         prog="agent-r1",
@@ -61,12 +61,12 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    asked = next((word for word in words if word in _COMMANDS), "")
+    command = next((word for word in words if word in _COMMANDS), "")
     options = argparse.Namespace()
     try:
         if words and words[0] in TRAINER_COMMANDS:
             return run_trainer(words[0], words[1:])
-        options = build_parser(asked).parse_args(words)
+        options = build_parser(command).parse_args(words)
         status: int = options.run(options)
         sys.stdout.flush()
     except AgentR1Error as error:
@@ -85,10 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"agent-r1: {_of_the_system(error, getattr(options, 'out', None))}\n")
         return 1
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        if asked not in _READERS or os.environ.get(_DEBUG):
+        if command not in _READERS or os.environ.get(_DEBUG):
             raise
         sys.stderr.write(
-            f"agent-r1: {asked} cannot read {' or '.join(_folders_of(options))}: {type(error).__name__}: {error}. "
+            f"agent-r1: {command} cannot read {' or '.join(_folders_of(options))}: {type(error).__name__}: {error}. "
             f"Expected whole folders of `agent-r1 eval` or of a training run of this version; {_DEBUG}=1 shows where "
             "it stopped.\n"
         )
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _of_the_system(error: OSError, out: object) -> str:
-    """Returns what the operating system refused, and of which file; a full disk names none: then it is the output's."""
+    """Returns what the operating system refused, and for which file: the output where the error names none."""
     if error.strerror is None:  # a library's own words
         return str(error)
     file = error.filename or out

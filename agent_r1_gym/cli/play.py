@@ -25,8 +25,10 @@ _TEXT_HELP = "Type an action, `quit` to leave."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this subcommand."""
     add_env_arguments(parser)
-    parser.add_argument("--seed", type=int, help="seed of the task that is drawn")
-    parser.add_argument("--task", type=int, metavar="INDEX", help="play this task of the data set")
+    parser.add_argument("--seed", type=int, help="seed that draws the task")
+    parser.add_argument(
+        "--task", type=int, metavar="INDEX", help="position of the task in the data set, instead of a random one"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

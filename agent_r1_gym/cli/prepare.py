@@ -13,12 +13,12 @@ from agent_r1_gym.support.terminal import say
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this subcommand."""
-    parser.add_argument("name", metavar="NAME", help="hotpotqa, 2wiki or musique")
-    parser.add_argument("--source", type=Path, help="official file or folder to take instead of the hub's copy")
-    parser.add_argument("--hub-id", help="hub repository to take (default: the usual one)")
+    parser.add_argument("name", metavar="NAME", help="data set: hotpotqa, 2wiki or musique")
+    parser.add_argument("--source", type=Path, help="official file or folder to read instead of the hub's copy")
+    parser.add_argument("--hub-id", help="hub repository to download (default: the usual one)")
     parser.add_argument("--split", action="append", help="only this split; may be repeated (default: all)")
     parser.add_argument("--index", default="bm25", help="retriever to index for: bm25, lucene or none (default: bm25)")
-    parser.add_argument("--force", action="store_true", help="do it again though it is done")
+    parser.add_argument("--force", action="store_true", help="prepare again what is there already")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="folder of `agent-r1 eval`, of `agent-r1 quickstart`, or of the trainer (its output_dir)",
     )
-    parser.add_argument("--out", type=Path, help="the page (default: runs/report-....html)")
+    parser.add_argument("--out", type=Path, help="HTML file to write (default: runs/report-....html)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`agent-r1 rollout ENV`: `eval` without statistics, to look at: a few episodes, their mean scores, their page."""
+"""`agent-r1 rollout ENV`: `eval` without statistics: a few episodes, their mean scores, a page of their traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_r1_gym.report.build import write_report
 from agent_r1_gym.support.terminal import say, table
 
 _EPISODES = 100
-"""Episodes where nobody says how many, at most."""
+"""Default limit on the number of episodes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--policy", default="oracle", help=f"{POLICY_HELP} (default: oracle)")
     parser.add_argument(
-        "-n", "--questions", type=int, help=f"the first N questions (default: all, at most {_EPISODES})"
+        "-n", "--questions", type=int, help=f"play the first N questions (default: all, at most {_EPISODES})"
     )
 
 
@@ -40,22 +40,17 @@ def run(options: argparse.Namespace) -> int:
 def score_table(folder: RunFolder) -> str:
     """Returns the mean scores of a run as text."""
     records, lost = folder.episodes(), len(folder.failures())
+    solved = [record.solved for record in records if record.solved is not None]  # None: nobody scores the answer
     header = ["policy", "episodes", "answered right", "EM", "F1", "return", "turns", "calls", "failed calls", "dropped"]
     row = [
         folder.load()["settings"]["policy"],
         len(records),
-        _solved(records),
+        f"{sum(solved)}/{len(solved)}" if solved or not records else "-",
         *(_mean(records, name) for name in ("em", "f1", "return", "turns", "calls")),
         sum(sum(record.failures.values()) for record in records) if records else "-",
         lost,
     ]
     return table(header, [row])
-
-
-def _solved(records: Sequence[Trajectory]) -> str:
-    """Returns how many answers were right; "-" where nobody can say."""
-    known = not records or any(record.scores for record in records)
-    return f"{sum(bool(record.solved) for record in records)}/{len(records)}" if known else "-"
 
 
 def _mean(records: Sequence[Trajectory], name: str) -> float | str:

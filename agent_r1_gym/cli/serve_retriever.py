@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--corpus", type=Path, help="serve the passages of this file (JSON, JSONL or JSONL.gz)")
     what.add_argument("--env", help="serve the corpus of this environment, such as FictionQA or MODULE:ID")
-    parser.add_argument("--dataset", help="with --env: the data set (default: the environment's)")
+    parser.add_argument("--dataset", help="data set of --env (default: the environment's)")
     parser.add_argument(
-        "--retriever", default="bm25", help="bm25, lucene[:INDEX], dense:DIR or rrf:A,B (default: bm25)"
+        "--retriever", default="bm25", help="retriever: bm25, lucene[:INDEX], dense:DIR or rrf:A,B (default: bm25)"
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
@@ -41,7 +41,7 @@ def _announce(url: str) -> None:
 
 
 def _retriever(options: argparse.Namespace) -> tuple[Retriever, int | None]:
-    """Returns what searches, and the number of passages if it is known."""
+    """Returns the retriever, and the number of its passages if that is known."""
     if options.dataset is not None and options.env is None:
         raise ConfigurationError("--dataset needs --env, the environment whose data set it is.")
     if options.corpus is not None:

@@ -1,1 +1,1 @@
-"""Question data sets: official formats, the generated encyclopedia, and what finds them by name."""
+"""Question data sets: official formats, the generated encyclopedia, and finding them by name."""

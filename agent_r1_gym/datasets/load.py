@@ -59,7 +59,7 @@ def load_dataset(
     Args:
         name: "hotpotqa", "2wikimultihopqa" ("2wiki"), "musique" or "fiction".
         dataset: what to serve:
-            "auto": data prepared earlier on this machine, else the sample with one `SampleDataWarning` a process;
+            "auto": data prepared earlier on this machine, else the sample with one `SampleDataWarning` per process;
                 never the network;
             "sample": 200 questions of FictionQA (600 entities, seed 0) in a mix of types that resembles `name`;
             "hub": the hub's copy;
@@ -84,14 +84,14 @@ def load_dataset(
     if name.lower() == FICTION:
         return _fiction(dataset, split or "train")
     name = formats.canonical_name(name)
-    wanted = None if split is None else formats.canonical_split(split)
+    canonical = None if split is None else formats.canonical_split(split)
     if dataset == "auto":
-        return _prepared_or_sample(name, wanted)
+        return _prepared_or_sample(name, canonical)
     if dataset == "sample":
-        return _sample(name, wanted or "train")
+        return _sample(name, canonical or "train")
     if dataset == "hub":
-        return _from_hub(name, hub_id or formats.format_of(name).HUB_ID, wanted or "train")
-    return _from_path(name, _as_path(dataset), wanted)
+        return _from_hub(name, hub_id or formats.format_of(name).HUB_ID, canonical or "train")
+    return _from_path(name, _as_path(dataset), canonical)
 
 
 def load_mixture(
@@ -102,7 +102,7 @@ def load_mixture(
     Args:
         sources: short name of each data set to where it is taken from, see `load_dataset`.
         split: see `load_dataset`.
-        questions: in all, equally many of each; None: all there are.
+        questions: total number, equally many of each; None: all there are.
 
     Raises:
         ConfigurationError, DatasetError: see `load_dataset` and `MixedQADataset`.

@@ -22,7 +22,7 @@ class MixedQADataset(QADataset):
 
     Args:
         parts: the data sets, all of the same split.
-        questions: how many, equally many of each part, drawn with a fixed seed; None: all there are.
+        questions: total number, equally many of each part, drawn with a fixed seed; None: all there are.
 
     Raises:
         ConfigurationError: a number of questions that the parts cannot share equally, or do not have.

@@ -59,13 +59,13 @@ def prepare(
     name = formats.canonical_name(name)
     if source is not None and hub_id is not None:
         raise ConfigurationError(f"expected source or hub_id, got both: source={str(source)!r}, hub_id={hub_id!r}")
-    wanted = None if splits is None else tuple(dict.fromkeys(map(formats.canonical_split, splits)))
-    if wanted == ():
+    canonical = None if splits is None else tuple(dict.fromkeys(map(formats.canonical_split, splits)))
+    if canonical == ():
         raise ConfigurationError(f"splits is empty; expected some of {', '.join(formats.SPLITS)}, or None")
     if source is not None:
-        readers = _local_readers(name, Path(source).expanduser(), wanted)
+        readers = _local_readers(name, Path(source).expanduser(), canonical)
     else:
-        readers = _hub_readers(name, hub_id or formats.format_of(name).HUB_ID, wanted or DEFAULT_SPLITS)
+        readers = _hub_readers(name, hub_id or formats.format_of(name).HUB_ID, canonical or DEFAULT_SPLITS)
     targets = []
     for split, read in readers.items():
         target = prepared_folder(name) / f"{split}.jsonl"
@@ -93,8 +93,8 @@ def _local_readers(name: str, source: Path, splits: Sequence[str] | None) -> dic
         raise ConfigurationError(f"{source} is one file; expected one split, got {', '.join(splits)}")
     if source.is_dir() and splits is None:
         splits = tuple(files.find_splits(source, name)) or None
-    found = [files.find_file(source, name, split=split) for split in splits or (None,)]
-    return {split: partial(files.read_rows, path, name) for path, split in found}
+    paths = [files.find_file(source, name, split=split) for split in splits or (None,)]
+    return {split: partial(files.read_rows, path, name) for path, split in paths}
 
 
 def _checked(rows: Iterable[Row], name: str, split: str) -> Iterator[Row]:

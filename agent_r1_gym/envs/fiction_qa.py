@@ -24,7 +24,7 @@ class FictionQAEnv(MultiHopQAEnv):
     Needs no download; a new `world_seed` is a new world.
 
     ## Tools
-    `search(query: string)`: the `top_k` best passages of the world, one a line.
+    `search(query: string)`: the `top_k` best passages of the world, one per line.
 
     ## Action Space
     `UnicodeText(max_history_chars)`: one model turn, free text; formats as in `AgentR1/HotpotQA-v0`.
@@ -59,7 +59,7 @@ class FictionQAEnv(MultiHopQAEnv):
     `setting`, `retriever`, `top_k` and those of `ToolEnv`, as in `AgentR1/HotpotQA-v0`.
 
     ## References
-    Agent-R1 (arXiv 2511.14460); the generator is this project's own (`datasets/fiction.py`).
+    Agent-R1 (arXiv 2511.14460); the generator is this project's own (`datasets/fiction/`).
 
     ## Version History
     v0: first release.

@@ -160,15 +160,15 @@ class HotpotQAEnv(MultiHopQAEnv):
     crowd-sourced questions; 80 % are of type "bridge" (find A to find B), 20 % "comparison" (of A with B).
 
     ## Tools
-    `search(query: string)`: the `top_k` best passages of the corpus, as `(rank) Title: text`, one a line.
+    `search(query: string)`: the `top_k` best passages of the corpus, as `(rank) Title: text`, one per line.
 
     ## Action Space
     `UnicodeText(max_history_chars)`: one model turn, free text. In the default "hermes" format a call is
     `<tool_call>{"name": "search", "arguments": {"query": "..."}}</tool_call>`, the answer `<answer>...</answer>`; up to
-    16 calls a turn are executed together. Anything else is answered with an error message, and the episode goes on.
+    16 calls per turn are executed together. Anything else is answered with an error message, and the episode goes on.
 
     ## Observation Space
-    `UnicodeText(max_history_chars)`: the whole history as text, one `[role]` header a turn.
+    `UnicodeText(max_history_chars)`: the whole history as text, one `[role]` header per turn.
 
     ## Starting State
     A system turn (task, tools, format) and a user turn (the question), of a question drawn uniformly with the
@@ -179,7 +179,7 @@ class HotpotQAEnv(MultiHopQAEnv):
     Given once, when the episode ends. "em" (default): 1 if the answer equals a gold answer after HotpotQA's
     normalisation, else 0. "f1": HotpotQA's token F1. "agent_r1": the paper's formula, one of 1, 0, -0.5, -1.
     ### Process
-    Preset "process" adds to "em", each at most once a turn: valid_call +0.05 (first good call of the episode),
+    Preset "process" adds to "em", each at most once per turn: valid_call +0.05 (first good call of the episode),
     malformed_call -0.1 (the turn does not parse), failed_call -0.05 (unknown tool, bad arguments, tool error),
     new_support +0.2 x the share of gold passages found for the first time, repeated_query -0.05. One step earns between
     -0.2 and 1.25.

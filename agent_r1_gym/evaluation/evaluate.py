@@ -20,7 +20,7 @@ from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.support.files import locked
 
 PATIENCE = 180.0
-"""Seconds in which episodes are lost and none ends well, until the run stops: the backend is down."""
+"""Seconds without a finished episode, while all lose their backend, after which the run stops."""
 _LOSSES_TO_PAUSE = 8
 _LONGEST_PAUSE = 10.0
 
@@ -33,7 +33,7 @@ class Cast(NamedTuple):
 
 
 MakeCast = Callable[[int], Cast]
-"""Returns who plays in process number n; picklable if there are several processes."""
+"""Returns the cast of process number n; picklable if there are several processes."""
 
 
 class Finished(NamedTuple):
@@ -61,15 +61,15 @@ def evaluate(
     """Plays the jobs that the folder lacks, under a progress bar, and returns `metrics.json`.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         make_cast: who plays.
         settings: see `run_folder`.
         jobs: every episode of the run.
         samples: episodes per question.
-        processes: that play, each its share of the jobs.
+        processes: number of processes; each plays its share of the jobs.
         retries: further tries of an episode that lost a backend.
         patience: see `PATIENCE`.
-        name: beside the progress bar.
+        name: label of the progress bar.
 
     Raises:
         ConfigurationError: the folder holds another run, or nothing can be played like this.
@@ -112,8 +112,8 @@ class _Ledger:
         self._kept += 1
         self._sums["return"] += record.episode_return
         self._sums["em"] += record.scores.get("em", 0.0)
-        shown = "em" if record.scores else "return"
-        self._bar.set_postfix({shown: f"{self._sums[shown] / self._kept:.3f}"}, refresh=False)
+        metric = "em" if record.scores else "return"
+        self._bar.set_postfix({metric: f"{self._sums[metric] / self._kept:.3f}"}, refresh=False)
 
 
 @dataclass
@@ -125,7 +125,7 @@ class _Weather:
     since: float = field(default_factory=time.monotonic)
 
     def saw(self, record: Trajectory) -> None:
-        """Takes the end of an episode.
+        """Notes how an episode ended.
 
         Raises:
             InfrastructureError: none has ended well for too long.
@@ -236,7 +236,8 @@ def _work(
 
 @contextlib.contextmanager
 def _only_writer(folder: RunFolder) -> Iterator[None]:
-    """Refuses a second process on the same folder, which would play the same episodes."""
+    """Holds the lock of the folder; refuses if another process has it."""
+    # Two processes would both play every missing episode, and write it twice.
     try:
         with locked(folder.lock_path, timeout=0):
             yield

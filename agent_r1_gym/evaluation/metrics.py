@@ -151,12 +151,12 @@ def compare_records(ours: Sequence[Trajectory], theirs: Sequence[Trajectory], *,
     result: Summary = {"questions": len(common)}
     for name in ("em", "f1", "sub_em", "support_recall", "turns", "calls"):
         pairs = [(_mean(left[index], name), _mean(right[index], name)) for index in common]
-        pairs = [(mine, other) for mine, other in pairs if mine is not None and other is not None]
+        pairs = [(mine, theirs_mean) for mine, theirs_mean in pairs if mine is not None and theirs_mean is not None]
         if pairs:
-            mine, other = zip(*pairs, strict=True)
-            result[name] = paired_bootstrap(mine, other, seed=seed)._asdict()
+            mine, theirs_mean = zip(*pairs, strict=True)
+            result[name] = paired_bootstrap(mine, theirs_mean, seed=seed)._asdict()
             if name == "em" and all(len(left[index]) == len(right[index]) == 1 for index in common):
-                result[name]["mcnemar_p_value"] = mcnemar_test(mine, other)
+                result[name]["mcnemar_p_value"] = mcnemar_test(mine, theirs_mean)
     return result
 
 

@@ -9,12 +9,12 @@
         (fingerprint of the passages, None if the data set has none).
     `starts`: one object for each time that the run was started or resumed: `date`, `command`, `versions`, `python`,
         `host` (none of it decides what is compared).
-`episodes.jsonl`: one finished episode a line, written as it ends; when the run is complete, sorted by `task_index` and
-    `sample`. Nothing in it depends on time or on the machine, so that two files of one run are equal byte by byte.
+`episodes.jsonl`: one finished episode per line, written as it ends; when the run is complete, sorted by `task_index`
+    and `sample`. Nothing in it depends on time or on the machine, so that two files of one run are equal byte by byte.
     Keys: those of `play.record.Trajectory`, but for `seconds` and `tokens`. Episodes that lost a backend are not in it.
 `failures.jsonl`: the episodes that stay without a backend after all tries (see `Failure`). Written anew by every start;
     resuming plays them again. Absent if there are none.
-`timings.jsonl`: one line an episode: `task_index`, `sample`, `seconds` (wall clock, with waiting). The last line of an
+`timings.jsonl`: one line per episode: `task_index`, `sample`, `seconds` (wall clock, with waiting). The last line of an
     episode counts; lines may be missing after a crash.
 `run.lock`: held by the process that writes.
 `metrics.json`: see `metrics.summarize`; written when the run is complete.
@@ -52,9 +52,9 @@ class Failure:
     """An episode that stayed without a backend.
 
     Attributes:
-        task_index: of its task.
+        task_index: position of its task.
         sample: its number among those of the task.
-        task_id: of its task.
+        task_id: id of its task.
         error: what the backend said at last.
         tries: how often it was played.
     """
@@ -67,7 +67,7 @@ class Failure:
 
     @classmethod
     def of(cls, record: Trajectory, tries: int) -> Failure:
-        """Returns the failure that a lost episode is."""
+        """Returns a lost episode as a failure."""
         return cls(record.task_index, record.sample, record.task_id, str(record.infrastructure_error), tries)
 
 
@@ -75,7 +75,7 @@ class RunFolder:
     """Reads and writes one run.
 
     Args:
-        path: of the folder; it need not exist.
+        path: the folder; it need not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,15 +98,15 @@ class RunFolder:
         settings = json.loads(json.dumps(settings))
         starts: list[Row] = []
         if self._run_path.exists():
-            found = self.load()
-            differing = list(_differences(found["settings"], settings))
+            run = self.load()
+            differing = list(_differences(run["settings"], settings))
             if differing:
                 raise ConfigurationError(
                     f"{self.path} holds a run with other settings ({'; '.join(differing)}). Resume it with the "
                     "same, or choose another --out."
                 )
-            starts = found["starts"]
-        elif self.path.is_dir() and any(found.name != "run.lock" for found in self.path.iterdir()):
+            starts = run["starts"]
+        elif self.path.is_dir() and any(entry.name != "run.lock" for entry in self.path.iterdir()):
             raise ConfigurationError(f"{self.path} exists and is neither empty nor a run; choose another --out.")
         self._write_json(self._run_path, {"format": FORMAT, "settings": settings, "starts": [*starts, _start()]})
         for path in (self.episodes_path, self.timings_path):
@@ -122,10 +122,10 @@ class RunFolder:
             raise DatasetError(f"{self.path} holds no run.json; expected a folder that `agent-r1 eval` wrote.")
         try:
             run: Row = json.loads(self._run_path.read_text(encoding="utf-8"))
-            known = run["format"] == FORMAT and isinstance(run["settings"], dict) and isinstance(run["starts"], list)
+            is_run = run["format"] == FORMAT and isinstance(run["settings"], dict) and isinstance(run["starts"], list)
         except (ValueError, KeyError, TypeError):
-            known = False
-        if not known:
+            is_run = False
+        if not is_run:
             raise DatasetError(f"{self._run_path} is no run of format {FORMAT}; evaluate again with this version.")
         return run
 
@@ -218,7 +218,7 @@ def question_hash(tasks: Iterable[Task]) -> str:
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yields "name: old != new" for each field that differs; of an object its fields, as "object.field"."""
+    """Yields "name: old != new" for each field that differs; for an object its fields, as "object.field"."""
     for name in {**old, **new}:
         before, after = old.get(name, _MISSING), new.get(name, _MISSING)
         if isinstance(before, Mapping) and isinstance(after, Mapping):

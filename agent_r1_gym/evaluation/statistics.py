@@ -60,19 +60,19 @@ def bootstrap(
     mean = sum of all scores / number of all scores. The interval is
 
     - of a proportion: Wilson's (1927) with the effective number of scores, which covers as it should near 0 and 1 too,
-      where the bootstrap's ends in [1, 1]. One score a question counts as one; those of one question depend on each
+      where the bootstrap's ends in [1, 1]. One score per question counts as one; those of one question depend on each
       other and count as fewer: n = p (1 - p) / v, with v the variance of the mean between questions, at least as many
       as there are questions (Franco, Little, Louis and Slud 2019 compare such intervals);
     - else: the percentile interval of the cluster bootstrap (Efron and Tibshirani 1993, chapter 13); a metric without
       bounds whose scores are all equal, or of one question, has an interval without width.
 
-    A resample draws as many questions as there are, with replacement, each with all its scores.
+    A resample draws questions with replacement, as many as there are, each with all its scores.
 
     Args:
         scores: by metric, the scores of each question, in the same order of questions; empty where there are none.
-        seed: of the resamples.
-        resamples: their number.
-        level: of the intervals.
+        seed: seed of the resamples.
+        resamples: number of resamples.
+        level: level of the intervals.
         proportions: the metrics whose scores cannot leave [0, 1].
 
     Returns:
@@ -151,10 +151,10 @@ def paired_bootstrap(
     """Returns mean(ours - theirs), its 95 % percentile interval, and the p-value of the sign-flip test.
 
     Args:
-        ours: one score a question.
+        ours: one score per question.
         theirs: the scores of the other run on the same questions, in the same order.
-        seed: of the resamples and flips.
-        resamples: their number.
+        seed: seed of the resamples and flips.
+        resamples: number of resamples.
 
     Raises:
         ConfigurationError: not equally many scores, or none.
@@ -235,7 +235,7 @@ def majority_at_k(votes: Sequence[str | None], scores: Sequence[float], k: int, 
         votes: the text that each sample votes for, None if it gave no answer; a subset without a vote scores 0.
         scores: of each sample; equal votes have equal scores.
         k: samples that vote.
-        seed: of the random subsets.
+        seed: seed of the random subsets.
 
     Raises:
         ConfigurationError: not as many scores as votes, or not 1 <= k <= n.
@@ -267,8 +267,8 @@ def _resampled_means(sums: Floats, sizes: Floats, seed: int, resamples: int) -> 
 
     Args:
         sums: (questions, metrics), sums of the scores.
-        sizes: (questions, metrics), their numbers.
-        seed: of the draws.
+        sizes: (questions, metrics), numbers of scores.
+        seed: seed of the draws.
         resamples: number of draws.
 
     Returns:
@@ -293,6 +293,6 @@ def _chunks(total: int, width: int) -> list[int]:
 def _differences(ours: Sequence[float], theirs: Sequence[float]) -> Floats:
     if len(ours) != len(theirs) or not len(ours):
         raise ConfigurationError(
-            f"A paired test needs one score a question from both runs, got {len(ours)} and {len(theirs)}."
+            f"A paired test needs one score per question from both runs, got {len(ours)} and {len(theirs)}."
         )
     return np.asarray(ours, dtype=np.float64) - np.asarray(theirs, dtype=np.float64)

@@ -26,7 +26,7 @@ class ContextLengthError(InfrastructureError):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a model said in one turn, as the server split it up.
+    """What a model wrote in one turn, split into parts by the server.
 
     Attributes:
         content: the text.
@@ -43,7 +43,7 @@ class Completion:
     completion_tokens: int | None = None
 
     def text(self, parser: Parser | None) -> str:
-        """Returns the turn in the format of `parser` (None: plain text): what the model wrote, put together again."""
+        """Returns the parts put together again, in the format of `parser` (None: plain text)."""
         if parser is None:
             return self.content
         if isinstance(parser, OpenAIParser):
@@ -56,7 +56,8 @@ class Completion:
 
 
 def _call_text(call: Mapping[str, Any], parser: Parser) -> str:
-    """Returns a structured call as text; one that is no proper call stays as it came, for the parser to object to."""
+    """Returns a structured call as text; a malformed one stays as it came."""
+    # The environment's parser then objects to it, and the model learns what was wrong.
     parsed = OpenAIParser().parse(json.dumps({"tool_calls": [call]}))
     try:
         return parser.format_call(replace(parsed.calls[0], id=None)) if parsed.calls else json.dumps(call)
@@ -88,13 +89,14 @@ class EndpointOptions:
     again."""
     first_pause: float = 0.5
     """Seconds before the second attempt; each further pause is twice as long, times a random factor in 0.5..1.5. A
-    `Retry-After` of the server of at most a minute goes first. All pauses of a turn together take at most a minute."""
+    `Retry-After` from the server of at most a minute takes precedence. All pauses of a turn together take at most a
+    minute."""
     max_bytes: int = 16 * 2**20
     """Size of the largest answer that is read."""
     breaker_failures: int = 5
-    """Turns in a row that failed after all attempts, whereupon the endpoint is left alone; 0: never."""
+    """Number of failed turns in a row, all attempts counted, after which the endpoint is left alone; 0: never."""
     breaker_cooldown: float = 10.0
-    """Seconds that it is left alone; turns fail at once meanwhile, with these seconds as `retry_after`."""
+    """Seconds for which it is left alone; turns then fail at once, with the remaining seconds as `retry_after`."""
     request: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the request; None drops a field that would be sent."""
 
@@ -194,19 +196,19 @@ class ChatEndpoint:
     def _refusal(self, answer: Answer) -> Exception:
         status, text = answer.status, answer.body[:300].decode("utf-8", "replace")
         text = text.replace(self._key, "<key>") if self._key else text
-        said = f"{self.options.base_url} answered HTTP {status}: {text!r}"
+        problem = f"{self.options.base_url} answered HTTP {status}: {text!r}"
         if status in (400, 413, 422) and any(sign in text for sign in _TOO_LONG):
-            return ContextLengthError(said)
+            return ContextLengthError(problem)
         if status in _REFUSED:
             hint = "" if self._key else f" No key is set; {' or '.join(_KEYS)} would give one."
-            return ConfigurationError(f"{said}. Check the base URL and the name of the model.{hint}")
+            return ConfigurationError(f"{problem}. Check the base URL and the name of the model.{hint}")
         if status in (400, 422):
-            said += "; a server that takes tool turns only after structured calls needs tool_role='user'"
-        return InfrastructureError(said)
+            problem += "; a server that takes tool turns only after structured calls needs tool_role='user'"
+        return InfrastructureError(problem)
 
 
 def endpoint_failure(error: InfrastructureError) -> str:
-    """Returns a failure of the endpoint as `Trajectory.infrastructure_error` words it: who, what, why."""
+    """Returns a failure of the endpoint in the words of `Trajectory.infrastructure_error`: who, what, why."""
     kind = "timeout" if isinstance(error, InfrastructureTimeout) else "unavailable"
     return f"endpoint: {kind}: {error}"
 

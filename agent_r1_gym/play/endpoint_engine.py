@@ -30,12 +30,12 @@ class _Answered:
 class EndpointEngine:
     """Plays a model behind an endpoint; an episode waits for its own turn only, never for another's.
 
-    Requests are sent by threads, one in flight each. The environments are stepped in the calling thread: what has come
-    back meanwhile is stepped together, its tool calls as one batch.
+    Requests are sent by threads, one in flight each. The environments are stepped in the calling thread: the answers
+    that have arrived meanwhile are stepped together, their tool calls as one batch.
 
     Args:
         endpoint: where the model is.
-        in_flight: requests at once, and episodes.
+        in_flight: number of requests, and so of episodes, at once.
     """
 
     def __init__(self, endpoint: ChatEndpoint, *, in_flight: int) -> None:
@@ -50,9 +50,9 @@ class EndpointEngine:
         while True:
             # Places are filled before anything is waited for; a new session may end without the model.
             starting = list(islice(waiting, self._in_flight - live))
-            asked = self._ask(starting)
-            live += asked
-            if starting and asked < len(starting):
+            requests = self._ask(starting)
+            live += requests
+            if starting and requests < len(starting):
                 continue
             if not live:
                 return
@@ -67,8 +67,8 @@ class EndpointEngine:
         self._endpoint.close()
 
     def _ask(self, sessions: Sequence[Session]) -> int:
-        """Brings sessions to where they need the model, and asks it; returns how many wait for an answer."""
-        asked = 0
+        """Plays sessions until they need the model, and asks it; returns how many wait for an answer."""
+        requests = 0
         while sessions:
             scripted: list[tuple[Session, str]] = []
             for session in sessions:
@@ -77,10 +77,10 @@ class EndpointEngine:
                     scripted.append((session, move))
                 else:
                     self._send(_Asked(session, move))
-                    asked += 1
+                    requests += 1
             step_sessions([session for session, _ in scripted], [action for _, action in scripted])
             sessions = [session for session, _ in scripted if not session.ended]
-        return asked
+        return requests
 
     def _take(self, answers: Sequence[_Answered]) -> list[Session]:
         """Steps the sessions that were answered; returns those that go on."""
@@ -103,7 +103,7 @@ class EndpointEngine:
         return [session for session, _ in spoken if not session.ended]
 
     def _collect(self) -> list[_Answered]:
-        """Waits for one answer and returns it with all that are there already."""
+        """Waits for one answer and returns it with all others that have arrived."""
         return [self._outbox.get(), *self._arrived()]
 
     def _arrived(self) -> Iterator[_Answered]:

@@ -21,7 +21,7 @@ class Job:
             `ANY_TASK`: the environment draws one.
         sample: 0-based number of the episode among those of its task.
         seed: the environment is reset with it.
-        sampling_seed: of the model's samples; None: the engine draws one.
+        sampling_seed: seed of the model's samples; None: the engine draws one.
     """
 
     task_index: int
@@ -31,17 +31,17 @@ class Job:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells the episodes of a run apart."""
+        """What distinguishes the episodes of a run."""
         return self.task_index, self.sample
 
 
 def evaluation_jobs(indices: Sequence[int], *, samples: int = 1, seed: int = 0, has_tasks: bool = True) -> list[Job]:
-    """Returns the episodes of an evaluation, each with a seed of its own that depends on nothing but job and run.
+    """Returns the episodes of an evaluation, each with a seed of its own that depends on job and run only.
 
     Args:
-        indices: of the tasks.
+        indices: positions of the tasks.
         samples: episodes per task.
-        seed: of the run.
+        seed: seed of the run.
         has_tasks: False for an environment without a list of tasks, where a reset's seed is the question: the samples
             of a question share it.
     """

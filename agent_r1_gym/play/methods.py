@@ -3,8 +3,8 @@
 A method says what the model is shown before a turn and what action its words become. It knows neither where the model
 runs nor how it is decoded, so that an endpoint and a model in this process play the same episodes.
 
-An environment without a system turn (`system_prompt=""`, the compact style of FictionQA) has a model that was trained
-to need no instructions: the baselines then add none either, and Naive RAG shows its retrieval as a tool turn.
+An environment without a system turn (`system_prompt=""`, the compact style of FictionQA) is for a model that was
+trained to need no instructions: the baselines then add none either, and Naive RAG shows its retrieval as a tool turn.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 
 
 class Method(abc.ABC):
-    """A way to have a model solve a task.
+    """A way to let a model solve a task.
 
     Attributes:
-        name: in settings and tables.
+        name: its name in settings and tables.
         one_shot: the model speaks once; the episode ends with what it said.
     """
 
@@ -65,7 +65,7 @@ class BaseToolCall(ToolUse):
 
 
 class DirectAnswer(Method):
-    """The model sees the question alone: what it knows by heart."""
+    """The model sees the question alone and answers from memory."""
 
     name = "direct"
 
@@ -94,8 +94,8 @@ class NaiveRAG(Method):
         passages = "\n".join(message.content for message in state.messages if message.role == "tool")
         instructions = f"Answer the question with the help of the passages. {_FORMAT}"
         question = _question(state)
-        shown = Message("user", f"Passages:\n{passages}\n\nQuestion: {question.content}")
-        return (Message("system", instructions), shown)
+        user_turn = Message("user", f"Passages:\n{passages}\n\nQuestion: {question.content}")
+        return (Message("system", instructions), user_turn)
 
 
 METHODS: dict[str, type[Method]] = {method.name: method for method in (ToolUse, BaseToolCall, DirectAnswer, NaiveRAG)}
@@ -123,6 +123,6 @@ def _question(state: PolicyInput) -> Message:
 def _as_answer(state: PolicyInput, text: str) -> str:
     """Returns the turn that gives the answer in `text`: between the first pair of tags, else all that is visible."""
     visible = visible_text(text)
-    _, found, rest = visible.partition(_OPEN)
-    answer = rest.partition(_CLOSE)[0] if found else visible
+    _, tag, rest = visible.partition(_OPEN)
+    answer = rest.partition(_CLOSE)[0] if tag else visible
     return state.format.format_answer(neutralise(answer.strip()))

@@ -20,7 +20,7 @@ from agent_r1_gym.registry import TextEnv
 
 _THREADS = 64
 _AHEAD = 16
-"""Resets of environments that are not instant, begun before an engine has room for them."""
+"""Number of slow resets that are begun before the engine has room for their episodes."""
 
 
 @dataclass
@@ -51,8 +51,8 @@ class Player:
         Args:
             jobs: pulled when there is room for another episode.
             engine: who acts.
-            on_end: gets each record when its episode ends, in any order, never two at a time. What it raises ends the
-                whole.
+            on_end: gets each record when its episode ends, in any order, one at a time; an exception from it ends
+                `play`.
         """
         with ThreadPoolExecutor(self.threads, thread_name_prefix="tools") as executor:
             engine.run(self._sessions(iter(jobs), on_end, executor))

@@ -1,9 +1,8 @@
-"""Who acts without a model: what a policy sees and is; the oracle, the naive one, replay, and one's own."""
+"""Policies, who act without a model: what they see, the oracle, the naive one, replay, and how your own are found."""
 
 from __future__ import annotations
 
 import abc
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.parsing import Parser
 from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.registry import import_from_here
 from agent_r1_gym.support.json_lines import read_json_lines
 from agent_r1_gym.types import Message, Task, ToolCall, ToolOutcome
 
@@ -72,7 +72,7 @@ class Policy(abc.ABC):
 
 
 class OraclePolicy(Policy):
-    """Knows the gold: searches the title of each gold passage, one a turn, then gives the gold answer.
+    """Knows the gold: searches the title of each gold passage, one per turn, then gives the gold answer.
 
     The upper bound of an environment, and the check that its data, retrieval and scoring fit together.
     """
@@ -151,7 +151,7 @@ class ReplayPolicy(Policy):
 
 
 def make_policy(spec: str) -> Policy:
-    """Returns the policy that `spec` names (see `POLICIES`); MODULE:NAME is a `Policy` class or object of one's own.
+    """Returns the policy that `spec` names (see `POLICIES`); MODULE:NAME is a `Policy` class or object of your own.
 
     Raises:
         ConfigurationError: no policy has that name.
@@ -166,7 +166,7 @@ def make_policy(spec: str) -> Policy:
     if not colon:
         raise ConfigurationError(f"Unknown policy {spec!r}. {suggest(spec, POLICIES)}")
     try:
-        named = getattr(importlib.import_module(module), name)
+        named = getattr(import_from_here(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"Unknown policy {spec!r}: {error}. {suggest(spec, POLICIES)}") from error
     policy = named() if isinstance(named, type) else named

@@ -43,15 +43,15 @@ class Tokens:
     """An episode as tokens. Every token got its id, its mask and its log-prob when it was made.
 
     Where the context was rewritten between turns, the episode consists of several contexts, laid one after another:
-    what stands in earlier ones was not before the model any more.
+    later turns do not see what stands in earlier ones.
 
     Attributes:
         prompt_ids: tokens before the first model turn.
         completion_ids: all later tokens: the model's, and those that the environment and the chat template added.
         loss_mask: 1 for tokens that the model sampled, 0 for all others; as long as `completion_ids`.
         logprobs: log-probability of each sampled token under the sampling distribution's policy, None for others.
-        spans: for each model turn, in order, the index in `completion_ids` of the first token that the model sampled,
-            and the index after the last one.
+        spans: for each model turn, in order, the index in `completion_ids` of its first sampled token, and the index
+            after its last one.
         context_starts: indices in `completion_ids` at which a further context begins: its tokens up to the next turn
             are the rewritten context, from its first token on. Empty if the context only grew.
 
@@ -218,7 +218,7 @@ class Trajectory:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, place: str = "a trajectory") -> Self:
-        """Returns the trajectory that `to_dict` made data of, also after a way through JSON.
+        """Returns the trajectory that `to_dict` turned into `data`, also after a round trip through JSON.
 
         Args:
             data: the fields; those that are absent have their defaults.
@@ -245,8 +245,8 @@ class Trajectory:
 
 
 def _total(counts: Iterable[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+    numbers = [count for count in counts if count is not None]
+    return sum(numbers) if numbers else None
 
 
 def _tuple(value: Any) -> Any:

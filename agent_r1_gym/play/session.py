@@ -1,4 +1,4 @@
-"""Session: a running episode, whoever plays it: the one place that opens, steps, ends and records episodes."""
+"""Session: a running episode, whoever plays it; the one place that opens, steps, ends and records episodes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Session:
         on_end: gets the record when the episode is over.
 
     Attributes:
-        ended: whether no further turn is taken.
+        ended: whether the episode is over.
         spoken: whether the model has had a turn.
     """
 
@@ -121,17 +121,17 @@ class Session:
         return self.method.action(self.state(), text)
 
     def book(self, action: str, step: Step, *, by_model: Counted | None = None) -> None:
-        """Takes what `env.step(action)` returned.
+        """Adds a turn: what `env.step(action)` returned.
 
         Args:
-            action: what was done.
-            step: what came of it.
+            action: the model's turn.
+            step: what the environment returned for it.
             by_model: what was counted, if a model wrote the action; a method that asks only once ends with it.
         """
         self.observation, reward, terminated, truncated, self.info = step
-        counted = by_model or Counted()
+        usage = by_model or Counted()
         self.spoken = self.spoken or by_model is not None
-        self.turns.append(self._turn(encodable(action), checked_reward(reward, self.env), counted))
+        self.turns.append(self._turn(encodable(action), checked_reward(reward, self.env), usage))
         self._append_messages(action)
         self._terminated, self._truncated = bool(terminated), bool(truncated)
         self._lost = self.info.get("infrastructure_error") or self._lost
@@ -141,7 +141,7 @@ class Session:
             self.truncate("no_answer")
 
     def truncate(self, reason: str = "max_tokens") -> None:
-        """Ends the episode from outside; the reward of that goes to the last turn."""
+        """Ends the episode from outside; the reward of this end goes to the last turn."""
         self._truncated, self._end_reason = True, reason
         if self.tool_env is not None:
             end = self.tool_env.truncate_with_terms()
@@ -192,7 +192,7 @@ class Session:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Says in whose episode an exception was raised."""
+        """Adds to an exception in whose episode it was raised."""
         try:
             yield
         except Exception as error:
@@ -219,7 +219,7 @@ class Session:
         own = _NO_LIMIT if self.tool_env is None else self.tool_env.max_turns
         return min(own, limit or _NO_LIMIT)
 
-    def _turn(self, action: str, reward: float, counted: Counted) -> Turn:
+    def _turn(self, action: str, reward: float, usage: Counted) -> Turn:
         info = self.info
         return Turn(
             action=action,
@@ -228,8 +228,8 @@ class Session:
             outcome_reward=info.get("outcome_reward", reward),  # where nobody tells, the reward is an outcome
             outcome_errors=tuple(outcome.error for outcome in info.get("tool_outcomes", ())),
             parse_errors=tuple(error.code for error in info.get("parse_errors", ())),
-            prompt_tokens=counted.prompt_tokens,
-            completion_tokens=counted.completion_tokens,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
         )
 
     def _append_messages(self, action: str | None) -> None:
@@ -276,5 +276,5 @@ def checked_reward(reward: Any, env: TextEnv) -> float:
 
 
 def name_of(env: TextEnv) -> str:
-    """Returns what messages call an environment."""
+    """Returns the name of an environment for messages."""
     return env.spec.id if env.spec else type(env).__name__

@@ -25,7 +25,7 @@ from agent_r1_gym.vector import step_together
 
 @dataclass(frozen=True, slots=True)
 class NewContext:
-    """What a session answers where the context was rewritten: all that stands before the next turn.
+    """A session's answer where the context was rewritten: everything that stands before the next turn.
 
     Attributes:
         ids: the context, at least one token.
@@ -38,7 +38,7 @@ class NewContext:
             raise ValueError("A new context needs at least one token, got none.")
 
     def shared(self, cached: Sequence[int]) -> int:
-        """Returns how many of the cached tokens it begins with; its last token, which must be fed, never counts."""
+        """Returns how many cached tokens this context begins with; its last token must be fed and never counts."""
         pairs = enumerate(zip(cached, self.ids[:-1], strict=False))
         return next((at for at, (old, new) in pairs if old != new), min(len(cached), len(self.ids) - 1))
 
@@ -52,7 +52,7 @@ class Chat(Protocol):
 
     @property
     def markup(self) -> Sequence[str]:
-        """Texts of special tokens, which nobody's text may become."""
+        """Texts of special tokens, into which no foreign text may turn."""
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Returns the tokens before the first model turn."""
@@ -269,5 +269,5 @@ class TokenSession(Session):
 
 
 def longest_context(session: Any, most: int) -> int:
-    """Returns the maximum number of tokens of a session's context in an engine that takes `most`."""
+    """Returns the maximum number of tokens of a session's context in an engine that takes at most `most`."""
     return min(most, getattr(session, "max_length", most))

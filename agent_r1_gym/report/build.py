@@ -1,4 +1,4 @@
-"""`agent-r1 report`: runs of both kinds on one page."""
+"""`agent-r1 report`: evaluation and training runs on one page."""
 
 from __future__ import annotations
 

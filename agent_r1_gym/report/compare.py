@@ -20,7 +20,7 @@ from agent_r1_gym.report.viewer import viewer
 
 Row = Mapping[str, Any]
 CLASSES = ("both right", "only A right", "only B right", "both wrong", "unscored")
-"""How a pair of episodes can come out."""
+"""Possible results of a pair of episodes."""
 _MARKS = dict(zip(CLASSES, ("=", "A", "B", "✗", "·"), strict=True))
 DIFFER = "differ"
 
@@ -30,8 +30,8 @@ class Comparison:
     """Two runs on the same questions.
 
     Attributes:
-        names: of both runs.
-        facts: what was evaluated, a text each.
+        names: names of both runs.
+        facts: what was evaluated, one text per run.
         pairs: the episodes that both have finished, of the same question and sample.
         tests: see `evaluation.metrics.compare_records`.
     """
@@ -61,8 +61,8 @@ def compare(ours: Path, theirs: Path) -> Comparison:
     """
     tests = compare_runs(RunFolder(ours), RunFolder(theirs))
     left, right = read_evaluation_runs([ours, theirs])
-    others = {_key(record): record for record in right.records}
-    pairs = [(record, others[_key(record)]) for record in left.records if _key(record) in others]
+    of_right = {_key(record): record for record in right.records}
+    pairs = [(record, of_right[_key(record)]) for record in left.records if _key(record) in of_right]
     if not pairs:
         raise ConfigurationError(f"{ours} and {theirs} have finished no episode in common; resume them first.")
     return Comparison((left.name, right.name), (_fact("A", left), _fact("B", right)), pairs, tests)
@@ -71,19 +71,19 @@ def compare(ours: Path, theirs: Path) -> Comparison:
 def class_of(ours: Trajectory, theirs: Trajectory) -> str:
     """Returns one of `CLASSES`."""
     outcomes = outcome_of(ours), outcome_of(theirs)
-    known = {("right", "right"): 0, ("right", "wrong"): 1, ("wrong", "right"): 2, ("wrong", "wrong"): 3}
-    return CLASSES[known.get(outcomes, 4)]
+    classes = {("right", "right"): 0, ("right", "wrong"): 1, ("wrong", "right"): 2, ("wrong", "wrong"): 3}
+    return CLASSES[classes.get(outcomes, 4)]
 
 
 def test_rows(comparison: Comparison) -> list[tuple[str, float, float, float, float]]:
     """Returns for each metric its difference A - B, the 95 % interval, and the p-value."""
     rows = []
-    for name, found in comparison.tests.items():
-        if isinstance(found, Mapping):
-            numbers = (found["difference"], found["low"], found["high"])
-            rows.append((name, *numbers, found["p_value"]))
-            if "mcnemar_p_value" in found:
-                rows.append((f"{name} (McNemar)", *numbers, found["mcnemar_p_value"]))
+    for name, test in comparison.tests.items():
+        if isinstance(test, Mapping):
+            numbers = (test["difference"], test["low"], test["high"])
+            rows.append((name, *numbers, test["p_value"]))
+            if "mcnemar_p_value" in test:
+                rows.append((f"{name} (McNemar)", *numbers, test["mcnemar_p_value"]))
     return rows
 
 

@@ -48,7 +48,7 @@ def outcome_of(record: Trajectory) -> str:
 
 
 def troubles(record: Trajectory) -> tuple[str, ...]:
-    """Returns what went wrong on the way, ("none",) if nothing did."""
+    """Returns the kinds of failure in the episode, ("none",) if there are none."""
     met = {
         "truncated": record.truncated,
         "failed call": any(any(turn.outcome_errors) for turn in record.turns),
@@ -63,9 +63,9 @@ def answered(record: Trajectory) -> str:
     """Returns the answer and the gold answers on one line; without any, the return."""
     if record.answer is None and not record.gold_answers:
         return f"return {record.episode_return:.3f}, ended by {record.end_reason}"
-    said = "no answer" if record.answer is None else f"answered {record.answer!r}"
+    answer = "no answer" if record.answer is None else f"answered {record.answer!r}"
     gold = " | ".join(record.gold_answers)
-    return f"{said}, gold {gold}" if gold else said
+    return f"{answer}, gold {gold}" if gold else answer
 
 
 def episode_side(record: Trajectory, *, title: str = "") -> Side:
@@ -103,7 +103,7 @@ def _message(message: Message, number: int | None, turns: Sequence[Turn]) -> Blo
 
 
 def lost_item(failure: Failure, **facets: str) -> Item:
-    """Returns an episode that lost its backend as an entry: it was not kept, its error was.
+    """Returns an episode that lost its backend as an entry: only its error was kept.
 
     Args:
         failure: the episode.

@@ -54,11 +54,17 @@ def read_evaluation_runs(paths: Sequence[Path]) -> list[EvaluationRun]:
         DatasetError: a folder holds no readable run.
     """
     settings = [RunFolder(path).load()["settings"] for path in paths]
-    policies = Counter(found["policy"] for found in settings)
+    policies = Counter(run_settings["policy"] for run_settings in settings)
     runs = []
-    for path, found in zip(paths, settings, strict=True):
-        same = policies[found["policy"]] > 1
-        runs.append(_read_run(path, f"{found['policy']} ({path.resolve().name})" if same else found["policy"], found))
+    for path, run_settings in zip(paths, settings, strict=True):
+        same = policies[run_settings["policy"]] > 1
+        runs.append(
+            _read_run(
+                path,
+                f"{run_settings['policy']} ({path.resolve().name})" if same else run_settings["policy"],
+                run_settings,
+            )
+        )
     return runs
 
 
@@ -80,14 +86,14 @@ def evaluation_parts(runs: Sequence[EvaluationRun]) -> list[Html]:
     whole = [(run.name, run.metrics["overall"]) for run in runs]
     parts.append(_metrics_table("All questions: mean [95 % interval]", whole))
     for key, title in (("by_type", "By question type"), ("by_hops", "By hops")):
-        found = [
+        groups = [
             (_labelled(value, run, runs, unit=" hops" if key == "by_hops" else ""), run.metrics[key][value])
             for value in values_of(runs, key)
             for run in runs
             if value in run.metrics[key]
         ]
-        if found:
-            parts.append(_metrics_table(f"{title}: mean [95 % interval]", found))
+        if groups:
+            parts.append(_metrics_table(f"{title}: mean [95 % interval]", groups))
     parts += _best_of_k(runs)
     parts.append(_ends(runs))
     return [*parts, *_plots(runs)]
@@ -96,22 +102,22 @@ def evaluation_parts(runs: Sequence[EvaluationRun]) -> list[Html]:
 def fact(run: EvaluationRun) -> str:
     """Returns what was evaluated, and what is missing, as a sentence or two."""
     settings, excluded = run.settings, run.metrics["excluded"]["episodes"]
-    wanted = settings["questions"] * settings["samples"]
+    episodes = settings["questions"] * settings["samples"]
     text = (
-        f"{run.name}: {len(run.records)} of {wanted} episodes on {settings['env_id']}, {settings['dataset']} "
+        f"{run.name}: {len(run.records)} of {episodes} episodes on {settings['env_id']}, {settings['dataset']} "
         f"(questions {(settings['question_hash'] or 'by seed')[:12]}), seed {settings['seed']}."
     )
     if excluded:
         worst = run.metrics["em_counting_excluded_as_wrong"]
-        shown = "unknown" if worst is None else f"{worst:.3f}"
-        text += f" {excluded} episodes lost their backend and are not scored; counted as wrong, EM would be {shown}."
+        em = "unknown" if worst is None else f"{worst:.3f}"
+        text += f" {excluded} episodes lost their backend and are not scored; counted as wrong, EM would be {em}."
     return text if run.complete else f"{text} NOT COMPLETE: resume it for the whole numbers."
 
 
 def values_of(runs: Sequence[EvaluationRun], key: str) -> list[str]:
     """Returns the question types or hops that any run has, in order."""
-    found = {value for run in runs for value in run.metrics[key]}
-    return sorted(found, key=lambda value: (len(value), value) if key == "by_hops" else (0, value))
+    values = {value for run in runs for value in run.metrics[key]}
+    return sorted(values, key=lambda value: (len(value), value) if key == "by_hops" else (0, value))
 
 
 def _labelled(value: str, run: EvaluationRun, runs: Sequence[EvaluationRun], *, unit: str) -> str:
@@ -127,8 +133,8 @@ def _metrics_table(caption: str, groups: Sequence[tuple[str, Row]]) -> Html:
     return table(caption, ("", "questions", *(name.replace("_", " ") for name in names)), rows)
 
 
-def _cell(found: Mapping[str, float] | None) -> Cell:
-    return None if found is None else interval(found["mean"], found["low"], found["high"])
+def _cell(metric: Mapping[str, float] | None) -> Cell:
+    return None if metric is None else interval(metric["mean"], metric["low"], metric["high"])
 
 
 def _best_of_k(runs: Sequence[EvaluationRun]) -> list[Html]:
@@ -164,20 +170,20 @@ def _plots(runs: Sequence[EvaluationRun]) -> list[Html]:
         for metric in ("em", "calls"):
             values = values_of(runs, key)
             series = {run.name: [_range(run, key, value, metric) for value in values] for run in runs}
-            if any(found for line in series.values() for found in line):
+            if any(bar for line in series.values() for bar in line):
                 title = f"{metric.upper() if metric == 'em' else metric} {key.replace('_', ' ')}"
                 figures.append(bars(title, [f"{value}{unit}" for value in values], series))
     terms = {run.name: _reward_terms(run.records) for run in runs}
-    names = list(dict.fromkeys(name for found in terms.values() for name in found))
+    names = list(dict.fromkeys(name for sums in terms.values() for name in sums))
     if names:
-        series = {run: [found.get(name) for name in names] for run, found in terms.items()}
+        series = {run: [sums.get(name) for name in names] for run, sums in terms.items()}
         figures.append(bars("reward terms, summed over an episode", names, series))
     return [legend([run.name for run in runs]), grid(figures)] if figures else []
 
 
 def _range(run: EvaluationRun, key: str, value: str, metric: str) -> Range | None:
-    found = run.metrics[key].get(value, {"metrics": {}})["metrics"].get(metric)
-    return None if found is None else (found["mean"], found["low"], found["high"])
+    summary = run.metrics[key].get(value, {"metrics": {}})["metrics"].get(metric)
+    return None if summary is None else (summary["mean"], summary["low"], summary["high"])
 
 
 def _reward_terms(records: Sequence[Trajectory]) -> Mapping[str, Range]:

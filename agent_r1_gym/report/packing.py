@@ -18,9 +18,9 @@ from typing import Any
 from agent_r1_gym.report.page import Html
 
 LIMIT = 18_000_000
-"""Bytes that the chunks of a page may have; where they have more, tool texts are shortened."""
+"""Maximum size of a page's chunks in bytes; beyond it, tool texts are shortened."""
 _SHORTENED = (None, 2000, 1500, 1000, 500, 250, 100, 0)
-"""Characters of a tool's text that are kept, tried in this order."""
+"""Numbers of characters to keep of a tool's text, tried in this order."""
 _LINES = 4_000
 _CHARACTERS = 200_000
 _PER_CHUNK = 64
@@ -83,7 +83,7 @@ class Item:
         title: usually the question.
         detail: a line below it.
         sides: the episodes, shown side by side.
-        facets: what it can be filtered by: for each name the values that it has.
+        facets: what it can be filtered by: values by name.
     """
 
     mark: str
@@ -106,8 +106,8 @@ def pack(items: Sequence[Item], *, selected: Mapping[str, str] | None = None, li
 
     Args:
         items: in the order of the list.
-        selected: value by facet that is filtered by at first.
-        limit: of all chunks; exceeded only where no tool text is left to shorten.
+        selected: values by facet that the list is filtered by at first.
+        limit: maximum size of all chunks; exceeded only where no tool text is left to shorten.
     """
     for kept in _SHORTENED:
         chunks = _chunks(items, selected or {}, kept)
@@ -169,11 +169,11 @@ def _block(block: Block, texts: _Texts, kept: int | None) -> list[Any]:
     text = block.text
     if block.role == "tool" and kept is not None and len(text) > kept:
         text = f"{text[:kept]} … ({len(text) - kept} characters left out)"
-    found: list[Any] = [block.role, block.label, texts.add(text) if text else [], block.notes, block.faults]
+    packed: list[Any] = [block.role, block.label, texts.add(text) if text else [], block.notes, block.faults]
     if block.tokens is not None:
         tokens = block.tokens
-        found.append([tokens.pieces, "".join(map(str, tokens.mask)), tokens.logprobs, tokens.advantages])
-    return found
+        packed.append([tokens.pieces, "".join(map(str, tokens.mask)), tokens.logprobs, tokens.advantages])
+    return packed
 
 
 def _facets(items: Sequence[Item], selected: Mapping[str, str]) -> list[dict[str, Any]]:

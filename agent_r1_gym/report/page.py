@@ -1,4 +1,4 @@
-"""A self-contained HTML page: its frame, its tables, and the promise that nothing foreign runs in it.
+"""A self-contained HTML page: its frame, its tables, and the policy that keeps foreign code from running in it.
 
 Whatever comes from a run is escaped here or packed by `packing`; besides, the page's security policy lets only its own
 script run, known by its hash, and forbids every request.
@@ -59,8 +59,8 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -
     """Returns a table; the first cell of each row heads it. It scrolls by itself where the window is narrow."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
     lines = []
-    for first, *others in rows:
-        cells = "".join(f"<td>{escape(value)}</td>" for value in others)
+    for first, *values in rows:
+        cells = "".join(f"<td>{escape(value)}</td>" for value in values)
         lines.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
     label, body = html.escape(caption), "\n".join(lines)
     return Html(

@@ -12,7 +12,7 @@ from agent_r1_gym.report.page import Html
 _WIDTH, _HEIGHT = 420, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 34
 COLOURS = 6
-"""Series in a plot that look different; the seventh looks like the first."""
+"""Number of series in a plot that look different; the next looks like the first again."""
 
 Range = tuple[float, float, float]
 """A mean, and the low and high end of its interval."""

@@ -26,21 +26,21 @@ CURVES = {
     "reward": "return",
     "eval_reward": "return in evaluation",
     "eval_rollout/reward/em": "exact match in evaluation",
-    "rollout/turns": "turns a rollout",
-    "rollout/calls": "calls a rollout",
-    "rollout/failed_calls": "failed calls a rollout",
+    "rollout/turns": "turns per rollout",
+    "rollout/calls": "calls per rollout",
+    "rollout/failed_calls": "failed calls per rollout",
     "rollout/truncated": "share of truncated rollouts",
     "rollout/dropped": "share of dropped rollouts",
-    "completions/mean_length": "tokens a rollout",
+    "completions/mean_length": "tokens per rollout",
     "entropy": "entropy per token, nats",
     "kl": "KL to the reference",
     "sampling/logprob_drift_mean": "mean log-prob drift of the engine",
 }
 """Logged numbers that are drawn, and the titles of their plots; reward terms are drawn besides."""
 _OWN_SETTINGS = {"seed", "data_seed", "run_name", "resume_from_checkpoint", "hub_model_id", "disable_tqdm"}
-"""Settings in which the seeds of one curve may differ; beside these, whatever names a folder (`..._dir`)."""
+"""Settings in which the seeds of one curve may differ, beside all that name a folder (`..._dir`)."""
 _RESULTS = {"seed", "scores", "seconds", "rejection_sampling"}
-"""What is no setting in quickstart's `scores.json`."""
+"""Entries of quickstart's `scores.json` that are no settings."""
 _TERM = "rollout/reward/"
 _SMOOTHED = 10
 
@@ -49,12 +49,12 @@ Log = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """One training.
+    """One training run.
 
     Attributes:
         path: its folder.
         name: what it is called where it stands alone.
-        settings: what its seeds share, as text; "" if it was not kept.
+        settings: the settings that seeds of one curve share, as text; "" if none were kept.
         log: the numbers of each logged step, with `step`.
         scores: exact match in 0..1 by agent and set of questions, empty if none were measured.
     """
@@ -143,12 +143,12 @@ def _numbers(rows: Sequence[Mapping[str, Any]]) -> Log:
 
 
 def _last_number(name: str) -> int:
-    found = re.findall(r"\d+", name)
-    return int(found[-1]) if found else -1
+    numbers = re.findall(r"\d+", name)
+    return int(numbers[-1]) if numbers else -1
 
 
 def training_parts(runs: Sequence[TrainingRun]) -> list[Html]:
-    """Returns table, curves and scores of trainings."""
+    """Returns table, curves and scores of training runs."""
     if not runs:
         return []
     groups = group_by_settings(runs)
@@ -177,10 +177,10 @@ def curve_plots(logs: Mapping[str, Sequence[Log]]) -> list[Html]:
     """Returns the legend and a plot of each number that was logged, with one curve for each group of logs."""
     logged = {name for group in logs.values() for log in group for row in log for name in row}
     terms = {name: f"reward term {name.removeprefix(_TERM)}" for name in sorted(logged) if name.startswith(_TERM)}
-    wanted = {name: title for name, title in ({"reward": CURVES["reward"]} | terms | CURVES).items() if name in logged}
+    titles = {name: title for name, title in ({"reward": CURVES["reward"]} | terms | CURVES).items() if name in logged}
     figures = []
-    for name, title in wanted.items():
-        series = {group: curve_over_seeds(found, name) for group, found in logs.items()}
+    for name, title in titles.items():
+        series = {group: curve_over_seeds(group_logs, name) for group, group_logs in logs.items()}
         figures.append(curves(title, series))
     return [legend(list(logs)), grid(figures)]
 
@@ -219,8 +219,8 @@ def _summary(groups: Mapping[str, Sequence[TrainingRun]]) -> Html:
                 ", ".join(run.path.name for run in group),
             ]
         )
-    header = ("training", "seeds", "steps", "return, first", "return, last", "folders")
-    return table("Trainings: mean over seeds [lowest, highest]", header, rows)
+    header = ("run", "seeds", "steps", "return, first", "return, last", "folders")
+    return table("Training runs: mean over seeds [lowest, highest]", header, rows)
 
 
 def _scores(groups: Mapping[str, Sequence[TrainingRun]]) -> list[Html]:
@@ -231,11 +231,14 @@ def _scores(groups: Mapping[str, Sequence[TrainingRun]]) -> list[Html]:
         if not scores:
             continue
         sets = list(next(iter(scores[0].values())))
-        agents = [agent for agent in scores[0] if all(agent in found for found in scores)]
+        agents = [agent for agent in scores[0] if all(agent in run_scores for run_scores in scores)]
         rows = [
             [
                 agent,
-                *(_over_seeds(_range([found[agent][part] for found in scores]), seeds=len(scores)) for part in sets),
+                *(
+                    _over_seeds(_range([run_scores[agent][part] for run_scores in scores]), seeds=len(scores))
+                    for part in sets
+                ),
             ]
             for agent in agents
         ]
@@ -244,8 +247,8 @@ def _scores(groups: Mapping[str, Sequence[TrainingRun]]) -> list[Html]:
     return tables
 
 
-def _over_seeds(found: Range, *, seeds: int) -> Cell:
-    return interval(*found) if seeds > 1 else found[0]
+def _over_seeds(spread: Range, *, seeds: int) -> Cell:
+    return interval(*spread) if seeds > 1 else spread[0]
 
 
 def training_items(runs: Sequence[TrainingRun]) -> list[Item]:

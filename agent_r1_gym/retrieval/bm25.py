@@ -28,7 +28,7 @@ _thread = threading.local()
 def analyse(text: str) -> list[str]:
     """Returns the index terms of `text`: lower-case words without English stop words, stemmed (Snowball, English).
 
-    Other than bm25s' own tokenizer it keeps words of one character ("Henry V", "Rocky 2"), as Lucene does.
+    Unlike bm25s' own tokenizer it keeps words of one character ("Henry V", "Rocky 2"), as Lucene does.
     """
     return [stem for word in _WORD.findall(text.lower()) if (stem := _stems.get(word) or _stem(word)) != " "]
 
@@ -194,7 +194,7 @@ def _best(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.intp]:
     # Only what matched is partitioned: on an array of mostly equal numbers, partition is up to ten times slower.
     rows = np.flatnonzero(scores > 0)
     if len(rows) > k:
-        found = scores[rows]
-        rows = rows[found >= np.partition(found, len(found) - k)[len(found) - k]]
+        positive = scores[rows]
+        rows = rows[positive >= np.partition(positive, len(positive) - k)[len(positive) - k]]
     order = np.argsort(-scores[rows], kind="stable")[:k]
     return rows[order]

@@ -69,14 +69,14 @@ class HTTPRetriever(Retriever):
         check_choice("protocol", protocol, _PROTOCOLS)
         self.url, ending = _split_url(url)
         positive = {"timeout": timeout, "pool_size": pool_size, "max_batch": max_batch, "max_bytes": max_bytes}
-        others = {
+        not_negative = {
             "max_retries": max_retries,
             "breaker_failures": breaker_failures,
             "breaker_cooldown": breaker_cooldown,
         }
-        if min(positive.values()) <= 0 or min(others.values()) < 0:
-            raise ConfigurationError(f"HTTPRetriever needs values > 0 in {positive} and >= 0 in {others}.")
-        self._settings = {"protocol": ending if protocol == "auto" else protocol, **positive, **others}
+        if min(positive.values()) <= 0 or min(not_negative.values()) < 0:
+            raise ConfigurationError(f"HTTPRetriever needs values > 0 in {positive} and >= 0 in {not_negative}.")
+        self._settings = {"protocol": ending if protocol == "auto" else protocol, **positive, **not_negative}
         self._protocol: Any = self._settings["protocol"]
         self._timeout, self._max_batch = timeout, max_batch
         self._http = HTTPClient(self.url, max_retries=max_retries, pool_size=pool_size, max_bytes=max_bytes)
@@ -170,7 +170,7 @@ def _as_retrieval_errors() -> Iterator[None]:
 
 
 def _split_url(url: str) -> tuple[str, str]:
-    """Returns the address without its endpoint, and the protocol that the endpoint tells ("auto": none)."""
+    """Returns the address without its endpoint, and the protocol that the endpoint implies ("auto": none)."""
     import urllib3
 
     from agent_r1_gym.retrieval import wire

@@ -17,7 +17,7 @@ _USUAL_LIMIT = 1024
 
 
 class Room(NamedTuple):
-    """What a process has descriptors for: open connections, and how many further ones it may accept in a row."""
+    """What a process's limit on descriptors allows: open connections, and how many more it may accept in a row."""
 
     connections: int
     backlog: int
@@ -54,7 +54,7 @@ def guarded_protocol(max_connections: int, request_timeout: float) -> type[async
 
 
 class _Guard(asyncio.Protocol):
-    """What is put in front of Uvicorn's protocol; one object per connection."""
+    """Methods that take precedence over those of Uvicorn's protocol; one object per connection."""
 
     max_connections: int
     request_timeout: float

@@ -34,7 +34,7 @@ class DenseRetriever(Retriever):
         passages: the corpus; not read if a cached index exists.
         encoder: folder (or hub name) of a sentence encoder, see `SentenceEncoder`; or a function from a list of n texts
             to an array (n, dimension).
-        batch_size: texts that are encoded at once.
+        batch_size: number of texts that are encoded at once.
         cache_dir: where the embeddings are kept; None keeps them in memory only.
         fingerprint: identity of the corpus, part of the cache's name; required with `cache_dir`.
         query_prefix: put before each query ("query: " for E5).
@@ -88,17 +88,17 @@ class DenseRetriever(Retriever):
         """Returns for each query the `k` nearest passages (see `Retriever.search_batch`)."""
         k = check_k(k)
         cleaned = [clean_query(query) for query in queries]
-        asked = [position for position, query in enumerate(cleaned) if query]
+        positions = [position for position, query in enumerate(cleaned) if query]
         answers: list[list[Hit]] = [[] for _ in cleaned]
-        if not asked or not len(self._passages):
+        if not positions or not len(self._passages):
             return answers
-        vectors = self._encode([self._query_prefix + cleaned[position] for position in asked])
+        vectors = self._encode([self._query_prefix + cleaned[position] for position in positions])
         if vectors.shape[1] != self._index.d:
             raise RetrievalError(f"The encoder gave {vectors.shape[1]} dimensions, the index has {self._index.d}.")
         scores, rows = self._index.search(vectors, min(k, len(self._passages)))
-        for position, found, cosines in zip(asked, rows, scores, strict=True):
-            order = np.lexsort((found, -cosines))  # Equal scores in corpus order.
-            answers[position] = [Hit(self._passages[int(found[i])], float(cosines[i])) for i in order]
+        for position, nearest, cosines in zip(positions, rows, scores, strict=True):
+            order = np.lexsort((nearest, -cosines))  # Equal scores in corpus order.
+            answers[position] = [Hit(self._passages[int(nearest[i])], float(cosines[i])) for i in order]
         return answers
 
     def __len__(self) -> int:
@@ -203,12 +203,12 @@ class SentenceEncoder:
 
 @contextlib.contextmanager
 def _no_progress_bar(transformers_logging: Any) -> Iterator[None]:
-    shown = transformers_logging.is_progress_bar_enabled()
+    was_on = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if was_on:
             transformers_logging.enable_progress_bar()
 
 

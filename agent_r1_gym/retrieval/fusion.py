@@ -19,7 +19,7 @@ class FusionRetriever(Retriever):
 
     Args:
         retrievers: the parts; a backend failure of one is a failure of the whole.
-        depth: hits that are asked of each part; a search for more than `depth` passages asks for as many.
+        depth: number of hits to ask each part for; a search for more than `depth` passages asks for that many.
         constant: the larger, the less the first ranks stand out; 60 in the paper.
 
     Raises:
@@ -62,4 +62,7 @@ def fuse(rankings: Sequence[Sequence[Hit]], *, constant: float = 60) -> list[Hit
         for rank, hit in enumerate(ranking, start=1):
             passages.setdefault(hit.passage.id, hit.passage)
             scores[hit.passage.id] = scores.get(hit.passage.id, 0.0) + 1 / (constant + rank)
-    return [Hit(passages[found], scores[found]) for found in sorted(scores, key=lambda found: -scores[found])]
+    return [
+        Hit(passages[passage_id], scores[passage_id])
+        for passage_id in sorted(scores, key=lambda passage_id: -scores[passage_id])
+    ]

@@ -1,4 +1,4 @@
-"""Retrievers: from a short text to a shared object."""
+"""Retrievers by name: one shared object for equal names."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def _make(spec: str, passages: Passages, fingerprint: str) -> Retriever:
     if kind not in _MAKERS:
         raise ConfigurationError(f"Unknown retriever {spec!r}. {suggest(kind, _MAKERS)}")
     make, forms = _MAKERS[kind]
-    given = bool(argument.strip("/, "))
-    if not (any(":" in form for form in forms) if given else kind in forms and not colon):
+    has_argument = bool(argument.strip("/, "))
+    if not (any(":" in form for form in forms) if has_argument else kind in forms and not colon):
         raise ConfigurationError(f"The retriever {spec!r} is not understood; expected {' or '.join(forms)}.")
     return make(argument, passages, fingerprint)
 

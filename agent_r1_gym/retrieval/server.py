@@ -36,7 +36,7 @@ Handler = Callable[["Request"], Awaitable["Response"]]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one client may ask for, so that the others are served meanwhile."""
+    """Limits on what one client may ask for, so that the others are served too."""
 
     max_queries: int = 1024
     """Queries in one request."""
@@ -73,7 +73,7 @@ def create_app(
 
     Args:
         retriever: the backend.
-        name: identity that `/health` tells, so that a client can be sure whom it talks to.
+        name: identity that `/health` reports, so that a client can be sure which server it talks to.
         limits: what one client may ask for.
         hosts: names under which the server may be addressed, besides IP addresses; None: any. A web page can make its
             visitor's browser ask a server on 127.0.0.1, but only under a name of its own.
@@ -171,7 +171,7 @@ class _Service:
         parts: list[bytes] = []
         size = max(1, min(_QUERIES_AT_ONCE, _PASSAGES_AT_ONCE // k))
         for start in range(0, len(queries), size):
-            async with self._turn:  # between two parts it is the turn of others
+            async with self._turn:  # other requests take their turn between two parts
                 if await request.is_disconnected():
                     break
                 part = queries[start : start + size]
@@ -263,7 +263,7 @@ async def _stop_when_idle(server: Any, idle_exit: float) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Lets SIGTERM and Ctrl-C end the block quietly; Uvicorn raises either again after it has shut down."""
+    """Lets SIGTERM and Ctrl-C end the block quietly: Uvicorn raises the signal again after it has shut down."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

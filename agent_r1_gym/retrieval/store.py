@@ -73,7 +73,7 @@ def writing(directory: Path) -> Iterator[None]:
 
 
 def write_index(directory: Path, build: Callable[[Path], object]) -> None:
-    """Has `build` fill a new folder, seals it with a manifest, and puts it in the place of `directory`."""
+    """Lets `build` fill a new folder, seals it with a manifest, and puts it in the place of `directory`."""
     with files.atomic_directory(directory) as temporary:
         build(temporary)
         paths = [path for path in temporary.rglob("*") if path.is_file()]
@@ -82,7 +82,7 @@ def write_index(directory: Path, build: Callable[[Path], object]) -> None:
 
 
 def find_damage(directory: Path) -> str | None:
-    """Returns what is wrong with an index by its manifest, None if every file is there as it was written."""
+    """Compares an index with its manifest; returns what is wrong, None if every file is as it was written."""
     try:
         manifest: dict[str, list[int]] = json.loads((directory / _MANIFEST).read_text())
         for name, (size, checksum) in manifest.items():

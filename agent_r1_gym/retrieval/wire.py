@@ -22,7 +22,7 @@ Protocol = Literal["search-r1", "agent-r1"]
 PATHS: dict[Protocol, str] = {"search-r1": "/retrieve", "agent-r1": "/search"}
 _FIELDS: dict[Protocol, str] = {"search-r1": "result", "agent-r1": "query_results"}
 MAX_PASSAGES = 20_000
-"""Passages in one answer, queries times passages per query: some 10 MB."""
+"""Maximum number of passages in one answer (queries times passages per query): some 10 MB."""
 _LARGEST_SCORE = 10**300
 
 
@@ -43,7 +43,7 @@ def encode_answer(
 def encode_part(
     protocol: Protocol, queries: Sequence[str], answers: Sequence[Sequence[Hit]], *, scores: bool = True
 ) -> bytes:
-    """Returns what an answer says of some of its queries, for `join_answers`: bytes take little of a hit's memory."""
+    """Encodes a part of an answer for `join_answers`: as bytes it takes less memory than as hits."""
     from agent_r1_gym.retrieval.corpus import passage_to_document
 
     lists: list[Any] = [
@@ -84,14 +84,14 @@ def decode_answer(protocol: Protocol, body: bytes, *, expected: int) -> list[lis
 def _list(answer: Any, field: str) -> list[Any]:
     if not isinstance(answer, dict) or not isinstance(answer.get(field), list):
         raise ValueError(f"expected an object with a list {field!r}, got {_short(answer)}")
-    found: list[Any] = answer[field]
-    return found
+    items: list[Any] = answer[field]
+    return items
 
 
 def _hits(hits: Any, read: Callable[..., Passage]) -> list[Hit]:
     if not isinstance(hits, list):
         raise ValueError(f"expected a list of hits, got {_short(hits)}")
-    found = []
+    parsed = []
     for rank, item in enumerate(hits):
         if not isinstance(item, dict) or "document" not in item:
             raise ValueError(f"expected a hit with 'document' and 'score', got {_short(item)}")
@@ -99,8 +99,8 @@ def _hits(hits: Any, read: Callable[..., Passage]) -> list[Hit]:
         if isinstance(document, str):
             document = {"contents": document}
         passage = read(document, default_id=f"rank-{rank}")
-        found.append(Hit(passage, _finite(item.get("score"))))
-    return found
+        parsed.append(Hit(passage, _finite(item.get("score"))))
+    return parsed
 
 
 def _finite(score: Any) -> float:

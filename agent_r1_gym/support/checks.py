@@ -1,4 +1,4 @@
-"""Checks of constructor options: an error says what came, what was expected, and which names are near."""
+"""Checks of constructor options: errors say what came, what was expected, and which names are near."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class KnownOptions:
     """
 
     set_options: ClassVar[tuple[str, ...]] = ()
-    """Options of its base class that a class sets itself: its callers cannot."""
+    """Options of its base class that a class sets itself, so that its callers may not."""
 
     _options: ClassVar[frozenset[str]] = frozenset()
 

@@ -1,4 +1,4 @@
-"""Where the package keeps things on disk, and how it writes them: whole or not at all."""
+"""Where the package keeps its files, and how it writes them: whole or not at all."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Names `path` in the block's error of a full disk, which names no file."""
+    """Adds `path` to an error of a full disk, which names no file."""
     try:
         yield
     except OSError as error:
@@ -100,9 +100,10 @@ def _swap(new: Path, path: Path) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes what killed processes left of `path` when they wrote it.
+    """Removes what killed processes left when they wrote `path`.
 
-    Only for who holds `locked(path)`, where nobody writes `path` without it: another's work would go too.
+    Call it only while holding `locked(path)`, and only for paths that are always written under that lock: it would
+    remove the unfinished work of others too.
     """
     leftover = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]{{8}}(\.old)?\.tmp(\.log)?")  # tempfile's names
     for entry in path.parent.iterdir():
@@ -114,7 +115,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Has the system write a file, or the names in a folder, to the disk."""
+    """Makes the system write a file, or the names in a folder, to the disk."""
     is_folder = path.is_dir()
     if not is_folder and not path.is_file():
         return

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import urllib3
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
-"""A server that answers with one of these may do better a moment later."""
+"""Statuses after which another attempt may succeed."""
 _LONGEST_PAUSE = 60.0
 _HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
 
@@ -31,11 +31,11 @@ class Answer(NamedTuple):
 
 
 class HTTPClient:
-    """Exchanges requests with one server; may be shared by threads, and used by a fork (with its own connections).
+    """Sends requests to one server; threads may share it, and a fork may use it (with connections of its own).
 
     Lost connections and `RETRIED_STATUSES` are tried again after a pause that doubles (times a random factor in
-    0.5..1.5); a server's `Retry-After` of at most a minute goes first. All pauses of one exchange together take at
-    most a minute. Proxy settings of the environment are not used, redirects are not followed.
+    0.5..1.5); a server's `Retry-After` of at most a minute takes precedence. All pauses of one exchange together take
+    at most a minute. Proxy settings of the environment are not used, redirects are not followed.
 
     Args:
         url: address of the server; its path stands in front of every path.
@@ -73,8 +73,8 @@ class HTTPClient:
         """Returns the answer of the last attempt, whatever its status.
 
         Args:
-            method: of a request that may safely be sent twice.
-            path: of the endpoint.
+            method: HTTP method of a request that may safely be sent twice.
+            path: path of the endpoint.
             body: JSON, or None.
             timeout: seconds for one attempt, from its start to the last byte.
             total: seconds for everything, pauses included; an attempt that runs into it is the last. None: no limit
@@ -151,7 +151,8 @@ class HTTPClient:
         return Answer(response.status, content), _retry_after(response.headers.get("Retry-After"))
 
     def _own_pool(self) -> urllib3.HTTPConnectionPool:
-        """Returns this process's pool: a fork must not write to the sockets of its parent."""
+        """Returns this process's pool."""
+        # A fork must not write to the sockets of its parent.
         if self._pid != os.getpid():
             self._pid, self._pool, self._random = os.getpid(), None, random.Random()
         if self._pool is None:

@@ -98,7 +98,8 @@ def _read_array(text: str, path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns an object's dictionary, which would silently keep the last of two equal keys."""
+    """Returns an object's dictionary; refuses equal keys."""
+    # `dict` would silently keep the last of two equal keys.
     value = dict(pairs)
     if len(value) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -118,4 +119,4 @@ def _skip_blank(text: str, position: int) -> int:
 def _hint(line: str) -> str:
     if line.startswith("version https://git-lfs"):
         return "this is a Git LFS pointer, not the data: fetch the file itself"
-    return "expected JSON Lines (one object a line) or one JSON array; is the file truncated?"
+    return "expected JSON Lines (one object per line) or one JSON array; is the file truncated?"

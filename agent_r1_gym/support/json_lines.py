@@ -1,4 +1,4 @@
-"""JSON Lines: one object a line, appended whole or not at all, read back with the place of what is wrong."""
+"""JSON Lines: one object per line, appended whole or not at all, read back with the place of what is wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class JsonLinesWriter:
     """Appends rows to a file; a crash tears at most the last line, a full disk none.
 
     Args:
-        path: of the file.
+        path: the file.
         buffered: rows may stay in memory for a while; for what may be lost.
     """
 

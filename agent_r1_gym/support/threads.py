@@ -19,8 +19,9 @@ from agent_r1_gym.errors import InfrastructureError, InfrastructureTimeout
 _T = TypeVar("_T")
 _MAX_AT_ONCE = 128
 MAX_LOST = 32
-"""Lost threads of one tool from which on it is left alone. A crawl or a test run that hangs now and then stays below;
-what all hangs costs at most 31 + 128 threads at first: those that wait, and a whole batch that is under way."""
+"""Number of lost threads of one tool at which it is left alone. A crawl or a test run that hangs now and then stays
+below; a tool whose every call hangs costs at most 31 + 128 threads at first: those already lost, and a whole batch
+under way."""
 FIRST_COOLDOWN = 30.0
 """Seconds for which it is left alone the first time; each further time is twice as long."""
 
@@ -100,7 +101,7 @@ class LostCalls:
 
 
 class _Call:
-    """A job under way; its end is told to whoever waits for it, once."""
+    """A running job; its end is reported once, to whoever waits for it."""
 
     def __init__(self, job: _Job, index: int, done: SimpleQueue[tuple[_Call, Any]], lost: LostCalls | None) -> None:
         self._job, self._done, self._lost = job, done, lost

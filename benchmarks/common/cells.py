@@ -1,4 +1,4 @@
-"""Cells of an experiment: one method and one seed each, a file each, so that a run that was stopped goes on."""
+"""Cells of an experiment: one method and one seed, in a file of its own, so that a stopped run goes on."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def run_cells(
     """Makes the cells that `folder` does not hold yet; each file is written whole, with where its numbers come from.
 
     Args:
-        folder: of the files `METHOD-SEED.json`.
+        folder: folder of the files `METHOD-SEED.json`.
         cells: methods and seeds, in the order to run them.
-        make: from method, seed and a scratch folder to what the file holds.
+        make: makes the content of a file from method, seed and a scratch folder.
         command: what runs these cells, without method and seed.
     """
     warnings.filterwarnings("ignore", category=FutureWarning)

@@ -13,7 +13,7 @@ class WarmStart:
 
     Attributes:
         size: key of `trainers.toy.model.SIZES`.
-        options: of `warm_start`, where they differ from its defaults.
+        options: options of `warm_start` that differ from its defaults.
     """
 
     size: str

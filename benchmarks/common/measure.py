@@ -25,7 +25,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured quantity: a value a round."""
+    """One measured quantity: a value per round."""
 
     name: str
     unit: str
@@ -91,14 +91,14 @@ class Report:
 def interleave(measures: Mapping[str, Callable[[], float]], *, rounds: int, unit: str) -> dict[str, Figure]:
     """Runs all measures once per round, A B C A B C ..., after one round of warm-up that does not count.
 
-    Drift of the machine then falls on all of them alike, and `ratio` can compare them round by round. What is alive
-    at the start, the libraries of all systems included, is kept from the garbage collector: nobody pays for walking
-    over what others imported. Collection of what a measure makes stays on.
+    Drift of the machine then falls on all of them alike, and `ratio` can compare them round by round. Objects that are
+    alive at the start, the libraries of all systems included, are hidden from the garbage collector: no system pays for
+    walking over what another imported. Collection of what a measure makes stays on.
 
     Args:
         measures: name to what returns one value.
-        rounds: values a measure.
-        unit: of the values.
+        rounds: number of values per measure.
+        unit: unit of the values.
     """
     values: dict[str, list[float]] = {name: [] for name in measures}
     for measure in measures.values():

@@ -29,7 +29,7 @@ def start_folder(start: WarmStart | None, folder: Path, *, command: Sequence[str
 
     Args:
         start: says how it is taught; None: it is the one that comes with the package.
-        folder: of the cells.
+        folder: folder of the cells.
         command: what runs the cells, kept beside the model.
     """
     if start is None:

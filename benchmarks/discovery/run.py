@@ -4,7 +4,7 @@
     python -m benchmarks.discovery table
 
 The warm start has never seen a complete chain of two searches: it searches once and answers too early, or searches a
-second time with one half of the chain wrong, and answers wrongly (`discovery_settings.HABITS`). A cell is one reward
+second time with one half of the chain wrong, and answers wrongly (`settings.HABITS`). A cell is one reward
 and one seed.
 """
 
@@ -136,7 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes, to see that everything runs, in a folder of their own"
     )
-    parser.add_argument("--output", type=Path, default=RESULTS, help="default: %(default)s")
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS, help="folder of the cells (default: results/ beside run.py)"
+    )
     options = parser.parse_args(arguments)
     if options.action == "run":
         return run(options)

@@ -1,4 +1,4 @@
-"""Settings of `discovery.py`, as data: what is demonstrated, and which rewards are compared."""
+"""Settings of this experiment, as data: what is demonstrated, and which rewards are compared."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ HABITS: Mapping[str, Habits] = {
         wanders=0.4,
     ),
 }
-"""No habit plays a whole chain of two searches: a second one is for the asked relation of a wrong name, or for a wrong
-relation of the right name, and ends in a wrong answer always."""
+"""No habit plays a whole chain of two searches: the second search is for the asked relation of a wrong name, or for a
+wrong relation of the right name, and always ends in a wrong answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """What a policy is paid.
+    """A reward to train with.
 
     Attributes:
         title: name in the table.
-        options: of the environment.
+        options: options of the environment.
     """
 
     title: str
@@ -67,8 +67,8 @@ class Settings:
         start: how the policy is taught before.
         steps: optimiser steps of reinforcement learning, 16 questions x 8 rollouts each.
         every: steps between two measurements.
-        questions: of each measurement, held out.
-        seeds: one cell a reward and seed.
+        questions: number of held-out questions per measurement.
+        seeds: one cell per reward and seed.
     """
 
     training: Mapping[str, Any]

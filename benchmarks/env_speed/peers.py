@@ -108,7 +108,7 @@ class GemOne(System):
 
 
 class GemVector(System):
-    """GEM's own vector environment ("async": one thread an environment, "sync": one after the other)."""
+    """GEM's own vector environment ("async": one thread per environment, "sync": one after the other)."""
 
     def __init__(
         self,

@@ -154,7 +154,7 @@ CLAIMS: Mapping[str, Callable[[Settings], Report]] = MappingProxyType(
 
 
 class BareClient:
-    """The least that can be asked of the server: one kept connection, whole batches, the answer read and decoded."""
+    """The cheapest client of the server: one kept connection, whole batches, the answer read and decoded."""
 
     name = "bare batch client"
 
@@ -216,7 +216,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--claim", action="append", choices=sorted(CLAIMS), help="run only this one; may be repeated")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, nothing is kept unless --output says where")
     parser.add_argument("--output", type=Path, help=f"file to append to (default: {RESULTS.name} in results/)")
-    parser.add_argument("--corpus", type=int, help="passages that the server searches, instead of the settings' number")
+    parser.add_argument(
+        "--corpus", type=int, help="number of passages that the server searches (default: the settings')"
+    )
     options = parser.parse_args(arguments)
     settings = QUICK if options.quick else FULL
     if options.corpus is not None:

@@ -30,12 +30,12 @@ SKYRL_PATH, GEM_PATH = "/skyrl-gym", "/gem"
 
 
 def corpus(entities: int) -> list[Passage]:
-    """Returns the passages that the server of so many entities searches: one an entity."""
+    """Returns the passages that the server of so many entities searches: one per entity."""
     return list(fiction_dataset(seed=0, entities=entities).passages())
 
 
 def add_peer_routes(app: FastAPI, retriever: Retriever) -> None:
-    """Adds `POST /skyrl-gym` (JSON) and `POST /gem` (MessagePack): one query a request, as the peers ask.
+    """Adds `POST /skyrl-gym` (JSON) and `POST /gem` (MessagePack): one query per request, as the peers ask.
 
     They search in the event loop itself: a hop to another thread would only slow the peers' single queries down.
     """

@@ -28,7 +28,7 @@ class System(abc.ABC):
 
     Attributes:
         name: as shown in tables; says the configuration.
-        episode_steps: model turns an episode, all environments together.
+        episode_steps: model turns per episode, all environments together.
     """
 
     name: str
@@ -75,7 +75,7 @@ class StubRetriever(Retriever):
 
 
 class SleepTool(Tool):
-    """A search whose backend takes `latency` seconds a call and takes one call at a time."""
+    """A search whose backend takes `latency` seconds per call, one call at a time."""
 
     def __init__(self, latency: float, passages: Sequence[Passage]) -> None:
         schema = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
@@ -129,7 +129,7 @@ class Vector(System):
 
     Args:
         envs: the vector.
-        batches: queries of each search step, one an environment.
+        batches: queries of each search step, one per environment.
     """
 
     def __init__(self, envs: ToolVectorEnv, *, batches: Sequence[Sequence[str]]) -> None:
@@ -171,7 +171,7 @@ def search_vector(workload: Workload, url: str, *, batches: Sequence[Sequence[st
 
 
 def slow_vector(workload: Workload, *, batches: Sequence[Sequence[str]], latency: float) -> Vector:
-    """Returns a vector of this suite whose tool takes `latency` seconds a call and has no batch form."""
+    """Returns a vector of this suite whose tool takes `latency` seconds per call and has no batch form."""
     tool = SleepTool(latency, workload.passages)
     tasks = [Task(str(number), text, (GOLD,)) for number, text in enumerate(workload.questions)]
     envs = [ToolEnv(tasks=tasks, tools=[tool]) for _ in batches[0]]

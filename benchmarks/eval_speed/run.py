@@ -1,4 +1,4 @@
-"""How fast `agent-r1 eval` drives an endpoint: episodes a second with a 0-latency server, 64 requests in flight.
+"""How fast `agent-r1 eval` drives an endpoint: episodes per second with a 0-latency server, 64 requests in flight.
 
 `python -m benchmarks.eval_speed` appends a row to `results/eval_speed.jsonl`. The whole path is in the time: requests,
 parsing, search, scoring and the lines on disk; not in it: start of Python, building the world and its index.
@@ -27,7 +27,7 @@ RESULTS = Path(__file__).parent / "results" / "eval_speed.jsonl"
 
 
 def episodes_per_second(url: str, *, questions: int, in_flight: int) -> tuple[float, float]:
-    """Returns episodes a second of one evaluation, by the wall clock and by this process's CPU time."""
+    """Returns episodes per second of one evaluation, by the wall clock and by this process's CPU time."""
     options = {"world_seed": 0, "questions": questions, "entities": 1500}
     model = {"model": "scripted", "base_url": url}
     spec = AgentSpec(env=ENV, env_options=options, policy="openai:scripted", model=model, in_flight=in_flight)
@@ -61,10 +61,12 @@ def measure(*, rounds: int, questions: int, in_flight: int) -> Report:
 def main() -> int:
     """Measures, prints and keeps."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="evaluations (default: %(default)s)")
-    parser.add_argument("--questions", type=int, default=1000, help="episodes of each (default: %(default)s)")
-    parser.add_argument("--in-flight", type=int, default=64, help="default: %(default)s")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="number of evaluations (default: %(default)s)")
+    parser.add_argument("--questions", type=int, default=1000, help="episodes per evaluation (default: %(default)s)")
+    parser.add_argument("--in-flight", type=int, default=64, help="episodes at once (default: %(default)s)")
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS, help="file to append to (default: eval_speed.jsonl in results/)"
+    )
     options = parser.parse_args()
     settings = {name: getattr(options, name) for name in ("rounds", "questions", "in_flight")}
     report = measure(**settings)

@@ -1,4 +1,4 @@
-"""What `multihop_qa.py` does at the paper's scale: shows the commands, tries them, collects what they found."""
+"""The actions at the paper's scale: show the commands, try them, collect what they measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of `multihop_paper.py`, each run with a tiny stand-in on one CPU process: do they work as written?
+"""The commands of `paper.py`, each run with a tiny stand-in on one CPU process: do they work as written?
 
 A folder stands in for the machine: its `Qwen/Qwen2.5-3B-Instruct` is a random model of that architecture, its home
 folder holds fictional data in the official formats, and every path that a command names lies below it. What else
@@ -60,7 +60,7 @@ ONLY_PARSED: Mapping[str, str] = {"serve-retriever": "it would download the inde
 NOTES = (
     f"./{MODEL}: a random Qwen2 of two layers, with the tokenizer and chat template of trainers.toy.model",
     "accelerate launch: its words and its file are parsed, the module runs in this process on the CPU",
-    f"./official: questions of FictionQA in the three official formats, {QUESTIONS} a split",
+    f"./official: questions of FictionQA in the three official formats, {QUESTIONS} per split",
     "random weights call no tool: of the searches only Naive RAG's are played",
 )
 
@@ -72,7 +72,7 @@ class Outcome:
     Attributes:
         command: as written.
         status: "ran", "parsed" or "FAILED".
-        seconds: that it took.
+        seconds: how long it took.
         failure: the end of what it said, if it failed.
     """
 
@@ -86,8 +86,8 @@ def dry_run(methods: Sequence[str], seeds: Sequence[int], *, folder: Path) -> li
     """Parses every command as written and runs it with the stand-in, in the order in which they are to be run.
 
     Args:
-        methods: names of `multihop_settings.METHODS`.
-        seeds: of the trainings.
+        methods: names of `settings.METHODS`.
+        seeds: seeds of the training runs.
         folder: an empty one; all that is written lies below it.
     """
     make_stand_in(folder)

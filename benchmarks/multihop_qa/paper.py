@@ -3,7 +3,7 @@
     python -m benchmarks.multihop_qa commands --profile paper [--method grpo ...] [--seed 0 ...]
     python -m benchmarks.multihop_qa dry-run --profile paper [--method grpo ...]
 
-Nothing here has been run at this scale. The dry run (`multihop_dryrun.py`) plays every command with a tiny stand-in.
+Nothing here has been run at this scale. The dry run (`dry_run.py`) plays every command with a tiny stand-in.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TEST_SETS: Mapping[str, str] = {"HotpotQA": "HotpotQA", "2Wiki": "2WikiMultihopQ
 """Column of the table to environment; the last is out of domain. All validation questions: test splits hide answers."""
 
 SEARCH: Mapping[str, Any] = {"retriever": f"http://127.0.0.1:{PORT}", "top_k": 5, "passage_chars": 1000, "max_turns": 5}
-"""Of every environment. The articles are long: the beginnings of five take some 1,300 tokens a search."""
+"""Options of every environment. The articles are long: the beginnings of five take some 1,300 tokens per search."""
 TRAINING: Mapping[str, Any] = {"questions": 51_200, "reward": "agent_r1", **SEARCH}
 """Half of the questions are HotpotQA's, half 2Wiki's, of the training splits."""
 
@@ -42,7 +42,7 @@ STEPS = TRAINING["questions"] // QUESTIONS_A_STEP
 """One pass over the questions."""
 TOKENS: Mapping[str, int] = {"max_prompt_length": 8192, "max_completion_length": 8192, "max_turn_tokens": 1024}
 LEARNING_RATE, CRITIC_LEARNING_RATE = 1e-6, 1e-5
-"""KL 0.001, five rollouts a question (PPO: one) and the clip range are presets of `--algorithm`."""
+"""KL 0.001, five rollouts per question (PPO: one) and the clip range are presets of `--algorithm`."""
 
 STAGES: Mapping[str, str] = {
     "data": "data, once",

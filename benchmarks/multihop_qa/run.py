@@ -5,7 +5,7 @@
     python -m benchmarks.multihop_qa commands|dry-run|collect --profile paper
 
 A cell is one method and one seed; each is a file of its own, so that a run that was stopped goes on where it was.
-The paper's own scale is a list of commands (`multihop_paper.py`), whose evaluations `collect` turns into cells.
+The paper's own scale is a list of commands (`paper.py`), whose evaluations `collect` turns into cells.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from trainers.train import build_trainer
 
 RESULTS = Path(__file__).parent / "results"
 _EPOCHS, _BATCH = 3, 16
-"""Of supervised learning on full demonstrations."""
+"""Passes over the demonstrations and batch size of supervised learning on them."""
 
 
 def run_cell(method: Method, seed: int, profile: Profile, *, start: Path, scratch: Path) -> Cell:
@@ -153,10 +153,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.multihop_qa", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("action", choices=["run", "table", *at_scale.ACTIONS])
-    parser.add_argument("--profile", choices=[*PROFILES, "paper"], default="cpu", help="default: %(default)s")
+    parser.add_argument(
+        "--profile", choices=[*PROFILES, "paper"], default="cpu", help="size of the experiment (default: %(default)s)"
+    )
     parser.add_argument("--method", action="append", choices=list(METHODS), help="may be repeated (default: all)")
     parser.add_argument("--seed", action="append", type=int, help="may be repeated (default: the profile's)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="of cells (default: %(default)s)")
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS, help="folder of the cells (default: results/ beside run.py)"
+    )
     options = parser.parse_args(arguments)
     paper = options.profile == "paper"
     if options.action != "table" and paper != (options.action in at_scale.ACTIONS):

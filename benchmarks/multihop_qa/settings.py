@@ -1,4 +1,4 @@
-"""Settings of `multihop_qa.py`, as data: methods, sets of questions, profiles, and the paper's own numbers."""
+"""Settings of this experiment, as data: methods, sets of questions, profiles, and the paper's own numbers."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class Profile:
     Attributes:
         training: options of the environment to train on.
         test_sets: title to options of the environment; the last three are the shapes of the paper's, in their order.
-        questions: of each test set.
-        steps: optimiser steps of a training.
-        seeds: one cell a method and seed.
+        questions: number of questions per test set.
+        steps: optimiser steps of a training run.
+        seeds: one cell per method and seed.
         start: how the model is taught that training starts from; None: it is the one that comes with the package.
         trainer: fields of `AgentConfig` that differ from `trainers.toy.quickstart.configuration`.
         supervised_learning_rate: of the two controls.
@@ -133,7 +133,7 @@ PROFILES["gpu"] = replace(
     },
     supervised_learning_rate=1e-4,
 )
-"""92M parameters, worlds three times as large, 32 questions x 8 rollouts a step. Never run: nothing here is tuned.
+"""92M parameters, worlds three times as large, 32 questions x 8 rollouts per step. Never run: nothing here is tuned.
 
 Compact style, because the model starts from nothing: natural style would need a subword tokenizer, which the package
 does not ship, and a model that reads varied English, which minutes of training do not give.

@@ -1,4 +1,4 @@
-"""What stands in for hub and real data in `multihop_dryrun.py`: a tiny model, and fiction in the official formats."""
+"""What stands in for the hub and real data in `dry_run.py`: a tiny model, and fiction in the official formats."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from agent_r1_gym.errors import ConfigurationError
 from trainers.running.memory import ModelShape, Setup, activation_bytes, estimate, kv_cache_bytes
 
 PREFILL_TOKENS = 4096
-"""Most tokens of one prefill pass of the engine."""
+"""Maximum number of tokens of one prefill pass of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class Job:
     """One training step.
 
     Attributes:
-        shape: of the model.
+        shape: shape of the model.
         setup: how it is trained; what memory depends on.
-        questions: of the step, on all processes.
-        rollouts: of each question.
-        turns: of an episode.
+        questions: number of questions in the step, on all processes.
+        rollouts: number of rollouts per question.
+        turns: number of turns per episode.
         prompt: tokens before the first turn.
         spoken: tokens that the model samples in a turn.
         response: tokens between two turns.

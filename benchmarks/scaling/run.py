@@ -6,8 +6,8 @@
     python -m benchmarks.scaling predict --model 7B --gpu h200 --gpus 4 --turns 5 --context 8192 --questions 51200
     python -m benchmarks.scaling predict --gpu h100 --all      every model x GPUs x turns x context
 
-`scaling_model.py` counts the work, `scaling_settings.py` holds what is assumed, `scaling_check.py` compares
-with what was measured. README.md says how far to trust it.
+`model.py` counts the work, `settings.py` holds what is assumed, `check.py` compares with what was measured.
+README.md says how far to trust it.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def plan(options: argparse.Namespace, host: Machine) -> list[tuple[str, ...]]:
 
 
 HEADER = (
-    *("model", "GPUs", "turns", "context", "lengths", "GiB a GPU", "M tokens sampled", "M tokens in all"),
-    *("s a step", "hours", "US dollars"),
+    *("model", "GPUs", "turns", "context", "lengths", "GiB per GPU", "M tokens sampled", "M tokens in all"),
+    *("s per step", "hours", "US dollars"),
 )
 
 
@@ -154,13 +154,13 @@ def predict(options: argparse.Namespace, host: Machine) -> str:
     rows = [row for change in changes for row in plan(argparse.Namespace(**vars(options) | change), host)]
     low, high = given.LOW, given.HIGH
     notes = (
-        "Counted: tokens, weights, optimiser, KV cache, operations. Measured on a CPU: host seconds a turn and a step.",
+        "Counted: tokens, weights, optimiser, KV cache, operations. Measured on a CPU: host seconds per turn and step.",
         f"ASSUMED, no {options.gpu} was measured: {low.flops:.0%} to {high.flops:.0%} of its peak operations, "
-        f"{low.bandwidth:.0%} to {high.bandwidth:.0%} of its bandwidths, {low.launch:g} to {high.launch:g} s a layer "
-        f"and pass, {low.wait:g} to {high.wait:g} s a tool call that nothing hides, {_price(options):g} US dollars an "
-        "hour.",
-        f"Lengths: 'assumed' {options.prompt_tokens} tokens of prompt, {options.spoken_tokens} sampled a turn, "
-        f"{options.response_tokens} a tool response, cut to the context, the longest episode {low.spread:g} to "
+        f"{low.bandwidth:.0%} to {high.bandwidth:.0%} of its bandwidths, {low.launch:g} to {high.launch:g} s per layer "
+        f"and pass, {low.wait:g} to {high.wait:g} s per tool call that nothing hides, {_price(options):g} US dollars "
+        "per hour.",
+        f"Lengths: 'assumed' {options.prompt_tokens} tokens of prompt, {options.spoken_tokens} sampled per turn, "
+        f"{options.response_tokens} per tool response, cut to the context, the longest episode {low.spread:g} to "
         f"{high.spread:g} times the mean; 'budget': every token of the context used up.",
     )
     return table(HEADER, rows) + "\n\n" + "\n".join(notes)
@@ -191,10 +191,12 @@ def _parser(defaults: Mapping[str, Any] = MappingProxyType({})) -> argparse.Argu
         scale.add_argument(f"--{name}", type=_positive, default=default, help="default: %(default)s")
     for name, tokens in given.ASSUMED.items():
         scale.add_argument(f"--{name}-tokens", type=_positive, default=tokens, help="default: %(default)s")
-    scale.add_argument("--lora-rank", type=_positive, help="train an adapter, the model whole on each GPU")
+    scale.add_argument(
+        "--lora-rank", type=_positive, help="train an adapter of this rank, with the whole model on each GPU"
+    )
     scale.add_argument("--critic", action="store_true", help="PPO")
     scale.add_argument("--no-reference", action="store_true", help="no KL: beta is 0")
-    scale.add_argument("--price", type=_amount, help="US dollars for a GPU and hour (default: an assumption)")
+    scale.add_argument("--price", type=_amount, help="US dollars per GPU-hour (default: an assumption)")
     scale.set_defaults(**defaults)
     return parser
 

@@ -1,4 +1,4 @@
-"""Settings of `scaling.py`, as data: what is assumed of GPUs and episodes, and what is measured to calibrate."""
+"""Settings of the scaling model, as data: what is assumed of GPUs and episodes, and what is measured to calibrate."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Gpu:
 
     Attributes:
         memory: GiB.
-        flops: dense bfloat16 operations a second.
-        bandwidth: of its memory, bytes a second.
-        interconnect: to the other GPUs, bytes a second in one direction.
-        price: of an hour in US dollars; an assumption, prices of clouds differ by factors (`--price`).
+        flops: dense bfloat16 operations per second.
+        bandwidth: memory bandwidth in bytes per second.
+        interconnect: bytes per second to the other GPUs, in one direction.
+        price: US dollars per hour; an assumption, prices of clouds differ by factors (`--price`).
     """
 
     memory: float
@@ -85,9 +85,9 @@ HIGH = Efficiency(flops=0.2, bandwidth=0.4, launch=1e-3, wait=1.0, spread=1.5, o
 ASSUMED = MappingProxyType({"prompt": 512, "spoken": 256, "response": 700})
 """Tokens of a prompt, a model turn and a tool response (five passages of about 100 words), if nothing else is said."""
 TURN_BUDGET = 1024
-"""Most tokens of a model turn."""
+"""Maximum number of tokens of a model turn."""
 MOST_SLOTS = 128
-"""Most episodes that a GPU decodes side by side: `trainers.train.MOST_SLOTS`."""
+"""Maximum number of episodes that a GPU decodes side by side: `trainers.train.MOST_SLOTS`."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {

@@ -131,7 +131,7 @@ def _beside(
 
 
 def _interleave(measures: Mapping[str, Callable[[], Cost]], *, rounds: int) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Returns, for each measure, a value a round of `WALL` and `CPU` time (seconds) and of `MEMORY` (bytes)."""
+    """Returns, for each measure, a value per round of `WALL` and `CPU` time (seconds) and of `MEMORY` (bytes)."""
     costs: dict[str, list[Cost]] = {name: [] for name in measures}
 
     def wall(name: str) -> float:

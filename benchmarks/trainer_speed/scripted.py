@@ -125,12 +125,12 @@ class Script:
 
     @property
     def longest_prompt(self) -> int:
-        """Most tokens of a prompt."""
+        """Number of tokens of the longest prompt."""
         return max(len(episode.prompt_ids) for episode in self.episodes)
 
     @property
     def longest_completion(self) -> int:
-        """Most tokens of all turns and tool responses of an episode."""
+        """Number of tokens of the longest episode, without its prompt."""
         return max(len(episode.completion_ids) for episode in self.episodes)
 
     def search_tool(self) -> SearchTool:

@@ -48,7 +48,7 @@ class Settings:
         turns: model turns of the multi-turn episode; all but the last search.
         prompts: different questions of a batch.
         num_generations: episodes of each question.
-        steps: optimiser steps a value; one more before them warms up.
+        steps: optimiser steps per value; one more before them warms up.
     """
 
     rounds: int = 5

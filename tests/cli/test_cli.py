@@ -173,6 +173,41 @@ def test_rollouts_that_lost_their_backend_are_no_zeros(capsys: pytest.CaptureFix
     assert "WARNING: 2 episodes lost their backend and are NOT in the scores (2 x search: unavailable; run/" in err
 
 
+_GUESS = """
+import gymnasium
+from agent_r1_gym.play.policies import Policy
+
+class Guess(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Text(9)
+
+    def reset(self, *, seed=None, options=None):
+        return "yes or no?", {}
+
+    def step(self, action):
+        return "", float(action == "yes"), True, False, {}
+
+class Yes(Policy):
+    name = "yes"
+
+    def act(self, inputs):
+        return ["yes" for _ in inputs]
+
+gymnasium.register("Mine/Yes-v0", Guess)
+"""
+
+
+def test_right_answers_are_counted_only_where_a_scorer_looks(
+    capsys: pytest.CaptureFixture[str], run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_folder / "yes_or_no.py").write_text(_GUESS)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(run_folder))])
+    status, out, _ = call(capsys, "rollout", "yes_or_no:Mine/Yes-v0", "--policy", "yes_or_no:Yes", "-n", "2")
+    assert status == 0
+    row = next(line for line in out.splitlines() if line.startswith("yes")).split()
+    assert row[1:6] == ["2", "-", "-", "-", "1.000"]
+    del sys.modules["yes_or_no"], gymnasium.registry["Mine/Yes-v0"]
+
+
 def test_rollout_writes_traces_that_replay_to_the_same_scores(
     capsys: pytest.CaptureFixture[str], run_folder: Path
 ) -> None:

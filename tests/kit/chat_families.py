@@ -259,8 +259,8 @@ against what comes out.
 
 - **exact**: a history rendered anew reads as the model has seen it turn by turn, but for white space and empty
   thinking where the last column says so; an episode is one context.
-- **rewritten**: the template shows earlier turns otherwise. Where that makes a difference, the context is rendered
-  anew and a new one begins, which costs a forward and backward pass more.
+- **rewritten**: the template shows earlier turns differently. Where that matters, the context is rendered anew and a
+  new one begins, which costs one more forward and backward pass.
 - **refused**: no episode of several turns can be played. Name another template: `--chat_template FILE`, where FILE may
   be the name of one of TRL's.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -143,12 +144,14 @@ def test_an_oracle_of_calls_says_that_a_game_has_none() -> None:
         play(OraclePolicy(), [0], make_env=Guess)
 
 
-def test_a_policy_of_ones_own_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_of_ones_own_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_policy.py").write_text(
         "from agent_r1_gym.play.policies import Policy\n"
         "class Seven(Policy):\n    name = 'seven'\n    def act(self, inputs):\n        return ['7' for _ in inputs]\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])  # a console script has no current folder
+    monkeypatch.delitem(sys.modules, "my_policy", raising=False)
     assert make_policy("my_policy:Seven").name == "seven"
     for wrong in ("my_policy:Eight", "my_polcy:Seven", "json:dumps"):
         with pytest.raises(ConfigurationError, match=wrong):

@@ -82,7 +82,7 @@ class CompactStyle(Style):
     )
 
     def sentences(self, world: World, entity: Entity) -> list[str]:
-        """Returns one fact a sentence, but never more than four sentences: the first takes what is over."""
+        """Returns one fact per sentence, but at most four sentences: the first takes the rest."""
         facts = [f"{relation} {world.state(entity, relation)}" for relation in self.relations[entity.kind]]
         over = max(0, len(facts) - _MOST_SENTENCES)
         opening = f"{world.title(entity)} {' , '.join(facts[: over + 1])} ."

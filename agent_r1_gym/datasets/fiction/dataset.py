@@ -58,7 +58,7 @@ def fiction_dataset(
     "validation" and "test" ask along the same paths. "ood" asks only along paths that never occur in those: every
     path of two to four relations holds a pair of successive relations that the others never ask, not even within a
     longer path, and 1hop and comparison questions are about other relations. What is new is the combination: every
-    relation that "ood" uses occurs in paths of the others too (`fiction_pools.HELD_OUT` is the list).
+    relation that "ood" uses occurs in paths of the others too (`pools.HELD_OUT` is the list).
 
     Styles: "natural" is varied English for instruct models: ten kinds, 28 relations, up to 6 million entities.
     "compact" has a closed lower-case vocabulary (`compact_vocabulary()`), words between single spaces and names of
@@ -85,12 +85,12 @@ def fiction_dataset(
     weights = check_mix(DEFAULT_MIX if mix is None else mix)
     world = World(FICTION_STYLES[style], seed=seed, entities=entities, split=split)
     corpus = FictionCorpus(world)
-    asked = FictionQuestions(corpus, weights, distractors=distractors, length=length)
+    question_list = FictionQuestions(corpus, weights, distractors=distractors, length=length)
     return QADataset(
-        asked,
+        question_list,
         name="fiction",
         split=split,
-        source=f"fiction_dataset(seed={seed}, entities={entities}, questions={len(asked)}, split={split!r}, "
+        source=f"fiction_dataset(seed={seed}, entities={entities}, questions={len(question_list)}, split={split!r}, "
         f"style={style!r}, mix={weights}, distractors={distractors})",
         fingerprint=blake2b(world.key.encode(), digest_size=8).hexdigest(),
         corpus=corpus,

@@ -1,4 +1,4 @@
-"""The natural style: ten kinds, 28 relations, names made of syllables; its sentences are in `fiction_phrases`."""
+"""The natural style: ten kinds, 28 relations, names made of syllables; its sentences are in `phrases`."""
 
 from __future__ import annotations
 

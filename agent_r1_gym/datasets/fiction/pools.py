@@ -25,7 +25,7 @@ HELD_OUT = frozenset(
     country.currency capital.river river.sea
     """)
 )
-"""What only split "ood" asks: single relations (1hop, comparison), and pairs of relations, anywhere in a path."""
+"""What only split "ood" asks for: single relations (1hop, comparison), and pairs of relations, anywhere in a path."""
 
 _SPAN = 8  # an entity is compared with this many neighbours at most, in the order of `World.position`
 _PERIOD = 1000
@@ -109,7 +109,7 @@ def comparison_pools(world: World) -> dict[str, Pool]:
             size = min(agree.size, differ.size)
             segments["yes"].append(agree._replace(size=size))
             segments["no"].append(differ._replace(size=size))
-    return {mode: Pool(found, f"{world.key}/{mode}") for mode, found in segments.items()}
+    return {mode: Pool(mode_segments, f"{world.key}/{mode}") for mode, mode_segments in segments.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,5 +154,5 @@ class Timetable:
     def first_beyond(self, kind: str, available: int) -> int:
         """Returns the number of the first question that would need more than `available` of type `kind`."""
         period, rank = divmod(available, self.totals[kind])
-        places = [place for place, other in enumerate(self.order) if other == kind]
+        places = [place for place, kind_there in enumerate(self.order) if kind_there == kind]
         return period * len(self.order) + places[rank]

@@ -99,13 +99,13 @@ class FictionQuestions(LazySequence[Question]):
         self._chains = {kind: chain_pool(world, hops) for kind, hops in CHAIN_HOPS.items() if mix.get(kind, 0) > 0}
         self._comparisons = comparison_pools(world) if mix.get("comparison", 0) > 0 else {}
         most = min(self._timetable.first_beyond(kind, count) for kind, count in self._available().items())
-        wanted = min(world.entities // _ENTITIES_PER_QUESTION, most) if length is None else length
-        if not 1 <= wanted <= most:
+        size = min(world.entities // _ENTITIES_PER_QUESTION, most) if length is None else length
+        if not 1 <= size <= most:
             raise ConfigurationError(
-                f"questions={wanted} is more than there are: {world.entities} entities and mix {dict(mix)} give "
+                f"questions={size} is more than there are: {world.entities} entities and mix {dict(mix)} give "
                 f"{most} different questions in split {world.split!r}. Ask for fewer, or make `entities` larger."
             )
-        super().__init__(wanted)
+        super().__init__(size)
 
     def _available(self) -> dict[str, int]:
         available = {kind: len(pool) for kind, pool in self._chains.items()}
@@ -221,7 +221,7 @@ def _pair(world: World, segment: Segment, place: int, *, step: int) -> list[Enti
     position, offset = divmod(place, segment.span)
     relation = segment.path[0]
     positions = (position, position + (offset + 1) * step)
-    return [world.at(segment.kind, relation, each) for each in positions]
+    return [world.at(segment.kind, relation, place_of_entity) for place_of_entity in positions]
 
 
 def _distract(world: World, facts: Sequence[_Fact], count: int, rng: random.Random) -> list[Entity]:

@@ -22,11 +22,11 @@ def find_file(path: Path, name: str, *, split: str | None) -> tuple[Path, str]:
     Args:
         path: a file, or a folder with files of official names or "train.jsonl", "dev.json" and the like.
         name: short name of the data set.
-        split: the wanted split; None: what the file's name says, else "file NAME"; in a folder the first of train,
+        split: the split to find; None: what the file's name says, else "file NAME"; in a folder the first of train,
             validation, test.
 
     Raises:
-        DatasetError: there is no such file or folder, or the folder does not hold what is wanted.
+        DatasetError: there is no such file or folder, or the folder does not hold that split.
     """
     from agent_r1_gym.datasets.official.formats import split_in_name
 
@@ -34,10 +34,10 @@ def find_file(path: Path, name: str, *, split: str | None) -> tuple[Path, str]:
         return path, split or split_in_name(path.name) or f"file {path.name}"
     if not path.is_dir():
         raise DatasetError(f"There is no file or folder {path}; expected a data file of {name}.{_near_names(path)}")
-    found = find_splits(path, name)
-    for wanted in [split] if split else found:
-        if wanted in found:
-            return found[wanted], wanted
+    splits = find_splits(path, name)
+    for candidate in [split] if split else splits:
+        if candidate in splits:
+            return splits[candidate], candidate
     raise DatasetError(
         f"The folder {path} holds no {split or 'known'} split of {name}; expected one of "
         f"{', '.join(_expected_names(name, split))} (or gzipped, with .gz at the end); it holds {_listing(path)}"
@@ -48,21 +48,21 @@ def find_splits(folder: Path, name: str) -> dict[str, Path]:
     """Returns the data file of each split that `folder` holds; a sole data file is a split whatever its name."""
     from agent_r1_gym.datasets.official.formats import SPLITS, format_of, split_in_name
 
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for split in SPLITS:
         named = (folder / f"{file}{packed}" for file in _expected_names(name, split) for packed in ("", ".gz"))
         present = next((file for file in named if file.is_file()), None)
         if present:
-            found[split] = present
-    if not found:
+            files[split] = present
+    if not files:
         data = [
             file
             for file in sorted(folder.iterdir())
             if file.name.removesuffix(".gz").endswith((".json", ".jsonl")) and file.name != format_of(name).ALIASES_FILE
         ]
         if len(data) == 1:
-            found[split_in_name(data[0].name) or "train"] = data[0]
-    return found
+            files[split_in_name(data[0].name) or "train"] = data[0]
+    return files
 
 
 def read_rows(path: Path, name: str) -> Iterator[Row]:
@@ -111,10 +111,10 @@ def _expected_names(name: str, split: str | None) -> list[str]:
     from agent_r1_gym.datasets.official.formats import SPLITS, format_of
 
     names: list[str] = []
-    for wanted in [split] if split else SPLITS:
-        stems = (wanted, "dev") if wanted == "validation" else (wanted,)
+    for candidate in [split] if split else SPLITS:
+        stems = (candidate, "dev") if candidate == "validation" else (candidate,)
         names += [f"{stem}{suffix}" for stem in stems for suffix in (".jsonl", ".json")]
-        names += format_of(name).FILES[wanted]
+        names += format_of(name).FILES[candidate]
     return names
 
 

@@ -97,7 +97,7 @@ def official_row(
     Args:
         form: the module of the data set.
         data: the row as it came.
-        number: of the row, from 0; its id if it brings none.
+        number: number of the row, from 0; its id if the row has none.
         where: file and line or row number, for error messages.
         aliases: other names of entities, where the data set brings a file of them.
     """
@@ -115,11 +115,11 @@ def check_signature(row: Row, name: str) -> None:
     """
     if format_of(name).SIGNATURE in row.data:
         return
-    for other in map(format_of, MODULES.keys() - {name}):
-        if other.SIGNATURE in row.data:
+    for candidate in map(format_of, MODULES.keys() - {name}):
+        if candidate.SIGNATURE in row.data:
             raise DatasetError(
-                f"{row.where}: expected {format_of(name).TITLE}, but this looks like {other.TITLE} "
-                f"(it has the field {other.SIGNATURE!r}); use {other.ENVIRONMENT}"
+                f"{row.where}: expected {format_of(name).TITLE}, but this looks like {candidate.TITLE} "
+                f"(it has the field {candidate.SIGNATURE!r}); use {candidate.ENVIRONMENT}"
             )
 
 
@@ -131,7 +131,7 @@ def parse_rows(
     Args:
         rows: official rows.
         name: short name of the data set.
-        split: in which they are; only a test split may hide its answers.
+        split: their split; only a test split may hide its answers.
         pool: called for each row; returns the pool that makes its passages.
 
     Raises:
@@ -154,7 +154,8 @@ def parse_rows(
 
 
 def _check_complete(row: Row, question: Question, first: Question, split: str) -> None:
-    """Refuses what would end an episode, or keep a reward out of reach, long after loading."""
+    """Refuses a row without an answer, with or without paragraphs unlike the first row, or with unknown gold titles."""
+    # Each of these would end an episode, or make a reward unreachable, long after loading.
     if not question.answers and (split != "test" or first.answers):
         raise row.error("answer", "a non-empty string (only a test split may hide its answers, and then all of them)")
     if not first.answers and question.answers:
@@ -194,7 +195,7 @@ def build_dataset(rows: Iterable[Row], name: str, *, split: str, source: str) ->
 
 
 def _warn_of_empty_answers(questions: Iterable[Question], source: str) -> None:
-    """Warns of gold answers such as "The": what the metrics leave of them is nothing, which punctuation equals.
+    """Warns of gold answers such as "The": the metrics normalise them to nothing, which mere punctuation equals.
 
     They are kept: official rows have them, and the official metrics count them so.
     """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def hub_rows(name: str, *, hub_id: str, split: str) -> Iterator[Row]:
-    """Returns the rows of a split in the official shape; what is missing is told before the first is asked for.
+    """Returns the rows of a split in the official shape; what is missing is reported before the first row.
 
     Args:
         name: short name of the data set.
@@ -23,7 +23,7 @@ def hub_rows(name: str, *, hub_id: str, split: str) -> Iterator[Row]:
 
     Raises:
         MissingDependencyError: the library `datasets` is not installed.
-        DatasetError: the hub cannot be reached, or does not hold what is wanted.
+        DatasetError: the hub cannot be reached, or does not hold that data set or split.
     """
     from agent_r1_gym.datasets.official.formats import format_of, official_row
 
@@ -60,7 +60,7 @@ def _open_repository(library: Any, name: str, hub_id: str, split: str) -> Iterab
     repository, _, configuration = hub_id.partition(":")
     try:
         offered = library.get_dataset_split_names(repository, configuration or None)
-        own_name = next((other for other in offered if split_in_name(other) == split), None)
+        own_name = next((own for own in offered if split_in_name(own) == split), None)
         if own_name is not None:
             table: Iterable[Mapping[str, Any]] = library.load_dataset(repository, configuration or None, split=own_name)
             return table

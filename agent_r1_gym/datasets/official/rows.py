@@ -106,10 +106,10 @@ class PassagePool:
             sentences = _separated(sentences, separator)
         text = "".join(sentences)
         ends = tuple(accumulate(map(len, sentences))) if len(sentences) > 1 else ()
-        known = self._passages.get((title, text))
-        if known is None:
-            known = self._add(title, text, ends)
-        return known if known.sentence_ends == ends else replace(known, sentence_ends=ends)
+        passage = self._passages.get((title, text))
+        if passage is None:
+            passage = self._add(title, text, ends)
+        return passage if passage.sentence_ends == ends else replace(passage, sentence_ends=ends)
 
     def passages(self) -> tuple[Passage, ...]:
         """Returns every distinct passage in the order of its coming."""

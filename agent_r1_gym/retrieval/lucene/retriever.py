@@ -1,8 +1,8 @@
 """Lucene's BM25 through Pyserini, without a JVM in your process.
 
 A forked JVM hangs, searchers do not pickle, and reading hits from several threads crashes the process. So one server
-process for each (user, index, settings) owns the JVM (`lucene_server`), is shared by every environment and worker of
-the machine, and leaves by itself when nobody is connected any more. Needs a POSIX system.
+process for each (user, index, settings) owns the JVM (`server.py`), is shared by every environment and worker of the
+machine, and leaves by itself when nobody is connected any more. Needs a POSIX system.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The process that owns a JVM: `python -m agent_r1_gym.retrieval.lucene.server serve|build ...`.
 
-Started by `lucene`. It writes one line of JSON to stdout when it is ready, everything else goes to stderr.
+Started by `retriever.py`. It writes one line of JSON to stdout when it is ready, everything else goes to stderr.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _without_encoders() -> None:
 
 
 class LuceneSearch(Retriever):
-    """Searches a Lucene index in this process. For one thread at a time; see `lucene.LuceneRetriever`.
+    """Searches a Lucene index in this process. For one thread at a time; see `retriever.LuceneRetriever`.
 
     Args:
         index: folder of the index, or name of a prebuilt one.
@@ -88,22 +88,22 @@ class LuceneSearch(Retriever):
         k = check_k(k)
         cleaned = [clean_query(query) for query in queries]
         # Unique ids, one for each position: Pyserini merges queries that share an id.
-        asked = {str(position): query for position, query in enumerate(cleaned) if query}
-        if not asked:
+        queries_by_id = {str(position): query for position, query in enumerate(cleaned) if query}
+        if not queries_by_id:
             return [[] for _ in cleaned]
         try:
-            found = self._find(asked, k)
-            return [[_hit(hit) for hit in found.get(str(position), ())] for position in range(len(cleaned))]
+            hits_by_id = self._find(queries_by_id, k)
+            return [[_hit(hit) for hit in hits_by_id.get(str(position), ())] for position in range(len(cleaned))]
         except jnius.JavaException as error:
             raise RetrievalError(f"Lucene failed: {_causes(error)}") from error
 
-    def _find(self, asked: dict[str, str], k: int) -> dict[str, Any]:
-        if len(asked) == 1:  # Three times as fast as a batch of one, for which Java starts threads.
-            return {position: self._searcher.search(query, k=k) for position, query in asked.items()}
-        found: dict[str, Any] = self._searcher.batch_search(
-            list(asked.values()), list(asked), k=k, threads=self._threads
+    def _find(self, queries_by_id: dict[str, str], k: int) -> dict[str, Any]:
+        if len(queries_by_id) == 1:  # Three times as fast as a batch of one, for which Java starts threads.
+            return {position: self._searcher.search(query, k=k) for position, query in queries_by_id.items()}
+        hits_by_id: dict[str, Any] = self._searcher.batch_search(
+            list(queries_by_id.values()), list(queries_by_id), k=k, threads=self._threads
         )
-        return found
+        return hits_by_id
 
 
 def _hit(hit: Any) -> Hit:
@@ -126,9 +126,9 @@ def _prebuilt(name: str) -> str:
 
     if name not in TF_INDEX_INFO:
         near = difflib.get_close_matches(name, TF_INDEX_INFO, n=5, cutoff=0.5)
-        known = suggest(name, {*near, *_USUAL_INDEXES})
+        hint = suggest(name, {*near, *_USUAL_INDEXES})
         raise ConfigurationError(
-            f"{name!r} is neither a folder nor one of Pyserini's {len(TF_INDEX_INFO)} prebuilt Lucene indexes. {known}"
+            f"{name!r} is neither a folder nor one of Pyserini's {len(TF_INDEX_INFO)} prebuilt Lucene indexes. {hint}"
         )
     try:
         return str(download_prebuilt_index(name))
@@ -137,7 +137,7 @@ def _prebuilt(name: str) -> str:
 
 
 def build(directory: str, rows: Iterable[bytes]) -> int:
-    """Indexes JSON documents, one a row, into an empty folder; returns how many the finished index holds."""
+    """Indexes JSON documents, one per row, into an empty folder; returns how many the finished index holds."""
     start_jvm()
     import jnius
     from pyserini.index.lucene import LuceneIndexer
@@ -183,10 +183,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     serving = commands.add_parser("serve", help="serve an index until nobody is connected")
     serving.add_argument("index", help="folder of the index, or name of a prebuilt one")
-    serving.add_argument("--name", default="", help="identity that /health tells")
+    serving.add_argument("--name", default="", help="identity that /health reports")
     serving.add_argument("--k1", type=float, default=0.9)
     serving.add_argument("--b", type=float, default=0.4)
-    serving.add_argument("--idle-exit", type=float, default=60.0, help="seconds without a connection")
+    serving.add_argument(
+        "--idle-exit", type=float, default=60.0, help="seconds without a connection after which the server leaves"
+    )
     building = commands.add_parser("build", help="index JSON documents from stdin")
     building.add_argument("directory", help="empty folder for the index")
     return parser.parse_args(arguments)
