@@ -3,8 +3,10 @@
 `import agent_r1_gym` registers every environment, so that `gymnasium.make("AgentR1/HotpotQA-v0")` works.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from agent_r1_gym import envs  # registers the environments
-from agent_r1_gym.checker import check_tool_env
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.core.history import EpisodeState
 from agent_r1_gym.datasets.base import QADataset, Question
@@ -32,7 +34,10 @@ from agent_r1_gym.types import (
     to_chat,
 )
 from agent_r1_gym.vector import ToolVectorEnv
-from agent_r1_gym.wrappers import ContextWindow, MessageObservation, TokenObservation
+
+if TYPE_CHECKING:
+    from agent_r1_gym.checker import check_tool_env
+    from agent_r1_gym.wrappers import ContextWindow, MessageObservation, TokenObservation
 
 __version__ = "0.2.0"
 
@@ -75,3 +80,21 @@ __all__ = [
     "to_chat",
     "tool",
 ]
+
+_IMPORTED_WHEN_NAMED = {
+    "ContextWindow": "wrappers",
+    "MessageObservation": "wrappers",
+    "TokenObservation": "wrappers",
+    "check_tool_env": "checker",
+    "checker": "checker",
+    "wrappers": "wrappers",
+}
+"""Module of each name that few programs need; importing them all takes a sixth of the package's own time."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _IMPORTED_WHEN_NAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _IMPORTED_WHEN_NAMED[name]
+    module = import_module(f"{__name__}.{home}")
+    return module if name == home else getattr(module, name)

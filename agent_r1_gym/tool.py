@@ -287,7 +287,8 @@ def execute_calls(pending: Sequence[PendingCall]) -> list[ToolOutcome]:
         One outcome per item of `pending`, in order.
     """
     if len(pending) == 1:
-        return pending[0].tool.run([pending[0].call])
+        ((tool, call),) = pending
+        return tool.run([call])
     positions: dict[Hashable, dict[str, list[int]]] = {}
     for position, (tool, call) in enumerate(pending):
         key = call.key if tool.deterministic else str(position)

@@ -244,6 +244,17 @@ def test_messages_say_what_came(text: str, phrase: str) -> None:
     assert phrase in HermesParser().parse(text).errors[0].message
 
 
+@pytest.mark.parametrize("text", ["", " \n", '\n {"a": 1} \t}', "\u00a0{}", ' {"a": 1,} ', " [1]  2", "\n{"])
+def test_places_of_errors_are_those_of_the_standard_decoder(text: str) -> None:
+    with pytest.raises(json.JSONDecodeError) as caught:
+        json.loads(text)
+    assert f"{caught.value.msg} at character {caught.value.pos}," in decode(text).message
+
+
+def test_white_space_around_json_is_free() -> None:
+    assert decode(' \t\r\n{"a": 1}\n ') == {"a": 1}
+
+
 def test_quotes_of_bad_json_stay_short() -> None:
     message = HermesParser().parse(hermes_body("x" * 100_000)).errors[0].message
     assert len(message) < 300

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import agent_r1_gym
@@ -20,6 +22,19 @@ make_retriever make_rewards register to_chat tool
 def test_the_public_names_are_these() -> None:
     assert sorted(agent_r1_gym.__all__) == sorted(NAMES.split())
     assert [name for name in agent_r1_gym.__all__ if not hasattr(agent_r1_gym, name)] == []
+
+
+def test_what_few_programs_need_is_imported_when_it_is_named() -> None:
+    code = """if True:
+        import sys, agent_r1_gym
+        rooms = {"agent_r1_gym.checker", "agent_r1_gym.wrappers"}
+        assert not rooms & set(sys.modules)
+        assert agent_r1_gym.wrappers.ContextWindow is agent_r1_gym.ContextWindow
+        from agent_r1_gym import check_tool_env
+        assert check_tool_env is agent_r1_gym.checker.check_tool_env
+        assert not hasattr(agent_r1_gym, "nothing")
+    """
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_the_version_is_three_numbers_that_builds_read_without_importing() -> None:

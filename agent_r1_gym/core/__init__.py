@@ -191,7 +191,9 @@ class ToolEnv(KnownOptions, gymnasium.Env[str, str]):
             ConfigurationError: unknown option, index out of range, or a task longer than the history budget.
         """
         super().reset(seed=seed)
-        task = chosen_task(self.tasks, {} if options is None else options) or self.sample_task()
+        task = None if options is None else chosen_task(self.tasks, options)
+        if task is None:
+            task = self.sample_task()
         self.rewards.check_task(task)
         self._history = None  # what follows may raise
         history = self._open(task)
@@ -275,12 +277,12 @@ class ToolEnv(KnownOptions, gymnasium.Env[str, str]):
         overflow = pending.overlong or len(text) > self.max_history_chars
         if overflow:
             text = text[: self.max_history_chars - len(_CUT_NOTE)] + _CUT_NOTE
-        so_far = (history.task, len(history.transitions), pending.parsed, merged)
-        transition = Transition(*so_far, earlier=history.transitions)
+        task, parsed, earlier = history.task, pending.parsed, history.transitions
+        transition = Transition(task, len(earlier), parsed, merged, False, False, earlier)
         end_reason = self._end_reason(transition, overflow)
         if end_reason is not None:
             terminated = end_reason in _TERMINATIONS
-            transition = Transition(*so_far, terminated, not terminated, history.transitions)
+            transition = Transition(task, len(earlier), parsed, merged, terminated, not terminated, earlier)
         earned = self.rewards.evaluate(transition)
         self._history = history.after(messages, text, transition)
         observation, info = self._show(new=len(messages), earned=earned, end_reason=end_reason)

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from agent_r1_gym.rewards import StepReward
 from agent_r1_gym.types import Message, ParsedTurn, Task, Transition
 
+_NO_TURN = ParsedTurn()
+
 
 class History(NamedTuple):
     """An episode so far. A step makes a new one, so that what raises on the way leaves the old one as it was.
@@ -54,7 +56,7 @@ class History(NamedTuple):
             dataset: what the tasks are.
         """
         last = self.transitions[-1] if self.transitions else None
-        parsed = last.parsed if last is not None else ParsedTurn()
+        parsed = last.parsed if last is not None else _NO_TURN
         return {
             "messages": self.messages,
             "new_messages": self.messages[len(self.messages) - new :],

@@ -64,9 +64,10 @@ def visible_text(text: str) -> str:
     before, end, after = text.partition(_THINK_CLOSE)
     if end and _THINK_OPEN not in before:
         text = after
-    first, *thoughts = text.split(_THINK_OPEN)
-    # Joined by a space: pieces of a tag around a thought must not make one.
-    return " ".join([first, *(thought.partition(_THINK_CLOSE)[2] for thought in thoughts)])
+    pieces = text.split(_THINK_OPEN)
+    for i in range(1, len(pieces)):
+        pieces[i] = pieces[i].partition(_THINK_CLOSE)[2]
+    return " ".join(pieces)  # not "": pieces of a tag around a thought must not make one
 
 
 class TagParser(Parser):

@@ -47,13 +47,15 @@ def _is_too_deep(value: Any) -> bool:
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unambiguous)
 
+_SPACE = " \t\n\r"
+
 _TOO_DEEP = ParseError("bad_json", f"Not valid JSON: nested more than {_MAX_DEPTH} levels deep.")
 
 
 def decode(text: str) -> Any:
     """Returns the JSON value of `text`, or a `ParseError` that quotes the place where it breaks."""
     try:
-        value = _DECODER.decode(text)
+        value = _only_value(text)
     except json.JSONDecodeError as error:
         around = encodable(text[max(0, error.pos - _MAX_QUOTE // 2) : error.pos + _MAX_QUOTE // 2])
         return ParseError("bad_json", f"Not valid JSON: {error.msg} at character {error.pos}, near {around!r}.")
@@ -63,8 +65,17 @@ def decode(text: str) -> Any:
         return ParseError("bad_json", f"Not valid JSON: {str(error)[:_MAX_QUOTE]}.")
     if text.count("[") + text.count("{") > _MAX_DEPTH and _is_too_deep(value):
         return _TOO_DEEP
-    if "\\u" in text or not text.isascii():
+    if "\\" in text or not text.isascii():
         return _encodable_value(value)
+    return value
+
+
+def _only_value(text: str) -> Any:
+    """Does what `_DECODER.decode` does, without its regular expressions for white space, which take half the time."""
+    start = len(text) - len(text.lstrip(_SPACE))
+    value, end = _DECODER.raw_decode(text, start)
+    if rest := text[end:].lstrip(_SPACE):
+        raise json.JSONDecodeError("Extra data", text, len(text) - len(rest))
     return value
 
 
