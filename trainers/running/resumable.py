@@ -77,6 +77,14 @@ class ResumableTrainer(GRPOTrainer):
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*arguments, **options)  # type: ignore[no-untyped-call]
 
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Logs as the base class does; where a callback raises at it, the state of the step is saved first."""
+        with self.resume_state.saved_on_failure():
+            try:
+                super().log(logs, start_time)
+            finally:
+                self._metrics["train" if self.model.training else "eval"].clear()  # they are logged by now
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = self.checkpoint_folder(trial)
         with checkpoints.writing(folder, identity=self.identity, args=self.args, accelerator=self.accelerator):

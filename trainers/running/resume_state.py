@@ -61,7 +61,7 @@ class ResumeState(TrainerCallback):
 
     @contextmanager
     def saved_on_failure(self) -> Iterator[None]:
-        """If the block, which rolls out, fails on any process, all of them save the state of the last step's end.
+        """If the block, which rolls out or logs, fails on any process, all save the state of the last step's end.
 
         Engines that take turns in step with other processes (`engine=trl`) leave these hanging: there the checkpoints
         made so far are all there is.
@@ -80,7 +80,7 @@ class ResumeState(TrainerCallback):
         if trainer.accelerator.num_processes == 1 or trainer.args.engine == "cached":
             texts = gather_object([None if failure is None else f"{type(failure).__name__}: {failure}"])
             if any(texts):
-                failure = failure or RuntimeError(f"Rollouts failed in another process: {next(filter(None, texts))}")
+                failure = failure or RuntimeError(f"Another process failed: {next(filter(None, texts))}")
                 if training:
                     self._save(failure)
         if failure is not None:
@@ -97,7 +97,7 @@ class ResumeState(TrainerCallback):
                 checkpoints.set_random_state(self._random_state)
                 trainer._save_checkpoint(trainer.model, None)
             failure.add_note(
-                f"The state before these rollouts is saved in {folder}; go on with resume_from_checkpoint."
+                f"The state of the last step is saved in {folder}; go on with resume_from_checkpoint."
             )
         except CheckpointError as error:
             failure.add_note(str(error))
