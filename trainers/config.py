@@ -163,10 +163,15 @@ class AgentConfig(GRPOConfig):
         "Chat template to train with: a jinja file, or the name of one of TRL's, such as qwen3_training.jinja; None: "
         "the model's own, or TRL's variant of it that keeps earlier turns. Options for it: chat_template_kwargs.",
     )
-    loss_mask: bool = _help(True, "Ablation: False lets the environment's tokens into the loss.")
-    advantage_mask: bool = _help(
+    loss_mask: bool = _help(
         True,
-        "Ablation: False gives the environment's tokens advantages, as if sampled in the turn after.",
+        "Ablation: False lets the environment's tokens into the loss, with the advantages of the turn after (unless "
+        "advantage_mask says otherwise), as if the model had sampled them.",
+    )
+    advantage_mask: bool = _help(
+        None,
+        "Ablation: False gives the environment's tokens the advantages of the turn after, in means and targets too; in "
+        "the loss only together with loss_mask=False. None: as loss_mask.",
     )
     kl_placement: str = _help(None, "Where KL of weight `beta` goes: loss, or reward. Preset.")
 
@@ -235,6 +240,8 @@ class AgentConfig(GRPOConfig):
         for name, value in (_TRL_DEFAULTS | self.preset.settings).items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
+        if self.advantage_mask is None:
+            self.advantage_mask = self.loss_mask
         self._check()
         self._check_json()
         rollouts = self.num_generations
@@ -288,6 +295,11 @@ class AgentConfig(GRPOConfig):
                     f"Leave it at {default!r} and set reward weights in env_kwargs."
                 )
         self._check_engine()
+        if self.advantage_mask and not self.loss_mask and not (self.beta and self.kl_placement == "loss"):
+            raise ConfigurationError(
+                "loss_mask=False with advantage_mask=True changes nothing: without advantages and without KL in the "
+                "loss, the environment's tokens have no gradient. Leave advantage_mask out (it follows loss_mask)."
+            )
         if self.temperature <= 0:
             raise ConfigurationError(
                 f"temperature={self.temperature}: training needs rollouts that differ. Set it above 0; "

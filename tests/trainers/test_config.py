@@ -76,6 +76,15 @@ class TestRefusals:
         with pytest.raises(ConfigurationError, match=message):
             make_args(tmp_path, **settings)
 
+    def test_loss_mask_off_with_advantages_kept_off_the_environment(self, tmp_path: Path) -> None:
+        off = {"loss_mask": False, "advantage_mask": True}
+        for nothing in ({"beta": 0.0}, {"beta": 0.1, "kl_placement": "reward"}):
+            with pytest.raises(ConfigurationError, match="loss_mask=False with advantage_mask=True changes nothing"):
+                make_args(tmp_path, **off, **nothing)
+        assert make_args(tmp_path, **off, beta=0.1).advantage_mask is True  # its KL is in the loss
+        assert make_args(tmp_path, loss_mask=False).advantage_mask is False
+        assert make_args(tmp_path).advantage_mask is True
+
     def test_unknown_key(self, tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="gama"):
             make_args(tmp_path, gama=0.9)

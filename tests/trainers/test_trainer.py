@@ -218,6 +218,15 @@ class TestCredit:
         assert bare["tool_mask"][0, :9].tolist() == [1] * 9
         assert bare["num_items_in_batch"] == bare["completion_mask"].sum()
 
+    def test_without_loss_mask_the_text_of_the_environment_has_a_gradient(self, tmp_path: Path) -> None:
+        environment = ~torch.tensor([True] * 3 + [False] * 3 + [True] * 3)
+        trainer, output = run(tmp_path, multi_turn_batch(), loss_mask=False)
+        assert torch.all(output["advantages"][0, :9][environment] == output["advantages"][0, 0])
+        _, expected = gradients(trainer, output)
+        sampled = run(tmp_path, multi_turn_batch())[1]["tool_mask"]
+        _, found = gradients(trainer, output | {"advantages": output["advantages"] * sampled})
+        assert not torch.allclose(found["model.norm.weight"], expected["model.norm.weight"], rtol=0.1)
+
     def test_truncated_rollouts_can_be_left_out_of_the_loss(self, tmp_path: Path) -> None:
         _, output = run(tmp_path, multi_turn_batch(), algorithm="rloo", mask_truncated_completions=True)
         counts = (output["tool_mask"] * output["completion_mask"]).sum(1).tolist()
