@@ -93,7 +93,7 @@ _RANGES = (
         1,
         math.inf,
     ),
-    (("alarm_patience",), 1, math.inf),
+    (("alarm_patience", "alarm_without_signal"), 1, math.inf),
     (
         (
             *("infrastructure_retries", "logprob_check_steps", "critic_learning_rate", "critic_clip"),
@@ -212,6 +212,12 @@ class AgentConfig(GRPOConfig):
     alarm_repetition_above: float | None = _help(None, "Stop when the share of 4-grams that repeat stays above this.")
     alarm_calls_below: float | None = _help(None, "Stop when the mean number of calls per rollout stays below this.")
     alarm_patience: int = _help(5, "Logged steps in a row that a threshold must be crossed before an alarm stops.")
+    alarm_without_signal: int | None = _help(
+        10,
+        "Warn once when in this many logged steps in a row all rollouts of every prompt (of the batch, where a prompt has "
+        "one rollout) returned the same, so that nothing can be learned; None: never.",
+    )
+    stop_without_signal: bool = _help(False, "Stop, with the state saved, where alarm_without_signal would warn.")
 
     num_generations_eval: int = _help(1, "Episodes of each task in an evaluation.")
     per_device_train_batch_size: int = _help(
@@ -300,6 +306,8 @@ class AgentConfig(GRPOConfig):
                 "loss_mask=False with advantage_mask=True changes nothing: without advantages and without KL in the "
                 "loss, the environment's tokens have no gradient. Leave advantage_mask out (it follows loss_mask)."
             )
+        if self.stop_without_signal and self.alarm_without_signal is None:
+            raise ConfigurationError("stop_without_signal has no effect without alarm_without_signal; set both.")
         if self.temperature <= 0:
             raise ConfigurationError(
                 f"temperature={self.temperature}: training needs rollouts that differ. Set it above 0; "

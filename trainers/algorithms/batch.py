@@ -20,6 +20,9 @@ from trainers.config import AgentConfig
 PADDING = MappingProxyType({"turn_ids": -1, "state_ids": -1})
 """Padding of the fields of `CreditInputs` that are not padded with 0."""
 
+NO_SPREAD = 1e-6
+"""Standard deviations of returns below this are the rounding of equal numbers."""
+
 Trajectories = Sequence[Trajectory]
 
 
@@ -203,7 +206,7 @@ def credit_metrics(inputs: CreditInputs, credit: Credit, options: CreditOptions)
     spreads = group_spreads(inputs)
     if len(spreads):
         numbers["group/return_std"] = spreads.mean().item()
-        numbers["group/without_signal"] = (spreads == 0).float().mean().item()
+        numbers["group/without_signal"] = (spreads < NO_SPREAD).float().mean().item()
     if inputs.values is not None and credit.returns is not None:
         numbers["critic/explained_variance"] = explained_variance(inputs.values[mask], credit.returns[mask])
     return numbers
@@ -219,9 +222,16 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
 
 
 def group_spreads(inputs: CreditInputs) -> Tensor:
-    """Returns the standard deviation of the returns of each group that has at least two valid rollouts."""
+    """Returns the standard deviation of the returns of each group that has at least two valid rollouts.
+
+    Where every prompt has one rollout, the whole batch is one group.
+    """
     returns = (inputs.turn_rewards * inputs.turn_mask).sum(1)
-    members = [returns[(inputs.groups == group) & inputs.valid] for group in torch.unique(inputs.groups)]
+    groups = torch.unique(inputs.groups)
+    if len(groups) == len(returns):
+        members = [returns[inputs.valid]]
+    else:
+        members = [returns[(inputs.groups == group) & inputs.valid] for group in groups]
     return torch.tensor([member.std(correction=0).item() for member in members if len(member) > 1])
 
 

@@ -96,9 +96,7 @@ class ResumeState(TrainerCallback):
             if checkpoints.fault(folder) is not None:
                 checkpoints.set_random_state(self._random_state)
                 trainer._save_checkpoint(trainer.model, None)
-            failure.add_note(
-                f"The state of the last step is saved in {folder}; go on with resume_from_checkpoint."
-            )
+            failure.add_note(f"The state of the last step is saved in {folder}; go on with resume_from_checkpoint.")
         except CheckpointError as error:
             failure.add_note(str(error))
 
