@@ -214,8 +214,8 @@ class AgentConfig(GRPOConfig):
     alarm_patience: int = _help(5, "Logged steps in a row that a threshold must be crossed before an alarm stops.")
     alarm_without_signal: int | None = _help(
         10,
-        "Warn once when in this many logged steps in a row all rollouts of every prompt (of the batch, where a prompt has "
-        "one rollout) returned the same, so that nothing can be learned; None: never.",
+        "Logged steps in a row in which all rollouts of each prompt (of the batch, where a prompt has one rollout) "
+        "returned the same, so that nothing was learned, before a warning says so, once. None: never.",
     )
     stop_without_signal: bool = _help(False, "Stop, with the state saved, where alarm_without_signal would warn.")
 
@@ -243,11 +243,9 @@ class AgentConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         self._check_choice("algorithm")
-        for name, value in (_TRL_DEFAULTS | self.preset.settings).items():
+        for name, value in (_TRL_DEFAULTS | self.preset.settings | {"advantage_mask": self.loss_mask}).items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
-        if self.advantage_mask is None:
-            self.advantage_mask = self.loss_mask
         self._check()
         self._check_json()
         rollouts = self.num_generations
@@ -301,6 +299,9 @@ class AgentConfig(GRPOConfig):
                     f"Leave it at {default!r} and set reward weights in env_kwargs."
                 )
         self._check_engine()
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
         if self.advantage_mask and not self.loss_mask and not (self.beta and self.kl_placement == "loss"):
             raise ConfigurationError(
                 "loss_mask=False with advantage_mask=True changes nothing: without advantages and without KL in the "

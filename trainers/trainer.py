@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,16 @@ from agent_r1_gym.play.record import Trajectory
 from trainers.algorithms.advantages import ESTIMATORS, check_options
 from trainers.algorithms.batch import (
     PADDING,
+    Batch,
     check_trajectories,
-    credit_fields,
     credit_metrics,
     credit_options,
     credited,
     describe,
     row_means,
-    sampled_tokens,
-    tokens_of,
     valid_share,
 )
-from trainers.algorithms.contexts import context_numbers, rewritten_tokens, score_contexts
+from trainers.algorithms.contexts import score_contexts
 from trainers.algorithms.credit import Credit, CreditInputs
 from trainers.algorithms.critic import Critic, CriticOptions, ValueBatch, policy_value_model
 from trainers.config import AgentConfig
@@ -125,9 +124,10 @@ class AgentTrainer(ResumableTrainer):
             self.add_callback(RolloutProgress())
         if value_model is not None:
             self.critic = Critic(value_model, CriticOptions.of(args), accelerator=self.accelerator)
-        self._rows: list[Row] = []
-        self._trajectories: list[Trajectory] = []
-        self._context_numbers: Tensor | None = None  # of the batch that TRL is scoring
+        self._rows: list[Row] = []  # that TRL is having rolled out
+        self._batch: Batch  # of the latest rollouts
+        # Of the lines that TRL is scoring, a part of the batch: its method gets token ids only.
+        self._context_numbers: Tensor | None = None
         self.evaluated = 0
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -140,59 +140,41 @@ class AgentTrainer(ResumableTrainer):
         """Lets TRL roll out and score, then replaces its advantages (B,) by credit for each token (B, T)."""
         self._rows = inputs
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self._context_numbers is not None:
-            output["context_numbers"] = _widened(self._context_numbers, output["completion_ids"].size(1))
+        batch = self._batch
+        if batch.context_numbers is not None:
+            output["context_numbers"] = batch.context_numbers
         if not self.model.training:
-            self._log_rollouts()
+            self._log_rollouts(batch)
             self.evaluated += 1
             return output
-        everywhere = self._credit_inputs(output)
+        everywhere = self._credit_inputs(batch, output)
         credit = ESTIMATORS[self.args.preset.estimator](everywhere, self.credit_options)
         output["advantages"] = self._own(credit.advantages, output)
         if self.loss_type in MEANS_OVER_ROLLOUTS:
             output["valid_share"] = torch.tensor(valid_share(everywhere))
-        self._log_rollouts()
+        self._log_rollouts(batch)
         self._log_credit(everywhere, credit)
-        self._log_drift(output)
-        self._write_traces(output)
+        self._log_drift(batch, output)
+        self._write_traces(batch, output["advantages"])
         if self.critic is not None:
             self._fit_critic(self.critic, output, everywhere, credit)
         self.batches += 1
         return output
 
     def _roll_out(self) -> dict[str, Any]:
-        """Collects trajectories for the stashed rows, as TRL's `rollout_func` protocol wants them."""
+        """Collects rollouts for the rows that TRL was given: it hands on prompts only, and takes lists."""
         started, training = time.perf_counter(), self.model.training
         with self.resume_state.saved_on_failure():
-            trajectories = self.collect(self._rows, self)
+            records = self.collect(self._rows, self)
             self.model.train(training)  # TRL reads off this flag whether it trains or evaluates
-            check_trajectories(trajectories, rows=len(self._rows), engine=self.args.engine)
-        self._trajectories = trajectories
-        batch = [tokens_of(trajectory) for trajectory in trajectories]
-        width = max(1, *(len(tokens.completion_ids) for tokens in batch))
-        numbers = context_numbers(batch, width=width)
-        self._context_numbers = None if numbers is None else numbers.to(self.accelerator.device)
+            check_trajectories(records, rows=len(self._rows), engine=self.args.engine)
+        self._batch = batch = Batch.of(records, self._rows, self.args, device=self.accelerator.device)
+        self._context_numbers = batch.context_numbers
         seconds = time.perf_counter() - started
         self._log("rollout/seconds", seconds)
-        self._log("rollout/tokens_per_second", sum(sum(tokens.loss_mask) for tokens in batch) / seconds)
+        self._log("rollout/tokens_per_second", batch.sampled_tokens / seconds)
         reported = self.args.engine == "cached" or self.use_vllm
-        filler = [self._tokenizer.eos_token_id]  # TRL cannot take an empty list; masked, it trains nothing
-        return {
-            "prompt_ids": [list(tokens.prompt_ids) or filler for tokens in batch],
-            "completion_ids": [list(tokens.completion_ids) or filler for tokens in batch],
-            "logprobs": [[p or 0.0 for p in tokens.logprobs] or [0.0] for tokens in batch] if reported else None,
-            "env_mask": [self._loss_mask(t) for t in trajectories],
-            "episode_return": [None if t.infrastructure_error else t.episode_return for t in trajectories],
-        }
-
-    def _loss_mask(self, trajectory: Trajectory) -> list[int]:
-        tokens = tokens_of(trajectory)
-        cut = trajectory.truncated and self.args.mask_truncated_completions
-        if trajectory.infrastructure_error or cut:
-            return [0] * max(1, len(tokens.completion_ids))
-        if self.args.loss_mask:
-            return list(tokens.loss_mask)
-        return [int(not other) for other in rewritten_tokens(tokens)]
+        return batch.for_trl(filler=self._tokenizer.eos_token_id, logprobs=reported)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """TRL's loss, in whose means over rollouts those that were dropped count for nothing.
@@ -227,28 +209,26 @@ class AgentTrainer(ResumableTrainer):
         numbers = self._context_numbers
         if numbers is None:
             return score(model, input_ids, attention_mask, logits_to_keep, batch_size, **options)
-        numbers = _widened(numbers, logits_to_keep)
         score_chunk = functools.partial(score, model, **options)
         return score_contexts(score_chunk, input_ids, attention_mask, numbers=numbers, batch_size=batch_size)
 
-    def _credit_inputs(self, output: dict[str, Any]) -> CreditInputs:
-        """Returns the rows of all processes, padded to one shape, in the order in which TRL groups them."""
-        width = output["completion_ids"].size(1)
-        fields = credit_fields(self._trajectories, self.args, width=width)
+    def _credit_inputs(self, batch: Batch, output: dict[str, Any]) -> CreditInputs:
+        """Returns the rollouts of all processes, padded to one shape, in the order in which TRL groups them."""
+        fields = batch.credit_fields()
         if self.args.kl_placement == "reward" and self.args.beta:
-            fields["token_rewards"] = -self.args.beta * self._token_kl(output)
+            fields["token_rewards"] = -self.args.beta * self._token_kl(batch, output)
         if self.critic is not None:
-            numbers = output.get("context_numbers")
+            width, numbers = batch.turn_ids.size(1), batch.context_numbers
             fields["values"] = self.critic.values(*_model_inputs(output), length=width, rows=numbers)
         everywhere = {name: self._gather(local, pad=PADDING.get(name, 0)) for name, local in fields.items()}
         groups = torch.arange(len(everywhere["valid"]), device=self.accelerator.device) // self.num_generations
         return CreditInputs(groups=groups, **everywhere)
 
-    def _token_kl(self, output: dict[str, Any]) -> Tensor:
+    def _token_kl(self, batch: Batch, output: dict[str, Any]) -> Tensor:
         """Returns log p - log p_ref (B, T) of the sampled tokens, 0 for others: its mean over samples is the KL."""
         logps = output.get("sampling_per_token_logps", output.get("old_per_token_logps"))
         difference = (self._logps(output) if logps is None else logps) - output["ref_per_token_logps"]
-        known = self._sampled(output) & ~difference.isnan()
+        known = batch.sampled & ~difference.isnan()
         kl = torch.where(known, difference, 0.0)
         self._log("kl", self._mean(kl, known))
         return kl
@@ -290,9 +270,9 @@ class AgentTrainer(ResumableTrainer):
     def _log(self, name: str, value: float) -> None:
         self._metrics["train" if self.model.training else "eval"][name].append(value)
 
-    def _log_rollouts(self) -> None:
+    def _log_rollouts(self, batch: Batch) -> None:
         """Logs the mean, over all processes' rollouts, of every number that a trajectory brings."""
-        described: list[dict[str, float]] = gather_object([describe(t) for t in self._trajectories])
+        described: list[dict[str, float]] = gather_object([describe(t) for t in batch.records])
         for name in sorted(set().union(*described)):
             numbers = [numbers[name] for numbers in described if name in numbers]
             self._log(f"rollout/{name}", sum(numbers) / len(numbers))
@@ -306,7 +286,7 @@ class AgentTrainer(ResumableTrainer):
             logged.pop()
         logged.extend(per_row)
 
-    def _log_drift(self, output: dict[str, Any]) -> None:
+    def _log_drift(self, batch: Batch, output: dict[str, Any]) -> None:
         """Logs by how much the engine's log-probs differ from those that the loss will compute."""
         sampling = output.get("sampling_per_token_logps")
         if sampling is None:  # the backend reports none
@@ -317,26 +297,21 @@ class AgentTrainer(ResumableTrainer):
             trainer_logps = self._logps(output)
         if trainer_logps is None:
             return
-        known = self._sampled(output) & ~sampling.isnan()
+        known = batch.sampled & ~sampling.isnan()
         drift = torch.where(known, (trainer_logps - sampling).abs(), 0.0)
         self._log("sampling/logprob_drift_mean", self._mean(drift, known))
         self._log("sampling/logprob_drift_max", self._gather(drift).max().item())
 
-    def _write_traces(self, output: dict[str, Any]) -> None:
+    def _write_traces(self, batch: Batch, advantages: Tensor) -> None:
         """Writes the first rollouts of every `trace_steps`-th batch, with what the loss is about to see of them."""
         every, main = self.args.trace_steps, self.accelerator.is_main_process
         if every and self.batches % every == 0 and main:
-            most = self.args.trace_episodes
-            batch = zip(self._rows[:most], self._trajectories, output["advantages"], strict=False)
-            rows = [
-                trace_row(record, _title(row), self._loss_mask(record), advantages, self._tokenizer)
-                for row, record, advantages in batch
+            rollouts = zip(batch.records, batch.rows, batch.loss_masks, advantages, strict=True)
+            lines = [
+                trace_row(record, _title(row), mask, credit, self._tokenizer)
+                for record, row, mask, credit in itertools.islice(rollouts, self.args.trace_episodes)
             ]
-            write_traces(Path(self.args.output_dir or "."), rows, step=self.state.global_step, batch=self.batches)
-
-    def _sampled(self, output: dict[str, Any]) -> Tensor:
-        width = output["completion_ids"].size(1)
-        return sampled_tokens(self._trajectories, width=width).to(self.accelerator.device)
+            write_traces(Path(self.args.output_dir or "."), lines, step=self.state.global_step, batch=self.batches)
 
     def _mean(self, numbers: Tensor, mask: Tensor) -> float:
         """Returns the mean of (B, T) numbers, 0 outside `mask`, over the tokens in the masks of all processes."""
@@ -357,7 +332,7 @@ def episode_return(episode_return: list[float | None], **_columns: Any) -> list[
     return episode_return
 
 
-def _title(row: Row) -> str:
+def _title(row: Mapping[str, Any]) -> str:
     """Returns the text of a row's prompt, of its last message if it is a conversation."""
     prompt = row.get("prompt", "")
     return str(prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt)
@@ -372,11 +347,6 @@ def _check_size(dataset: Any, args: AgentConfig) -> None:
             f"(generation_batch_size={args.generation_batch_size} / num_generations={args.num_generations}). Lower "
             "per_device_train_batch_size or gradient_accumulation_steps, raise num_generations, or bring more rows."
         )
-
-
-def _widened(numbers: Tensor, width: int) -> Tensor:
-    """Returns (B, `width`) numbers: TRL may pad completions to a multiple of some length."""
-    return torch.nn.functional.pad(numbers, (0, width - numbers.size(1)))
 
 
 def _model_inputs(output: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -24,10 +24,10 @@ THRESHOLDS = (
 
 WITHOUT_SIGNAL = "alarm_without_signal"
 NO_SIGNAL = (
-    "In {steps} logged steps in a row every rollout returned the same as the others of its prompt, so there was nothing to "
-    "learn from (mean reward {reward:.3g}). Likely reasons: the model cannot call the tools or answer in the expected "
-    "format yet (reward 0 everywhere; look at rollout/malformed_turns and at traces, --trace_steps 1), the tasks are too "
-    "hard or too easy for it, or sampling hardly varies (temperature near 0, top_k 1)"
+    "In {steps} logged steps in a row every rollout returned the same as the others of its prompt, so there was nothing "
+    "to learn from (mean reward {reward:.3g}). Likely reasons: the model cannot call the tools or answer in the expected "
+    "format yet (reward 0 everywhere; look at rollout/malformed_turns and at traces, --trace_steps 1), the tasks are "
+    "too hard or too easy for it, or sampling hardly varies (temperature near 0, top_k 1)"
 )
 
 
@@ -35,8 +35,8 @@ class CollapseAlarm(TrainerCallback):
     """Stops the run when a logged number stays beyond its threshold for `alarm_patience` logs in a row.
 
     The state is saved first. A gradient that is not finite stops at once and saves nothing: the weights are spoilt, the
-    last checkpoint is from before. Where no group of rollouts differs for `alarm_without_signal` logs in a row, it warns
-    once, or stops if `stop_without_signal` says so.
+    last checkpoint is from before. Where no group of rollouts differs for `alarm_without_signal` logs in a row, it
+    warns once, or stops if `stop_without_signal` says so.
 
     Attributes:
         reason: why the run was stopped, None if it was not.

@@ -79,11 +79,12 @@ class ResumableTrainer(GRPOTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs as the base class does; where a callback raises at it, the state of the step is saved first."""
+        model: Any = self.model
         with self.resume_state.saved_on_failure():
             try:
                 super().log(logs, start_time)
             finally:
-                self._metrics["train" if self.model.training else "eval"].clear()  # they are logged by now
+                self._metrics["train" if model.training else "eval"].clear()  # they are logged by now
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = self.checkpoint_folder(trial)
