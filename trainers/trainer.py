@@ -16,6 +16,7 @@ from transformers.trainer_callback import ProgressCallback
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.record import Trajectory
+from trainers import trl_seams
 from trainers.algorithms.advantages import ESTIMATORS, check_options
 from trainers.algorithms.batch import (
     PADDING,
@@ -36,7 +37,6 @@ from trainers.engines.chat_format import ChatFormat
 from trainers.running import checkpoints
 from trainers.running.alarms import CollapseAlarm
 from trainers.running.progress_bar import RolloutProgress
-from trainers.running.reference import reference_copied_from
 from trainers.running.resumable import ResumableTrainer
 from trainers.running.traces import trace_row, write_traces
 
@@ -75,7 +75,6 @@ class AgentTrainer(ResumableTrainer):
     num_generations: int
     num_generations_eval: int
     num_iterations: int
-    _logs: dict[str, Any]
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class AgentTrainer(ResumableTrainer):
         value_model = (
             policy_value_model(model, args, peft_config=peft_config) if args.preset.estimator == "ppo" else None
         )
-        with reference_copied_from(None if peft_config or not args.beta else model):
+        with trl_seams.reference_copied_from(None if peft_config or not args.beta else model):
             super().__init__(
                 model,
                 reward_funcs=[episode_return],
@@ -174,7 +173,7 @@ class AgentTrainer(ResumableTrainer):
         self._log("rollout/seconds", seconds)
         self._log("rollout/tokens_per_second", batch.sampled_tokens / seconds)
         reported = self.args.engine == "cached" or self.use_vllm
-        return batch.for_trl(filler=self._tokenizer.eos_token_id, logprobs=reported)
+        return batch.for_trl(filler=trl_seams.tokenizer_of(self).eos_token_id, logprobs=reported)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """TRL's loss, in whose means over rollouts those that were dropped count for nothing.
@@ -268,7 +267,7 @@ class AgentTrainer(ResumableTrainer):
         return tensor[start : start + rows, :width]
 
     def _log(self, name: str, value: float) -> None:
-        self._metrics["train" if self.model.training else "eval"][name].append(value)
+        trl_seams.metrics_of(self)[name].append(value)
 
     def _log_rollouts(self, batch: Batch) -> None:
         """Logs the mean, over all processes' rollouts, of every number that a trajectory brings."""
@@ -280,11 +279,7 @@ class AgentTrainer(ResumableTrainer):
     def _log_credit(self, everywhere: CreditInputs, credit: Credit) -> None:
         for name, number in credit_metrics(everywhere, credit, self.credit_options).items():
             self._log(name, number)
-        per_row = row_means(everywhere, credit).tolist()
-        logged = self._logs["advantages"]  # TRL's table of completions, which holds TRL's advantages so far
-        for _ in range(min(len(logged), len(per_row))):
-            logged.pop()
-        logged.extend(per_row)
+        trl_seams.set_logged_advantages(self, row_means(everywhere, credit).tolist())
 
     def _log_drift(self, batch: Batch, output: dict[str, Any]) -> None:
         """Logs by how much the engine's log-probs differ from those that the loss will compute."""
@@ -308,7 +303,7 @@ class AgentTrainer(ResumableTrainer):
         if every and self.batches % every == 0 and main:
             rollouts = zip(batch.records, batch.rows, batch.loss_masks, advantages, strict=True)
             lines = [
-                trace_row(record, _title(row), mask, credit, self._tokenizer)
+                trace_row(record, _title(row), mask, credit, trl_seams.tokenizer_of(self))
                 for record, row, mask, credit in itertools.islice(rollouts, self.args.trace_episodes)
             ]
             write_traces(Path(self.args.output_dir or "."), lines, step=self.state.global_step, batch=self.batches)

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,13 +18,12 @@ from transformers import GenerationConfig
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.token_session import NewContext, TokenSession, longest_context
+from trainers import trl_seams
 from trainers.engines.sampling import SamplingOptions
 
 logger = logging.getLogger(__name__)
 
 Turn = tuple[list[int], list[float]]
-_TRL_SIGNATURE = ("self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images")
-
 
 Live = list[tuple[TokenSession, list[int]]]
 """Sessions and their contexts."""
@@ -169,12 +166,7 @@ class TRLEngine(_TurnEngine):
     """
 
     def __init__(self, trainer: Any, *, max_new_tokens: int, max_length: int, stop_token_ids: Sequence[int]) -> None:
-        found = tuple(inspect.signature(type(trainer)._generate_single_turn).parameters)
-        if found != _TRL_SIGNATURE:
-            raise ConfigurationError(
-                f"TRLEngine supports trl 1.16, whose GRPOTrainer._generate_single_turn takes {_TRL_SIGNATURE}; the "
-                f"installed one takes {found}. Install trl>=1.16,<1.17, or use SlotEngine."
-            )
+        trl_seams.check_generation(trainer)
         super().__init__(
             max_length=max_length,
             max_new_tokens=max_new_tokens,
@@ -188,33 +180,10 @@ class TRLEngine(_TurnEngine):
             )
 
     def _generate(self, contexts: list[list[int]]) -> list[Turn]:
-        with self._lent():
-            ids, logprobs = self.trainer._generate_single_turn(contexts, None, {}, 1)
+        ids, logprobs = trl_seams.generate_turn(
+            self.trainer, contexts, max_new_tokens=self.max_new_tokens, stop_token_ids=tuple(self.stop_token_ids)
+        )
         return [
-            (list(row), [math.nan] * len(row) if logprobs is None else list(logprobs[number]))
-            for number, row in enumerate(ids)
+            (list(turn), [math.nan] * len(turn) if logprobs is None else list(logprobs[number]))
+            for number, turn in enumerate(ids)
         ]
-
-    @contextmanager
-    def _lent(self) -> Iterator[None]:
-        """Lends TRL, whose unit is a whole completion, the budget and the ends of a turn."""
-        trainer, stops = self.trainer, sorted(self.stop_token_ids)
-        if trainer.use_vllm:
-            owner = trainer.vllm_generation
-            stopping = {"generation_kwargs": {**(owner.generation_kwargs or {}), "stop_token_ids": stops}}
-            lent = [(owner, {"max_completion_length": self.max_new_tokens, **stopping})]
-        else:
-            budget = {"max_new_tokens": self.max_new_tokens, "eos_token_id": stops}
-            lent = [(trainer.generation_config, budget), (trainer, {"eos_token_ids": stops})]
-        before = [(owner, {name: getattr(owner, name) for name in values}) for owner, values in lent]
-        _set(lent)
-        try:
-            yield
-        finally:
-            _set(before)
-
-
-def _set(values_of: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:
-    for owner, values in values_of:
-        for name, value in values.items():
-            setattr(owner, name, value)
