@@ -147,15 +147,15 @@ def gigpo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     return episodes.credit(episodes.spread(episode + options.step_weight * steps))
 
 
-@_estimator("reinforce++", "token_gamma")
+@_estimator("reinforce++")
 def reinforce_plus_plus(inputs: CreditInputs, options: CreditOptions) -> Credit:
     """REINFORCE++ (arXiv 2501.03262): the return from each token on, whitened over all sampled tokens of the batch.
 
-    G_t = r_t + d_t G_t+1 over the sampled tokens, d_t = gamma after the last token of a turn, else token_gamma;
+    G_t = r_t + d_t G_t+1 over the sampled tokens, d_t = gamma after the last token of a turn, else 1;
     A_t = (G_t - mean G) / std G. It needs no group: one rollout a prompt is enough.
     """
     episodes = prepare(inputs, options)
-    returns = rewards_to_go(episodes.token_rewards, episodes.active, _token_discounts(episodes, options))
+    returns = rewards_to_go(episodes.token_rewards, episodes.active, _token_discounts(episodes, options.gamma))
     return episodes.credit(whiten(returns, episodes.active))
 
 
@@ -177,7 +177,7 @@ def reinforce_plus_plus_baseline(inputs: CreditInputs, options: CreditOptions) -
     return episodes.credit(whiten(episodes.spread(centred), episodes.active))
 
 
-@_estimator("ppo", "token_gamma", "lam", "level", "whiten")
+@_estimator("ppo", "lam", "level", "whiten")
 def ppo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     """Generalised advantage estimation (arXiv 1506.02438), by token or by turn, for PPO with a critic.
 
@@ -189,7 +189,7 @@ def ppo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     serves for all tokens of the turn, for it holds no value from within it. Whitening is over sampled tokens, which is
     what Agent-R1 (arXiv 2511.14460) calls the advantage mask.
 
-    A truncated episode ends like any other unless `bootstrap_values` say what its last state was worth.
+    A truncated episode ends like any other: a budget belongs to the task.
 
     Raises:
         ConfigurationError: `values` are missing.
@@ -200,29 +200,25 @@ def ppo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     if options.level == "turn":
         at_starts = torch.where(episodes.starts, episodes.values, 0.0)
         values = torch.zeros_like(episodes.rewards).scatter_add(1, episodes.turn_of.clamp(min=0), at_starts)
-        by_turn = gae(
-            episodes.rewards, values, episodes.turn_mask, options.gamma, lam=options.lam, bootstrap=episodes.bootstrap
-        )
+        by_turn = gae(episodes.rewards, values, episodes.turn_mask, options.gamma, lam=options.lam)
         advantages, returns = episodes.spread(by_turn), episodes.spread(by_turn + values)
     else:
         advantages = gae(
             episodes.token_rewards,
             episodes.values,
             episodes.active,
-            _token_discounts(episodes, options),
+            _token_discounts(episodes, options.gamma),
             lam=options.lam,
-            bootstrap=episodes.bootstrap,
         )
         returns = advantages + episodes.values
     return episodes.credit(whiten(advantages, episodes.active) if options.whiten else advantages, returns)
 
 
-def gae(
-    rewards: Tensor, values: Tensor, mask: Tensor, discounts: Tensor | float, *, lam: float, bootstrap: Tensor
-) -> Tensor:
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, discounts: Tensor | float, *, lam: float) -> Tensor:
     """Generalised advantage estimation over the steps where `mask` is True; the others are stepped over.
 
-    A_t = delta_t + d_t lam A_t', delta_t = r_t + d_t V_t' - V_t, with t' the next step with mask (arXiv 1506.02438).
+    A_t = delta_t + d_t lam A_t', delta_t = r_t + d_t V_t' - V_t, with t' the next step with mask (arXiv 1506.02438);
+    after the last one both are 0.
 
     Args:
         rewards: (B, N).
@@ -230,14 +226,13 @@ def gae(
         mask: (B, N) bool.
         discounts: (B, N) or a number, d_t, what the state after step t counts at step t.
         lam: lambda, 0 to 1.
-        bootstrap: (B,), value of the state after the last step.
 
     Returns:
         (B, N), 0 where `mask` is False.
     """
     discounts = torch.as_tensor(discounts, dtype=rewards.dtype).expand_as(rewards)
     advantages = torch.zeros_like(rewards)
-    advantage, value = torch.zeros_like(bootstrap), bootstrap
+    advantage = value = rewards.new_zeros(len(rewards))
     for step in reversed(range(rewards.shape[1])):
         here, discount = mask[:, step], discounts[:, step]
         new = rewards[:, step] + discount * (value + lam * advantage) - values[:, step]
@@ -257,7 +252,7 @@ def rewards_to_go(rewards: Tensor, mask: Tensor, discounts: Tensor | float) -> T
     Returns:
         (B, N), 0 where `mask` is False.
     """
-    return gae(rewards, torch.zeros_like(rewards), mask, discounts, lam=1.0, bootstrap=rewards.new_zeros(len(rewards)))
+    return gae(rewards, torch.zeros_like(rewards), mask, discounts, lam=1.0)
 
 
 def whiten(numbers: Tensor, mask: Tensor) -> Tensor:
@@ -277,9 +272,8 @@ def whiten(numbers: Tensor, mask: Tensor) -> Tensor:
     return centred / (centred.square().sum() / count).clamp(min=WHITEN_EPS).sqrt()
 
 
-def _token_discounts(episodes: Episodes, options: CreditOptions) -> Tensor:
-    inside = torch.full_like(episodes.token_rewards, options.token_gamma)
-    return torch.where(episodes.ends, options.gamma, inside)
+def _token_discounts(episodes: Episodes, gamma: float) -> Tensor:
+    return torch.where(episodes.ends, gamma, torch.ones_like(episodes.token_rewards))
 
 
 def _turn_returns(episodes: Episodes, gamma: float, *, by_turn: bool) -> Tensor:

@@ -37,8 +37,6 @@ class CreditInputs:
             reference model.
         token_mask: (B, T) bool, True for every token that is not padding; needed without advantage mask only.
         state_ids: (B, K) long, equal for equal states in which turns began, -1 for unknown; see `state_id`.
-        bootstrap_values: (B,) float, value of the state after the last token where a budget cut an episode that would
-            have gone on, 0 where it had ended. None: 0 for all, a budget belongs to the task.
 
     Raises:
         ValueError: a field has another shape.
@@ -54,7 +52,6 @@ class CreditInputs:
     token_rewards: Tensor | None = None
     token_mask: Tensor | None = None
     state_ids: Tensor | None = None
-    bootstrap_values: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.turn_rewards.dim() != 2 or self.turn_ids.dim() != 2:
@@ -67,7 +64,6 @@ class CreditInputs:
         expected = {
             "turn_mask": by_turn, "turn_ids": by_token, "groups": by_row, "valid": by_row, "values": by_token,
             "outcome_rewards": by_turn, "token_rewards": by_token, "token_mask": by_token, "state_ids": by_turn,
-            "bootstrap_values": by_row,
         }  # fmt: skip
         for name, shape in expected.items():
             tensor = getattr(self, name)
@@ -92,7 +88,6 @@ class CreditOptions:
 
     Attributes:
         gamma: discount from one turn to the next, 0 to 1.
-        token_gamma: discount from one token to the next inside a turn, 0 to 1.
         lam: lambda of generalised advantage estimation, for each step of `level`, 0 to 1.
         level: unit of time of generalised advantage estimation, "token" or "turn".
         scale: divide by the standard deviation of the returns of the "group" or of the "batch", or "none". None: as in
@@ -104,11 +99,10 @@ class CreditOptions:
         step_weight: weight of GiGPO's step advantages beside the episode's, at least 0.
 
     Raises:
-        ConfigurationError: a value is out of range, or has no effect beside another one.
+        ConfigurationError: a value is out of range.
     """
 
     gamma: float = 1.0
-    token_gamma: float = 1.0
     lam: float = 1.0
     level: str = "token"
     scale: str | None = None
@@ -119,7 +113,7 @@ class CreditOptions:
     step_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "token_gamma", "lam"):
+        for name in ("gamma", "lam"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigurationError(f"{name} must lie between 0 and 1, got {getattr(self, name)}.")
         if not 0 <= self.step_weight < float("inf"):
@@ -128,11 +122,6 @@ class CreditOptions:
             if getattr(self, name) not in choices:
                 got = getattr(self, name)
                 raise ConfigurationError(f"{name}: got {got!r}. {suggest(str(got), filter(None, choices))}")
-        if self.level == "turn" and self.token_gamma != 1:
-            raise ConfigurationError(
-                f"token_gamma={self.token_gamma} has no effect with level='turn', where a whole turn is one step; "
-                "leave it at 1.0."
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +153,6 @@ class Episodes:
         starts: (B, T) bool, first sampled token of each turn.
         ends: (B, T) bool, last sampled token of each turn.
         values: (B, T), 0 where `turn_of` is -1; None without critic.
-        bootstrap: (B,).
         state_ids: (B, K) long, -1 where unknown; None if not given.
         like: tensor of whose dtype and device the results are.
     """
@@ -178,7 +166,6 @@ class Episodes:
     starts: Tensor
     ends: Tensor
     values: Tensor | None
-    bootstrap: Tensor
     state_ids: Tensor | None
     like: Tensor
 
@@ -227,7 +214,6 @@ def prepare(inputs: CreditInputs, options: CreditOptions) -> Episodes:
         extra = _kept("token_rewards", inputs.token_rewards, sampled)
         token_rewards = token_rewards + extra
         rewards = rewards.scatter_add(1, turn_ids.clamp(min=0), extra)
-    bootstrap = inputs.bootstrap_values
     return Episodes(
         counted=counted,
         groups=torch.unique(inputs.groups, return_inverse=True)[1],
@@ -238,7 +224,6 @@ def prepare(inputs: CreditInputs, options: CreditOptions) -> Episodes:
         starts=starts,
         ends=ends,
         values=None if inputs.values is None else _kept("values", inputs.values, turn_of >= 0),
-        bootstrap=counted.double() * 0 if bootstrap is None else _kept("bootstrap_values", bootstrap, counted),
         state_ids=None if inputs.state_ids is None else torch.where(turn_mask, inputs.state_ids, -1),
         like=like,
     )
