@@ -1,6 +1,6 @@
 """Configuration of the trainer: TRL's `GRPOConfig`, a handful of fields more, and one preset per algorithm."""
 
-# ruff: noqa: RUF009 - `_help` is `dataclasses.field` with less ink
+# ruff: noqa: RUF009 - `_help` is `dataclasses.field`, shorter
 from __future__ import annotations
 
 import json
@@ -14,8 +14,14 @@ from trl import GRPOConfig  # type: ignore[attr-defined]
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 
-PAPER = {"num_generations": 5, "beta": 0.001, "kl_placement": "loss", "loss_type": "dapo"}
-"""Settings of Agent-R1's scripts (arXiv 2511.14460): 5 rollouts a prompt, KL 0.001, the loss a mean over tokens."""
+PAPER = {
+    **{"num_generations": 5, "beta": 0.001, "kl_placement": "loss", "loss_type": "dapo"},
+    "use_bias_correction_kl": False,
+}
+"""Settings of Agent-R1's scripts (arXiv 2511.14460): 5 rollouts per prompt, KL 0.001 by the plain k3 estimator, and a
+loss that is a mean over tokens."""
+CISPO_CLIP = 5.0
+"""Upper bound of the ratio in the loss `cispo`: of the ratio itself, where other losses bound its distance from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,7 @@ class Preset:
     Attributes:
         estimator: key in `advantages.ESTIMATORS`.
         settings: value of each preset field that the user left at None.
-        single: one rollout a prompt is enough.
+        single: one rollout per prompt is enough.
     """
 
     estimator: str
@@ -49,7 +55,7 @@ ALGORITHMS: Mapping[str, Preset] = MappingProxyType(
         "gspo": _preset(
             "grpo", loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4, beta=0.0
         ),
-        "cispo": _preset("grpo", loss_type="cispo", epsilon_high=5.0, beta=0.0),
+        "cispo": _preset("grpo", loss_type="cispo", epsilon_high=CISPO_CLIP, beta=0.0),
         "turn_group": _preset("turn_group"),
         "gigpo": _preset("gigpo"),
     }
@@ -81,38 +87,20 @@ _CHOICES = MappingProxyType(
         "engine": ("cached", "trl"),
     }
 )
-_RANGES = (
-    (("gamma", "lam", "alarm_dropped_above", "alarm_repetition_above"), 0.0, 1.0),
-    (
-        (
-            *("max_turn_tokens", "max_prompt_length", "context_window", "max_contexts"),
-            *("critic_epochs", "critic_minibatches", "eval_episodes", "num_generations_eval"),
-            *("num_generations", "num_iterations", "steps_per_generation", "max_completion_length"),
-            *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-        ),
-        1,
-        math.inf,
-    ),
-    (("alarm_patience", "alarm_without_signal"), 1, math.inf),
-    (
-        (
-            *("infrastructure_retries", "logprob_check_steps", "critic_learning_rate", "critic_clip"),
-            *("alarm_calls_below", "eval_temperature", "learning_rate"),
-        ),
-        0,
-        math.inf,
-    ),
-    (("trace_steps",), 0, math.inf),
-    (("trace_episodes",), 1, math.inf),
-    (("seed",), 0, 2**32 - 1),
+_SHARES = ("gamma", "lam", "alarm_dropped_above", "alarm_repetition_above")
+_COUNTS = (
+    *("max_turn_tokens", "max_prompt_length", "context_window", "max_contexts", "trace_episodes", "train_seeds"),
+    *("critic_epochs", "critic_minibatches", "eval_episodes", "num_generations_eval"),
+    *("num_generations", "num_iterations", "steps_per_generation", "max_completion_length"),
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+    *("alarm_patience", "alarm_without_signal"),
 )
-
-
-class _One(int):
-    """The number 1, that answers no when TRL asks whether it is below the two rollouts that a group needs."""
-
-    def __lt__(self, other: int) -> bool:
-        return False
+_AMOUNTS = (
+    *("infrastructure_retries", "logprob_check_steps", "critic_learning_rate", "critic_clip", "trace_steps"),
+    *("alarm_calls_below", "alarm_drift_above", "eval_temperature", "learning_rate"),
+)
+# Not in the fields' metadata: all of that is handed to argparse, and half of the fields are TRL's.
+_RANGES = ((_SHARES, 0.0, 1.0), (_COUNTS, 1, math.inf), (_AMOUNTS, 0, math.inf), (("seed",), 0, 2**32 - 1))
 
 
 def _help(default: Any, text: str) -> Any:
@@ -189,6 +177,9 @@ class AgentConfig(GRPOConfig):
         "Tokens of all turns and tool responses of one trajectory together; where its context is rewritten, of those "
         "that the context holds.",
     )
+    train_seeds: int | None = _help(
+        None, "Number of seeds to train on in an environment without a list of tasks; None: 1,000."
+    )
     max_prompt_length: int = _help(8192, "Longest prompt, in tokens; a longer one is refused.")
     engine: str = _help("cached", "Who samples: cached (KV cache kept across turns), or trl (TRL's own backend).")
     infrastructure_retries: int = _help(2, "Attempts more for an episode whose backend failed, before it is dropped.")
@@ -211,6 +202,11 @@ class AgentConfig(GRPOConfig):
     alarm_entropy_below: float | None = _help(None, "Stop when the entropy per token, in nats, stays below this.")
     alarm_repetition_above: float | None = _help(None, "Stop when the share of 4-grams that repeat stays above this.")
     alarm_calls_below: float | None = _help(None, "Stop when the mean number of calls per rollout stays below this.")
+    alarm_drift_above: float | None = _help(
+        0.5,
+        "Stop when, in the first generation batch, the engine's log-probs differ from the trainer's by more than this "
+        "many nats on average: positions or weights are not the same in both. None: never.",
+    )
     alarm_patience: int = _help(5, "Logged steps in a row that a threshold must be crossed before an alarm stops.")
     alarm_without_signal: int | None = _help(
         10,
@@ -226,6 +222,9 @@ class AgentConfig(GRPOConfig):
     num_generations: int = _help(None, "Rollouts of each prompt; 1 is allowed for reinforce++ and ppo. Preset.")
     beta: float = _help(None, "Weight of KL to the reference model; 0 loads none. Preset.")
     loss_type: str = _help(None, "TRL's loss: grpo, bnpo, dr_grpo, dapo, cispo, sapo, luspo, vespo. Preset.")
+    use_bias_correction_kl: bool = _help(
+        None, "Multiply the KL in the loss by the ratio of policies, as TRL does by default, not the paper. Preset."
+    )
     scale_rewards: str = _help(
         None, "Divide by the deviation of the returns of the group, the batch, or none; None: as in the paper. Preset."
     )
@@ -243,19 +242,33 @@ class AgentConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         self._check_choice("algorithm")
-        for name, value in (_TRL_DEFAULTS | self.preset.settings | {"advantage_mask": self.loss_mask}).items():
+        for name, value in self._defaults().items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
         self._check()
         self._check_json()
         rollouts = self.num_generations
-        if rollouts == 1 and self.preset.single:
-            self.num_generations = _One(1)
+        if rollouts == 1:  # TRL wants two at least, in whole groups: show it the batch of a device as one group
+            self.num_generations = self._device_batch()
         try:
             super().__post_init__()  # type: ignore[no-untyped-call]
         except ValueError as error:
             raise self._explained(error) from error
         self.num_generations = rollouts
+
+    def _defaults(self) -> dict[str, Any]:
+        """Returns what each preset field stands for where it is left at None."""
+        settings = {**_TRL_DEFAULTS, **self.preset.settings, "advantage_mask": self.loss_mask}
+        own = settings["loss_type"]
+        loss = self.loss_type or own
+        if "cispo" in (loss, own) and loss != own:  # its clip range fits no other loss, nor theirs it
+            settings["epsilon_high"] = CISPO_CLIP if loss == "cispo" else None
+        return settings
+
+    def _device_batch(self) -> int:
+        """Returns the rollouts of one generation batch on one device."""
+        steps = self.steps_per_generation or self.gradient_accumulation_steps
+        return self.generation_batch_size or self.per_device_train_batch_size * steps
 
     def _explained(self, error: ValueError) -> ValueError:
         """Returns TRL's refusal of batch sizes, or of bf16, with the options to change; any other as it is."""
@@ -314,11 +327,16 @@ class AgentConfig(GRPOConfig):
                 f"temperature={self.temperature}: training needs rollouts that differ. Set it above 0; "
                 "eval_temperature=0 evaluates greedily."
             )
+        if self.num_generations == 1 and self.preset.single and self._device_batch() < 2:
+            raise ConfigurationError(
+                "num_generations=1 with one rollout per device and generation batch: there is nothing to compare it "
+                "with. Raise per_device_train_batch_size or gradient_accumulation_steps."
+            )
         if self.num_generations == 1 and not self.preset.single:
             single = ", ".join(name for name, preset in ALGORITHMS.items() if preset.single)
             raise ConfigurationError(
                 f"num_generations=1: {self.algorithm} compares rollouts of one prompt and needs at least 2. "
-                f"With one rollout a prompt, take algorithm {single}."
+                f"With one rollout per prompt, take algorithm {single}."
             )
 
     def _check_json(self) -> None:

@@ -59,8 +59,8 @@ from trainers.trainer import AgentTrainer
 
 MOST_SLOTS = 128
 """Episodes that decode side by side on one device; more wait for a free slot."""
-ROWS_WITHOUT_TASKS = 1_000
-"""Seeds that an environment without a list of tasks is trained on."""
+TRAIN_SEEDS = 1_000
+"""Number of seeds that an environment without a list of tasks is trained on, unless `train_seeds` says otherwise."""
 
 
 def build_trainer(
@@ -100,7 +100,7 @@ def build_trainer(
             return collector.collect(rows, engine_of(trainer, chat, slots=min(len(rows), MOST_SLOTS)))
 
     env = training.player.make_env()
-    rows = dataset_of(env)
+    rows = dataset_of(env, args.train_seeds)
     check_prompts(env, rows, chat, longest=args.max_prompt_length)
     trainer = AgentTrainer(
         model,
@@ -213,17 +213,26 @@ def _make(env_id: str, options: Mapping[str, Any], markup: Sequence[str], contex
     return env if context_window is None else ContextWindow(env, keep_last=context_window)
 
 
-def dataset_of(env: TextEnv, *, first_seed: int = 0) -> Dataset:
-    """Returns one row a task: what a session resets with, and a prompt for TRL's logs.
+def dataset_of(env: TextEnv, seeds: int | None = None, *, first_seed: int = 0) -> Dataset:
+    """Returns one row per task: what a session resets with, and a prompt for TRL's logs.
 
     Args:
         env: the environment.
-        first_seed: where the seeds begin, if it has no list of tasks.
+        seeds: number of rows, if it has no list of tasks; None: `TRAIN_SEEDS`.
+        first_seed: where the seeds begin then.
+
+    Raises:
+        ConfigurationError: a number of seeds is given, but there is a list of tasks.
     """
     bare = env.unwrapped
     if not isinstance(bare, ToolEnv):
-        seeds = range(first_seed, first_seed + ROWS_WITHOUT_TASKS)
-        return Dataset.from_list([{"prompt": f"seed {seed}", "seed": seed} for seed in seeds])
+        numbers = range(first_seed, first_seed + (seeds or TRAIN_SEEDS))
+        return Dataset.from_list([{"prompt": f"seed {seed}", "seed": seed} for seed in numbers])
+    if seeds is not None:
+        raise ConfigurationError(
+            f"train_seeds={seeds} has no effect on an environment with a list of tasks (this one has "
+            f"{len(bare.tasks)}); leave it out."
+        )
     rows = [{"prompt": task.prompt, "task_index": index, "seed": index} for index, task in enumerate(bare.tasks)]
     return Dataset.from_list(rows)
 
@@ -236,7 +245,7 @@ def eval_dataset_of(env: TextEnv, args: AgentConfig) -> Dataset:
     Raises:
         ConfigurationError: they do not fill one batch.
     """
-    rows = dataset_of(env, first_seed=ROWS_WITHOUT_TASKS)
+    rows = dataset_of(env, first_seed=args.train_seeds or TRAIN_SEEDS)
     copies = args.num_generations_eval or 1
     episodes = min(len(rows) * copies, args.eval_episodes)
     batch = args.per_device_eval_batch_size * args.world_size

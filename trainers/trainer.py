@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -42,6 +43,8 @@ from trainers.running.traces import trace_row, write_traces
 
 MEANS_OVER_ROLLOUTS = ("grpo", "sapo", "luspo", "dr_grpo")
 """TRL's losses that divide by the number of rollouts; the others divide by the number of tokens."""
+
+logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 Collect = Callable[[list[Row], "AgentTrainer"], list[Trajectory]]
@@ -92,6 +95,7 @@ class AgentTrainer(ResumableTrainer):
         self.credit_options = credit_options(args)
         check_options(args.preset.estimator, self.credit_options)
         _check_size(train_dataset, args)
+        _warn_of_truncation(args)
         if args.preset.estimator == "ppo" and trl_arguments.get("quantization_config") is not None:
             raise ConfigurationError(
                 "algorithm ppo cannot train a quantised model: its critic would be loaded whole, in float32. Leave "
@@ -146,14 +150,15 @@ class AgentTrainer(ResumableTrainer):
             self._log_rollouts(batch)
             self.evaluated += 1
             return output
-        everywhere = self._credit_inputs(batch, output)
+        logps = self._logps_of(output)
+        everywhere = self._credit_inputs(batch, output, logps)
         credit = ESTIMATORS[self.args.preset.estimator](everywhere, self.credit_options)
         output["advantages"] = self._own(credit.advantages, output)
         if self.loss_type in MEANS_OVER_ROLLOUTS:
             output["valid_share"] = torch.tensor(valid_share(everywhere))
         self._log_rollouts(batch)
         self._log_credit(everywhere, credit)
-        self._log_drift(batch, output)
+        self._check_drift(batch, output, logps)
         self._write_traces(batch, output["advantages"])
         if self.critic is not None:
             self._fit_critic(self.critic, output, everywhere, credit)
@@ -211,11 +216,12 @@ class AgentTrainer(ResumableTrainer):
         score_chunk = functools.partial(score, model, **options)
         return score_contexts(score_chunk, input_ids, attention_mask, numbers=numbers, batch_size=batch_size)
 
-    def _credit_inputs(self, batch: Batch, output: dict[str, Any]) -> CreditInputs:
+    def _credit_inputs(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> CreditInputs:
         """Returns the rollouts of all processes, padded to one shape, in the order in which TRL groups them."""
         fields = batch.credit_fields()
-        if self.args.kl_placement == "reward" and self.args.beta:
-            fields["token_rewards"] = -self.args.beta * self._token_kl(batch, output)
+        if self._kl_in_reward():
+            assert logps is not None
+            fields["token_rewards"] = -self.args.beta * self._token_kl(batch, logps - output["ref_per_token_logps"])
         if self.critic is not None:
             width, numbers = batch.turn_ids.size(1), batch.context_numbers
             fields["values"] = self.critic.values(*_model_inputs(output), length=width, rows=numbers)
@@ -223,22 +229,29 @@ class AgentTrainer(ResumableTrainer):
         groups = torch.arange(len(everywhere["valid"]), device=self.accelerator.device) // self.num_generations
         return CreditInputs(groups=groups, **everywhere)
 
-    def _token_kl(self, batch: Batch, output: dict[str, Any]) -> Tensor:
+    def _token_kl(self, batch: Batch, difference: Tensor) -> Tensor:
         """Returns log p - log p_ref (B, T) of the sampled tokens, 0 for others: its mean over samples is the KL."""
-        logps = output.get("sampling_per_token_logps", output.get("old_per_token_logps"))
-        difference = (self._logps(output) if logps is None else logps) - output["ref_per_token_logps"]
-        known = batch.sampled & ~difference.isnan()
-        kl = torch.where(known, difference, 0.0)
-        self._log("kl", self._mean(kl, known))
+        kl = torch.where(batch.sampled, difference, 0.0)
+        self._log("kl", self._mean(kl, batch.sampled))
         return kl
 
-    def _logps(self, output: dict[str, Any]) -> Tensor:
-        """Returns the log-probs (B, T) of the policy as it is."""
-        width, size = output["completion_ids"].size(1), self.args.per_device_train_batch_size
-        with torch.no_grad():
-            logps: Tensor = self._get_per_token_logps_and_entropies(
-                self.model, *_model_inputs(output), width, batch_size=size
-            )[0]
+    def _kl_in_reward(self) -> bool:
+        return self.args.kl_placement == "reward" and self.args.beta > 0
+
+    def _logps_of(self, output: dict[str, Any]) -> Tensor | None:
+        """Returns the log-probs (B, T) of the policy by the trainer's own forward pass, None where nothing needs them.
+
+        KL in the reward takes these and not the engine's: the reference's are of such a pass, and rounding differs.
+        """
+        logps: Tensor | None = output.get("old_per_token_logps")
+        every = self.args.logprob_check_steps
+        checked = "sampling_per_token_logps" in output and every and self.batches % every == 0
+        if logps is None and (self._kl_in_reward() or checked):
+            width, size = output["completion_ids"].size(1), self.args.per_device_train_batch_size
+            with torch.no_grad():
+                logps = self._get_per_token_logps_and_entropies(
+                    self.model, *_model_inputs(output), width, batch_size=size
+                )[0]
         return logps
 
     def _fit_critic(self, critic: Critic, output: dict[str, Any], everywhere: CreditInputs, credit: Credit) -> None:
@@ -281,21 +294,28 @@ class AgentTrainer(ResumableTrainer):
             self._log(name, number)
         trl_seams.set_logged_advantages(self, row_means(everywhere, credit).tolist())
 
-    def _log_drift(self, batch: Batch, output: dict[str, Any]) -> None:
-        """Logs by how much the engine's log-probs differ from those that the loss will compute."""
+    def _check_drift(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> None:
+        """Logs by how much the engine's log-probs differ from those that the loss will compute.
+
+        Raises:
+            ConfigurationError: by too much, in the first batch.
+        """
         sampling = output.get("sampling_per_token_logps")
-        if sampling is None:  # the backend reports none
-            return
-        trainer_logps = output.get("old_per_token_logps")
-        every = self.args.logprob_check_steps
-        if trainer_logps is None and every and self.batches % every == 0:
-            trainer_logps = self._logps(output)
-        if trainer_logps is None:
+        if sampling is None or logps is None:  # the backend reports none, or this batch is not to be checked
             return
         known = batch.sampled & ~sampling.isnan()
-        drift = torch.where(known, (trainer_logps - sampling).abs(), 0.0)
-        self._log("sampling/logprob_drift_mean", self._mean(drift, known))
-        self._log("sampling/logprob_drift_max", self._gather(drift).max().item())
+        drift = torch.where(known, (logps - sampling).abs(), 0.0)
+        mean, largest = self._mean(drift, known), self._gather(drift).max().item()
+        self._log("sampling/logprob_drift_mean", mean)
+        self._log("sampling/logprob_drift_max", largest)
+        most = self.args.alarm_drift_above
+        if self.batches == 0 and most is not None and mean > most:
+            raise ConfigurationError(
+                f"The engine's log-probs differ from the trainer's by {mean:.2f} nats on average ({largest:.2f} at "
+                f"most), expected at most alarm_drift_above={most}: rollouts come from another distribution than the "
+                "one that is trained. Known reasons: learned positions (GPT-2), which left padding shifts, "
+                "or a backend that keeps old weights. Take a model with rotary positions, or another --engine."
+            )
 
     def _write_traces(self, batch: Batch, advantages: Tensor) -> None:
         """Writes the first rollouts of every `trace_steps`-th batch, with what the loss is about to see of them."""
@@ -341,6 +361,18 @@ def _check_size(dataset: Any, args: AgentConfig) -> None:
             f"train_dataset has {len(dataset)} rows, but one generation batch takes {prompts} prompts "
             f"(generation_batch_size={args.generation_batch_size} / num_generations={args.num_generations}). Lower "
             "per_device_train_batch_size or gradient_accumulation_steps, raise num_generations, or bring more rows."
+        )
+
+
+def _warn_of_truncation(args: AgentConfig) -> None:
+    if args.top_p < 1 or args.top_k:
+        reported = "the truncated" if args.use_vllm else "the whole"
+        logger.warning(
+            "top_p=%s, top_k=%s: rollouts are sampled from a truncated distribution, the loss is of the whole one; the "
+            "engine's log-probs are of %s one. Leave both off unless you want that bias.",
+            args.top_p,
+            args.top_k,
+            reported,
         )
 
 

@@ -90,7 +90,11 @@ def between_steps(trainer: Any) -> bool:
 
 
 def progress_of(trainer: Any) -> dict[str, Any]:
-    """Returns what TRL's checkpoints leave out: counted batches, those still to be trained on, numbers to be logged."""
+    """Returns what TRL's checkpoints leave out: counted batches, those still to be trained on, numbers to be logged.
+
+    Not the sum of all losses: the final `train_loss` is the mean over the steps of one call of `train`, as the runtime
+    and the speed beside it are, so a resumed run's is of the steps after the resume.
+    """
     period = (trainer.args.steps_per_generation or 1) * trainer.num_iterations
     return {
         "step": trainer._step,

@@ -101,6 +101,16 @@ def test_seeds_of_an_environment_without_tasks_are_not_those_of_the_training(tmp
     env = gym.make("Test/Echo-v0") if "Test/Echo-v0" in gym.registry else EchoEnv()
     rows = eval_dataset_of(env.unwrapped, config(tmp_path))
     assert not set(rows["seed"]) & set(dataset_of(env.unwrapped)["seed"])
+    more = config(tmp_path, train_seeds=5_000)
+    trained = dataset_of(env.unwrapped, more.train_seeds)
+    assert len(trained) == 5_000
+    assert not set(eval_dataset_of(env.unwrapped, more)["seed"]) & set(trained["seed"])
+
+
+def test_a_number_of_seeds_for_an_environment_with_tasks_is_refused(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    with pytest.raises(ConfigurationError, match="train_seeds=7 has no effect on an environment with a list of tasks"):
+        build_trainer(config(tmp_path, train_seeds=7), build_model(tokenizer), tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ class SlotEngine:
         """
         if any(parameter.numel() == 0 or hasattr(parameter, "to_local") for parameter in self.model.parameters()):
             raise ConfigurationError(
-                "SlotEngine needs whole weights, but the model's are sharded: gather them around run(), or use "
-                "TRLEngine."
+                "engine=cached needs whole weights, but the model's are sharded: gather them around run(), or take "
+                "--engine trl."
             )
         was_training = self.model.training
         self.model.eval()
@@ -339,13 +339,13 @@ def _check_model(model: Any, max_length: int) -> None:
     kinds = set(getattr(config, "layer_types", None) or ())
     if attention not in ("sdpa", "eager"):
         raise ConfigurationError(
-            f"SlotEngine masks each row by itself, which attn_implementation={attention!r} cannot do: load the model "
-            "with 'sdpa' or 'eager', or use TRLEngine."
+            f"engine=cached masks each episode by itself, which attn_implementation={attention!r} cannot do: load the "
+            "model with 'sdpa' or 'eager', or take --engine trl."
         )
     if not kinds <= {"full_attention", "sliding_attention"} or ("sliding_attention" in kinds and window < max_length):
         raise ConfigurationError(
-            f"SlotEngine keeps full attention only, but the model has layers {sorted(kinds)} and a window of {window} "
-            f"tokens: keep max_length={max_length} within the window, or use TRLEngine."
+            f"engine=cached keeps full attention only, but the model has layers {sorted(kinds)} and a window of "
+            f"{window} tokens: keep max_length={max_length} within the window, or take --engine trl."
         )
     if max_length > limit:
         raise ConfigurationError(

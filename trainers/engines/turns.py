@@ -1,6 +1,6 @@
 """Engines that play turn by turn and prefill the whole context anew on every turn, unlike `SlotEngine`.
 
-`TRLEngine` plays on whatever backend TRL is configured with, `GenerateEngine` on plain `model.generate`.
+`TRLEngine` plays on whatever backend TRL is configured with.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import torch
 from accelerate.utils import gather_object  # type: ignore[import-untyped]
-from transformers import GenerationConfig
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.token_session import NewContext, TokenSession, longest_context
 from trainers import trl_seams
-from trainers.engines.sampling import SamplingOptions
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +26,7 @@ Live = list[tuple[TokenSession, list[int]]]
 """Sessions and their contexts."""
 
 
-class _TurnEngine(ABC):
+class TurnEngine(ABC):
     """Plays the turns of all live sessions in step, and all ranks in step: an idle one generates from a dummy.
 
     vLLM's server mode slices one gathered list by equal shares, so every rank gives the same number of contexts.
@@ -97,58 +94,7 @@ class _TurnEngine(ABC):
         return ids[:end], logprobs[:end], stop is not None
 
 
-class GenerateEngine(_TurnEngine):
-    """The reference: `model.generate` with left padding.
-
-    Args:
-        model: any causal language model.
-        options: how to sample.
-        max_length: most tokens of an episode, prompt included.
-        pad_token_id: fills the left.
-    """
-
-    def __init__(self, model: Any, options: SamplingOptions, *, max_length: int, pad_token_id: int = 0) -> None:
-        super().__init__(
-            max_length=max_length,
-            max_new_tokens=options.max_new_tokens,
-            stop_token_ids=options.stop_token_ids,
-            dummy=[pad_token_id],
-        )
-        self.model, self.options, self.pad_token_id = model, options, pad_token_id
-        self.generator = torch.Generator().manual_seed(options.seed)
-        sampling = {"temperature": options.temperature, "top_p": options.top_p, "top_k": options.top_k}
-        self._config = GenerationConfig(  # type: ignore[no-untyped-call]
-            do_sample=options.temperature > 0,
-            max_new_tokens=options.max_new_tokens,
-            eos_token_id=list(options.stop_token_ids) or None,
-            pad_token_id=pad_token_id,
-            repetition_penalty=1.0,
-            disable_compile=True,
-            return_dict_in_generate=True,
-            output_logits=True,
-            **(sampling if options.temperature > 0 else {}),
-        )
-
-    def _generate(self, contexts: list[list[int]]) -> list[Turn]:
-        width, device = max(map(len, contexts)), self.model.device
-        ids = torch.tensor([[self.pad_token_id] * (width - len(context)) + context for context in contexts])
-        mask = torch.tensor([[0] * (width - len(context)) + [1] * len(context) for context in contexts])
-        was_training = self.model.training
-        self.model.eval()
-        with torch.random.fork_rng(), torch.no_grad():  # generate() knows the global generator only
-            torch.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
-            output = self.model.generate(ids.to(device), attention_mask=mask.to(device), generation_config=self._config)
-        self.model.train(was_training)
-        tokens = output.sequences[:, width:]
-        scale = self.options.temperature or 1.0
-        columns = [
-            torch.log_softmax(logits.float() / scale, dim=-1).gather(1, tokens[:, index, None])
-            for index, logits in enumerate(output.logits)
-        ]
-        return list(zip(tokens.tolist(), torch.cat(columns, dim=1).tolist(), strict=True))
-
-
-class TRLEngine(_TurnEngine):
+class TRLEngine(TurnEngine):
     """Whatever backend a TRL trainer is configured with: generate, continuous batching, vLLM server or colocated.
 
     Sampling (temperature, top_p, top_k, min_p ...) is the trainer's; a turn ends with the chat format's tokens, not

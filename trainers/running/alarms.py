@@ -25,9 +25,9 @@ THRESHOLDS = (
 WITHOUT_SIGNAL = "alarm_without_signal"
 NO_SIGNAL = (
     "In {steps} logged steps in a row every rollout returned the same as the others of its prompt, so there was "
-    "nothing to learn from (mean reward {reward:.3g}). Likely reasons: the model cannot call the tools or answer in the "
-    "expected format yet (reward 0 everywhere; look at rollout/malformed_turns and at traces, --trace_steps 1), the "
-    "tasks are too hard or too easy for it, or sampling hardly varies (temperature near 0, top_k 1)"
+    "nothing to learn from (mean reward {reward:.3g}). Likely reasons: the model cannot call the tools or answer in "
+    "the expected format yet (reward 0 everywhere; look at rollout/malformed_turns and at traces, --trace_steps 1), "
+    "the tasks are too hard or too easy for it, or sampling hardly varies (temperature near 0, top_k 1)"
 )
 
 
