@@ -1,4 +1,4 @@
-"""Configuration of the trainer: TRL's `GRPOConfig`, a handful of fields more, and one preset per algorithm."""
+"""Configuration of the trainer: TRL's `GRPOConfig`, further fields, and one preset per algorithm."""
 
 # ruff: noqa: RUF009 - `_help` is `dataclasses.field`, shorter
 from __future__ import annotations
@@ -93,11 +93,11 @@ _COUNTS = (
     *("critic_epochs", "critic_minibatches", "eval_episodes", "num_generations_eval"),
     *("num_generations", "num_iterations", "steps_per_generation", "max_completion_length"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-    *("alarm_patience", "alarm_without_signal"),
+    "alarm_patience",
 )
 _AMOUNTS = (
     *("infrastructure_retries", "logprob_check_steps", "critic_learning_rate", "critic_clip", "trace_steps"),
-    *("alarm_calls_below", "alarm_drift_above", "eval_temperature", "learning_rate"),
+    *("alarm_calls_below", "alarm_drift_above", "alarm_without_signal", "eval_temperature", "learning_rate"),
 )
 # Not in the fields' metadata: all of that is handed to argparse, and half of the fields are TRL's.
 _RANGES = ((_SHARES, 0.0, 1.0), (_COUNTS, 1, math.inf), (_AMOUNTS, 0, math.inf), (("seed",), 0, 2**32 - 1))
@@ -130,11 +130,14 @@ class AgentConfig(GRPOConfig):
     )
     env_kwargs: dict[str, Any] | str | None = _help(None, "Arguments for `gymnasium.make`, as a JSON object.")
     eval_env_kwargs: dict[str, Any] | str | None = _help(
-        None, "What differs from env_kwargs in evaluations during training, as a JSON object; {}: the same tasks."
+        None,
+        "Arguments that differ from env_kwargs in evaluations during training, as a JSON object; {}: the same tasks.",
     )
-    eval_episodes: int = _help(400, "Most episodes of one evaluation; rounded down to whole batches.")
-    eval_temperature: float | None = _help(None, "Of evaluations: 0 is greedy; None: sampled as in training.")
-    algorithm: str = _help("grpo", f"One of {', '.join(ALGORITHMS)}; sets the preset fields that are not given.")
+    eval_episodes: int = _help(400, "Maximum number of episodes per evaluation; rounded down to whole batches.")
+    eval_temperature: float | None = _help(
+        None, "Sampling temperature of evaluations: 0 is greedy; None: as in training."
+    )
+    algorithm: str = _help("grpo", f"Algorithm: {', '.join(ALGORITHMS)}. Sets the preset fields that you leave out.")
 
     gamma: float = _help(1.0, "Discount from one turn to the next, 0 to 1.")
     lam: float = _help(1.0, "Lambda of generalised advantage estimation (ppo), 0 to 1.")
@@ -161,76 +164,94 @@ class AgentConfig(GRPOConfig):
         "Ablation: False gives the environment's tokens the advantages of the turn after, in means and targets too; in "
         "the loss only together with loss_mask=False. None: as loss_mask.",
     )
-    kl_placement: str = _help(None, "Where KL of weight `beta` goes: loss, or reward. Preset.")
+    kl_placement: str = _help(None, "Place of the KL of weight `beta`: loss or reward. Preset.")
 
     context_window: int | None = _help(
         None,
-        "Show the tool output of this many turns and remove older ones (`wrappers.ContextWindow`); a rewritten context "
-        "begins a new row of its trajectory, which costs a forward and backward pass of its own.",
+        "Number of turns whose tool output is shown; older output is removed (`wrappers.ContextWindow`). Each "
+        "rewritten context of a trajectory costs a forward and backward pass of its own.",
     )
     max_contexts: int = _help(
-        64, "Rows of one trajectory; one whose context would be rewritten once more is truncated there."
+        64, "Maximum number of contexts per trajectory; where one more would be needed, the episode is truncated."
     )
-    max_turn_tokens: int = _help(1024, "Tokens that the model may sample in one turn.")
+    max_turn_tokens: int = _help(1024, "Maximum number of tokens that the model samples per turn.")
     max_completion_length: int = _help(
         8192,
-        "Tokens of all turns and tool responses of one trajectory together; where its context is rewritten, of those "
-        "that the context holds.",
+        "Maximum number of tokens of all turns and tool responses of a trajectory together; where its context is "
+        "rewritten, of those that the context holds.",
     )
     train_seeds: int | None = _help(
         None, "Number of seeds to train on in an environment without a list of tasks; None: 1,000."
     )
-    max_prompt_length: int = _help(8192, "Longest prompt, in tokens; a longer one is refused.")
-    engine: str = _help("cached", "Who samples: cached (KV cache kept across turns), or trl (TRL's own backend).")
-    infrastructure_retries: int = _help(2, "Attempts more for an episode whose backend failed, before it is dropped.")
+    max_prompt_length: int = _help(8192, "Maximum length of a prompt, in tokens; a longer one is refused.")
+    engine: str = _help(
+        "cached", "Engine that samples: cached (KV cache kept across turns) or trl (TRL's own backend, such as vLLM)."
+    )
+    infrastructure_retries: int = _help(
+        2, "Number of times that an episode whose backend failed is played again before it is dropped."
+    )
     logprob_check_steps: int = _help(
-        10, "Every how many generation batches the engine's log-probs are compared with the trainer's; 0: never."
+        10, "Generation batches from one comparison of the engine's log-probs with the trainer's to the next; 0: never."
     )
     trace_steps: int = _help(
-        0, "Every how many generation batches rollouts are written to output_dir/traces, token by token; 0: never."
+        0, "Generation batches from one file of rollouts in output_dir/traces, token by token, to the next; 0: none."
     )
-    trace_episodes: int = _help(16, "Rollouts in each of these files: the first ones of the main process.")
+    trace_episodes: int = _help(16, "Number of rollouts per file of traces: the first ones of the main process.")
 
     critic_learning_rate: float = _help(
-        1e-5, "Learning rate of the value model (ppo), constant whatever `lr_scheduler_type` says."
+        1e-5, "Learning rate of the critic (ppo), constant whatever `lr_scheduler_type` says."
     )
-    critic_epochs: int = _help(1, "Passes of the value model over each generation batch (ppo).")
-    critic_minibatches: int = _help(2, "Optimiser steps of the value model in each pass (ppo).")
-    critic_clip: float | None = _help(0.5, "How far a value may move from the rollout's in one fit (ppo); None: any.")
+    critic_epochs: int = _help(1, "Number of passes of the critic over each generation batch (ppo).")
+    critic_minibatches: int = _help(2, "Number of optimiser steps of the critic per pass (ppo).")
+    critic_clip: float | None = _help(
+        0.5, "Maximum distance of a value from the rollout's per generation batch (ppo); None: any."
+    )
 
-    alarm_dropped_above: float | None = _help(0.5, "Stop when more than this share of a batch's rollouts was dropped.")
-    alarm_entropy_below: float | None = _help(None, "Stop when the entropy per token, in nats, stays below this.")
-    alarm_repetition_above: float | None = _help(None, "Stop when the share of 4-grams that repeat stays above this.")
-    alarm_calls_below: float | None = _help(None, "Stop when the mean number of calls per rollout stays below this.")
-    alarm_drift_above: float | None = _help(
+    alarm_dropped_above: float | None = _help(
+        0.5, "Stop when more than this share of a batch's rollouts was dropped; None: never."
+    )
+    alarm_entropy_below: float | None = _help(
+        None, "Stop when the entropy per token, in nats, stays below this; None: never."
+    )
+    alarm_repetition_above: float | None = _help(
+        None, "Stop when the share of 4-grams that repeat stays above this; None: never."
+    )
+    alarm_calls_below: float | None = _help(
+        None, "Stop when the mean number of calls per rollout stays below this; None: never."
+    )
+    alarm_drift_above: float = _help(
         0.5,
         "Stop when, in the first generation batch, the engine's log-probs differ from the trainer's by more than this "
-        "many nats on average: positions or weights are not the same in both. None: never.",
+        "many nats on average: positions or weights are not the same in both. inf: never.",
     )
-    alarm_patience: int = _help(5, "Logged steps in a row that a threshold must be crossed before an alarm stops.")
-    alarm_without_signal: int | None = _help(
+    alarm_patience: int = _help(
+        5, "Number of logged steps in a row beyond its threshold after which an alarm stops the run."
+    )
+    alarm_without_signal: int = _help(
         10,
         "Logged steps in a row in which all rollouts of each prompt (of the batch, where a prompt has one rollout) "
-        "returned the same, so that nothing was learned, before a warning says so, once. None: never.",
+        "returned the same, so that nothing was learned, before a warning says so, once. 0: never.",
     )
     stop_without_signal: bool = _help(False, "Stop, with the state saved, where alarm_without_signal would warn.")
 
-    num_generations_eval: int = _help(1, "Episodes of each task in an evaluation.")
+    num_generations_eval: int = _help(1, "Number of episodes per task in an evaluation.")
     per_device_train_batch_size: int = _help(
-        5, "Rollouts, with all their rows, in one forward and backward pass of one device."
+        5, "Number of rollouts, with all their contexts, in one forward and backward pass of one device."
     )
-    num_generations: int = _help(None, "Rollouts of each prompt; 1 is allowed for reinforce++ and ppo. Preset.")
-    beta: float = _help(None, "Weight of KL to the reference model; 0 loads none. Preset.")
-    loss_type: str = _help(None, "TRL's loss: grpo, bnpo, dr_grpo, dapo, cispo, sapo, luspo, vespo. Preset.")
+    num_generations: int = _help(None, "Number of rollouts per prompt; 1 is allowed for reinforce++ and ppo. Preset.")
+    beta: float = _help(None, "Weight of the KL divergence from the reference model; 0 loads none. Preset.")
+    loss_type: str = _help(None, "Loss of TRL: grpo, bnpo, dr_grpo, dapo, cispo, sapo, luspo, vespo. Preset.")
     use_bias_correction_kl: bool = _help(
         None, "Multiply the KL in the loss by the ratio of policies, as TRL does by default, not the paper. Preset."
     )
     scale_rewards: str = _help(
-        None, "Divide by the deviation of the returns of the group, the batch, or none; None: as in the paper. Preset."
+        None, "Deviation that divides returns: of the group, of the batch, or none; None: as in the paper. Preset."
     )
-    epsilon: float = _help(None, "Clip range of the ratio, below. Preset.")
-    epsilon_high: float | None = _help(None, "Clip range of the ratio, above; None: `epsilon`. Preset.")
-    importance_sampling_level: str = _help(None, "Ratio for each token, or for the whole sequence. Preset.")
+    epsilon: float = _help(None, "Clip range of the ratio below 1. Preset.")
+    epsilon_high: float | None = _help(
+        None, "Clip range of the ratio above 1, in cispo the ratio itself; None: `epsilon`. Preset."
+    )
+    importance_sampling_level: str = _help(None, "Level of the ratio: token or sequence. Preset.")
     mask_truncated_completions: bool = _help(
         None, "Leave rollouts that a budget cut out of the loss (their return still counts in the group). Preset."
     )
@@ -320,7 +341,7 @@ class AgentConfig(GRPOConfig):
                 "loss_mask=False with advantage_mask=True changes nothing: without advantages and without KL in the "
                 "loss, the environment's tokens have no gradient. Leave advantage_mask out (it follows loss_mask)."
             )
-        if self.stop_without_signal and self.alarm_without_signal is None:
+        if self.stop_without_signal and not self.alarm_without_signal:
             raise ConfigurationError("stop_without_signal has no effect without alarm_without_signal; set both.")
         if self.temperature <= 0:
             raise ConfigurationError(

@@ -72,7 +72,7 @@ def build_trainer(
     peft_config: Any = None,
     **trl_arguments: Any,
 ) -> AgentTrainer:
-    """Returns a trainer on the environment that `args.` names.
+    """Returns a trainer on the environment that `args` names.
 
     Args:
         args: the configuration.
@@ -129,7 +129,7 @@ def chat_of(args: AgentConfig, tokenizer: Any) -> ChatFormat:
 def collector_of(
     args: AgentConfig, tokenizer: Any, *, chat: ChatFormat | None = None, evaluating: bool = False
 ) -> Collector:
-    """Returns what plays the episodes of the environment that `args` names, or of that of its evaluations.
+    """Makes a collector for the environment that `args` names, or for that of its evaluations.
 
     Raises:
         ConfigurationError: an option does not fit; the message names it and what to change.
@@ -146,7 +146,7 @@ def collector_of(
 
 
 class _CloseEnvironments(TrainerCallback):
-    """Closes the environments at the end of a training; another one makes new ones."""
+    """Closes the environments at the end of a run; another run makes new ones."""
 
     def __init__(self, *collectors: Collector) -> None:
         self._collectors = collectors
@@ -171,19 +171,19 @@ def _evaluates(args: AgentConfig) -> bool:
 
 
 def env_maker(args: AgentConfig, markup: Sequence[str], *, evaluating: bool = False) -> Callable[[], TextEnv]:
-    """Returns what makes one environment; checks it once, before the first long step.
+    """Returns a function that makes an environment; makes one to check it, before the first long step.
 
     Args:
-        args: name it.
+        args: the configuration, which names the environment.
         markup: what a document prints must not become: the special tokens of the tokenizer.
         evaluating: the environment of evaluations: `eval_env_kwargs` over `env_kwargs`.
 
     Raises:
-        ConfigurationError: no such environment, not a text environment, or sample data that nobody asked for.
+        ConfigurationError: no such environment, not a text environment, or sample data that nobody chose.
     """
     if args.env_id is None:
         raise ConfigurationError(
-            "env_id is not given; name a registered text environment, such as AgentR1/HotpotQA-v0."
+            "env_id is not given: name a registered text environment, such as AgentR1/HotpotQA-v0."
         )
     options: dict[str, Any] = {}
     for name in ("env_kwargs", "eval_env_kwargs") if evaluating else ("env_kwargs",):
@@ -222,7 +222,7 @@ def dataset_of(env: TextEnv, seeds: int | None = None, *, first_seed: int = 0) -
         first_seed: where the seeds begin then.
 
     Raises:
-        ConfigurationError: a number of seeds is given, but there is a list of tasks.
+        ConfigurationError: `seeds` has no effect beside a list of tasks.
     """
     bare = env.unwrapped
     if not isinstance(bare, ToolEnv):

@@ -27,7 +27,7 @@ from trainers.algorithms.batch import (
     credit_options,
     credited,
     describe,
-    row_means,
+    mean_advantages,
     valid_share,
 )
 from trainers.algorithms.contexts import score_contexts
@@ -39,7 +39,7 @@ from trainers.running import checkpoints
 from trainers.running.alarms import CollapseAlarm
 from trainers.running.progress_bar import RolloutProgress
 from trainers.running.resumable import ResumableTrainer
-from trainers.running.traces import trace_row, write_traces
+from trainers.running.traces import trace_line, write_traces
 
 MEANS_OVER_ROLLOUTS = ("grpo", "sapo", "luspo", "dr_grpo")
 """TRL's losses that divide by the number of rollouts; the others divide by the number of tokens."""
@@ -55,7 +55,7 @@ class AgentTrainer(ResumableTrainer):
     """Trains a policy on the token trajectories that `collect` brings, by the algorithm that `args` names.
 
     Everything but rollouts and advantages is TRL's: losses, LoRA, Accelerate, vLLM sync, checkpoints, logging. The loss
-    sees only tokens that the model sampled, each in the row in which it was sampled; rollouts that a dead backend
+    sees only tokens that the model sampled, each in the context in which it was sampled; rollouts that a dead backend
     spoilt carry no gradient and enter no statistic and no mean.
 
     Args:
@@ -204,9 +204,9 @@ class AgentTrainer(ResumableTrainer):
         batch_size: int | None = None,
         **options: Any,
     ) -> Any:
-        """TRL's log-probs, entropies (B, T) and MoE loss; each row of a trajectory is a sequence of its own.
+        """TRL's log-probs, entropies (B, T) and MoE loss; each context of a trajectory is a sequence of its own.
 
-        There is one forward pass for each `batch_size` trajectories, however many rows they have, as sharded weights
+        There is one forward pass per `batch_size` trajectories, however many contexts they have, as sharded weights
         need on every process.
         """
         score = super()._get_per_token_logps_and_entropies
@@ -224,7 +224,7 @@ class AgentTrainer(ResumableTrainer):
             fields["token_rewards"] = -self.args.beta * self._token_kl(batch, logps - output["ref_per_token_logps"])
         if self.critic is not None:
             width, numbers = batch.turn_ids.size(1), batch.context_numbers
-            fields["values"] = self.critic.values(*_model_inputs(output), length=width, rows=numbers)
+            fields["values"] = self.critic.values(*_model_inputs(output), length=width, context_numbers=numbers)
         everywhere = {name: self._gather(local, pad=PADDING.get(name, 0)) for name, local in fields.items()}
         groups = torch.arange(len(everywhere["valid"]), device=self.accelerator.device) // self.num_generations
         return CreditInputs(groups=groups, **everywhere)
@@ -264,7 +264,7 @@ class AgentTrainer(ResumableTrainer):
             self._log(f"critic/{name}", number)
 
     def _gather(self, tensor: Tensor, *, pad: int = 0) -> Tensor:
-        """Returns the rows of all processes; shorter ones are padded at the right."""
+        """Returns the lines of all processes; shorter ones are padded at the right."""
         numbers = tensor.to(self.accelerator.device)
         if tensor.dtype == torch.bool:  # padding would make integers of them, on the shorter processes only
             numbers = numbers.to(torch.uint8)
@@ -274,10 +274,10 @@ class AgentTrainer(ResumableTrainer):
         return gathered.to(tensor.dtype)
 
     def _own(self, tensor: Tensor, output: dict[str, Any]) -> Tensor:
-        """Returns this process's rows of a gathered (B, T) tensor, as wide as its own completions."""
-        rows, width = output["completion_ids"].shape
-        start = rows * self.accelerator.process_index
-        return tensor[start : start + rows, :width]
+        """Returns this process's lines of a gathered (B, T) tensor, as wide as its own completions."""
+        size, width = output["completion_ids"].shape
+        start = size * self.accelerator.process_index
+        return tensor[start : start + size, :width]
 
     def _log(self, name: str, value: float) -> None:
         trl_seams.metrics_of(self)[name].append(value)
@@ -292,7 +292,7 @@ class AgentTrainer(ResumableTrainer):
     def _log_credit(self, everywhere: CreditInputs, credit: Credit) -> None:
         for name, number in credit_metrics(everywhere, credit, self.credit_options).items():
             self._log(name, number)
-        trl_seams.set_logged_advantages(self, row_means(everywhere, credit).tolist())
+        trl_seams.set_logged_advantages(self, mean_advantages(everywhere, credit).tolist())
 
     def _check_drift(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> None:
         """Logs by how much the engine's log-probs differ from those that the loss will compute.
@@ -309,7 +309,7 @@ class AgentTrainer(ResumableTrainer):
         self._log("sampling/logprob_drift_mean", mean)
         self._log("sampling/logprob_drift_max", largest)
         most = self.args.alarm_drift_above
-        if self.batches == 0 and most is not None and mean > most:
+        if self.batches == 0 and mean > most:
             raise ConfigurationError(
                 f"The engine's log-probs differ from the trainer's by {mean:.2f} nats on average ({largest:.2f} at "
                 f"most), expected at most alarm_drift_above={most}: rollouts come from another distribution than the "
@@ -323,7 +323,7 @@ class AgentTrainer(ResumableTrainer):
         if every and self.batches % every == 0 and main:
             rollouts = zip(batch.records, batch.rows, batch.loss_masks, advantages, strict=True)
             lines = [
-                trace_row(record, _title(row), mask, credit, trl_seams.tokenizer_of(self))
+                trace_line(record, _title(row), mask, credit, trl_seams.tokenizer_of(self))
                 for record, row, mask, credit in itertools.islice(rollouts, self.args.trace_episodes)
             ]
             write_traces(Path(self.args.output_dir or "."), lines, step=self.state.global_step, batch=self.batches)
@@ -335,7 +335,7 @@ class AgentTrainer(ResumableTrainer):
         return float(total / max(tokens, 1.0))
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
-        """Evaluates as the base class does, always with the same random numbers, none of them the training's."""
+        """Evaluates as the base class does, always with the same random numbers, none of which training uses."""
         with checkpoints.seeded(self.args.seed):
             self.evaluated = 0
             metrics: dict[str, float] = super().evaluate(*arguments, **options)

@@ -3,7 +3,7 @@
 Notation: trajectory i of a group of n rollouts of one prompt, turn k of its K_i turns with reward r_ik (the outcome is
 part of the last one), return G_ik = r_ik + gamma r_i,k+1 + gamma^2 r_i,k+2 + ..., R_i = G_i0.
 
-Rows left out (`CreditInputs.valid`) are in no mean and no deviation: their group is normalised over the others.
+Trajectories left out (`CreditInputs.valid`) are in no mean and no deviation: their group is normalised over the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUP_EPS = 1e-4
 """Added to standard deviations of returns, as in TRL."""
 
 WHITEN_EPS = 1e-8
-"""Least variance that whitening divides by."""
+"""Minimum variance that whitening divides by."""
 
 _ESTIMATORS: dict[str, Estimator] = {}
 _USED_OPTIONS: dict[str, frozenset[str]] = {}
@@ -43,11 +43,11 @@ def _estimator(name: str, *options: str) -> Callable[[Estimator], Estimator]:
 
 
 def check_options(name: str, options: CreditOptions) -> None:
-    """Refuses an option that an estimator would not use; meant for the start of a training.
+    """Refuses an option that an estimator would not use; meant for the start of a run.
 
     Args:
         name: key in `ESTIMATORS`.
-        options: what was asked for; options at their default are never refused.
+        options: what the user wants; options at their default are never refused.
 
     Raises:
         ConfigurationError: the name is unknown, or an option would have no effect.
@@ -152,7 +152,7 @@ def reinforce_plus_plus(inputs: CreditInputs, options: CreditOptions) -> Credit:
     """REINFORCE++ (arXiv 2501.03262): the return from each token on, whitened over all sampled tokens of the batch.
 
     G_t = r_t + d_t G_t+1 over the sampled tokens, d_t = gamma after the last token of a turn, else 1;
-    A_t = (G_t - mean G) / std G. It needs no group: one rollout a prompt is enough.
+    A_t = (G_t - mean G) / std G. It needs no group: one rollout per prompt is enough.
     """
     episodes = prepare(inputs, options)
     returns = rewards_to_go(episodes.token_rewards, episodes.active, _token_discounts(episodes, options.gamma))
@@ -286,9 +286,9 @@ def _turn_returns(episodes: Episodes, gamma: float, *, by_turn: bool) -> Tensor:
 
 
 def _relative(returns: Tensor, groups: Tensor, counted: Tensor, scale: str, *, leave_one_out: bool = False) -> Tensor:
-    """Compares rows of (N, C) with the mean of their group, column by column; 0 for rows that are not counted.
+    """Compares lines of (N, C) with the mean of their group, column by column; 0 for lines that are not counted.
 
-    The deviation is that of the first column, so that one number divides all columns of a row.
+    The deviation is that of the first column, so that one number divides all columns of a line.
     """
     count = _counts(groups, counted)[:, None]
     centred = torch.where(counted[:, None], returns - _group_sum(returns, groups, counted) / count.clamp(min=1), 0.0)
@@ -302,17 +302,17 @@ def _relative(returns: Tensor, groups: Tensor, counted: Tensor, scale: str, *, l
 
 
 def _deviation(numbers: Tensor, groups: Tensor, counted: Tensor) -> Tensor:
-    """(N, 1) standard deviation of each row's group, dividing by count - 1; 0 in a group of one."""
+    """(N, 1) standard deviation of each line's group, dividing by count - 1; 0 in a group of one."""
     count = _counts(groups, counted)[:, None]
     mean = _group_sum(numbers, groups, counted) / count.clamp(min=1)
     return (_group_sum((numbers - mean).square(), groups, counted) / (count - 1).clamp(min=1)).sqrt()
 
 
 def _group_sum(numbers: Tensor, groups: Tensor, counted: Tensor) -> Tensor:
-    """(N, C): for every row the sum over the counted rows of its group."""
+    """(N, C): for every line the sum over the counted lines of its group."""
     return torch.zeros_like(numbers).index_add(0, groups, torch.where(counted[:, None], numbers, 0.0))[groups]
 
 
 def _counts(groups: Tensor, counted: Tensor) -> Tensor:
-    """(N,): for every row the number of counted rows in its group."""
+    """(N,): for every line the number of counted lines in its group."""
     return _group_sum(counted.double()[:, None], groups, counted)[:, 0]

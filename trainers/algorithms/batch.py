@@ -192,16 +192,16 @@ def loss_mask(record: Trajectory, args: AgentConfig) -> list[int]:
 def turn_indices(trajectories: Trajectories, *, width: int) -> Tensor:
     """Returns (B, width) long: the turn in which the model sampled each completion token, -1 for all other tokens."""
     indices = torch.full((len(trajectories), width), -1)
-    for row, trajectory in zip(indices, trajectories, strict=True):
+    for line, trajectory in zip(indices, trajectories, strict=True):
         for index, (start, end) in enumerate(tokens_of(trajectory).spans):
-            row[start:end] = index
+            line[start:end] = index
     return indices
 
 
 def turn_rewards(trajectories: Trajectories) -> tuple[Tensor, Tensor]:
     """Returns the rewards (B, K) of the turns, 0 where padded, and the mask (B, K) of real turns."""
     rewards = [[turn.reward for turn in trajectory.turns] for trajectory in trajectories]
-    mask = [[True] * len(row) for row in rewards]
+    mask = [[True] * len(line) for line in rewards]
     return _padded(rewards, 0.0), _padded(mask, False)
 
 
@@ -212,15 +212,15 @@ def state_ids(trajectories: Trajectories) -> Tensor:
     stands between the end of a turn and the next, as rendered (after a turn that a budget cut, with the end of turn
     that was added); before the first turn it is the prompt, where the context was rewritten the whole new context.
     """
-    rows = []
+    states = []
     for tokens in map(tokens_of, trajectories):
         ends = [0, *(end for _, end in tokens.spans)]
         seen = [
             tokens.completion_ids[end:start] or tokens.prompt_ids
             for end, (start, _) in zip(ends, tokens.spans, strict=False)
         ]
-        rows.append([state_id(repr(ids)) for ids in seen])
-    return _padded(rows, -1)
+        states.append([state_id(repr(ids)) for ids in seen])
+    return _padded(states, -1)
 
 
 def describe(trajectory: Trajectory) -> dict[str, float]:
@@ -262,7 +262,7 @@ def valid_share(inputs: CreditInputs) -> float:
     return inputs.valid.float().mean().item() or 1.0
 
 
-def row_means(inputs: CreditInputs, credit: Credit) -> Tensor:
+def mean_advantages(inputs: CreditInputs, credit: Credit) -> Tensor:
     """Returns (B,): the mean advantage of each rollout's sampled tokens."""
     sampled = inputs.turn_ids >= 0
     return (credit.advantages * sampled).sum(1) / sampled.sum(1).clamp(min=1)
@@ -315,6 +315,6 @@ def group_spreads(inputs: CreditInputs) -> Tensor:
     return torch.tensor([member.std(correction=0).item() for member in members if len(member) > 1])
 
 
-def _padded(rows: Sequence[Sequence[float]], padding: float, width: int | None = None) -> Tensor:
-    width = width or max(1, *(len(row) for row in rows), 1)
-    return torch.tensor([[*row, *[padding] * (width - len(row))] for row in rows])
+def _padded(lines: Sequence[Sequence[float]], padding: float, width: int | None = None) -> Tensor:
+    width = width or max(1, *(len(line) for line in lines), 1)
+    return torch.tensor([[*line, *[padding] * (width - len(line))] for line in lines])

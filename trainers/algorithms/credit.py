@@ -2,9 +2,9 @@
 
 Shapes: B trajectories (the whole batch of all ranks), at most K turns, T tokens after the prompt.
 
-Where a context is rewritten between turns, so that one trajectory is trained on as several rows, its rows are laid one
-after another along T (whatever was not sampled in its row has turn id -1), and the estimates are cut apart again: every
-statistic stays one per trajectory.
+Where the history is rewritten between turns, a trajectory has several contexts: they are laid one after another along
+T (whatever was not sampled has turn id -1), and the estimates are cut apart again. Every statistic stays one per
+trajectory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class CreditInputs:
 
     Attributes:
         turn_rewards: (B, K) float, reward of each turn.
-        turn_mask: (B, K) bool, True for real turns, which stand first in their row.
+        turn_mask: (B, K) bool, True for real turns, which stand first in their line.
         turn_ids: (B, T) long, turn in which the model sampled the token, -1 for all other tokens and for padding.
         groups: (B,) long, equal for rollouts of one prompt.
         valid: (B,) bool, False for rollouts to leave out (infrastructure failures): no advantage, in no statistic,
-            and whatever the other fields hold for them is not looked at. A row without turns is treated the same.
+            and whatever the other fields hold for them is not looked at. Nor is a trajectory without turns.
         values: (B, T) float, the critic's value of the state in which the token was chosen, that is before it.
         outcome_rewards: (B, K) float, what the outcome terms brought of `turn_rewards`; needed to normalise the rest.
         token_rewards: (B, T) float, further rewards of sampled tokens, such as a penalty for the divergence from a
@@ -59,10 +59,10 @@ class CreditInputs:
                 f"turn_rewards must be (B, K) and turn_ids (B, T), got {tuple(self.turn_rewards.shape)} and "
                 f"{tuple(self.turn_ids.shape)}."
             )
-        rows, turns = self.turn_rewards.shape
-        by_row, by_turn, by_token = (rows,), (rows, turns), (rows, self.turn_ids.shape[1])
+        size, turns = self.turn_rewards.shape
+        single, by_turn, by_token = (size,), (size, turns), (size, self.turn_ids.shape[1])
         expected = {
-            "turn_mask": by_turn, "turn_ids": by_token, "groups": by_row, "valid": by_row, "values": by_token,
+            "turn_mask": by_turn, "turn_ids": by_token, "groups": single, "valid": single, "values": by_token,
             "outcome_rewards": by_turn, "token_rewards": by_token, "token_mask": by_token, "state_ids": by_turn,
         }  # fmt: skip
         for name, shape in expected.items():
@@ -74,8 +74,8 @@ class CreditInputs:
 
     def on_cpu(self) -> CreditInputs:
         """Returns the batch detached and on the CPU, with at least one column of turns."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors = {name: tensor.detach().cpu() for name, tensor in given.items() if tensor is not None}
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        tensors = {name: tensor.detach().cpu() for name, tensor in values if tensor is not None}
         if self.turn_mask.shape[1] == 0:
             for name in tensors.keys() & {"turn_rewards", "outcome_rewards", "turn_mask", "state_ids"}:
                 tensors[name] = torch.nn.functional.pad(tensors[name], (0, 1))
@@ -129,8 +129,8 @@ class Credit:
     """What an estimator returns, in the dtype (at least float32) and on the device of `CreditInputs.turn_rewards`.
 
     Attributes:
-        advantages: (B, T), 0 outside sampled tokens and for rows left out. Without advantage mask the environment's
-            tokens have advantages too.
+        advantages: (B, T), 0 outside sampled tokens and for trajectories left out. Without advantage mask the
+            environment's tokens have advantages too.
         returns: (B, T), what the critic should have said, 0 where `advantages` is 0 by definition; None without critic.
     """
 
@@ -143,9 +143,9 @@ class Episodes:
     """A checked batch in float64 on the CPU: all ranks get the same bits, and no device lacks the precision.
 
     Attributes:
-        counted: (B,) bool, rows that take part.
+        counted: (B,) bool, trajectories that take part.
         groups: (B,) long, 0 to the number of groups - 1.
-        turn_mask: (B, K) bool, real turns of rows that take part.
+        turn_mask: (B, K) bool, real turns of trajectories that take part.
         rewards: (B, K), all that was earned in a turn, 0 elsewhere.
         token_rewards: (B, T), the same on tokens: a turn's reward on the last token sampled in it.
         turn_of: (B, T) long, turn whose credit a token carries, -1 for none. A token of the environment (without
@@ -233,7 +233,7 @@ def turn_spans(turn_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Marks the first and the last sampled token of each turn.
 
     Args:
-        turn_ids: (B, T) long, never falling among the sampled tokens of a row, -1 for all other tokens.
+        turn_ids: (B, T) long, never falling among the sampled tokens of a line, -1 for all other tokens.
 
     Returns:
         Two (B, T) bool tensors.
@@ -306,15 +306,15 @@ def _check_turns(turn_mask: Tensor, turn_ids: Tensor) -> None:
             1
         ),
     }
-    for problem, rows in problems.items():
-        _refuse(rows, problem)
+    for problem, broken in problems.items():
+        _refuse(broken, problem)
     tokens = torch.zeros(turn_mask.shape, dtype=torch.long).scatter_add(1, turn_ids.clamp(min=0), sampled.long())
     _refuse(((tokens > 0) != turn_mask).any(1), "turn_mask and turn_ids disagree on which turns have sampled tokens")
 
 
-def _refuse(rows: Tensor, problem: str) -> None:
-    if rows.any():
-        raise ValueError(f"Trajectory {rows.nonzero()[0].item()} of the batch: {problem}.")
+def _refuse(broken: Tensor, problem: str) -> None:
+    if broken.any():
+        raise ValueError(f"Trajectory {broken.nonzero()[0].item()} of the batch: {problem}.")
 
 
 def _kept(name: str, tensor: Tensor, mask: Tensor) -> Tensor:

@@ -103,8 +103,8 @@ class TRLEngine(TurnEngine):
 
     Args:
         trainer: a `trl.GRPOTrainer` of TRL 1.15 or 1.16, or a subclass.
-        max_new_tokens: most tokens of one turn.
-        max_length: most tokens of an episode, prompt included.
+        max_new_tokens: maximum number of tokens per turn.
+        max_length: maximum number of tokens of an episode, prompt included.
         stop_token_ids: end a turn (`ChatFormat.stop_ids`).
 
     Raises:

@@ -74,7 +74,7 @@ class CollapseAlarm(TrainerCallback):
 
     def _watch_signal(self, logs: dict[str, Any], state: TrainerState, control: TrainerControl) -> None:
         share = logs.get("group/without_signal")
-        if self._without_signal is None or share is None:
+        if not self._without_signal or share is None:
             return
         self.beyond[WITHOUT_SIGNAL] = steps = self.beyond[WITHOUT_SIGNAL] + 1 if share == 1 else 0
         if steps != self._without_signal:

@@ -28,7 +28,7 @@ class RolloutProgress(ProgressCallback):
         logs: dict[str, Any] | None = None,
         **_others: Any,
     ) -> None:
-        """Shows the numbers that a training step logs."""
+        """Shows the numbers that an optimiser step logs."""
         bar: Any = self.training_bar
         logged = {label: (logs or {}).get(name) for label, name in SHOWN.items()}
         # TRL logs None where no rollout of the step brought a number: all of them were dropped.

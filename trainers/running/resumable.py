@@ -56,7 +56,7 @@ class ResumableTrainer(GRPOTrainer):
 
         Args:
             resume_from_checkpoint: see `checkpoints.to_resume`.
-            trial: of a hyper-parameter search.
+            trial: a trial of a search for hyper-parameters.
             ignore_keys_for_eval: as the base class takes it.
 
         Raises:
@@ -74,7 +74,7 @@ class ResumableTrainer(GRPOTrainer):
         return super().train(folder, trial, ignore_keys_for_eval)
 
     def _run_epoch(self, *arguments: Any, **options: Any) -> None:
-        """Takes no further step where a resumed run had come to its end: the base class would take one."""
+        """Trains an epoch; a resumed run that had ended takes no step, where the base class would take one."""
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*arguments, **options)  # type: ignore[no-untyped-call]
 

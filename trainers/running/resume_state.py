@@ -1,4 +1,4 @@
-"""Where a training stands, beyond what TRL's checkpoints hold."""
+"""Where a run stands, beyond what TRL's checkpoints hold."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ResumeState(TrainerCallback):
             self._loss = None
 
     def on_step_end(self, *_arguments: Any, **_others: Any) -> None:
-        """Notes the random state."""
+        """Keeps the random state."""
         self._random_state = checkpoints.random_state()
 
     @contextmanager
@@ -98,7 +98,7 @@ class EpochOrder(Sampler[int]):
 
     Args:
         sampler: TRL's.
-        seed: of the first epoch.
+        seed: seed of the first epoch.
         epoch: returns the fractional number of epochs trained, or None before the first step.
     """
 

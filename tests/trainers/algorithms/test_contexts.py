@@ -307,7 +307,7 @@ class TestTrainer:
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
         width = output["completion_ids"].size(1)
-        values = critic.values(ids, mask, length=width, rows=output["context_numbers"])
+        values = critic.values(ids, mask, length=width, context_numbers=output["context_numbers"])
         with torch.no_grad():
             first = critic.model(input_ids=torch.tensor([[2, 5, 11, 12, 8, 3]])).logits[0, :, 0]
             second = critic.model(input_ids=torch.tensor([[2, 7, 13, 14, 3]])).logits[0, :, 0]

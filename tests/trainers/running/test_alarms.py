@@ -97,7 +97,7 @@ def test_groups_without_signal_stop_where_the_option_says_so(tmp_path: Path) -> 
     assert str(trainer.alarm.reason).startswith("In 3 logged steps in a row every rollout returned the same")
     assert (tmp_path / "checkpoint-3" / "trainer_state.json").is_file()
     with pytest.raises(ConfigurationError, match="stop_without_signal has no effect without alarm_without_signal"):
-        make_args(tmp_path, stop_without_signal=True, alarm_without_signal=None)
+        make_args(tmp_path, stop_without_signal=True, alarm_without_signal=0)
 
 
 @pytest.mark.parametrize("returns", [[0.1] * 8, [0.1] * 7 + [0.2]])
