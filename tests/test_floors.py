@@ -40,7 +40,7 @@ FLOORS = {
     ),
     "trainers": (
         ("__init__",),
-        ("config",),
+        ("config", "trl_seams"),
         ("algorithms",),
         ("engines",),
         ("running",),

@@ -1,6 +1,6 @@
-"""Configuration of the trainer: TRL's `GRPOConfig`, a handful of fields more, and one preset per algorithm."""
+"""Configuration of the trainer: TRL's `GRPOConfig`, further fields, and one preset per algorithm."""
 
-# ruff: noqa: RUF009 - `_help` is `dataclasses.field` with less ink
+# ruff: noqa: RUF009 - `_help` is `dataclasses.field`, shorter
 from __future__ import annotations
 
 import json
@@ -14,8 +14,14 @@ from trl import GRPOConfig  # type: ignore[attr-defined]
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 
-PAPER = {"num_generations": 5, "beta": 0.001, "kl_placement": "loss", "loss_type": "dapo"}
-"""Settings of Agent-R1's scripts (arXiv 2511.14460): 5 rollouts a prompt, KL 0.001, the loss a mean over tokens."""
+PAPER = {
+    **{"num_generations": 5, "beta": 0.001, "kl_placement": "loss", "loss_type": "dapo"},
+    "use_bias_correction_kl": False,
+}
+"""Settings of Agent-R1's scripts (arXiv 2511.14460): 5 rollouts per prompt, KL 0.001 by the plain k3 estimator, and a
+loss that is a mean over tokens."""
+CISPO_CLIP = 5.0
+"""Upper bound of the ratio in the loss `cispo`: of the ratio itself, where other losses bound its distance from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,7 @@ class Preset:
     Attributes:
         estimator: key in `advantages.ESTIMATORS`.
         settings: value of each preset field that the user left at None.
-        single: one rollout a prompt is enough.
+        single: one rollout per prompt is enough.
     """
 
     estimator: str
@@ -49,7 +55,7 @@ ALGORITHMS: Mapping[str, Preset] = MappingProxyType(
         "gspo": _preset(
             "grpo", loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4, beta=0.0
         ),
-        "cispo": _preset("grpo", loss_type="cispo", epsilon_high=5.0, beta=0.0),
+        "cispo": _preset("grpo", loss_type="cispo", epsilon_high=CISPO_CLIP, beta=0.0),
         "turn_group": _preset("turn_group"),
         "gigpo": _preset("gigpo"),
     }
@@ -81,38 +87,20 @@ _CHOICES = MappingProxyType(
         "engine": ("cached", "trl"),
     }
 )
-_RANGES = (
-    (("gamma", "lam", "alarm_dropped_above", "alarm_repetition_above"), 0.0, 1.0),
-    (
-        (
-            *("max_turn_tokens", "max_prompt_length", "context_window", "max_contexts"),
-            *("critic_epochs", "critic_minibatches", "eval_episodes", "num_generations_eval"),
-            *("num_generations", "num_iterations", "steps_per_generation", "max_completion_length"),
-            *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-        ),
-        1,
-        math.inf,
-    ),
-    (("alarm_patience",), 1, math.inf),
-    (
-        (
-            *("infrastructure_retries", "logprob_check_steps", "critic_learning_rate", "critic_clip"),
-            *("alarm_calls_below", "eval_temperature", "learning_rate"),
-        ),
-        0,
-        math.inf,
-    ),
-    (("trace_steps",), 0, math.inf),
-    (("trace_episodes",), 1, math.inf),
-    (("seed",), 0, 2**32 - 1),
+_SHARES = ("gamma", "lam", "alarm_dropped_above", "alarm_repetition_above")
+_COUNTS = (
+    *("max_turn_tokens", "max_prompt_length", "context_window", "max_contexts", "trace_episodes", "train_seeds"),
+    *("critic_epochs", "critic_minibatches", "eval_episodes", "num_generations_eval"),
+    *("num_generations", "num_iterations", "steps_per_generation", "max_completion_length"),
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+    "alarm_patience",
 )
-
-
-class _One(int):
-    """The number 1, that answers no when TRL asks whether it is below the two rollouts that a group needs."""
-
-    def __lt__(self, other: int) -> bool:
-        return False
+_AMOUNTS = (
+    *("infrastructure_retries", "logprob_check_steps", "critic_learning_rate", "critic_clip", "trace_steps"),
+    *("alarm_calls_below", "alarm_drift_above", "alarm_without_signal", "eval_temperature", "learning_rate"),
+)
+# Not in the fields' metadata: all of that is handed to argparse, and half of the fields are TRL's.
+_RANGES = ((_SHARES, 0.0, 1.0), (_COUNTS, 1, math.inf), (_AMOUNTS, 0, math.inf), (("seed",), 0, 2**32 - 1))
 
 
 def _help(default: Any, text: str) -> Any:
@@ -142,11 +130,14 @@ class AgentConfig(GRPOConfig):
     )
     env_kwargs: dict[str, Any] | str | None = _help(None, "Arguments for `gymnasium.make`, as a JSON object.")
     eval_env_kwargs: dict[str, Any] | str | None = _help(
-        None, "What differs from env_kwargs in evaluations during training, as a JSON object; {}: the same tasks."
+        None,
+        "Arguments that differ from env_kwargs in evaluations during training, as a JSON object; {}: the same tasks.",
     )
-    eval_episodes: int = _help(400, "Most episodes of one evaluation; rounded down to whole batches.")
-    eval_temperature: float | None = _help(None, "Of evaluations: 0 is greedy; None: sampled as in training.")
-    algorithm: str = _help("grpo", f"One of {', '.join(ALGORITHMS)}; sets the preset fields that are not given.")
+    eval_episodes: int = _help(400, "Maximum number of episodes per evaluation; rounded down to whole batches.")
+    eval_temperature: float | None = _help(
+        None, "Sampling temperature of evaluations: 0 is greedy; None: as in training."
+    )
+    algorithm: str = _help("grpo", f"Algorithm: {', '.join(ALGORITHMS)}. Sets the preset fields that you leave out.")
 
     gamma: float = _help(1.0, "Discount from one turn to the next, 0 to 1.")
     lam: float = _help(1.0, "Lambda of generalised advantage estimation (ppo), 0 to 1.")
@@ -163,64 +154,104 @@ class AgentConfig(GRPOConfig):
         "Chat template to train with: a jinja file, or the name of one of TRL's, such as qwen3_training.jinja; None: "
         "the model's own, or TRL's variant of it that keeps earlier turns. Options for it: chat_template_kwargs.",
     )
-    loss_mask: bool = _help(True, "Ablation: False lets the environment's tokens into the loss.")
-    advantage_mask: bool = _help(
+    loss_mask: bool = _help(
         True,
-        "Ablation: False gives the environment's tokens advantages, as if sampled in the turn after.",
+        "Ablation: False lets the environment's tokens into the loss, with the advantages of the turn after (unless "
+        "advantage_mask says otherwise), as if the model had sampled them.",
     )
-    kl_placement: str = _help(None, "Where KL of weight `beta` goes: loss, or reward. Preset.")
+    advantage_mask: bool = _help(
+        None,
+        "Ablation: False gives the environment's tokens the advantages of the turn after, in means and targets too; in "
+        "the loss only together with loss_mask=False. None: as loss_mask.",
+    )
+    kl_placement: str = _help(None, "Place of the KL of weight `beta`: loss or reward. Preset.")
 
     context_window: int | None = _help(
         None,
-        "Show the tool output of this many turns and remove older ones (`wrappers.ContextWindow`); a rewritten context "
-        "begins a new row of its trajectory, which costs a forward and backward pass of its own.",
+        "Number of turns whose tool output is shown; older output is removed (`wrappers.ContextWindow`). Each "
+        "rewritten context of a trajectory costs a forward and backward pass of its own.",
     )
     max_contexts: int = _help(
-        64, "Rows of one trajectory; one whose context would be rewritten once more is truncated there."
+        64, "Maximum number of contexts per trajectory; where one more would be needed, the episode is truncated."
     )
-    max_turn_tokens: int = _help(1024, "Tokens that the model may sample in one turn.")
+    max_turn_tokens: int = _help(1024, "Maximum number of tokens that the model samples per turn.")
     max_completion_length: int = _help(
         8192,
-        "Tokens of all turns and tool responses of one trajectory together; where its context is rewritten, of those "
-        "that the context holds.",
+        "Maximum number of tokens of all turns and tool responses of a trajectory together; where its context is "
+        "rewritten, of those that the context holds.",
     )
-    max_prompt_length: int = _help(8192, "Longest prompt, in tokens; a longer one is refused.")
-    engine: str = _help("cached", "Who samples: cached (KV cache kept across turns), or trl (TRL's own backend).")
-    infrastructure_retries: int = _help(2, "Attempts more for an episode whose backend failed, before it is dropped.")
+    train_seeds: int | None = _help(
+        None, "Number of seeds to train on in an environment without a list of tasks; None: 1,000."
+    )
+    max_prompt_length: int = _help(8192, "Maximum length of a prompt, in tokens; a longer one is refused.")
+    engine: str = _help(
+        "cached", "Engine that samples: cached (KV cache kept across turns) or trl (TRL's own backend, such as vLLM)."
+    )
+    infrastructure_retries: int = _help(
+        2, "Number of times that an episode whose backend failed is played again before it is dropped."
+    )
     logprob_check_steps: int = _help(
-        10, "Every how many generation batches the engine's log-probs are compared with the trainer's; 0: never."
+        10, "Generation batches from one comparison of the engine's log-probs with the trainer's to the next; 0: never."
     )
     trace_steps: int = _help(
-        0, "Every how many generation batches rollouts are written to output_dir/traces, token by token; 0: never."
+        0, "Generation batches from one file of rollouts in output_dir/traces, token by token, to the next; 0: none."
     )
-    trace_episodes: int = _help(16, "Rollouts in each of these files: the first ones of the main process.")
+    trace_episodes: int = _help(16, "Number of rollouts per file of traces: the first ones of the main process.")
 
     critic_learning_rate: float = _help(
-        1e-5, "Learning rate of the value model (ppo), constant whatever `lr_scheduler_type` says."
+        1e-5, "Learning rate of the critic (ppo), constant whatever `lr_scheduler_type` says."
     )
-    critic_epochs: int = _help(1, "Passes of the value model over each generation batch (ppo).")
-    critic_minibatches: int = _help(2, "Optimiser steps of the value model in each pass (ppo).")
-    critic_clip: float | None = _help(0.5, "How far a value may move from the rollout's in one fit (ppo); None: any.")
+    critic_epochs: int = _help(1, "Number of passes of the critic over each generation batch (ppo).")
+    critic_minibatches: int = _help(2, "Number of optimiser steps of the critic per pass (ppo).")
+    critic_clip: float | None = _help(
+        0.5, "Maximum distance of a value from the rollout's per generation batch (ppo); None: any."
+    )
 
-    alarm_dropped_above: float | None = _help(0.5, "Stop when more than this share of a batch's rollouts was dropped.")
-    alarm_entropy_below: float | None = _help(None, "Stop when the entropy per token, in nats, stays below this.")
-    alarm_repetition_above: float | None = _help(None, "Stop when the share of 4-grams that repeat stays above this.")
-    alarm_calls_below: float | None = _help(None, "Stop when the mean number of calls per rollout stays below this.")
-    alarm_patience: int = _help(5, "Logged steps in a row that a threshold must be crossed before an alarm stops.")
+    alarm_dropped_above: float | None = _help(
+        0.5, "Stop when more than this share of a batch's rollouts was dropped; None: never."
+    )
+    alarm_entropy_below: float | None = _help(
+        None, "Stop when the entropy per token, in nats, stays below this; None: never."
+    )
+    alarm_repetition_above: float | None = _help(
+        None, "Stop when the share of 4-grams that repeat stays above this; None: never."
+    )
+    alarm_calls_below: float | None = _help(
+        None, "Stop when the mean number of calls per rollout stays below this; None: never."
+    )
+    alarm_drift_above: float = _help(
+        0.5,
+        "Stop when, in the first generation batch, the engine's log-probs differ from the trainer's by more than this "
+        "many nats on average: positions or weights are not the same in both. inf: never.",
+    )
+    alarm_patience: int = _help(
+        5, "Number of logged steps in a row beyond its threshold after which an alarm stops the run."
+    )
+    alarm_without_signal: int = _help(
+        10,
+        "Logged steps in a row in which all rollouts of each prompt (of the batch, where a prompt has one rollout) "
+        "returned the same, so that nothing was learned, before a warning says so, once. 0: never.",
+    )
+    stop_without_signal: bool = _help(False, "Stop, with the state saved, where alarm_without_signal would warn.")
 
-    num_generations_eval: int = _help(1, "Episodes of each task in an evaluation.")
+    num_generations_eval: int = _help(1, "Number of episodes per task in an evaluation.")
     per_device_train_batch_size: int = _help(
-        5, "Rollouts, with all their rows, in one forward and backward pass of one device."
+        5, "Number of rollouts, with all their contexts, in one forward and backward pass of one device."
     )
-    num_generations: int = _help(None, "Rollouts of each prompt; 1 is allowed for reinforce++ and ppo. Preset.")
-    beta: float = _help(None, "Weight of KL to the reference model; 0 loads none. Preset.")
-    loss_type: str = _help(None, "TRL's loss: grpo, bnpo, dr_grpo, dapo, cispo, sapo, luspo, vespo. Preset.")
+    num_generations: int = _help(None, "Number of rollouts per prompt; 1 is allowed for reinforce++ and ppo. Preset.")
+    beta: float = _help(None, "Weight of the KL divergence from the reference model; 0 loads none. Preset.")
+    loss_type: str = _help(None, "Loss of TRL: grpo, bnpo, dr_grpo, dapo, cispo, sapo, luspo, vespo. Preset.")
+    use_bias_correction_kl: bool = _help(
+        None, "Multiply the KL in the loss by the ratio of policies, as TRL does by default, not the paper. Preset."
+    )
     scale_rewards: str = _help(
-        None, "Divide by the deviation of the returns of the group, the batch, or none; None: as in the paper. Preset."
+        None, "Deviation that divides returns: of the group, of the batch, or none; None: as in the paper. Preset."
     )
-    epsilon: float = _help(None, "Clip range of the ratio, below. Preset.")
-    epsilon_high: float | None = _help(None, "Clip range of the ratio, above; None: `epsilon`. Preset.")
-    importance_sampling_level: str = _help(None, "Ratio for each token, or for the whole sequence. Preset.")
+    epsilon: float = _help(None, "Clip range of the ratio below 1. Preset.")
+    epsilon_high: float | None = _help(
+        None, "Clip range of the ratio above 1, in cispo the ratio itself; None: `epsilon`. Preset."
+    )
+    importance_sampling_level: str = _help(None, "Level of the ratio: token or sequence. Preset.")
     mask_truncated_completions: bool = _help(
         None, "Leave rollouts that a budget cut out of the loss (their return still counts in the group). Preset."
     )
@@ -232,19 +263,33 @@ class AgentConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         self._check_choice("algorithm")
-        for name, value in (_TRL_DEFAULTS | self.preset.settings).items():
+        for name, value in self._defaults().items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
         self._check()
         self._check_json()
         rollouts = self.num_generations
-        if rollouts == 1 and self.preset.single:
-            self.num_generations = _One(1)
+        if rollouts == 1:  # TRL wants two at least, in whole groups: show it the batch of a device as one group
+            self.num_generations = self._device_batch()
         try:
             super().__post_init__()  # type: ignore[no-untyped-call]
         except ValueError as error:
             raise self._explained(error) from error
         self.num_generations = rollouts
+
+    def _defaults(self) -> dict[str, Any]:
+        """Returns what each preset field stands for where it is left at None."""
+        settings = {**_TRL_DEFAULTS, **self.preset.settings, "advantage_mask": self.loss_mask}
+        own = settings["loss_type"]
+        loss = self.loss_type or own
+        if "cispo" in (loss, own) and loss != own:  # its clip range fits no other loss, nor theirs it
+            settings["epsilon_high"] = CISPO_CLIP if loss == "cispo" else None
+        return settings
+
+    def _device_batch(self) -> int:
+        """Returns the rollouts of one generation batch on one device."""
+        steps = self.steps_per_generation or self.gradient_accumulation_steps
+        return self.generation_batch_size or self.per_device_train_batch_size * steps
 
     def _explained(self, error: ValueError) -> ValueError:
         """Returns TRL's refusal of batch sizes, or of bf16, with the options to change; any other as it is."""
@@ -288,16 +333,31 @@ class AgentConfig(GRPOConfig):
                     f"Leave it at {default!r} and set reward weights in env_kwargs."
                 )
         self._check_engine()
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.advantage_mask and not self.loss_mask and not (self.beta and self.kl_placement == "loss"):
+            raise ConfigurationError(
+                "loss_mask=False with advantage_mask=True changes nothing: without advantages and without KL in the "
+                "loss, the environment's tokens have no gradient. Leave advantage_mask out (it follows loss_mask)."
+            )
+        if self.stop_without_signal and not self.alarm_without_signal:
+            raise ConfigurationError("stop_without_signal has no effect without alarm_without_signal; set both.")
         if self.temperature <= 0:
             raise ConfigurationError(
                 f"temperature={self.temperature}: training needs rollouts that differ. Set it above 0; "
                 "eval_temperature=0 evaluates greedily."
             )
+        if self.num_generations == 1 and self.preset.single and self._device_batch() < 2:
+            raise ConfigurationError(
+                "num_generations=1 with one rollout per device and generation batch: there is nothing to compare it "
+                "with. Raise per_device_train_batch_size or gradient_accumulation_steps."
+            )
         if self.num_generations == 1 and not self.preset.single:
             single = ", ".join(name for name, preset in ALGORITHMS.items() if preset.single)
             raise ConfigurationError(
                 f"num_generations=1: {self.algorithm} compares rollouts of one prompt and needs at least 2. "
-                f"With one rollout a prompt, take algorithm {single}."
+                f"With one rollout per prompt, take algorithm {single}."
             )
 
     def _check_json(self) -> None:

@@ -59,8 +59,8 @@ from trainers.trainer import AgentTrainer
 
 MOST_SLOTS = 128
 """Episodes that decode side by side on one device; more wait for a free slot."""
-ROWS_WITHOUT_TASKS = 1_000
-"""Seeds that an environment without a list of tasks is trained on."""
+TRAIN_SEEDS = 1_000
+"""Number of seeds that an environment without a list of tasks is trained on, unless `train_seeds` says otherwise."""
 
 
 def build_trainer(
@@ -72,7 +72,7 @@ def build_trainer(
     peft_config: Any = None,
     **trl_arguments: Any,
 ) -> AgentTrainer:
-    """Returns a trainer on the environment that `args.` names.
+    """Returns a trainer on the environment that `args` names.
 
     Args:
         args: the configuration.
@@ -100,7 +100,7 @@ def build_trainer(
             return collector.collect(rows, engine_of(trainer, chat, slots=min(len(rows), MOST_SLOTS)))
 
     env = training.player.make_env()
-    rows = dataset_of(env)
+    rows = dataset_of(env, args.train_seeds)
     check_prompts(env, rows, chat, longest=args.max_prompt_length)
     trainer = AgentTrainer(
         model,
@@ -129,7 +129,7 @@ def chat_of(args: AgentConfig, tokenizer: Any) -> ChatFormat:
 def collector_of(
     args: AgentConfig, tokenizer: Any, *, chat: ChatFormat | None = None, evaluating: bool = False
 ) -> Collector:
-    """Returns what plays the episodes of the environment that `args` names, or of that of its evaluations.
+    """Makes a collector for the environment that `args` names, or for that of its evaluations.
 
     Raises:
         ConfigurationError: an option does not fit; the message names it and what to change.
@@ -146,7 +146,7 @@ def collector_of(
 
 
 class _CloseEnvironments(TrainerCallback):
-    """Closes the environments at the end of a training; another one makes new ones."""
+    """Closes the environments at the end of a run; another run makes new ones."""
 
     def __init__(self, *collectors: Collector) -> None:
         self._collectors = collectors
@@ -171,19 +171,19 @@ def _evaluates(args: AgentConfig) -> bool:
 
 
 def env_maker(args: AgentConfig, markup: Sequence[str], *, evaluating: bool = False) -> Callable[[], TextEnv]:
-    """Returns what makes one environment; checks it once, before the first long step.
+    """Returns a function that makes an environment; makes one to check it, before the first long step.
 
     Args:
-        args: name it.
+        args: the configuration, which names the environment.
         markup: what a document prints must not become: the special tokens of the tokenizer.
         evaluating: the environment of evaluations: `eval_env_kwargs` over `env_kwargs`.
 
     Raises:
-        ConfigurationError: no such environment, not a text environment, or sample data that nobody asked for.
+        ConfigurationError: no such environment, not a text environment, or sample data that nobody chose.
     """
     if args.env_id is None:
         raise ConfigurationError(
-            "env_id is not given; name a registered text environment, such as AgentR1/HotpotQA-v0."
+            "env_id is not given: name a registered text environment, such as AgentR1/HotpotQA-v0."
         )
     options: dict[str, Any] = {}
     for name in ("env_kwargs", "eval_env_kwargs") if evaluating else ("env_kwargs",):
@@ -213,17 +213,26 @@ def _make(env_id: str, options: Mapping[str, Any], markup: Sequence[str], contex
     return env if context_window is None else ContextWindow(env, keep_last=context_window)
 
 
-def dataset_of(env: TextEnv, *, first_seed: int = 0) -> Dataset:
-    """Returns one row a task: what a session resets with, and a prompt for TRL's logs.
+def dataset_of(env: TextEnv, seeds: int | None = None, *, first_seed: int = 0) -> Dataset:
+    """Returns one row per task: what a session resets with, and a prompt for TRL's logs.
 
     Args:
         env: the environment.
-        first_seed: where the seeds begin, if it has no list of tasks.
+        seeds: number of rows, if it has no list of tasks; None: `TRAIN_SEEDS`.
+        first_seed: where the seeds begin then.
+
+    Raises:
+        ConfigurationError: `seeds` has no effect beside a list of tasks.
     """
     bare = env.unwrapped
     if not isinstance(bare, ToolEnv):
-        seeds = range(first_seed, first_seed + ROWS_WITHOUT_TASKS)
-        return Dataset.from_list([{"prompt": f"seed {seed}", "seed": seed} for seed in seeds])
+        numbers = range(first_seed, first_seed + (seeds or TRAIN_SEEDS))
+        return Dataset.from_list([{"prompt": f"seed {seed}", "seed": seed} for seed in numbers])
+    if seeds is not None:
+        raise ConfigurationError(
+            f"train_seeds={seeds} has no effect on an environment with a list of tasks (this one has "
+            f"{len(bare.tasks)}); leave it out."
+        )
     rows = [{"prompt": task.prompt, "task_index": index, "seed": index} for index, task in enumerate(bare.tasks)]
     return Dataset.from_list(rows)
 
@@ -236,7 +245,7 @@ def eval_dataset_of(env: TextEnv, args: AgentConfig) -> Dataset:
     Raises:
         ConfigurationError: they do not fill one batch.
     """
-    rows = dataset_of(env, first_seed=ROWS_WITHOUT_TASKS)
+    rows = dataset_of(env, first_seed=args.train_seeds or TRAIN_SEEDS)
     copies = args.num_generations_eval or 1
     episodes = min(len(rows) * copies, args.eval_episodes)
     batch = args.per_device_eval_batch_size * args.world_size

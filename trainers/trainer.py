@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +17,20 @@ from transformers.trainer_callback import ProgressCallback
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.record import Trajectory
+from trainers import trl_seams
 from trainers.algorithms.advantages import ESTIMATORS, check_options
 from trainers.algorithms.batch import (
     PADDING,
+    Batch,
     check_trajectories,
-    credit_fields,
     credit_metrics,
     credit_options,
     credited,
     describe,
-    row_means,
-    sampled_tokens,
-    tokens_of,
+    mean_advantages,
     valid_share,
 )
-from trainers.algorithms.contexts import context_numbers, rewritten_tokens, score_contexts
+from trainers.algorithms.contexts import score_contexts
 from trainers.algorithms.credit import Credit, CreditInputs
 from trainers.algorithms.critic import Critic, CriticOptions, ValueBatch, policy_value_model
 from trainers.config import AgentConfig
@@ -37,12 +38,13 @@ from trainers.engines.chat_format import ChatFormat
 from trainers.running import checkpoints
 from trainers.running.alarms import CollapseAlarm
 from trainers.running.progress_bar import RolloutProgress
-from trainers.running.reference import reference_copied_from
 from trainers.running.resumable import ResumableTrainer
-from trainers.running.traces import trace_row, write_traces
+from trainers.running.traces import trace_line, write_traces
 
 MEANS_OVER_ROLLOUTS = ("grpo", "sapo", "luspo", "dr_grpo")
 """TRL's losses that divide by the number of rollouts; the others divide by the number of tokens."""
+
+logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 Collect = Callable[[list[Row], "AgentTrainer"], list[Trajectory]]
@@ -53,7 +55,7 @@ class AgentTrainer(ResumableTrainer):
     """Trains a policy on the token trajectories that `collect` brings, by the algorithm that `args` names.
 
     Everything but rollouts and advantages is TRL's: losses, LoRA, Accelerate, vLLM sync, checkpoints, logging. The loss
-    sees only tokens that the model sampled, each in the row in which it was sampled; rollouts that a dead backend
+    sees only tokens that the model sampled, each in the context in which it was sampled; rollouts that a dead backend
     spoilt carry no gradient and enter no statistic and no mean.
 
     Args:
@@ -76,7 +78,6 @@ class AgentTrainer(ResumableTrainer):
     num_generations: int
     num_generations_eval: int
     num_iterations: int
-    _logs: dict[str, Any]
 
     def __init__(
         self,
@@ -94,6 +95,7 @@ class AgentTrainer(ResumableTrainer):
         self.credit_options = credit_options(args)
         check_options(args.preset.estimator, self.credit_options)
         _check_size(train_dataset, args)
+        _warn_of_truncation(args)
         if args.preset.estimator == "ppo" and trl_arguments.get("quantization_config") is not None:
             raise ConfigurationError(
                 "algorithm ppo cannot train a quantised model: its critic would be loaded whole, in float32. Leave "
@@ -103,7 +105,7 @@ class AgentTrainer(ResumableTrainer):
         value_model = (
             policy_value_model(model, args, peft_config=peft_config) if args.preset.estimator == "ppo" else None
         )
-        with reference_copied_from(None if peft_config or not args.beta else model):
+        with trl_seams.reference_copied_from(None if peft_config or not args.beta else model):
             super().__init__(
                 model,
                 reward_funcs=[episode_return],
@@ -125,9 +127,10 @@ class AgentTrainer(ResumableTrainer):
             self.add_callback(RolloutProgress())
         if value_model is not None:
             self.critic = Critic(value_model, CriticOptions.of(args), accelerator=self.accelerator)
-        self._rows: list[Row] = []
-        self._trajectories: list[Trajectory] = []
-        self._context_numbers: Tensor | None = None  # of the batch that TRL is scoring
+        self._rows: list[Row] = []  # that TRL is having rolled out
+        self._batch: Batch  # of the latest rollouts
+        # Of the lines that TRL is scoring, a part of the batch: its method gets token ids only.
+        self._context_numbers: Tensor | None = None
         self.evaluated = 0
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -140,59 +143,42 @@ class AgentTrainer(ResumableTrainer):
         """Lets TRL roll out and score, then replaces its advantages (B,) by credit for each token (B, T)."""
         self._rows = inputs
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self._context_numbers is not None:
-            output["context_numbers"] = _widened(self._context_numbers, output["completion_ids"].size(1))
+        batch = self._batch
+        if batch.context_numbers is not None:
+            output["context_numbers"] = batch.context_numbers
         if not self.model.training:
-            self._log_rollouts()
+            self._log_rollouts(batch)
             self.evaluated += 1
             return output
-        everywhere = self._credit_inputs(output)
+        logps = self._logps_of(output)
+        everywhere = self._credit_inputs(batch, output, logps)
         credit = ESTIMATORS[self.args.preset.estimator](everywhere, self.credit_options)
         output["advantages"] = self._own(credit.advantages, output)
         if self.loss_type in MEANS_OVER_ROLLOUTS:
             output["valid_share"] = torch.tensor(valid_share(everywhere))
-        self._log_rollouts()
+        self._log_rollouts(batch)
         self._log_credit(everywhere, credit)
-        self._log_drift(output)
-        self._write_traces(output)
+        self._check_drift(batch, output, logps)
+        self._write_traces(batch, output["advantages"])
         if self.critic is not None:
             self._fit_critic(self.critic, output, everywhere, credit)
         self.batches += 1
         return output
 
     def _roll_out(self) -> dict[str, Any]:
-        """Collects trajectories for the stashed rows, as TRL's `rollout_func` protocol wants them."""
+        """Collects rollouts for the rows that TRL was given: it hands on prompts only, and takes lists."""
         started, training = time.perf_counter(), self.model.training
         with self.resume_state.saved_on_failure():
-            trajectories = self.collect(self._rows, self)
+            records = self.collect(self._rows, self)
             self.model.train(training)  # TRL reads off this flag whether it trains or evaluates
-            check_trajectories(trajectories, rows=len(self._rows), engine=self.args.engine)
-        self._trajectories = trajectories
-        batch = [tokens_of(trajectory) for trajectory in trajectories]
-        width = max(1, *(len(tokens.completion_ids) for tokens in batch))
-        numbers = context_numbers(batch, width=width)
-        self._context_numbers = None if numbers is None else numbers.to(self.accelerator.device)
+            check_trajectories(records, rows=len(self._rows), engine=self.args.engine)
+        self._batch = batch = Batch.of(records, self._rows, self.args, device=self.accelerator.device)
+        self._context_numbers = batch.context_numbers
         seconds = time.perf_counter() - started
         self._log("rollout/seconds", seconds)
-        self._log("rollout/tokens_per_second", sum(sum(tokens.loss_mask) for tokens in batch) / seconds)
+        self._log("rollout/tokens_per_second", batch.sampled_tokens / seconds)
         reported = self.args.engine == "cached" or self.use_vllm
-        filler = [self._tokenizer.eos_token_id]  # TRL cannot take an empty list; masked, it trains nothing
-        return {
-            "prompt_ids": [list(tokens.prompt_ids) or filler for tokens in batch],
-            "completion_ids": [list(tokens.completion_ids) or filler for tokens in batch],
-            "logprobs": [[p or 0.0 for p in tokens.logprobs] or [0.0] for tokens in batch] if reported else None,
-            "env_mask": [self._loss_mask(t) for t in trajectories],
-            "episode_return": [None if t.infrastructure_error else t.episode_return for t in trajectories],
-        }
-
-    def _loss_mask(self, trajectory: Trajectory) -> list[int]:
-        tokens = tokens_of(trajectory)
-        cut = trajectory.truncated and self.args.mask_truncated_completions
-        if trajectory.infrastructure_error or cut:
-            return [0] * max(1, len(tokens.completion_ids))
-        if self.args.loss_mask:
-            return list(tokens.loss_mask)
-        return [int(not other) for other in rewritten_tokens(tokens)]
+        return batch.for_trl(filler=trl_seams.tokenizer_of(self).eos_token_id, logprobs=reported)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """TRL's loss, in whose means over rollouts those that were dropped count for nothing.
@@ -218,48 +204,54 @@ class AgentTrainer(ResumableTrainer):
         batch_size: int | None = None,
         **options: Any,
     ) -> Any:
-        """TRL's log-probs, entropies (B, T) and MoE loss; each row of a trajectory is a sequence of its own.
+        """TRL's log-probs, entropies (B, T) and MoE loss; each context of a trajectory is a sequence of its own.
 
-        There is one forward pass for each `batch_size` trajectories, however many rows they have, as sharded weights
+        There is one forward pass per `batch_size` trajectories, however many contexts they have, as sharded weights
         need on every process.
         """
         score = super()._get_per_token_logps_and_entropies
         numbers = self._context_numbers
         if numbers is None:
             return score(model, input_ids, attention_mask, logits_to_keep, batch_size, **options)
-        numbers = _widened(numbers, logits_to_keep)
         score_chunk = functools.partial(score, model, **options)
         return score_contexts(score_chunk, input_ids, attention_mask, numbers=numbers, batch_size=batch_size)
 
-    def _credit_inputs(self, output: dict[str, Any]) -> CreditInputs:
-        """Returns the rows of all processes, padded to one shape, in the order in which TRL groups them."""
-        width = output["completion_ids"].size(1)
-        fields = credit_fields(self._trajectories, self.args, width=width)
-        if self.args.kl_placement == "reward" and self.args.beta:
-            fields["token_rewards"] = -self.args.beta * self._token_kl(output)
+    def _credit_inputs(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> CreditInputs:
+        """Returns the rollouts of all processes, padded to one shape, in the order in which TRL groups them."""
+        fields = batch.credit_fields()
+        if self._kl_in_reward():
+            assert logps is not None
+            fields["token_rewards"] = -self.args.beta * self._token_kl(batch, logps - output["ref_per_token_logps"])
         if self.critic is not None:
-            numbers = output.get("context_numbers")
-            fields["values"] = self.critic.values(*_model_inputs(output), length=width, rows=numbers)
+            width, numbers = batch.turn_ids.size(1), batch.context_numbers
+            fields["values"] = self.critic.values(*_model_inputs(output), length=width, context_numbers=numbers)
         everywhere = {name: self._gather(local, pad=PADDING.get(name, 0)) for name, local in fields.items()}
         groups = torch.arange(len(everywhere["valid"]), device=self.accelerator.device) // self.num_generations
         return CreditInputs(groups=groups, **everywhere)
 
-    def _token_kl(self, output: dict[str, Any]) -> Tensor:
+    def _token_kl(self, batch: Batch, difference: Tensor) -> Tensor:
         """Returns log p - log p_ref (B, T) of the sampled tokens, 0 for others: its mean over samples is the KL."""
-        logps = output.get("sampling_per_token_logps", output.get("old_per_token_logps"))
-        difference = (self._logps(output) if logps is None else logps) - output["ref_per_token_logps"]
-        known = self._sampled(output) & ~difference.isnan()
-        kl = torch.where(known, difference, 0.0)
-        self._log("kl", self._mean(kl, known))
+        kl = torch.where(batch.sampled, difference, 0.0)
+        self._log("kl", self._mean(kl, batch.sampled))
         return kl
 
-    def _logps(self, output: dict[str, Any]) -> Tensor:
-        """Returns the log-probs (B, T) of the policy as it is."""
-        width, size = output["completion_ids"].size(1), self.args.per_device_train_batch_size
-        with torch.no_grad():
-            logps: Tensor = self._get_per_token_logps_and_entropies(
-                self.model, *_model_inputs(output), width, batch_size=size
-            )[0]
+    def _kl_in_reward(self) -> bool:
+        return self.args.kl_placement == "reward" and self.args.beta > 0
+
+    def _logps_of(self, output: dict[str, Any]) -> Tensor | None:
+        """Returns the log-probs (B, T) of the policy by the trainer's own forward pass, None where nothing needs them.
+
+        KL in the reward takes these and not the engine's: the reference's are of such a pass, and rounding differs.
+        """
+        logps: Tensor | None = output.get("old_per_token_logps")
+        every = self.args.logprob_check_steps
+        checked = "sampling_per_token_logps" in output and every and self.batches % every == 0
+        if logps is None and (self._kl_in_reward() or checked):
+            width, size = output["completion_ids"].size(1), self.args.per_device_train_batch_size
+            with torch.no_grad():
+                logps = self._get_per_token_logps_and_entropies(
+                    self.model, *_model_inputs(output), width, batch_size=size
+                )[0]
         return logps
 
     def _fit_critic(self, critic: Critic, output: dict[str, Any], everywhere: CreditInputs, credit: Credit) -> None:
@@ -272,7 +264,7 @@ class AgentTrainer(ResumableTrainer):
             self._log(f"critic/{name}", number)
 
     def _gather(self, tensor: Tensor, *, pad: int = 0) -> Tensor:
-        """Returns the rows of all processes; shorter ones are padded at the right."""
+        """Returns the lines of all processes; shorter ones are padded at the right."""
         numbers = tensor.to(self.accelerator.device)
         if tensor.dtype == torch.bool:  # padding would make integers of them, on the shorter processes only
             numbers = numbers.to(torch.uint8)
@@ -282,17 +274,17 @@ class AgentTrainer(ResumableTrainer):
         return gathered.to(tensor.dtype)
 
     def _own(self, tensor: Tensor, output: dict[str, Any]) -> Tensor:
-        """Returns this process's rows of a gathered (B, T) tensor, as wide as its own completions."""
-        rows, width = output["completion_ids"].shape
-        start = rows * self.accelerator.process_index
-        return tensor[start : start + rows, :width]
+        """Returns this process's lines of a gathered (B, T) tensor, as wide as its own completions."""
+        size, width = output["completion_ids"].shape
+        start = size * self.accelerator.process_index
+        return tensor[start : start + size, :width]
 
     def _log(self, name: str, value: float) -> None:
-        self._metrics["train" if self.model.training else "eval"][name].append(value)
+        trl_seams.metrics_of(self)[name].append(value)
 
-    def _log_rollouts(self) -> None:
+    def _log_rollouts(self, batch: Batch) -> None:
         """Logs the mean, over all processes' rollouts, of every number that a trajectory brings."""
-        described: list[dict[str, float]] = gather_object([describe(t) for t in self._trajectories])
+        described: list[dict[str, float]] = gather_object([describe(t) for t in batch.records])
         for name in sorted(set().union(*described)):
             numbers = [numbers[name] for numbers in described if name in numbers]
             self._log(f"rollout/{name}", sum(numbers) / len(numbers))
@@ -300,43 +292,41 @@ class AgentTrainer(ResumableTrainer):
     def _log_credit(self, everywhere: CreditInputs, credit: Credit) -> None:
         for name, number in credit_metrics(everywhere, credit, self.credit_options).items():
             self._log(name, number)
-        per_row = row_means(everywhere, credit).tolist()
-        logged = self._logs["advantages"]  # TRL's table of completions, which holds TRL's advantages so far
-        for _ in range(min(len(logged), len(per_row))):
-            logged.pop()
-        logged.extend(per_row)
+        trl_seams.set_logged_advantages(self, mean_advantages(everywhere, credit).tolist())
 
-    def _log_drift(self, output: dict[str, Any]) -> None:
-        """Logs by how much the engine's log-probs differ from those that the loss will compute."""
+    def _check_drift(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> None:
+        """Logs by how much the engine's log-probs differ from those that the loss will compute.
+
+        Raises:
+            ConfigurationError: by too much, in the first batch.
+        """
         sampling = output.get("sampling_per_token_logps")
-        if sampling is None:  # the backend reports none
+        if sampling is None or logps is None:  # the backend reports none, or this batch is not to be checked
             return
-        trainer_logps = output.get("old_per_token_logps")
-        every = self.args.logprob_check_steps
-        if trainer_logps is None and every and self.batches % every == 0:
-            trainer_logps = self._logps(output)
-        if trainer_logps is None:
-            return
-        known = self._sampled(output) & ~sampling.isnan()
-        drift = torch.where(known, (trainer_logps - sampling).abs(), 0.0)
-        self._log("sampling/logprob_drift_mean", self._mean(drift, known))
-        self._log("sampling/logprob_drift_max", self._gather(drift).max().item())
+        known = batch.sampled & ~sampling.isnan()
+        drift = torch.where(known, (logps - sampling).abs(), 0.0)
+        mean, largest = self._mean(drift, known), self._gather(drift).max().item()
+        self._log("sampling/logprob_drift_mean", mean)
+        self._log("sampling/logprob_drift_max", largest)
+        most = self.args.alarm_drift_above
+        if self.batches == 0 and mean > most:
+            raise ConfigurationError(
+                f"The engine's log-probs differ from the trainer's by {mean:.2f} nats on average ({largest:.2f} at "
+                f"most), expected at most alarm_drift_above={most}: rollouts come from another distribution than the "
+                "one that is trained. Known reasons: learned positions (GPT-2), which left padding shifts, "
+                "or a backend that keeps old weights. Take a model with rotary positions, or another --engine."
+            )
 
-    def _write_traces(self, output: dict[str, Any]) -> None:
+    def _write_traces(self, batch: Batch, advantages: Tensor) -> None:
         """Writes the first rollouts of every `trace_steps`-th batch, with what the loss is about to see of them."""
         every, main = self.args.trace_steps, self.accelerator.is_main_process
         if every and self.batches % every == 0 and main:
-            most = self.args.trace_episodes
-            batch = zip(self._rows[:most], self._trajectories, output["advantages"], strict=False)
-            rows = [
-                trace_row(record, _title(row), self._loss_mask(record), advantages, self._tokenizer)
-                for row, record, advantages in batch
+            rollouts = zip(batch.records, batch.rows, batch.loss_masks, advantages, strict=True)
+            lines = [
+                trace_line(record, _title(row), mask, credit, trl_seams.tokenizer_of(self))
+                for record, row, mask, credit in itertools.islice(rollouts, self.args.trace_episodes)
             ]
-            write_traces(Path(self.args.output_dir or "."), rows, step=self.state.global_step, batch=self.batches)
-
-    def _sampled(self, output: dict[str, Any]) -> Tensor:
-        width = output["completion_ids"].size(1)
-        return sampled_tokens(self._trajectories, width=width).to(self.accelerator.device)
+            write_traces(Path(self.args.output_dir or "."), lines, step=self.state.global_step, batch=self.batches)
 
     def _mean(self, numbers: Tensor, mask: Tensor) -> float:
         """Returns the mean of (B, T) numbers, 0 outside `mask`, over the tokens in the masks of all processes."""
@@ -345,7 +335,7 @@ class AgentTrainer(ResumableTrainer):
         return float(total / max(tokens, 1.0))
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
-        """Evaluates as the base class does, always with the same random numbers, none of them the training's."""
+        """Evaluates as the base class does, always with the same random numbers, none of which training uses."""
         with checkpoints.seeded(self.args.seed):
             self.evaluated = 0
             metrics: dict[str, float] = super().evaluate(*arguments, **options)
@@ -357,7 +347,7 @@ def episode_return(episode_return: list[float | None], **_columns: Any) -> list[
     return episode_return
 
 
-def _title(row: Row) -> str:
+def _title(row: Mapping[str, Any]) -> str:
     """Returns the text of a row's prompt, of its last message if it is a conversation."""
     prompt = row.get("prompt", "")
     return str(prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt)
@@ -374,9 +364,16 @@ def _check_size(dataset: Any, args: AgentConfig) -> None:
         )
 
 
-def _widened(numbers: Tensor, width: int) -> Tensor:
-    """Returns (B, `width`) numbers: TRL may pad completions to a multiple of some length."""
-    return torch.nn.functional.pad(numbers, (0, width - numbers.size(1)))
+def _warn_of_truncation(args: AgentConfig) -> None:
+    if args.top_p < 1 or args.top_k:
+        reported = "the truncated" if args.use_vllm else "the whole"
+        logger.warning(
+            "top_p=%s, top_k=%s: rollouts are sampled from a truncated distribution, the loss is of the whole one; the "
+            "engine's log-probs are of %s one. Leave both off unless you want that bias.",
+            args.top_p,
+            args.top_k,
+            reported,
+        )
 
 
 def _model_inputs(output: dict[str, Any]) -> tuple[Tensor, Tensor]:

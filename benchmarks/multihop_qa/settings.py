@@ -44,7 +44,7 @@ METHODS: Mapping[str, Method] = {
     "demonstrations": Method("SFT on full demonstrations (control)", "demonstrations"),
     "ppo-no-advantage-mask": _rl("PPO without advantage mask", "ppo", advantage_mask=False),
     "ppo-no-masks": _rl("PPO without advantage and loss mask", "ppo", advantage_mask=False, loss_mask=False),
-    "grpo-no-loss-mask": _rl("GRPO without loss mask", "grpo", loss_mask=False),
+    "grpo-no-loss-mask": _rl("GRPO without loss mask", "grpo", loss_mask=False, advantage_mask=False),
 }
 
 PAPER: Mapping[str, tuple[float, float, float]] = {

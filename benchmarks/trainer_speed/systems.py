@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import math
 import time
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -170,6 +171,7 @@ class Agent(Trainee):
                 **single,
                 max_prompt_length=script.longest_prompt,
                 max_turn_tokens=arguments["max_completion_length"],
+                alarm_drift_above=math.inf,  # the script chooses the tokens, whatever the model would say
             ),
             collect=lambda rows, trainer: collector.collect(rows, engine_of(trainer, chat, slots=len(rows))),
             train_dataset=dataset_of(script.make_env()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,7 @@ def make_args(folder: Path, **settings: Any) -> AgentConfig:
         "max_steps": 1,
         "lr_scheduler_type": "constant",
         "save_strategy": "no",
+        "alarm_drift_above": math.inf,  # log-probs of fixed rollouts are made up
     }
     fixed = {"use_cpu": True, "bf16": False, "report_to": "none", "gradient_checkpointing": False, "disable_tqdm": True}
     return AgentConfig(output_dir=str(folder), **(defaults | fixed | settings))

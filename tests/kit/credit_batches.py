@@ -36,8 +36,6 @@ def batch(*episodes: tuple[str, list[float]], pad: int = 0, pad_turns: int = 0, 
     for name, numbers in more.items():
         if name == "state_ids":
             fields[name] = padded(numbers, turns, -1)
-        elif name == "bootstrap_values":
-            fields[name] = torch.tensor(numbers, dtype=torch.float64)
         else:
             fields[name] = padded(numbers, length, 0.0)
     return CreditInputs(**fields)

@@ -46,6 +46,18 @@ class TestPresets:
         assert bare(tmp_path, algorithm="dr_grpo").scale_rewards == "none"
         assert bare(tmp_path, algorithm="cispo").loss_type == "cispo"
 
+    def test_clip_range_follows_the_loss(self, tmp_path: Path) -> None:
+        """CISPO bounds the ratio itself, the others its distance from 1."""
+        assert bare(tmp_path, algorithm="cispo").epsilon_high == 5.0
+        assert bare(tmp_path, loss_type="cispo").epsilon_high == 5.0
+        assert bare(tmp_path, algorithm="dapo", loss_type="cispo").epsilon_high == 5.0
+        assert bare(tmp_path, algorithm="cispo", loss_type="grpo").epsilon_high is None
+        assert bare(tmp_path, loss_type="cispo", epsilon_high=3.0).epsilon_high == 3.0
+
+    def test_kl_is_the_papers_unless_the_user_wants_trls(self, tmp_path: Path) -> None:
+        assert bare(tmp_path).use_bias_correction_kl is False
+        assert bare(tmp_path, use_bias_correction_kl=True).use_bias_correction_kl is True
+
     def test_what_the_user_sets_wins(self, tmp_path: Path) -> None:
         args = bare(tmp_path, algorithm="dapo", mask_truncated_completions=False, epsilon_high=0.2, beta=0.5)
         assert (args.mask_truncated_completions, args.epsilon_high, args.beta) == (False, 0.2, 0.5)
@@ -75,6 +87,15 @@ class TestRefusals:
     def test_value(self, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigurationError, match=message):
             make_args(tmp_path, **settings)
+
+    def test_loss_mask_off_with_advantages_kept_off_the_environment(self, tmp_path: Path) -> None:
+        off = {"loss_mask": False, "advantage_mask": True}
+        for nothing in ({"beta": 0.0}, {"beta": 0.1, "kl_placement": "reward"}):
+            with pytest.raises(ConfigurationError, match="loss_mask=False with advantage_mask=True changes nothing"):
+                make_args(tmp_path, **off, **nothing)
+        assert make_args(tmp_path, **off, beta=0.1).advantage_mask is True  # its KL is in the loss
+        assert make_args(tmp_path, loss_mask=False).advantage_mask is False
+        assert make_args(tmp_path).advantage_mask is True
 
     def test_unknown_key(self, tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="gama"):
@@ -142,7 +163,12 @@ class TestSources:
         for algorithm in ("reinforce++", "ppo"):
             args = make_args(tmp_path, algorithm=algorithm, num_generations=1, per_device_train_batch_size=3)
             assert args.num_generations == 1
-            assert type(args.num_generations) is int
+            assert args.generation_batch_size == 3
+            accumulated = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5}
+            args = make_args(tmp_path, algorithm=algorithm, num_generations=1, **accumulated)
+            assert (args.num_generations, args.generation_batch_size) == (1, 5)
+            with pytest.raises(ConfigurationError, match="one rollout per device and generation batch"):
+                make_args(tmp_path, algorithm=algorithm, num_generations=1, per_device_train_batch_size=1)
 
     def test_command_line(self, tmp_path: Path) -> None:
         command = [

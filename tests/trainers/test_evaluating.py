@@ -36,6 +36,7 @@ def trained(folder: Path, **changes: Any) -> Any:
         gym.register("Test/Length-v0", LengthEnv)
     settings = {"max_steps": 4, "learning_rate": 1e-2, "critic_learning_rate": 1e-2, "logging_steps": 1}
     limits = {"max_turn_tokens": 3, "max_completion_length": 16}
+    settings["logprob_check_steps"] = 0  # rounding: depends on who decodes beside whom
     args = config(folder, env_id="Test/Length-v0", env_kwargs={}, **settings, **limits, **changes)
     trainer = build_trainer(args, make_model(TOKENIZER, width=16, layers=1), tokenizer=TOKENIZER)
     trainer.train()
@@ -101,6 +102,16 @@ def test_seeds_of_an_environment_without_tasks_are_not_those_of_the_training(tmp
     env = gym.make("Test/Echo-v0") if "Test/Echo-v0" in gym.registry else EchoEnv()
     rows = eval_dataset_of(env.unwrapped, config(tmp_path))
     assert not set(rows["seed"]) & set(dataset_of(env.unwrapped)["seed"])
+    more = config(tmp_path, train_seeds=5_000)
+    trained = dataset_of(env.unwrapped, more.train_seeds)
+    assert len(trained) == 5_000
+    assert not set(eval_dataset_of(env.unwrapped, more)["seed"]) & set(trained["seed"])
+
+
+def test_a_number_of_seeds_for_an_environment_with_tasks_is_refused(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    with pytest.raises(ConfigurationError, match="train_seeds=7 has no effect on an environment with a list of tasks"):
+        build_trainer(config(tmp_path, train_seeds=7), build_model(tokenizer), tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,15 @@ class TestCredit:
         assert bare["tool_mask"][0, :9].tolist() == [1] * 9
         assert bare["num_items_in_batch"] == bare["completion_mask"].sum()
 
+    def test_without_loss_mask_the_text_of_the_environment_has_a_gradient(self, tmp_path: Path) -> None:
+        environment = ~torch.tensor([True] * 3 + [False] * 3 + [True] * 3)
+        trainer, output = run(tmp_path, multi_turn_batch(), loss_mask=False)
+        assert torch.all(output["advantages"][0, :9][environment] == output["advantages"][0, 0])
+        _, expected = gradients(trainer, output)
+        sampled = run(tmp_path, multi_turn_batch())[1]["tool_mask"]
+        _, found = gradients(trainer, output | {"advantages": output["advantages"] * sampled})
+        assert not torch.allclose(found["model.norm.weight"], expected["model.norm.weight"], rtol=0.1)
+
     def test_truncated_rollouts_can_be_left_out_of_the_loss(self, tmp_path: Path) -> None:
         _, output = run(tmp_path, multi_turn_batch(), algorithm="rloo", mask_truncated_completions=True)
         counts = (output["tool_mask"] * output["completion_mask"]).sum(1).tolist()
@@ -236,12 +245,21 @@ class TestCredit:
         }
         trainer, output = run(tmp_path, multi_turn_batch(), **settings)
         sampled = output["completion_mask"] * output["tool_mask"]
-        kl = ((-1.0 - output["ref_per_token_logps"]) * sampled).sum(1)
+        assert trainer._metrics["train"]["kl"] == [0.0]  # the policy is the reference, whatever the engine said
+        with torch.no_grad():
+            for name, weight in trainer.model.named_parameters():
+                if "lora_B" in name:
+                    weight.fill_(0.05)
+        output = score(trainer)
+        logps = trainer._logps_of(output)
+        assert logps is not None
+        kl = ((logps - output["ref_per_token_logps"]) * sampled).sum(1)
+        assert torch.all(kl != 0)
         returns = torch.tensor([1.1, 0.0, 0.1, 0.5, 1.0, 0.3, 0.0, 0.7]) - 0.5 * kl
         groups = returns.view(2, 4)
         expected = (groups - (groups.sum(1, keepdim=True) - groups) / 3).flatten()
         assert_close(output["advantages"][:, 0], expected, rtol=1e-4, atol=1e-5)
-        assert trainer._metrics["train"]["kl"] == [pytest.approx((kl.sum() / sampled.sum()).item(), rel=1e-4)]
+        assert trainer._metrics["train"]["kl"][1] == pytest.approx((kl.sum() / sampled.sum()).item(), rel=1e-4)
         loss, _ = gradients(trainer, output)
         without = {key: value for key, value in output.items() if key != "ref_per_token_logps"}
         assert gradients(trainer, without)[0] == loss
@@ -283,6 +301,21 @@ class TestFaults:
     def test_option_that_the_estimator_would_not_use(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match=r"lam=0\.5 has no effect on grpo"):
             make_trainer(tmp_path, play, lam=0.5)
+
+    def test_engine_whose_log_probs_are_of_another_model_is_refused_at_its_first_batch(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigurationError, match=r"differ from the trainer's by \d\.\d\d nats .*learned positions"):
+            run(tmp_path, multi_turn_batch(), alarm_drift_above=0.5)
+        trainer = make_trainer(tmp_path, play, alarm_drift_above=0.5, max_steps=1)
+        trainer.train()
+        run(tmp_path, multi_turn_batch(), alarm_drift_above=0.5, logprob_check_steps=0)
+
+    def test_sampling_from_a_truncated_distribution_is_warned_of(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        make_trainer(tmp_path, play)
+        assert "truncated" not in caplog.text
+        make_trainer(tmp_path, play, top_p=0.9)
+        assert "top_p=0.9, top_k=0: rollouts are sampled from a truncated distribution" in caplog.text
 
     def test_fewer_rows_than_a_generation_batch_takes(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="has 12 rows, but one generation batch takes 16 prompts"):

@@ -1,8 +1,9 @@
-"""What the trainer leans on in TRL and transformers. A failure means: a seam moved, see trainer.py and resumable.py."""
+"""What the trainer leans on in TRL and transformers. A failure means: a seam moved, see `trl_seams`."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,19 @@ import torch
 import transformers
 import trl
 from torch.testing import assert_close
+from transformers import TrainerCallback
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import grpo_trainer
 
 from tests.kit.bandit import make_args, make_rows
 from tests.kit.fixed import gradients, one_turn_batch
 from tests.kit.tiny_model import make_model, make_tokenizer
 from trainers.algorithms.batch import tokens_of
+from trainers.running.resumable import ResumableTrainer
+from trainers.trainer import AgentTrainer
+from trainers.trl_seams import ATTRIBUTES, CALLED, OVERRIDDEN
 
+ROOT = Path(__file__).parents[2]
 VERSIONS = f"trl {trl.__version__}, transformers {transformers.__version__}"
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 KEYS = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch"}
@@ -70,26 +78,39 @@ class Stub:
 
 
 class TestSignatures:
-    @pytest.mark.parametrize(
-        ("name", "expected"),
-        [
-            ("_generate_and_score_completions", ["self", "inputs"]),
-            ("_compute_loss", ["self", "model", "inputs"]),
-            ("_save_checkpoint", ["self", "model", "trial"]),
-            ("_load_optimizer_and_scheduler", ["self", "checkpoint"]),
-            ("_get_train_sampler", ["self", "dataset"]),
-            ("_get_output_dir", ["self", "trial"]),
-            ("train", ["self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"]),
-        ],
-    )
-    def test_methods_that_are_overridden_or_called(self, name: str, expected: list[str]) -> None:
-        assert parameters_of(getattr(trl.GRPOTrainer, name)) == expected, moved(f"GRPOTrainer.{name}")
+    @pytest.mark.parametrize(("name", "expected"), [*OVERRIDDEN.items(), *CALLED.items()])
+    def test_methods_that_are_overridden_or_called(self, name: str, expected: tuple[Any, ...]) -> None:
+        parameters = tuple(parameters_of(getattr(trl.GRPOTrainer, name)))
+        if expected[-1] is ...:
+            expected = expected[:-1]
+            parameters = parameters[: len(expected)]
+        assert parameters == expected, moved(f"GRPOTrainer.{name}")
 
-    def test_log_probs(self) -> None:
-        names = parameters_of(trl.GRPOTrainer._get_per_token_logps_and_entropies)
-        assert names[:6] == ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"], moved(
-            "_get_per_token_logps_and_entropies"
+    def test_the_table_names_every_private_method_that_is_overridden(self) -> None:
+        classes = (ResumableTrainer, AgentTrainer)
+        own = {name for cls in classes for name in vars(cls) if name.startswith("_") and not name.startswith("__")}
+        overridden = {name for name in own if callable(getattr(trl.GRPOTrainer, name, None))}
+        assert overridden == {name for name in OVERRIDDEN if name.startswith("_")}
+
+    def test_private_names_of_trl_are_used_in_one_file(self) -> None:
+        """Unlike overrides: those call the same method of `super()`, and are called by TRL."""
+        names = "|".join({*ATTRIBUTES, *CALLED, "_tr_loss", "_globalstep_last_logged", "create_model_from_path"})
+        used = re.compile(rf"\b(?:self|trainer|self\._trainer|self\.trainer|grpo_trainer|trl)\.(?:{names})\b")
+        files = {ROOT / "trainers" / "trainer.py", *(ROOT / "trainers" / "running").rglob("*.py")}
+        files |= {ROOT / "trainers" / "engines" / "turns.py", ROOT / "trainers" / "train.py"}
+        assert not [path.name for path in files if used.search(path.read_text(encoding="utf-8"))]
+
+    def test_reference_model_is_made_by_a_function_that_can_be_replaced(self) -> None:
+        assert "create_model_from_path(" in inspect.getsource(grpo_trainer.GRPOTrainer.__init__), moved(
+            "grpo_trainer.create_model_from_path makes the reference model"
         )
+
+    def test_what_a_turn_of_trls_backend_is_lent(self) -> None:
+        source = inspect.getsource(trl.GRPOTrainer)
+        for name in ("self.eos_token_ids", "self.generation_config", "self.vllm_generation"):
+            assert name in source, moved(name)
+        parameters = set(parameters_of(VLLMGeneration.__init__))
+        assert {"max_completion_length", "generation_kwargs"} <= parameters, moved("VLLMGeneration")
 
     def test_constructor(self) -> None:
         needed = {"model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class", "callbacks"}
@@ -138,6 +159,8 @@ class TestRollout:
 
     def test_state_that_checkpoints_keep(self, tmp_path: Path) -> None:
         trainer = Stub(tmp_path).trainer
+        for name in ATTRIBUTES:
+            assert hasattr(trainer, name), moved(f"GRPOTrainer.{name}")
         assert trainer._step == 0, moved("GRPOTrainer._step")
         assert trainer._buffered_inputs is None, moved("GRPOTrainer._buffered_inputs")
         assert len(trainer._logs["advantages"]) == 8, moved("GRPOTrainer._logs")
@@ -151,6 +174,19 @@ class TestRollout:
             "num_generations_eval",
         ):
             assert hasattr(trainer, name), moved(f"GRPOTrainer.{name}")
+
+    def test_sum_of_losses_is_set_to_0_before_callbacks_hear_of_the_beginning(self, tmp_path: Path) -> None:
+        sums: list[tuple[float, int]] = []
+
+        class Begin(TrainerCallback):
+            def on_train_begin(self, *_arguments: Any, **_others: Any) -> None:
+                sums.append((float(stub.trainer._tr_loss), stub.trainer._globalstep_last_logged))
+
+        stub = Stub(tmp_path, max_steps=1)
+        stub.trainer.add_callback(Begin())
+        stub.trainer._tr_loss = torch.tensor(5.0)
+        stub.trainer.train()
+        assert sums == [(0.0, 0)], moved("Trainer._tr_loss, Trainer._globalstep_last_logged")
 
 
 class TestLoss:
@@ -180,7 +216,7 @@ class TestConfig:
         with pytest.raises(ValueError, match="at least 2 generations"):
             trl.GRPOConfig(output_dir=str(tmp_path), num_generations=1, use_cpu=True, bf16=False)
         args = make_args(tmp_path, algorithm="ppo", num_generations=1, per_device_train_batch_size=3)
-        assert (type(args.num_generations), args.num_generations) == (int, 1), moved("refusal of num_generations=1")
+        assert args.num_generations == 1, moved("refusal of num_generations=1")
         assert args.generation_batch_size == 3
 
     def test_fields_with_presets_exist(self) -> None:

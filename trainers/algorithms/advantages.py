@@ -3,7 +3,7 @@
 Notation: trajectory i of a group of n rollouts of one prompt, turn k of its K_i turns with reward r_ik (the outcome is
 part of the last one), return G_ik = r_ik + gamma r_i,k+1 + gamma^2 r_i,k+2 + ..., R_i = G_i0.
 
-Rows left out (`CreditInputs.valid`) are in no mean and no deviation: their group is normalised over the others.
+Trajectories left out (`CreditInputs.valid`) are in no mean and no deviation: their group is normalised over the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUP_EPS = 1e-4
 """Added to standard deviations of returns, as in TRL."""
 
 WHITEN_EPS = 1e-8
-"""Least variance that whitening divides by."""
+"""Minimum variance that whitening divides by."""
 
 _ESTIMATORS: dict[str, Estimator] = {}
 _USED_OPTIONS: dict[str, frozenset[str]] = {}
@@ -43,11 +43,11 @@ def _estimator(name: str, *options: str) -> Callable[[Estimator], Estimator]:
 
 
 def check_options(name: str, options: CreditOptions) -> None:
-    """Refuses an option that an estimator would not use; meant for the start of a training.
+    """Refuses an option that an estimator would not use; meant for the start of a run.
 
     Args:
         name: key in `ESTIMATORS`.
-        options: what was asked for; options at their default are never refused.
+        options: what the user wants; options at their default are never refused.
 
     Raises:
         ConfigurationError: the name is unknown, or an option would have no effect.
@@ -147,15 +147,15 @@ def gigpo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     return episodes.credit(episodes.spread(episode + options.step_weight * steps))
 
 
-@_estimator("reinforce++", "token_gamma")
+@_estimator("reinforce++")
 def reinforce_plus_plus(inputs: CreditInputs, options: CreditOptions) -> Credit:
     """REINFORCE++ (arXiv 2501.03262): the return from each token on, whitened over all sampled tokens of the batch.
 
-    G_t = r_t + d_t G_t+1 over the sampled tokens, d_t = gamma after the last token of a turn, else token_gamma;
-    A_t = (G_t - mean G) / std G. It needs no group: one rollout a prompt is enough.
+    G_t = r_t + d_t G_t+1 over the sampled tokens, d_t = gamma after the last token of a turn, else 1;
+    A_t = (G_t - mean G) / std G. It needs no group: one rollout per prompt is enough.
     """
     episodes = prepare(inputs, options)
-    returns = rewards_to_go(episodes.token_rewards, episodes.active, _token_discounts(episodes, options))
+    returns = rewards_to_go(episodes.token_rewards, episodes.active, _token_discounts(episodes, options.gamma))
     return episodes.credit(whiten(returns, episodes.active))
 
 
@@ -177,7 +177,7 @@ def reinforce_plus_plus_baseline(inputs: CreditInputs, options: CreditOptions) -
     return episodes.credit(whiten(episodes.spread(centred), episodes.active))
 
 
-@_estimator("ppo", "token_gamma", "lam", "level", "whiten")
+@_estimator("ppo", "lam", "level", "whiten")
 def ppo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     """Generalised advantage estimation (arXiv 1506.02438), by token or by turn, for PPO with a critic.
 
@@ -189,7 +189,7 @@ def ppo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     serves for all tokens of the turn, for it holds no value from within it. Whitening is over sampled tokens, which is
     what Agent-R1 (arXiv 2511.14460) calls the advantage mask.
 
-    A truncated episode ends like any other unless `bootstrap_values` say what its last state was worth.
+    A truncated episode ends like any other: a budget belongs to the task.
 
     Raises:
         ConfigurationError: `values` are missing.
@@ -200,29 +200,25 @@ def ppo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     if options.level == "turn":
         at_starts = torch.where(episodes.starts, episodes.values, 0.0)
         values = torch.zeros_like(episodes.rewards).scatter_add(1, episodes.turn_of.clamp(min=0), at_starts)
-        by_turn = gae(
-            episodes.rewards, values, episodes.turn_mask, options.gamma, lam=options.lam, bootstrap=episodes.bootstrap
-        )
+        by_turn = gae(episodes.rewards, values, episodes.turn_mask, options.gamma, lam=options.lam)
         advantages, returns = episodes.spread(by_turn), episodes.spread(by_turn + values)
     else:
         advantages = gae(
             episodes.token_rewards,
             episodes.values,
             episodes.active,
-            _token_discounts(episodes, options),
+            _token_discounts(episodes, options.gamma),
             lam=options.lam,
-            bootstrap=episodes.bootstrap,
         )
         returns = advantages + episodes.values
     return episodes.credit(whiten(advantages, episodes.active) if options.whiten else advantages, returns)
 
 
-def gae(
-    rewards: Tensor, values: Tensor, mask: Tensor, discounts: Tensor | float, *, lam: float, bootstrap: Tensor
-) -> Tensor:
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, discounts: Tensor | float, *, lam: float) -> Tensor:
     """Generalised advantage estimation over the steps where `mask` is True; the others are stepped over.
 
-    A_t = delta_t + d_t lam A_t', delta_t = r_t + d_t V_t' - V_t, with t' the next step with mask (arXiv 1506.02438).
+    A_t = delta_t + d_t lam A_t', delta_t = r_t + d_t V_t' - V_t, with t' the next step with mask (arXiv 1506.02438);
+    after the last one both are 0.
 
     Args:
         rewards: (B, N).
@@ -230,14 +226,13 @@ def gae(
         mask: (B, N) bool.
         discounts: (B, N) or a number, d_t, what the state after step t counts at step t.
         lam: lambda, 0 to 1.
-        bootstrap: (B,), value of the state after the last step.
 
     Returns:
         (B, N), 0 where `mask` is False.
     """
     discounts = torch.as_tensor(discounts, dtype=rewards.dtype).expand_as(rewards)
     advantages = torch.zeros_like(rewards)
-    advantage, value = torch.zeros_like(bootstrap), bootstrap
+    advantage = value = rewards.new_zeros(len(rewards))
     for step in reversed(range(rewards.shape[1])):
         here, discount = mask[:, step], discounts[:, step]
         new = rewards[:, step] + discount * (value + lam * advantage) - values[:, step]
@@ -257,7 +252,7 @@ def rewards_to_go(rewards: Tensor, mask: Tensor, discounts: Tensor | float) -> T
     Returns:
         (B, N), 0 where `mask` is False.
     """
-    return gae(rewards, torch.zeros_like(rewards), mask, discounts, lam=1.0, bootstrap=rewards.new_zeros(len(rewards)))
+    return gae(rewards, torch.zeros_like(rewards), mask, discounts, lam=1.0)
 
 
 def whiten(numbers: Tensor, mask: Tensor) -> Tensor:
@@ -277,9 +272,8 @@ def whiten(numbers: Tensor, mask: Tensor) -> Tensor:
     return centred / (centred.square().sum() / count).clamp(min=WHITEN_EPS).sqrt()
 
 
-def _token_discounts(episodes: Episodes, options: CreditOptions) -> Tensor:
-    inside = torch.full_like(episodes.token_rewards, options.token_gamma)
-    return torch.where(episodes.ends, options.gamma, inside)
+def _token_discounts(episodes: Episodes, gamma: float) -> Tensor:
+    return torch.where(episodes.ends, gamma, torch.ones_like(episodes.token_rewards))
 
 
 def _turn_returns(episodes: Episodes, gamma: float, *, by_turn: bool) -> Tensor:
@@ -292,9 +286,9 @@ def _turn_returns(episodes: Episodes, gamma: float, *, by_turn: bool) -> Tensor:
 
 
 def _relative(returns: Tensor, groups: Tensor, counted: Tensor, scale: str, *, leave_one_out: bool = False) -> Tensor:
-    """Compares rows of (N, C) with the mean of their group, column by column; 0 for rows that are not counted.
+    """Compares lines of (N, C) with the mean of their group, column by column; 0 for lines that are not counted.
 
-    The deviation is that of the first column, so that one number divides all columns of a row.
+    The deviation is that of the first column, so that one number divides all columns of a line.
     """
     count = _counts(groups, counted)[:, None]
     centred = torch.where(counted[:, None], returns - _group_sum(returns, groups, counted) / count.clamp(min=1), 0.0)
@@ -308,17 +302,17 @@ def _relative(returns: Tensor, groups: Tensor, counted: Tensor, scale: str, *, l
 
 
 def _deviation(numbers: Tensor, groups: Tensor, counted: Tensor) -> Tensor:
-    """(N, 1) standard deviation of each row's group, dividing by count - 1; 0 in a group of one."""
+    """(N, 1) standard deviation of each line's group, dividing by count - 1; 0 in a group of one."""
     count = _counts(groups, counted)[:, None]
     mean = _group_sum(numbers, groups, counted) / count.clamp(min=1)
     return (_group_sum((numbers - mean).square(), groups, counted) / (count - 1).clamp(min=1)).sqrt()
 
 
 def _group_sum(numbers: Tensor, groups: Tensor, counted: Tensor) -> Tensor:
-    """(N, C): for every row the sum over the counted rows of its group."""
+    """(N, C): for every line the sum over the counted lines of its group."""
     return torch.zeros_like(numbers).index_add(0, groups, torch.where(counted[:, None], numbers, 0.0))[groups]
 
 
 def _counts(groups: Tensor, counted: Tensor) -> Tensor:
-    """(N,): for every row the number of counted rows in its group."""
+    """(N,): for every line the number of counted lines in its group."""
     return _group_sum(counted.double()[:, None], groups, counted)[:, 0]

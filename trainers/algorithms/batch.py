@@ -1,4 +1,4 @@
-"""Trajectories as padded tensors and as numbers to log: pure functions between rollouts and the trainer.
+"""Rollouts as padded tensors, made once, and as numbers to log: between the engines and the trainer.
 
 Shapes: B trajectories, at most K turns, T completion tokens.
 """
@@ -6,19 +6,24 @@ Shapes: B trajectories, at most K turns, T completion tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from agent_r1_gym.play.record import Tokens, Trajectory
-from trainers.algorithms.contexts import rewritten_tokens
+from trainers.algorithms.contexts import context_numbers, rewritten_tokens
 from trainers.algorithms.credit import Credit, CreditInputs, CreditOptions, state_id
 from trainers.config import AgentConfig
 
 PADDING = MappingProxyType({"turn_ids": -1, "state_ids": -1})
 """Padding of the fields of `CreditInputs` that are not padded with 0."""
+
+NO_SPREAD = 1e-6
+"""Standard deviations of returns below this are the rounding of equal numbers."""
 
 Trajectories = Sequence[Trajectory]
 
@@ -83,42 +88,120 @@ def tokens_of(trajectory: Trajectory) -> Tokens:
     return trajectory.tokens
 
 
-def credit_fields(trajectories: Trajectories, args: AgentConfig, *, width: int) -> dict[str, Tensor]:
-    """Returns the fields of `CreditInputs` that trajectories alone determine; `PADDING` says how to pad them."""
-    rewards, mask = turn_rewards(trajectories)
-    batch = [tokens_of(trajectory) for trajectory in trajectories]
-    fields = {
-        "turn_rewards": rewards,
-        "outcome_rewards": _padded([[turn.outcome_reward for turn in t.turns] for t in trajectories], 0.0),
-        "turn_mask": mask,
-        "token_mask": _padded([[not other for other in rewritten_tokens(tokens)] for tokens in batch], False, width),
-        "turn_ids": turn_indices(trajectories, width=width),
-        "valid": torch.tensor([not t.infrastructure_error for t in trajectories]),
-    }
-    if args.preset.estimator == "gigpo":
-        fields["state_ids"] = state_ids(trajectories)
-    return fields
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One process's rollouts of a generation batch: records, and their tensors, made once.
+
+    Attributes:
+        rows: what the rollouts were played for.
+        records: the rollouts, in the order of the rows.
+        loss_masks: for each rollout, 1 for each completion token that the loss sees.
+        turn_rewards: as all that follow but the last: see the field of that name in `CreditInputs`.
+        outcome_rewards: (B, K).
+        turn_mask: (B, K).
+        turn_ids: (B, T), as wide as TRL will pad the completions.
+        token_mask: (B, T).
+        valid: (B,).
+        state_ids: (B, K), where the estimator needs them.
+        context_numbers: (B, T), see `contexts.context_numbers`.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    records: Trajectories
+    loss_masks: Sequence[list[int]]
+    turn_rewards: Tensor
+    outcome_rewards: Tensor
+    turn_mask: Tensor
+    turn_ids: Tensor
+    token_mask: Tensor
+    valid: Tensor
+    state_ids: Tensor | None = None
+    context_numbers: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        records: Trajectories,
+        rows: Sequence[Mapping[str, Any]],
+        args: AgentConfig,
+        *,
+        device: torch.device | str = "cpu",
+    ) -> Batch:
+        """Makes the tensors of finished rollouts, on `device`; `args` say what the loss sees and how wide they are."""
+        batch = [tokens_of(record) for record in records]
+        multiple = int(args.pad_to_multiple_of or 1)
+        width = -(-max(1, *(len(tokens.completion_ids) for tokens in batch)) // multiple) * multiple
+        rewards, mask = turn_rewards(records)
+        tensors = {
+            "turn_rewards": rewards,
+            "outcome_rewards": _padded([[turn.outcome_reward for turn in t.turns] for t in records], 0.0),
+            "turn_mask": mask,
+            "turn_ids": turn_indices(records, width=width),
+            "token_mask": _padded(
+                [[not other for other in rewritten_tokens(tokens)] for tokens in batch], False, width
+            ),
+            "valid": torch.tensor([not t.infrastructure_error for t in records]),
+            "state_ids": state_ids(records) if args.preset.estimator == "gigpo" else None,
+            "context_numbers": context_numbers(batch, width=width),
+        }
+        on_device = {name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None}
+        return cls(rows, records, [loss_mask(record, args) for record in records], **on_device)
+
+    @property
+    def sampled(self) -> Tensor:
+        """(B, T) bool: the tokens that the model sampled, in rollouts that count."""
+        return (self.turn_ids >= 0) & self.valid[:, None]
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens the model sampled, in dropped rollouts too."""
+        return sum(sum(tokens_of(record).loss_mask) for record in self.records)
+
+    def for_trl(self, *, filler: int, logprobs: bool) -> dict[str, list[Any] | None]:
+        """Returns what TRL's `rollout_func` returns, and two further columns: the loss masks and the returns.
+
+        Args:
+            filler: stands for an empty list, which TRL cannot take; masked, it trains nothing.
+            logprobs: whether the engine's log-probs are known.
+        """
+        batch = [tokens_of(record) for record in self.records]
+        return {
+            "prompt_ids": [list(tokens.prompt_ids) or [filler] for tokens in batch],
+            "completion_ids": [list(tokens.completion_ids) or [filler] for tokens in batch],
+            "logprobs": [[p or 0.0 for p in tokens.logprobs] or [0.0] for tokens in batch] if logprobs else None,
+            "env_mask": list(self.loss_masks),
+            "episode_return": [None if t.infrastructure_error else t.episode_return for t in self.records],
+        }
+
+    def credit_fields(self) -> dict[str, Tensor]:
+        """Returns the fields of `CreditInputs` that rollouts alone determine; `PADDING` says how to pad them."""
+        names = ("turn_rewards", "outcome_rewards", "turn_mask", "turn_ids", "token_mask", "valid", "state_ids")
+        return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
 
 
-def sampled_tokens(trajectories: Trajectories, *, width: int) -> Tensor:
-    """Returns (B, width) bool: the tokens that the model sampled, in rollouts that count."""
-    valid = torch.tensor([not t.infrastructure_error for t in trajectories])
-    return (turn_indices(trajectories, width=width) >= 0) & valid[:, None]
+def loss_mask(record: Trajectory, args: AgentConfig) -> list[int]:
+    """Returns 1 for each completion token that the loss sees, 0 for the others; at least one number."""
+    tokens = tokens_of(record)
+    if record.infrastructure_error or (record.truncated and args.mask_truncated_completions):
+        return [0] * max(1, len(tokens.completion_ids))
+    if args.loss_mask:
+        return list(tokens.loss_mask)
+    return [int(not other) for other in rewritten_tokens(tokens)]
 
 
 def turn_indices(trajectories: Trajectories, *, width: int) -> Tensor:
     """Returns (B, width) long: the turn in which the model sampled each completion token, -1 for all other tokens."""
     indices = torch.full((len(trajectories), width), -1)
-    for row, trajectory in zip(indices, trajectories, strict=True):
+    for line, trajectory in zip(indices, trajectories, strict=True):
         for index, (start, end) in enumerate(tokens_of(trajectory).spans):
-            row[start:end] = index
+            line[start:end] = index
     return indices
 
 
 def turn_rewards(trajectories: Trajectories) -> tuple[Tensor, Tensor]:
     """Returns the rewards (B, K) of the turns, 0 where padded, and the mask (B, K) of real turns."""
     rewards = [[turn.reward for turn in trajectory.turns] for trajectory in trajectories]
-    mask = [[True] * len(row) for row in rewards]
+    mask = [[True] * len(line) for line in rewards]
     return _padded(rewards, 0.0), _padded(mask, False)
 
 
@@ -129,15 +212,15 @@ def state_ids(trajectories: Trajectories) -> Tensor:
     stands between the end of a turn and the next, as rendered (after a turn that a budget cut, with the end of turn
     that was added); before the first turn it is the prompt, where the context was rewritten the whole new context.
     """
-    rows = []
+    states = []
     for tokens in map(tokens_of, trajectories):
         ends = [0, *(end for _, end in tokens.spans)]
         seen = [
             tokens.completion_ids[end:start] or tokens.prompt_ids
             for end, (start, _) in zip(ends, tokens.spans, strict=False)
         ]
-        rows.append([state_id(repr(ids)) for ids in seen])
-    return _padded(rows, -1)
+        states.append([state_id(repr(ids)) for ids in seen])
+    return _padded(states, -1)
 
 
 def describe(trajectory: Trajectory) -> dict[str, float]:
@@ -179,7 +262,7 @@ def valid_share(inputs: CreditInputs) -> float:
     return inputs.valid.float().mean().item() or 1.0
 
 
-def row_means(inputs: CreditInputs, credit: Credit) -> Tensor:
+def mean_advantages(inputs: CreditInputs, credit: Credit) -> Tensor:
     """Returns (B,): the mean advantage of each rollout's sampled tokens."""
     sampled = inputs.turn_ids >= 0
     return (credit.advantages * sampled).sum(1) / sampled.sum(1).clamp(min=1)
@@ -203,7 +286,7 @@ def credit_metrics(inputs: CreditInputs, credit: Credit, options: CreditOptions)
     spreads = group_spreads(inputs)
     if len(spreads):
         numbers["group/return_std"] = spreads.mean().item()
-        numbers["group/without_signal"] = (spreads == 0).float().mean().item()
+        numbers["group/without_signal"] = (spreads < NO_SPREAD).float().mean().item()
     if inputs.values is not None and credit.returns is not None:
         numbers["critic/explained_variance"] = explained_variance(inputs.values[mask], credit.returns[mask])
     return numbers
@@ -219,12 +302,19 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
 
 
 def group_spreads(inputs: CreditInputs) -> Tensor:
-    """Returns the standard deviation of the returns of each group that has at least two valid rollouts."""
+    """Returns the standard deviation of the returns of each group that has at least two valid rollouts.
+
+    Where every prompt has one rollout, the whole batch is one group.
+    """
     returns = (inputs.turn_rewards * inputs.turn_mask).sum(1)
-    members = [returns[(inputs.groups == group) & inputs.valid] for group in torch.unique(inputs.groups)]
+    groups = torch.unique(inputs.groups)
+    if len(groups) == len(returns):
+        members = [returns[inputs.valid]]
+    else:
+        members = [returns[(inputs.groups == group) & inputs.valid] for group in groups]
     return torch.tensor([member.std(correction=0).item() for member in members if len(member) > 1])
 
 
-def _padded(rows: Sequence[Sequence[float]], padding: float, width: int | None = None) -> Tensor:
-    width = width or max(1, *(len(row) for row in rows), 1)
-    return torch.tensor([[*row, *[padding] * (width - len(row))] for row in rows])
+def _padded(lines: Sequence[Sequence[float]], padding: float, width: int | None = None) -> Tensor:
+    width = width or max(1, *(len(line) for line in lines), 1)
+    return torch.tensor([[*line, *[padding] * (width - len(line))] for line in lines])

@@ -2,9 +2,9 @@
 
 Shapes: B trajectories (the whole batch of all ranks), at most K turns, T tokens after the prompt.
 
-Where a context is rewritten between turns, so that one trajectory is trained on as several rows, its rows are laid one
-after another along T (whatever was not sampled in its row has turn id -1), and the estimates are cut apart again: every
-statistic stays one per trajectory.
+Where the history is rewritten between turns, a trajectory has several contexts: they are laid one after another along
+T (whatever was not sampled has turn id -1), and the estimates are cut apart again. Every statistic stays one per
+trajectory.
 """
 
 from __future__ import annotations
@@ -26,19 +26,17 @@ class CreditInputs:
 
     Attributes:
         turn_rewards: (B, K) float, reward of each turn.
-        turn_mask: (B, K) bool, True for real turns, which stand first in their row.
+        turn_mask: (B, K) bool, True for real turns, which stand first in their line.
         turn_ids: (B, T) long, turn in which the model sampled the token, -1 for all other tokens and for padding.
         groups: (B,) long, equal for rollouts of one prompt.
         valid: (B,) bool, False for rollouts to leave out (infrastructure failures): no advantage, in no statistic,
-            and whatever the other fields hold for them is not looked at. A row without turns is treated the same.
+            and whatever the other fields hold for them is not looked at. Nor is a trajectory without turns.
         values: (B, T) float, the critic's value of the state in which the token was chosen, that is before it.
         outcome_rewards: (B, K) float, what the outcome terms brought of `turn_rewards`; needed to normalise the rest.
         token_rewards: (B, T) float, further rewards of sampled tokens, such as a penalty for the divergence from a
             reference model.
         token_mask: (B, T) bool, True for every token that is not padding; needed without advantage mask only.
         state_ids: (B, K) long, equal for equal states in which turns began, -1 for unknown; see `state_id`.
-        bootstrap_values: (B,) float, value of the state after the last token where a budget cut an episode that would
-            have gone on, 0 where it had ended. None: 0 for all, a budget belongs to the task.
 
     Raises:
         ValueError: a field has another shape.
@@ -54,7 +52,6 @@ class CreditInputs:
     token_rewards: Tensor | None = None
     token_mask: Tensor | None = None
     state_ids: Tensor | None = None
-    bootstrap_values: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.turn_rewards.dim() != 2 or self.turn_ids.dim() != 2:
@@ -62,12 +59,11 @@ class CreditInputs:
                 f"turn_rewards must be (B, K) and turn_ids (B, T), got {tuple(self.turn_rewards.shape)} and "
                 f"{tuple(self.turn_ids.shape)}."
             )
-        rows, turns = self.turn_rewards.shape
-        by_row, by_turn, by_token = (rows,), (rows, turns), (rows, self.turn_ids.shape[1])
+        size, turns = self.turn_rewards.shape
+        single, by_turn, by_token = (size,), (size, turns), (size, self.turn_ids.shape[1])
         expected = {
-            "turn_mask": by_turn, "turn_ids": by_token, "groups": by_row, "valid": by_row, "values": by_token,
+            "turn_mask": by_turn, "turn_ids": by_token, "groups": single, "valid": single, "values": by_token,
             "outcome_rewards": by_turn, "token_rewards": by_token, "token_mask": by_token, "state_ids": by_turn,
-            "bootstrap_values": by_row,
         }  # fmt: skip
         for name, shape in expected.items():
             tensor = getattr(self, name)
@@ -78,8 +74,8 @@ class CreditInputs:
 
     def on_cpu(self) -> CreditInputs:
         """Returns the batch detached and on the CPU, with at least one column of turns."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors = {name: tensor.detach().cpu() for name, tensor in given.items() if tensor is not None}
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        tensors = {name: tensor.detach().cpu() for name, tensor in values if tensor is not None}
         if self.turn_mask.shape[1] == 0:
             for name in tensors.keys() & {"turn_rewards", "outcome_rewards", "turn_mask", "state_ids"}:
                 tensors[name] = torch.nn.functional.pad(tensors[name], (0, 1))
@@ -92,7 +88,6 @@ class CreditOptions:
 
     Attributes:
         gamma: discount from one turn to the next, 0 to 1.
-        token_gamma: discount from one token to the next inside a turn, 0 to 1.
         lam: lambda of generalised advantage estimation, for each step of `level`, 0 to 1.
         level: unit of time of generalised advantage estimation, "token" or "turn".
         scale: divide by the standard deviation of the returns of the "group" or of the "batch", or "none". None: as in
@@ -104,11 +99,10 @@ class CreditOptions:
         step_weight: weight of GiGPO's step advantages beside the episode's, at least 0.
 
     Raises:
-        ConfigurationError: a value is out of range, or has no effect beside another one.
+        ConfigurationError: a value is out of range.
     """
 
     gamma: float = 1.0
-    token_gamma: float = 1.0
     lam: float = 1.0
     level: str = "token"
     scale: str | None = None
@@ -119,7 +113,7 @@ class CreditOptions:
     step_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "token_gamma", "lam"):
+        for name in ("gamma", "lam"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigurationError(f"{name} must lie between 0 and 1, got {getattr(self, name)}.")
         if not 0 <= self.step_weight < float("inf"):
@@ -128,11 +122,6 @@ class CreditOptions:
             if getattr(self, name) not in choices:
                 got = getattr(self, name)
                 raise ConfigurationError(f"{name}: got {got!r}. {suggest(str(got), filter(None, choices))}")
-        if self.level == "turn" and self.token_gamma != 1:
-            raise ConfigurationError(
-                f"token_gamma={self.token_gamma} has no effect with level='turn', where a whole turn is one step; "
-                "leave it at 1.0."
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +129,8 @@ class Credit:
     """What an estimator returns, in the dtype (at least float32) and on the device of `CreditInputs.turn_rewards`.
 
     Attributes:
-        advantages: (B, T), 0 outside sampled tokens and for rows left out. Without advantage mask the environment's
-            tokens have advantages too.
+        advantages: (B, T), 0 outside sampled tokens and for trajectories left out. Without advantage mask the
+            environment's tokens have advantages too.
         returns: (B, T), what the critic should have said, 0 where `advantages` is 0 by definition; None without critic.
     """
 
@@ -154,9 +143,9 @@ class Episodes:
     """A checked batch in float64 on the CPU: all ranks get the same bits, and no device lacks the precision.
 
     Attributes:
-        counted: (B,) bool, rows that take part.
+        counted: (B,) bool, trajectories that take part.
         groups: (B,) long, 0 to the number of groups - 1.
-        turn_mask: (B, K) bool, real turns of rows that take part.
+        turn_mask: (B, K) bool, real turns of trajectories that take part.
         rewards: (B, K), all that was earned in a turn, 0 elsewhere.
         token_rewards: (B, T), the same on tokens: a turn's reward on the last token sampled in it.
         turn_of: (B, T) long, turn whose credit a token carries, -1 for none. A token of the environment (without
@@ -164,7 +153,6 @@ class Episodes:
         starts: (B, T) bool, first sampled token of each turn.
         ends: (B, T) bool, last sampled token of each turn.
         values: (B, T), 0 where `turn_of` is -1; None without critic.
-        bootstrap: (B,).
         state_ids: (B, K) long, -1 where unknown; None if not given.
         like: tensor of whose dtype and device the results are.
     """
@@ -178,7 +166,6 @@ class Episodes:
     starts: Tensor
     ends: Tensor
     values: Tensor | None
-    bootstrap: Tensor
     state_ids: Tensor | None
     like: Tensor
 
@@ -227,7 +214,6 @@ def prepare(inputs: CreditInputs, options: CreditOptions) -> Episodes:
         extra = _kept("token_rewards", inputs.token_rewards, sampled)
         token_rewards = token_rewards + extra
         rewards = rewards.scatter_add(1, turn_ids.clamp(min=0), extra)
-    bootstrap = inputs.bootstrap_values
     return Episodes(
         counted=counted,
         groups=torch.unique(inputs.groups, return_inverse=True)[1],
@@ -238,7 +224,6 @@ def prepare(inputs: CreditInputs, options: CreditOptions) -> Episodes:
         starts=starts,
         ends=ends,
         values=None if inputs.values is None else _kept("values", inputs.values, turn_of >= 0),
-        bootstrap=counted.double() * 0 if bootstrap is None else _kept("bootstrap_values", bootstrap, counted),
         state_ids=None if inputs.state_ids is None else torch.where(turn_mask, inputs.state_ids, -1),
         like=like,
     )
@@ -248,7 +233,7 @@ def turn_spans(turn_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Marks the first and the last sampled token of each turn.
 
     Args:
-        turn_ids: (B, T) long, never falling among the sampled tokens of a row, -1 for all other tokens.
+        turn_ids: (B, T) long, never falling among the sampled tokens of a line, -1 for all other tokens.
 
     Returns:
         Two (B, T) bool tensors.
@@ -321,15 +306,15 @@ def _check_turns(turn_mask: Tensor, turn_ids: Tensor) -> None:
             1
         ),
     }
-    for problem, rows in problems.items():
-        _refuse(rows, problem)
+    for problem, broken in problems.items():
+        _refuse(broken, problem)
     tokens = torch.zeros(turn_mask.shape, dtype=torch.long).scatter_add(1, turn_ids.clamp(min=0), sampled.long())
     _refuse(((tokens > 0) != turn_mask).any(1), "turn_mask and turn_ids disagree on which turns have sampled tokens")
 
 
-def _refuse(rows: Tensor, problem: str) -> None:
-    if rows.any():
-        raise ValueError(f"Trajectory {rows.nonzero()[0].item()} of the batch: {problem}.")
+def _refuse(broken: Tensor, problem: str) -> None:
+    if broken.any():
+        raise ValueError(f"Trajectory {broken.nonzero()[0].item()} of the batch: {problem}.")
 
 
 def _kept(name: str, tensor: Tensor, mask: Tensor) -> Tensor:

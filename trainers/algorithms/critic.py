@@ -110,14 +110,14 @@ class CriticOptions:
     """How a critic is fitted.
 
     Attributes:
-        learning_rate: of AdamW, constant, whatever schedule the policy's has: values must follow the policy to the end.
-        epochs: passes over each batch.
-        minibatches: optimiser steps in a pass.
+        learning_rate: learning rate of AdamW; constant, so that values follow the policy to the end.
+        epochs: number of passes over each batch.
+        minibatches: number of optimiser steps per pass.
         clip: how far a value may move from the rollout's in one `fit`; None: any.
         max_grad_norm: gradients are scaled down to this norm; 0: never.
-        weight_decay: of AdamW.
-        micro_batch: rows in one forward pass of one process.
-        seed: of the order of the minibatches.
+        weight_decay: weight decay of AdamW.
+        micro_batch: trajectories per forward pass of one process.
+        seed: seed of the order in which trajectories are fitted.
     """
 
     learning_rate: float
@@ -146,7 +146,7 @@ class CriticOptions:
 
 @dataclass(frozen=True)
 class ValueBatch:
-    """One process's rows to fit; every process has the same number of rows.
+    """One process's trajectories to fit; every process has as many.
 
     Attributes:
         input_ids: (B, P + T), prompt and completion.
@@ -154,7 +154,7 @@ class ValueBatch:
         mask: (B, T) bool, True at the tokens whose value is fitted.
         returns: (B, T), the targets.
         values: (B, T), what `Critic.values` said at rollout time.
-        rows: (B, T), of `contexts.context_numbers`; None if every trajectory is one row.
+        context_numbers: (B, T), see `contexts.context_numbers`; None if every trajectory is one context.
     """
 
     input_ids: Tensor
@@ -162,7 +162,7 @@ class ValueBatch:
     mask: Tensor
     returns: Tensor
     values: Tensor
-    rows: Tensor | None = None
+    context_numbers: Tensor | None = None
 
 
 class Critic:
@@ -173,7 +173,7 @@ class Critic:
     policy's gradient accumulation cannot hold it back.
 
     Args:
-        model: of `build_value_model`.
+        model: the value model (`build_value_model`).
         options: how to fit.
         accelerator: the trainer's.
     """
@@ -189,15 +189,20 @@ class Critic:
             for parameter in self.parameters:
                 parameter.data.copy_(broadcast(parameter.data))
 
-    def values(self, input_ids: Tensor, attention_mask: Tensor, *, length: int, rows: Tensor | None = None) -> Tensor:
+    def values(
+        self, input_ids: Tensor, attention_mask: Tensor, *, length: int, context_numbers: Tensor | None = None
+    ) -> Tensor:
         """Returns the values (B, length) of the states in which the last `length` tokens were chosen.
 
-        Entry t is read at the token *before* completion token t: a value must not know the action. With `rows`, see
-        `ValueBatch`, it is read in that token's own row.
+        Entry t is read at the token *before* completion token t: a value must not know the action. With
+        `context_numbers`, see `ValueBatch`, it is read in that token's own context.
         """
+        numbers = context_numbers
         with torch.no_grad():
             chunks = [
-                self._forward(input_ids[chunk], attention_mask[chunk], length, None if rows is None else rows[chunk])
+                self._forward(
+                    input_ids[chunk], attention_mask[chunk], length, None if numbers is None else numbers[chunk]
+                )
                 for chunk in torch.split(torch.arange(len(input_ids)), self.options.micro_batch)
             ]
         return torch.cat(chunks)
@@ -211,22 +216,22 @@ class Critic:
         Returns:
             Means over the steps: loss, clip_fraction, grad_norm.
         """
-        rows = len(batch.input_ids)
-        total = rows * self.accelerator.num_processes
-        offset = rows * self.accelerator.process_index
+        size = len(batch.input_ids)
+        total = size * self.accelerator.num_processes
+        offset = size * self.accelerator.process_index
         metrics = []
         self.model.train()  # dropout is off; gradient checkpointing needs the flag
         for _ in range(self.options.epochs):
             for chosen in torch.randperm(total, generator=self.generator).chunk(self.options.minibatches):
-                local = chosen[(chosen >= offset) & (chosen < offset + rows)] - offset
+                local = chosen[(chosen >= offset) & (chosen < offset + size)] - offset
                 metrics.append(self._step(batch, local.to(batch.input_ids.device)))
         mean = torch.stack(metrics).mean(0).tolist()
         return dict(zip(("loss", "clip_fraction", "grad_norm"), mean, strict=True))
 
-    def _step(self, batch: ValueBatch, rows: Tensor) -> Tensor:
-        tokens = self.accelerator.reduce(batch.mask[rows].sum().float(), reduction="sum").clamp(min=1.0)
+    def _step(self, batch: ValueBatch, chosen: Tensor) -> Tensor:
+        tokens = self.accelerator.reduce(batch.mask[chosen].sum().float(), reduction="sum").clamp(min=1.0)
         sums = torch.zeros(2, device=batch.input_ids.device)
-        for chunk in torch.split(rows, self.options.micro_batch) if len(rows) else ():
+        for chunk in torch.split(chosen, self.options.micro_batch) if len(chosen) else ():
             loss, clipped = self._loss(batch, chunk)
             (loss / tokens).backward()
             sums += torch.stack([loss.detach(), clipped])
@@ -236,10 +241,10 @@ class Critic:
         self.optimizer.zero_grad()
         return torch.cat([self.accelerator.reduce(sums, reduction="sum") / tokens, norm.reshape(1)])
 
-    def _loss(self, batch: ValueBatch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        mask, returns, old = batch.mask[rows], batch.returns[rows], batch.values[rows]
-        context_numbers = None if batch.rows is None else batch.rows[rows]
-        new = self._forward(batch.input_ids[rows], batch.attention_mask[rows], mask.size(1), context_numbers)
+    def _loss(self, batch: ValueBatch, chunk: Tensor) -> tuple[Tensor, Tensor]:
+        mask, returns, old = batch.mask[chunk], batch.returns[chunk], batch.values[chunk]
+        numbers = None if batch.context_numbers is None else batch.context_numbers[chunk]
+        new = self._forward(batch.input_ids[chunk], batch.attention_mask[chunk], mask.size(1), numbers)
         error = (new - returns).square()
         clipped = torch.zeros_like(error)
         if self.options.clip is not None:
@@ -249,17 +254,17 @@ class Critic:
         return (error * mask).sum() / 2, (clipped * mask).sum()
 
     def _forward(self, input_ids: Tensor, attention_mask: Tensor, length: int, numbers: Tensor | None) -> Tensor:
-        rows = None if numbers is None or not numbers.any() else Contexts(input_ids, attention_mask, numbers)
-        if rows is not None:
-            input_ids, attention_mask = rows.input_ids, rows.attention_mask
+        contexts = None if numbers is None or not numbers.any() else Contexts(input_ids, attention_mask, numbers)
+        if contexts is not None:
+            input_ids, attention_mask = contexts.input_ids, contexts.attention_mask
         with self.accelerator.autocast():
             logits = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
         values: Tensor = logits[:, :-1, 0].float()
-        return values[:, -length:] if rows is None else rows.to_lines(values)
+        return values[:, -length:] if contexts is None else contexts.to_lines(values)
 
     def _sum_gradients(self) -> None:
         for parameter in self.parameters:
-            if parameter.grad is None:  # this process had no row in the minibatch
+            if parameter.grad is None:  # this process had no trajectory in the minibatch
                 parameter.grad = torch.zeros_like(parameter)
             parameter.grad = self.accelerator.reduce(parameter.grad, reduction="sum")
 

@@ -1,8 +1,8 @@
-"""A key-value cache in which every row has its own length, so that episodes of a batch need not move in step.
+"""A key-value cache in which every slot has its own length, so that episodes of a batch need not move in step.
 
 Transformers' own caches hold one length for the whole batch (`DynamicLayer` concatenates, `StaticLayer` counts once),
 and its continuous batching drops a request's cache with the request. What is missing for many turns without left
-padding is small: writing the new keys of each row at that row's own columns, and moving rows.
+padding is small: writing the new keys of each slot at that slot's own columns, and moving slots.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Writes new keys and values (rows, heads, queries, head_dim); returns those of all attended columns."""
+        """Writes new keys and values (n, heads, queries, head_dim); returns those of all attended columns."""
         window = self.window
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -48,7 +48,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.keys, self.values = self._grown(self.keys, self.keys), self._grown(self.values, self.values)
         self.keys[window.index, :, window.columns] = key_states.transpose(1, 2)
         self.values[window.index, :, window.columns] = value_states.transpose(1, 2)
-        return self.keys[window.rows, :, : window.length], self.values[window.rows, :, : window.length]
+        return self.keys[window.places, :, : window.length], self.values[window.places, :, : window.length]
 
     def _grown(self, like: Tensor, old: Tensor | None) -> Tensor:
         window = self.window
@@ -64,7 +64,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.window.length, 0
 
     def get_seq_length(self) -> int:
-        """Returns the attended length; single rows may be shorter."""
+        """Returns the attended length; single slots may be shorter."""
         return self.window.length
 
     def get_max_length(self) -> int:
@@ -73,17 +73,17 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 class Window:
-    """The rows, columns and attended length of the coming forward pass.
+    """The slots, columns and attended length of the coming forward pass.
 
     Args:
-        slots: number of rows of the cache.
+        slots: number of slots of the cache.
     """
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.capacity = 0
         self.length = 0
-        self.rows: slice | Tensor = slice(0, 0)
+        self.places: slice | Tensor = slice(0, 0)
         self.index = torch.empty(0)
         self.columns = torch.empty(0)
 
@@ -92,12 +92,12 @@ class SlotCache(Cache):
     """The cache of a whole model.
 
     Memory: layers x slots x 2 x kv_heads x head_dim x capacity numbers; capacity doubles when it no longer suffices, up
-    to one column more than a row can need.
+    to one column more than a slot can need.
 
     Args:
         layers: number of attention layers.
-        slots: number of rows.
-        max_length: most tokens that a row will hold; growing stops there.
+        slots: number of slots.
+        max_length: maximum number of tokens of a slot; growing stops there.
     """
 
     def __init__(self, layers: int, slots: int, *, max_length: int) -> None:
@@ -107,14 +107,14 @@ class SlotCache(Cache):
         super().__init__(layers=list(self.slot_layers))
 
     def focus(
-        self, rows: slice | Tensor, starts: Tensor, *, widths: Tensor, queries: int, length: int
+        self, places: slice | Tensor, starts: Tensor, *, widths: Tensor, queries: int, length: int
     ) -> tuple[Tensor, Tensor]:
         """Prepares one forward pass over right-aligned queries.
 
         Args:
-            rows: which rows; a slice is attended without a copy.
-            starts: (n,) tokens that each row already holds.
-            widths: (n,) new tokens of each row, 0 for a row that only fills the batch.
+            places: which slots; a slice is attended without a copy.
+            starts: (n,) tokens that each slot already holds.
+            widths: (n,) new tokens of each slot, 0 for one that only fills the batch.
             queries: width of the input, at least the greatest of `widths`.
             length: attended columns, at least the greatest of `starts + widths`.
 
@@ -127,24 +127,24 @@ class SlotCache(Cache):
         positions = torch.arange(-queries, 0, device=device) + (starts + widths)[:, None]
         # Padding queries write to the last column, which nobody attends before a real token overwrites it.
         window.columns = torch.where(positions >= starts[:, None], positions, window.capacity - 1)
-        window.rows, window.length = rows, length
-        numbers = torch.arange(rows.start, rows.stop, device=device) if isinstance(rows, slice) else rows
+        window.places, window.length = places, length
+        numbers = torch.arange(places.start, places.stop, device=device) if isinstance(places, slice) else places
         window.index = numbers[:, None]
         positions = positions.clamp(min=0)
         mask = torch.arange(length, device=device) <= positions[:, :, None]
         return positions, mask[:, None]
 
     def move(self, sources: Sequence[int], targets: Sequence[int], *, length: int) -> None:
-        """Copies the first `length` columns of rows `sources` to rows `targets`, all at once (swaps are fine)."""
+        """Copies the first `length` columns of slots `sources` to slots `targets`, all at once (swaps are fine)."""
         for layer in self.slot_layers:
             for states in (layer.keys, layer.values):
                 states[list(targets), :, :length] = states[list(sources), :, :length]
 
 
-def rows_of(numbers: Sequence[int], device: torch.device) -> slice | Tensor:
-    """Returns ascending row numbers for `SlotCache.focus`: a slice, which costs no copy, if they are neighbours.
+def slots_of(numbers: Sequence[int], device: torch.device) -> slice | Tensor:
+    """Returns ascending slot numbers for `SlotCache.focus`: a slice, which costs no copy, if they are neighbours.
 
-    Rows that do not decode mostly are: the decoding ones are kept at the front.
+    Slots that do not decode mostly are: the decoding ones are kept at the front.
     """
     if numbers[-1] - numbers[0] < len(numbers):
         return slice(numbers[0], numbers[-1] + 1)

@@ -191,7 +191,7 @@ class ChatFormat:
             tokenizer: the model's.
             template: takes the place of the saved one: a file, or the name of one of TRL's (see `read_template`).
             template_options: take the place of the saved ones.
-            revision: of the hub's model.
+            revision: revision of the hub's model.
 
         Raises:
             ConfigurationError: the saved format cannot be read, or renders otherwise with this tokenizer.
@@ -212,8 +212,8 @@ class ChatFormat:
     def _record(self) -> dict[str, Any]:
         """Returns what must come out the same when the format is read back, and what a reader may want to know."""
         names = ("system_role", "tool_role", "joins", "thinking_field", "verdict", "note", "stop_text")
-        found = {name: getattr(self.template, name) for name in names}
-        return {"template_options": self.template.options, "stop_ids": list(self.stop_ids), **found}
+        parts = {name: getattr(self.template, name) for name in names}
+        return {"template_options": self.template.options, "stop_ids": list(self.stop_ids), **parts}
 
     def _check_record(self, record: Mapping[str, Any], name: str) -> None:
         own = self._record()

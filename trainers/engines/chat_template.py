@@ -13,7 +13,7 @@ the probes find out how:
 What is left is *rewritten*: the template drops the thinking of earlier turns, or shows them otherwise. Such a history
 is rendered anew wherever it differs (see `ChatTemplate.rewrites`), as for any rewritten context, so that the model is
 trained on what it is served. To refuse these templates would be simpler, but most of them rewrite nothing as long as
-the model does not think (Gemma 4, LFM2.5): there the check finds no difference, and costs one rendering a turn.
+the model does not think (Gemma 4, LFM2.5): there the check finds no difference, and costs one rendering per turn.
 A template that loses what was said, that ends no turn, or that leaves its header to the model is refused.
 """
 
@@ -46,18 +46,18 @@ class ChatTemplate:
 
     Args:
         tokenizer: renders; its special tokens end turns.
-        source: of the template, in jinja.
+        source: text of the template, in jinja.
         options: further arguments of `apply_chat_template` (such as `enable_thinking`).
 
     Attributes:
-        source: of the template.
+        source: text of the template.
         options: see above.
         stop_id: the token that the template puts after a model turn.
         stop_text: that token's text.
         system_role: "user" where the system prompt is the head of the first user turn.
         tool_role: "user" where tool output comes as user turns.
         joins: whether neighbours of one role are joined.
-        thinking_field: of a message, where the template reads a turn's thinking; None: inside the text.
+        thinking_field: field of a message where the template reads a turn's thinking; None: inside the text.
         verdict: see the module's docstring.
         note: how a history that is rendered anew differs from what the model saw; "" if in nothing.
 
@@ -124,7 +124,7 @@ class ChatTemplate:
 
         Args:
             shown: what stood before; it may have opened the thinking.
-            content: of the turn.
+            content: text of the turn.
         """
         for opening, _ in self._marks:
             if shown.rstrip().endswith(opening) and content.lstrip().startswith(opening):

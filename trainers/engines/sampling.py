@@ -20,7 +20,7 @@ class SamplingOptions:
     """
 
     max_new_tokens: int
-    """Most tokens of one turn."""
+    """Maximum number of tokens per turn."""
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0
@@ -45,7 +45,7 @@ class SamplingOptions:
 
 
 def sample(logits: Tensor, options: SamplingOptions, *, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Samples one token a row by inverting the distribution function.
+    """Samples one token per line by inverting the distribution function.
 
     Args:
         logits: (n, vocabulary).

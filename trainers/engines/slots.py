@@ -14,17 +14,17 @@ from torch import Tensor
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.token_session import Answer, NewContext, TokenSession, longest_context
-from trainers.engines.cache import SlotCache, rows_of
+from trainers.engines.cache import SlotCache, slots_of
 from trainers.engines.sampling import SamplingOptions, sample
 
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """An episode in a row of the cache: `length` tokens, `prompt` first, are cached, `pending` are to be fed next."""
+    """An episode in slot `place` of the cache: `length` tokens, `prompt` first, are cached, `pending` are fed next."""
 
     session: TokenSession
     number: int
-    row: int
+    place: int
     stream: random.Random
     prompt: tuple[int, ...]
     pending: list[int]
@@ -40,10 +40,10 @@ class SlotEngine:
     """Decodes with a transformers causal language model, KV caches kept across turns, no barrier between episodes.
 
     While the tools of one episode run (a Future), the others go on; the slot of a finished episode is given to the next
-    session, which is pulled from the iterator only then. Rows are not padded: each has its own length. Equal prompts of
-    live sessions (the rollouts of one group) are prefilled once. The cache lives as long as `run`.
+    session, which is pulled from the iterator only then. Slots are not padded: each has its own length. Equal prompts
+    of live sessions (the rollouts of one group) are prefilled once. The cache lives as long as `run`.
 
-    Randomness: `generator` draws one seed a session, in the order of the iterator, but for sessions that have an
+    Randomness: `generator` draws one seed per session, in the order of the iterator, unless the session has an
     attribute `seed`; a session's tokens depend on its seed and its own context only, not on slots, other sessions or
     the speed of tools (but for rounding: floating-point sums may differ in the last bit with the size of the batch).
     Reseed with `engine.generator.manual_seed(...)`.
@@ -54,10 +54,10 @@ class SlotEngine:
         model: decoder-only model that takes `position_ids` (rotary or learned), attention "sdpa" or "eager"; may be
             wrapped by PEFT, not by DDP (`accelerator.unwrap_model`).
         options: how to sample.
-        slots: most episodes at the same time.
-        max_length: most tokens of an episode, prompt included.
+        slots: maximum number of episodes at the same time.
+        max_length: maximum number of tokens of an episode, prompt included.
         pad_token_id: fills inputs; never attended.
-        prefill_tokens: most tokens, padding included, of one forward pass that is not decoding.
+        prefill_tokens: maximum number of tokens, padding included, of a forward pass that is not decoding.
         static_shapes: decode with one batch size and lengths of powers of two; None: on CUDA.
         compile_decoding: decode through `torch.compile(mode="reduce-overhead")` (CUDA graphs on a GPU).
 
@@ -100,8 +100,8 @@ class SlotEngine:
         """
         if any(parameter.numel() == 0 or hasattr(parameter, "to_local") for parameter in self.model.parameters()):
             raise ConfigurationError(
-                "SlotEngine needs whole weights, but the model's are sharded: gather them around run(), or use "
-                "TRLEngine."
+                "engine=cached needs whole weights, but the model's are sharded: gather them around run(), or take "
+                "--engine trl."
             )
         was_training = self.model.training
         self.model.eval()
@@ -137,7 +137,7 @@ class _Play:
         while True:
             self._admit()
             self._collect()
-            # A pass over few rows costs nearly as much as one over many (1/2 to 1/8 measured: within 10 %).
+            # A pass over few slots costs nearly as much as one over many (1/2 to 1/8 measured: within 10 %).
             if self.waiting and 4 * len(self.waiting) >= len(self.decoding):
                 self._prefill()
             elif self.decoding:
@@ -148,7 +148,7 @@ class _Play:
                 return
 
     def _admit(self) -> None:
-        for row, owner in enumerate(self.owners):
+        for place, owner in enumerate(self.owners):
             if owner is not None:
                 continue
             session = None if self.exhausted else next(self.sessions, None)
@@ -161,8 +161,8 @@ class _Play:
             seed = getattr(session, "seed", None)
             if seed is None:
                 seed = int(torch.randint(2**62, (), generator=self.engine.generator))
-            slot = _Slot(session, self.count, row, random.Random(seed), prompt, [])
-            self.owners[row] = slot
+            slot = _Slot(session, self.count, place, random.Random(seed), prompt, [])
+            self.owners[place] = slot
             self.count += 1
             self._begin_turn(slot, list(prompt))
 
@@ -179,7 +179,7 @@ class _Play:
 
     def _begin_turn(self, slot: _Slot, answer: Answer) -> None:
         if answer is None:
-            self.owners[slot.row] = None
+            self.owners[slot.place] = None
             return
         longest = longest_context(slot.session, self.engine.max_length)
         if slot.full:
@@ -214,9 +214,9 @@ class _Play:
         blocked = self._share_prompts()
         group = sorted((s for s in self.waiting if s not in blocked), key=lambda s: len(s.pending), reverse=True)
         width = min(len(group[0].pending), self.engine.prefill_tokens)
-        group = sorted(group[: max(1, self.engine.prefill_tokens // width)], key=lambda slot: slot.row)
-        rows = rows_of([slot.row for slot in group], self.engine.model.device)
-        logits = self._forward(group, rows, width=width)
+        group = sorted(group[: max(1, self.engine.prefill_tokens // width)], key=lambda slot: slot.place)
+        places = slots_of([slot.place for slot in group], self.engine.model.device)
+        logits = self._forward(group, places, width=width)
         ready = [None if slot.pending else slot for slot in group]
         self.waiting = [slot for slot in self.waiting if slot.pending]
         self.decoding += self._sample(ready, logits)
@@ -242,37 +242,39 @@ class _Play:
                 blocked.add(slot)
         if targets:
             length = max(slot.length for slot in targets)
-            self.cache.move([slot.row for slot in sources], [slot.row for slot in targets], length=length)
+            self.cache.move([slot.place for slot in sources], [slot.place for slot in targets], length=length)
         return blocked
 
     def _decode(self) -> None:
         slots: list[_Slot | None] = [None] * self._compact()
         for slot in self.decoding:
-            slots[slot.row] = slot
+            slots[slot.place] = slot
         logits = self._forward(slots, slice(0, len(slots)), width=1, model=self.engine.decoder)
         self.decoding = self._sample(slots, logits)
 
     def _compact(self) -> int:
-        """Moves the decoding slots to the first rows; returns the size of the batch to decode."""
+        """Moves the decoding slots to the first places; returns the size of the batch to decode."""
         if self.engine.static_shapes:
             return self.engine.slots
         count = len(self.decoding)
-        movers = [slot for slot in self.decoding if slot.row >= count]
+        movers = [slot for slot in self.decoding if slot.place >= count]
         if not movers:
             return count
-        holes = sorted(set(range(count)) - {slot.row for slot in self.decoding})
-        rows = [slot.row for slot in movers]
-        self.cache.move(rows + holes, holes + rows, length=max(slot.length for slot in filter(None, self.owners)))
+        holes = sorted(set(range(count)) - {slot.place for slot in self.decoding})
+        places = [slot.place for slot in movers]
+        self.cache.move(places + holes, holes + places, length=max(slot.length for slot in filter(None, self.owners)))
         for slot, hole in zip(movers, holes, strict=True):
             other = self.owners[hole]
-            self.owners[slot.row], self.owners[hole] = other, slot
+            self.owners[slot.place], self.owners[hole] = other, slot
             if other is not None:
-                other.row = slot.row
-            slot.row = hole
+                other.place = slot.place
+            slot.place = hole
         return count
 
-    def _forward(self, slots: Sequence[_Slot | None], rows: slice | Tensor, *, width: int, model: Any = None) -> Tensor:
-        """Feeds up to `width` pending tokens of each slot (None: an idle row); returns the last logits (n, words)."""
+    def _forward(
+        self, slots: Sequence[_Slot | None], places: slice | Tensor, *, width: int, model: Any = None
+    ) -> Tensor:
+        """Feeds up to `width` pending tokens of each slot (None: an idle one); returns the last logits (n, words)."""
         pad, table, length = [self.engine.pad_token_id] * width, [], 0
         for slot in slots:
             if slot is None:
@@ -285,7 +287,7 @@ class _Play:
         if self.engine.static_shapes:
             length = 1 << max(6, (length - 1).bit_length())
         inputs = torch.tensor(table).to(self.engine.model.device)
-        positions, mask = self.cache.focus(rows, inputs[:, 0], widths=inputs[:, 1], queries=width, length=length)
+        positions, mask = self.cache.focus(places, inputs[:, 0], widths=inputs[:, 1], queries=width, length=length)
         if self.additive:
             dtype = self.engine.model.dtype
             mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
@@ -339,13 +341,13 @@ def _check_model(model: Any, max_length: int) -> None:
     kinds = set(getattr(config, "layer_types", None) or ())
     if attention not in ("sdpa", "eager"):
         raise ConfigurationError(
-            f"SlotEngine masks each row by itself, which attn_implementation={attention!r} cannot do: load the model "
-            "with 'sdpa' or 'eager', or use TRLEngine."
+            f"engine=cached masks each episode by itself, which attn_implementation={attention!r} cannot do: load the "
+            "model with 'sdpa' or 'eager', or take --engine trl."
         )
     if not kinds <= {"full_attention", "sliding_attention"} or ("sliding_attention" in kinds and window < max_length):
         raise ConfigurationError(
-            f"SlotEngine keeps full attention only, but the model has layers {sorted(kinds)} and a window of {window} "
-            f"tokens: keep max_length={max_length} within the window, or use TRLEngine."
+            f"engine=cached keeps full attention only, but the model has layers {sorted(kinds)} and a window of "
+            f"{window} tokens: keep max_length={max_length} within the window, or take --engine trl."
         )
     if max_length > limit:
         raise ConfigurationError(

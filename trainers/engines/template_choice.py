@@ -66,7 +66,7 @@ def choose_template(tokenizer: Any, options: Mapping[str, Any] | None = None) ->
     if refusal is not None:
         raise ConfigurationError(f"{refusal} {ways_out(tokenizer, source, options)}") from refusal
     logger.warning(
-        "The chat template %s: each history that it changes is rendered anew, as a row of its own, which costs a "
+        "The chat template %s: each history that it changes is rendered anew, as a context of its own, which costs a "
         "forward and backward pass more. %s",
         own.note,
         ways_out(tokenizer, source, options),

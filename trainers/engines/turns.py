@@ -1,38 +1,32 @@
 """Engines that play turn by turn and prefill the whole context anew on every turn, unlike `SlotEngine`.
 
-`TRLEngine` plays on whatever backend TRL is configured with, `GenerateEngine` on plain `model.generate`.
+`TRLEngine` plays on whatever backend TRL is configured with.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any
 
-import torch
 from accelerate.utils import gather_object  # type: ignore[import-untyped]
-from transformers import GenerationConfig
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.token_session import NewContext, TokenSession, longest_context
-from trainers.engines.sampling import SamplingOptions
+from trainers import trl_seams
 
 logger = logging.getLogger(__name__)
 
 Turn = tuple[list[int], list[float]]
-_TRL_SIGNATURE = ("self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images")
-
 
 Live = list[tuple[TokenSession, list[int]]]
 """Sessions and their contexts."""
 
 
-class _TurnEngine(ABC):
+class TurnEngine(ABC):
     """Plays the turns of all live sessions in step, and all ranks in step: an idle one generates from a dummy.
 
     vLLM's server mode slices one gathered list by equal shares, so every rank gives the same number of contexts.
@@ -100,58 +94,7 @@ class _TurnEngine(ABC):
         return ids[:end], logprobs[:end], stop is not None
 
 
-class GenerateEngine(_TurnEngine):
-    """The reference: `model.generate` with left padding.
-
-    Args:
-        model: any causal language model.
-        options: how to sample.
-        max_length: most tokens of an episode, prompt included.
-        pad_token_id: fills the left.
-    """
-
-    def __init__(self, model: Any, options: SamplingOptions, *, max_length: int, pad_token_id: int = 0) -> None:
-        super().__init__(
-            max_length=max_length,
-            max_new_tokens=options.max_new_tokens,
-            stop_token_ids=options.stop_token_ids,
-            dummy=[pad_token_id],
-        )
-        self.model, self.options, self.pad_token_id = model, options, pad_token_id
-        self.generator = torch.Generator().manual_seed(options.seed)
-        sampling = {"temperature": options.temperature, "top_p": options.top_p, "top_k": options.top_k}
-        self._config = GenerationConfig(  # type: ignore[no-untyped-call]
-            do_sample=options.temperature > 0,
-            max_new_tokens=options.max_new_tokens,
-            eos_token_id=list(options.stop_token_ids) or None,
-            pad_token_id=pad_token_id,
-            repetition_penalty=1.0,
-            disable_compile=True,
-            return_dict_in_generate=True,
-            output_logits=True,
-            **(sampling if options.temperature > 0 else {}),
-        )
-
-    def _generate(self, contexts: list[list[int]]) -> list[Turn]:
-        width, device = max(map(len, contexts)), self.model.device
-        ids = torch.tensor([[self.pad_token_id] * (width - len(context)) + context for context in contexts])
-        mask = torch.tensor([[0] * (width - len(context)) + [1] * len(context) for context in contexts])
-        was_training = self.model.training
-        self.model.eval()
-        with torch.random.fork_rng(), torch.no_grad():  # generate() knows the global generator only
-            torch.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
-            output = self.model.generate(ids.to(device), attention_mask=mask.to(device), generation_config=self._config)
-        self.model.train(was_training)
-        tokens = output.sequences[:, width:]
-        scale = self.options.temperature or 1.0
-        columns = [
-            torch.log_softmax(logits.float() / scale, dim=-1).gather(1, tokens[:, index, None])
-            for index, logits in enumerate(output.logits)
-        ]
-        return list(zip(tokens.tolist(), torch.cat(columns, dim=1).tolist(), strict=True))
-
-
-class TRLEngine(_TurnEngine):
+class TRLEngine(TurnEngine):
     """Whatever backend a TRL trainer is configured with: generate, continuous batching, vLLM server or colocated.
 
     Sampling (temperature, top_p, top_k, min_p ...) is the trainer's; a turn ends with the chat format's tokens, not
@@ -160,8 +103,8 @@ class TRLEngine(_TurnEngine):
 
     Args:
         trainer: a `trl.GRPOTrainer` of TRL 1.15 or 1.16, or a subclass.
-        max_new_tokens: most tokens of one turn.
-        max_length: most tokens of an episode, prompt included.
+        max_new_tokens: maximum number of tokens per turn.
+        max_length: maximum number of tokens of an episode, prompt included.
         stop_token_ids: end a turn (`ChatFormat.stop_ids`).
 
     Raises:
@@ -169,12 +112,7 @@ class TRLEngine(_TurnEngine):
     """
 
     def __init__(self, trainer: Any, *, max_new_tokens: int, max_length: int, stop_token_ids: Sequence[int]) -> None:
-        found = tuple(inspect.signature(type(trainer)._generate_single_turn).parameters)
-        if found != _TRL_SIGNATURE:
-            raise ConfigurationError(
-                f"TRLEngine supports trl 1.16, whose GRPOTrainer._generate_single_turn takes {_TRL_SIGNATURE}; the "
-                f"installed one takes {found}. Install trl>=1.16,<1.17, or use SlotEngine."
-            )
+        trl_seams.check_generation(trainer)
         super().__init__(
             max_length=max_length,
             max_new_tokens=max_new_tokens,
@@ -188,33 +126,10 @@ class TRLEngine(_TurnEngine):
             )
 
     def _generate(self, contexts: list[list[int]]) -> list[Turn]:
-        with self._lent():
-            ids, logprobs = self.trainer._generate_single_turn(contexts, None, {}, 1)
+        ids, logprobs = trl_seams.generate_turn(
+            self.trainer, contexts, max_new_tokens=self.max_new_tokens, stop_token_ids=tuple(self.stop_token_ids)
+        )
         return [
-            (list(row), [math.nan] * len(row) if logprobs is None else list(logprobs[number]))
-            for number, row in enumerate(ids)
+            (list(turn), [math.nan] * len(turn) if logprobs is None else list(logprobs[number]))
+            for number, turn in enumerate(ids)
         ]
-
-    @contextmanager
-    def _lent(self) -> Iterator[None]:
-        """Lends TRL, whose unit is a whole completion, the budget and the ends of a turn."""
-        trainer, stops = self.trainer, sorted(self.stop_token_ids)
-        if trainer.use_vllm:
-            owner = trainer.vllm_generation
-            stopping = {"generation_kwargs": {**(owner.generation_kwargs or {}), "stop_token_ids": stops}}
-            lent = [(owner, {"max_completion_length": self.max_new_tokens, **stopping})]
-        else:
-            budget = {"max_new_tokens": self.max_new_tokens, "eos_token_id": stops}
-            lent = [(trainer.generation_config, budget), (trainer, {"eos_token_ids": stops})]
-        before = [(owner, {name: getattr(owner, name) for name in values}) for owner, values in lent]
-        _set(lent)
-        try:
-            yield
-        finally:
-            _set(before)
-
-
-def _set(values_of: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:
-    for owner, values in values_of:
-        for name, value in values.items():
-            setattr(owner, name, value)

@@ -1,4 +1,4 @@
-"""Alarms that stop a training which has collapsed, before it burns its budget."""
+"""Alarms: a run that has collapsed is stopped before it burns its budget; one that cannot learn is told so."""
 
 from __future__ import annotations
 
@@ -22,14 +22,24 @@ THRESHOLDS = (
 """Option, the logged number that it watches, and the side on which that number is bad."""
 
 
+WITHOUT_SIGNAL = "alarm_without_signal"
+NO_SIGNAL = (
+    "In {steps} logged steps in a row every rollout returned the same as the others of its prompt, so there was "
+    "nothing to learn from (mean reward {reward:.3g}). Likely reasons: the model cannot call the tools or answer in "
+    "the expected format yet (reward 0 everywhere; look at rollout/malformed_turns and at traces, --trace_steps 1), "
+    "the tasks are too hard or too easy for it, or sampling hardly varies (temperature near 0, top_k 1)"
+)
+
+
 class CollapseAlarm(TrainerCallback):
-    """Stops the training when a logged number stays beyond its threshold for `alarm_patience` logs in a row.
+    """Stops the run when a logged number stays beyond its threshold for `alarm_patience` logs in a row.
 
     The state is saved first. A gradient that is not finite stops at once and saves nothing: the weights are spoilt, the
-    last checkpoint is from before.
+    last checkpoint is from before. Where no group of rollouts differs for `alarm_without_signal` logs in a row, it
+    warns once, or stops if `stop_without_signal` says so.
 
     Attributes:
-        reason: why the training was stopped, None if it was not.
+        reason: why the run was stopped, None if it was not.
         beyond: logs in a row for which each option's number has been beyond its threshold.
 
     Raises:
@@ -40,7 +50,9 @@ class CollapseAlarm(TrainerCallback):
         self.reason: str | None = None
         self._patience = args.alarm_patience
         self._thresholds = {option: getattr(args, option) for option, _, _ in THRESHOLDS}
-        self.beyond = dict.fromkeys(self._thresholds, 0)
+        self._warned = False
+        self._without_signal, self._stops_without_signal = args.alarm_without_signal, args.stop_without_signal
+        self.beyond = dict.fromkeys((*self._thresholds, WITHOUT_SIGNAL), 0)
 
     def on_log(
         self,
@@ -50,7 +62,7 @@ class CollapseAlarm(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_others: Any,
     ) -> None:
-        """Looks at the numbers of a training step; those of evaluations and of the end are let pass."""
+        """Looks at the numbers of an optimiser step; those of evaluations and of the end are let pass."""
         if logs is None or "grad_norm" not in logs or "entropy" not in logs:
             return
         if not math.isfinite(logs["grad_norm"]):
@@ -58,6 +70,22 @@ class CollapseAlarm(TrainerCallback):
             return
         for option, name, side in THRESHOLDS:
             self._watch(option, name, side, logs, state, control)
+        self._watch_signal(logs, state, control)
+
+    def _watch_signal(self, logs: dict[str, Any], state: TrainerState, control: TrainerControl) -> None:
+        share = logs.get("group/without_signal")
+        if not self._without_signal or share is None:
+            return
+        self.beyond[WITHOUT_SIGNAL] = steps = self.beyond[WITHOUT_SIGNAL] + 1 if share == 1 else 0
+        if steps != self._without_signal:
+            return
+        reason = NO_SIGNAL.format(steps=steps, reward=logs.get("reward") or 0.0)
+        if self._stops_without_signal:
+            control.should_save = True
+            self._stop(reason, state, control)
+        elif not self._warned:
+            self._warned = True
+            logger.warning("Step %d: %s. To stop then: --stop_without_signal True.", state.global_step, reason)
 
     def _watch(
         self, option: str, name: str, side: int, logs: dict[str, Any], state: TrainerState, control: TrainerControl

@@ -46,7 +46,7 @@ def writing(folder: Path, *, identity: Mapping[str, Any], args: Any, accelerator
 
     Args:
         folder: `checkpoint-STEP`; one of that name is replaced.
-        identity: of `identity_of`.
+        identity: what `identity_of` returned.
         args: the training arguments.
         accelerator: the trainer's.
 
@@ -54,7 +54,7 @@ def writing(folder: Path, *, identity: Mapping[str, Any], args: Any, accelerator
         CheckpointError: a file could not be written; what was written of this checkpoint is removed.
     """
     if args.should_save:
-        for unfinished in (each for each in _folders(folder.parent) if _record(each).get("complete") is False):
+        for unfinished in (old for old in _folders(folder.parent) if _record(old).get("complete") is False):
             shutil.rmtree(unfinished)
     limit, args.save_total_limit = args.save_total_limit, None
     try:
@@ -104,26 +104,26 @@ def last_complete(directory: Path) -> Path | None:
     return None
 
 
-def to_resume(asked: str | bool | None, *, directory: str) -> str | None:
+def to_resume(wanted: str | bool | None, *, directory: str) -> str | None:
     """Returns the checkpoint to resume from, the same on all processes; None: start at the beginning.
 
     Args:
-        asked: a folder; True (or "True"): the last whole checkpoint in `directory`, or the beginning if there is none,
+        wanted: a folder; True (or "True"): the last whole checkpoint in `directory`, or the beginning if there is none,
             so that one command line starts a run and goes on with it.
         directory: the run's output folder.
 
     Raises:
-        ConfigurationError: the folder that was asked for is no whole checkpoint.
+        ConfigurationError: the named folder is no whole checkpoint.
     """
-    if _starts_anew(asked):
+    if _starts_anew(wanted):
         return None
-    if str(asked).lower() == "true":
-        found = last_complete(Path(directory))
-        if found is None:
+    if str(wanted).lower() == "true":
+        last = last_complete(Path(directory))
+        if last is None:
             logger.warning("resume_from_checkpoint: %s holds no whole checkpoint; starting at step 0.", directory)
-        chosen: list[str | None] = broadcast_object_list([None if found is None else str(found)])
+        chosen: list[str | None] = broadcast_object_list([None if last is None else str(last)])
         return chosen[0]
-    folder = Path(str(asked))
+    folder = Path(str(wanted))
     problem = fault(folder) if folder.is_dir() else "there is no such folder"
     if problem is not None:
         other = last_complete(folder) or last_complete(folder.parent)
@@ -135,25 +135,25 @@ def to_resume(asked: str | bool | None, *, directory: str) -> str | None:
     return str(folder)
 
 
-def check_unused(asked: str | bool | None, *, directory: str) -> None:
+def check_unused(wanted: str | bool | None, *, directory: str) -> None:
     """Refuses to start anew beside the checkpoints of another run: a later resume would take them for its own.
 
     What the main process sees decides for all.
 
     Args:
-        asked: as for `to_resume`.
+        wanted: as for `to_resume`.
         directory: the run's output folder.
 
     Raises:
-        ConfigurationError: it holds checkpoints, and nothing was asked for.
+        ConfigurationError: it holds checkpoints, and none of them is to be resumed from.
     """
-    if not _starts_anew(asked):
+    if not _starts_anew(wanted):
         return
-    (found,) = broadcast_object_list([[folder.name for folder in _folders(Path(directory))]])
-    if found:
+    (checkpoints,) = broadcast_object_list([[folder.name for folder in _folders(Path(directory))]])
+    if checkpoints:
         raise ConfigurationError(
-            f"output_dir={directory!r} holds checkpoints of an earlier run, the last of them {found[-1]}. Go on with "
-            "that run by --resume_from_checkpoint True, or choose another --output_dir."
+            f"output_dir={directory!r} holds checkpoints of an earlier run, the last of them {checkpoints[-1]}. Go on "
+            "with that run by --resume_from_checkpoint True, or choose another --output_dir."
         )
 
 
@@ -215,15 +215,15 @@ def seeded(seed: int) -> Iterator[None]:
         set_random_state(state)
 
 
-def _starts_anew(asked: str | bool | None) -> bool:
-    return str(asked).lower() in ("none", "false", "")
+def _starts_anew(wanted: str | bool | None) -> bool:
+    return str(wanted).lower() in ("none", "false", "")
 
 
 def _folders(directory: Path) -> list[Path]:
     """Returns the folders `checkpoint-STEP`, in the order of their steps."""
     steps = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in directory.glob("checkpoint-*")}
-    found = [(int(match[1]), path) for path, match in steps.items() if match and path.is_dir()]
-    return [path for _, path in sorted(found)]
+    numbered = [(int(match[1]), path) for path, match in steps.items() if match and path.is_dir()]
+    return [path for _, path in sorted(numbered)]
 
 
 def _files(folder: Path) -> list[Path]:

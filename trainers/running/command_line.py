@@ -113,7 +113,7 @@ def _converted(action: argparse.Action, value: Any) -> Any:
     if value is None or isinstance(value, Mapping) or not callable(action.type):
         return value
     if isinstance(value, list):
-        return [_convert(action, each) for each in value]
+        return [_convert(action, item) for item in value]
     return [_convert(action, value)] if action.nargs == "+" else _convert(action, value)
 
 

@@ -20,10 +20,10 @@ class ModelShape:
     """What the memory of a decoder-only transformer depends on.
 
     Attributes:
-        layers: of attention and feed-forward.
+        layers: number of layers, each of attention and feed-forward.
         width: hidden size.
-        heads: of the queries.
-        kv_heads: of keys and values.
+        heads: number of query heads.
+        kv_heads: number of heads of keys and values.
         head_dim: width of a head.
         feed_forward: inner width of the gated feed-forward.
         vocabulary: number of tokens.
@@ -78,9 +78,9 @@ class Setup:
     """How a model is trained.
 
     Attributes:
-        lora_rank: of an adapter on all linear modules; None: all weights are trained.
-        weight_bytes: of a weight of the policy, reference and critic: 4 (float32), 2 (bfloat16).
-        compute_bytes: of a number in activations and in the KV cache.
+        lora_rank: rank of an adapter on all linear modules; None: all weights are trained.
+        weight_bytes: bytes per weight of the policy, reference and critic: 4 (float32), 2 (bfloat16).
+        compute_bytes: bytes per number in activations and in the KV cache.
         slots: episodes that decode side by side.
         length: tokens of prompt and completion together.
         micro_batch: rollouts in one forward and backward pass.
@@ -190,13 +190,13 @@ def activation_bytes(shape: ModelShape, setup: Setup) -> int:
 
 
 def table(setups: dict[str, Setup]) -> str:
-    """Returns a Markdown table of estimates for `QWEN25`: one row a model and setup, numbers in GiB."""
+    """Returns a Markdown table of estimates for `QWEN25`: one line per model and setup, numbers in GiB."""
     names = ("weights", "gradients", "optimizer", "reference", "critic", "gathered", "kv_cache", "activations", "peak")
     lines = [f"| model | setup | {' | '.join(names)} |", "| --- | --- |" + " ---: |" * len(names)]
     for model, shape in QWEN25.items():
         for title, setup in setups.items():
-            found = estimate(shape, setup)
-            numbers = " | ".join(f"{getattr(found, name) / GIB:.1f}" for name in names)
+            parts = estimate(shape, setup)
+            numbers = " | ".join(f"{getattr(parts, name) / GIB:.1f}" for name in names)
             lines.append(f"| {model} | {title} | {numbers} |")
     return "\n".join(lines)
 

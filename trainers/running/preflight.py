@@ -76,7 +76,7 @@ def find_model(name: str | None, *, revision: str = "main") -> str:
 
     Args:
         name: a folder, or a hub id.
-        revision: of the hub's model.
+        revision: revision of the hub's model.
 
     Raises:
         ConfigurationError: neither a model's folder, nor in the hub's cache, nor on a hub that answers.
@@ -206,7 +206,7 @@ def load_chat(source: Source, tokenizer: Any, args: AgentConfig) -> ChatFormat:
     The tokenizer gets its template, so that who serves the trained model renders as it was trained.
 
     Args:
-        source: of the model.
+        source: where the model lies.
         tokenizer: the model's.
         args: `chat_template` and `chat_template_kwargs` are used.
 
@@ -225,8 +225,8 @@ def check_adapter(peft_config: Any, source: Source) -> None:
     """Refuses LoRA targets that the model does not have, and a rank below 1.
 
     Args:
-        peft_config: of PEFT, or None.
-        source: of the model; only its configuration is read.
+        peft_config: the adapter's configuration, or None.
+        source: where the model lies; only its configuration is read.
 
     Raises:
         ConfigurationError: a target that names no module.
@@ -274,7 +274,7 @@ def check_prompts(env: TextEnv, rows: Sequence[Mapping[str, Any]], chat: ChatFor
 
     Args:
         env: is reset with them.
-        rows: of the data set.
+        rows: rows of the data set.
         chat: renders them.
         longest: `max_prompt_length`, in tokens.
 

@@ -1,4 +1,4 @@
-"""The progress bar of a training: what the rollouts are worth, or how well demonstrations are predicted."""
+"""The progress bar of a run: what the rollouts are worth, or how well demonstrations are predicted."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ class RolloutProgress(ProgressCallback):
         logs: dict[str, Any] | None = None,
         **_others: Any,
     ) -> None:
-        """Shows the numbers that a training step logs."""
+        """Shows the numbers that an optimiser step logs."""
         bar: Any = self.training_bar
-        numbers = {label: f"{logs[name]:.3g}" for label, name in SHOWN.items() if name in logs} if logs else {}
+        logged = {label: (logs or {}).get(name) for label, name in SHOWN.items()}
+        # TRL logs None where no rollout of the step brought a number: all of them were dropped.
+        numbers = {label: f"{number:.3g}" for label, number in logged.items() if number is not None}
         if bar is not None and numbers:
             bar.set_postfix(numbers)

@@ -11,6 +11,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, rotat
 from trl import GRPOTrainer  # type: ignore[attr-defined]
 
 from agent_r1_gym.errors import ConfigurationError
+from trainers import trl_seams
 from trainers.algorithms.critic import Critic
 from trainers.config import AgentConfig
 from trainers.running import checkpoints
@@ -55,13 +56,13 @@ class ResumableTrainer(GRPOTrainer):
 
         Args:
             resume_from_checkpoint: see `checkpoints.to_resume`.
-            trial: of a hyper-parameter search.
+            trial: a trial of a search for hyper-parameters.
             ignore_keys_for_eval: as the base class takes it.
 
         Raises:
             ConfigurationError: the checkpoint is not whole, that of another run, or one with `sync_ref_model`.
         """
-        directory = self._get_output_dir(trial=trial)
+        directory = trl_seams.output_folder(self, trial)
         folder = checkpoints.to_resume(resume_from_checkpoint, directory=directory)
         if folder is not None:
             checkpoints.check_identity(Path(folder), self.identity)
@@ -73,9 +74,17 @@ class ResumableTrainer(GRPOTrainer):
         return super().train(folder, trial, ignore_keys_for_eval)
 
     def _run_epoch(self, *arguments: Any, **options: Any) -> None:
-        """Takes no further step where a resumed run had come to its end: the base class would take one."""
+        """Trains an epoch; a resumed run that had ended takes no step, where the base class would take one."""
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*arguments, **options)  # type: ignore[no-untyped-call]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Logs as the base class does; where a callback raises at it, the state of the step is saved first."""
+        with self.resume_state.saved_on_failure():
+            try:
+                super().log(logs, start_time)
+            finally:
+                trl_seams.metrics_of(self).clear()  # they are logged by now
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = self.checkpoint_folder(trial)
@@ -91,7 +100,7 @@ class ResumableTrainer(GRPOTrainer):
 
     def checkpoint_folder(self, trial: Any = None) -> Path:
         """Returns where the checkpoint of this step belongs."""
-        return Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        return Path(trl_seams.output_folder(self, trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Where a training stands, beyond what TRL's checkpoints hold."""
+"""Where a run stands, beyond what TRL's checkpoints hold."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.utils.data import Sampler
 from transformers import TrainerCallback
 
 from agent_r1_gym.errors import CheckpointError
+from trainers import trl_seams
 from trainers.running import checkpoints
 
 
@@ -31,37 +32,29 @@ class ResumeState(TrainerCallback):
     def state(self) -> dict[str, Any]:
         """Returns what to save: plain numbers and tensors."""
         trainer = self._trainer
-        period = (trainer.args.steps_per_generation or 1) * trainer.num_iterations
-        return {
-            "step": trainer._step,
-            "batches": trainer.batches,
-            "pending": trainer._buffered_inputs if trainer._step % period else None,
-            "metrics": dict(trainer._metrics["train"]),
-            "alarm": trainer.alarm.beyond,
-            "loss": {"sum": trainer._tr_loss, "logged": trainer._globalstep_last_logged},
-        }
+        own = {"batches": trainer.batches, "alarm": trainer.alarm.beyond}
+        return own | trl_seams.progress_of(trainer)
 
     def load(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned."""
-        trainer = self._trainer
-        trainer._step, trainer.batches, trainer._buffered_inputs = state["step"], state["batches"], state["pending"]
-        trainer._metrics["train"].update(state["metrics"])
-        trainer.alarm.beyond.update(state["alarm"])
+        trl_seams.set_progress(self._trainer, state)
+        self._trainer.batches = state["batches"]
+        self._trainer.alarm.beyond.update(state["alarm"])
         self._loss = state["loss"]
 
     def on_train_begin(self, *_arguments: Any, **_others: Any) -> None:
         """Restores the sum of the losses since the last log: the Trainer has just set it to 0."""
         if self._loss is not None:
-            self._trainer._tr_loss, self._trainer._globalstep_last_logged = self._loss["sum"], self._loss["logged"]
+            trl_seams.set_loss(self._trainer, self._loss)
             self._loss = None
 
     def on_step_end(self, *_arguments: Any, **_others: Any) -> None:
-        """Notes the random state."""
+        """Keeps the random state."""
         self._random_state = checkpoints.random_state()
 
     @contextmanager
     def saved_on_failure(self) -> Iterator[None]:
-        """If the block, which rolls out, fails on any process, all of them save the state of the last step's end.
+        """If the block, which rolls out or logs, fails on any process, all save the state of the last step's end.
 
         Engines that take turns in step with other processes (`engine=trl`) leave these hanging: there the checkpoints
         made so far are all there is.
@@ -80,7 +73,7 @@ class ResumeState(TrainerCallback):
         if trainer.accelerator.num_processes == 1 or trainer.args.engine == "cached":
             texts = gather_object([None if failure is None else f"{type(failure).__name__}: {failure}"])
             if any(texts):
-                failure = failure or RuntimeError(f"Rollouts failed in another process: {next(filter(None, texts))}")
+                failure = failure or RuntimeError(f"Another process failed: {next(filter(None, texts))}")
                 if training:
                     self._save(failure)
         if failure is not None:
@@ -89,16 +82,13 @@ class ResumeState(TrainerCallback):
     def _save(self, failure: Exception) -> None:
         trainer = self._trainer
         folder = trainer.checkpoint_folder()
-        between_steps = trainer._step % trainer.args.gradient_accumulation_steps == 0
-        if self._random_state is None or not between_steps:
+        if self._random_state is None or not trl_seams.between_steps(trainer):
             return  # nothing was learned since the start, or what was cannot be cut here
         try:
             if checkpoints.fault(folder) is not None:
                 checkpoints.set_random_state(self._random_state)
-                trainer._save_checkpoint(trainer.model, None)
-            failure.add_note(
-                f"The state before these rollouts is saved in {folder}; go on with resume_from_checkpoint."
-            )
+                trl_seams.save_checkpoint(trainer)
+            failure.add_note(f"The state of the last step is saved in {folder}; go on with resume_from_checkpoint.")
         except CheckpointError as error:
             failure.add_note(str(error))
 
@@ -108,7 +98,7 @@ class EpochOrder(Sampler[int]):
 
     Args:
         sampler: TRL's.
-        seed: of the first epoch.
+        seed: seed of the first epoch.
         epoch: returns the fractional number of epochs trained, or None before the first step.
     """
 

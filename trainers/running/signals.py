@@ -19,7 +19,7 @@ ECHO_SECONDS = 2.0
 
 
 class SignalStop(TrainerCallback):
-    """As a context, takes SIGTERM and SIGINT; as a callback, stops the training after the step with a saved state.
+    """As a context, takes SIGTERM and SIGINT; as a callback, stops the run after the step with a saved state.
 
     All processes of a run stop at the same step, also when only one of them got the signal. A second signal leaves at
     once; so does the first one outside the context.
@@ -28,7 +28,7 @@ class SignalStop(TrainerCallback):
         accelerator: the trainer's.
 
     Attributes:
-        stopped: the signal that stopped the training, None if none did.
+        stopped: the signal that stopped the run, None if none did.
     """
 
     def __init__(self, accelerator: Any) -> None:

@@ -26,14 +26,14 @@ _BROKEN = "\ufffd"
 """What decoders write for a character of which bytes are missing."""
 
 
-def write_traces(folder: Path, rows: Iterable[Mapping[str, Any]], *, step: int, batch: int) -> None:
+def write_traces(folder: Path, lines: Iterable[Mapping[str, Any]], *, step: int, batch: int) -> None:
     """Writes the file of a batch, whole or not at all; `folder` is the trainer's `output_dir`."""
     with atomic_file(folder / "traces" / f"batch-{batch:06d}.jsonl") as temporary, temporary.open("wb") as file:
-        for number, row in enumerate(rows):
-            file.write(json_line({"step": step, "batch": batch, "rollout": number, **row}))
+        for number, line in enumerate(lines):
+            file.write(json_line({"step": step, "batch": batch, "rollout": number, **line}))
 
 
-def trace_row(
+def trace_line(
     record: Trajectory, title: str, loss_mask: Sequence[int], advantages: Tensor, tokenizer: Any
 ) -> dict[str, Any]:
     """Returns one rollout as a line of the file holds it, but for what its batch knows.
@@ -62,10 +62,10 @@ def trace_row(
 
 
 def _rounded_record(record: Trajectory) -> dict[str, Any]:
-    row = record.to_dict()
-    row["seconds"] = None
-    row["tokens"]["logprobs"] = [_rounded(value) for value in row["tokens"]["logprobs"]]
-    return row
+    plain = record.to_dict()
+    plain["seconds"] = None
+    plain["tokens"]["logprobs"] = [_rounded(value) for value in plain["tokens"]["logprobs"]]
+    return plain
 
 
 def text_pieces(decode: Decode, ids: Sequence[int]) -> list[str]:

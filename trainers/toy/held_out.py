@@ -40,8 +40,8 @@ def scores(model: Any, tokenizer: Any, *, questions: int, name: str = "agent", r
     Args:
         model: the policy.
         tokenizer: the model's.
-        questions: of each set, at most `MOST_QUESTIONS`.
-        name: of the policy, for the progress bar.
+        questions: number of questions per set, at most `MOST_QUESTIONS`.
+        name: name of the policy, for the progress bar.
         rag: Naive RAG with the model as its reader, instead of the model with tools.
     """
     exact: dict[str, float] = {}
@@ -67,10 +67,10 @@ def play(
     Args:
         model: the policy.
         tokenizer: the model's.
-        options: of the environment.
+        options: options of the environment.
         questions: how many.
         rag: Naive RAG with the model as its reader, instead of the model with tools.
-        seed: of the run.
+        seed: seed of the run.
         bar: a progress bar, updated after each episode.
     """
     local = wrap_model(

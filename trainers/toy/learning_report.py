@@ -1,4 +1,4 @@
-"""What a training has taught, to look at: the learning curve, scores beside the baselines, traces before and after."""
+"""What a run has taught, to look at: the learning curve, scores beside the baselines, traces before and after."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def write_report(
 
     Args:
         folder: holds `curves.csv` if there are curves to show.
-        title: of the page.
-        facts: one paragraph each.
+        title: title of the page.
+        facts: paragraphs.
         scores: see `Scores`.
         traces: heading to episodes.
     """

@@ -37,8 +37,8 @@ class Muon(torch.optim.Optimizer):
         model: its two-dimensional parameters outside of embeddings are trained by Muon.
         lr: learning rate of the matrices.
         adam_lr: learning rate of all else.
-        momentum: of the matrices.
-        betas: of AdamW.
+        momentum: momentum of the matrices.
+        betas: betas of AdamW.
 
     References:
         Jordan et al., Muon: An optimizer for hidden layers in neural networks (2024).
@@ -55,11 +55,11 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         embedded = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        matrices = [each for each in trained if each.ndim == 2 and id(each) not in embedded]
-        inside = {id(each) for each in matrices}
+        matrices = [weight for weight in trained if weight.ndim == 2 and id(weight) not in embedded]
+        inside = {id(weight) for weight in matrices}
         groups = [
             {"params": matrices, "lr": lr, "orthogonal": True},
-            {"params": [each for each in trained if id(each) not in inside], "lr": adam_lr, "orthogonal": False},
+            {"params": [weight for weight in trained if id(weight) not in inside], "lr": adam_lr, "orthogonal": False},
         ]
         super().__init__([group for group in groups if group["params"]], {"momentum": momentum, "betas": betas})
 

@@ -47,14 +47,14 @@ TRAINING: Mapping[str, Any] = {
 LEARNING_RATE = 3e-4
 LORA_LEARNING_RATE = 3e-3
 SECONDS = {"baselines": 15, "step": 1.6, "evaluation": 10, "control": 120, "warm start": 700}
-"""About what the phases take on two cores: all of it, but for each step of the training."""
+"""About what the phases take on two cores: all of it, but for the steps of RL."""
 _TRACES = 12
 
 
 def configuration(
     folder: Path, *, algorithm: str, steps: int, seed: int, lora_r: int = 0, **changes: Any
 ) -> AgentConfig:
-    """Returns the settings of the run: 16 questions x 8 rollouts a step, no KL; but for `changes`."""
+    """Returns the settings of the run: 16 questions x 8 rollouts per step, no KL; but for `changes`."""
     settings: dict[str, Any] = {
         "env_kwargs": dict(TRAINING),
         "num_generations": 8,
@@ -102,18 +102,18 @@ def run(warm: Path, folder: Path, *, args: AgentConfig, lora_r: int, questions: 
     """Evaluates, trains and evaluates again; returns what `scores.json` holds."""
     tokenizer = AutoTokenizer.from_pretrained(warm)
     model = load(warm).eval()
-    found: dict[str, dict[str, float]] = {}
+    measured: dict[str, dict[str, float]] = {}
     taken: dict[str, float] = {}
     traces: dict[str, list[Trajectory]] = {}
     with phase("baselines", SECONDS["baselines"], taken):
-        found["Naive RAG"] = scores(model, tokenizer, questions=questions, name="Naive RAG", rag=True)
-        found["Base Tool Call"] = scores(model, tokenizer, questions=questions, name="Base Tool Call")
+        measured["Naive RAG"] = scores(model, tokenizer, questions=questions, name="Naive RAG", rag=True)
+        measured["Base Tool Call"] = scores(model, tokenizer, questions=questions, name="Base Tool Call")
     traces["Episodes before"] = two_hop_traces(model, tokenizer)
     if control:
         with phase("rejection sampling", SECONDS["control"], taken):
             copy = load(warm).eval()
             counts = rejection_sampling(copy, tokenizer, args)
-            found["Rejection sampling"] = scores(copy, tokenizer, questions=questions, name="rejection sampling")
+            measured["Rejection sampling"] = scores(copy, tokenizer, questions=questions, name="rejection sampling")
     with phase(f"{args.algorithm}, {args.max_steps} steps", args.max_steps * SECONDS["step"], taken):
         adapter = LoraConfig(r=lora_r, lora_alpha=2 * lora_r, target_modules="all-linear") if lora_r else None
         trainer = build_trainer(args, model, tokenizer=tokenizer, peft_config=adapter)
@@ -121,7 +121,7 @@ def run(warm: Path, folder: Path, *, args: AgentConfig, lora_r: int, questions: 
         trainer.save_model(str(folder / "model"))
     with phase("evaluation", SECONDS["evaluation"], taken):
         trained = trainer.model.eval()
-        found[args.algorithm] = scores(trained, tokenizer, questions=questions, name=args.algorithm)
+        measured[args.algorithm] = scores(trained, tokenizer, questions=questions, name=args.algorithm)
     traces["Episodes after"] = two_hop_traces(trained, tokenizer)
     result = {
         "algorithm": args.algorithm,
@@ -130,7 +130,7 @@ def run(warm: Path, folder: Path, *, args: AgentConfig, lora_r: int, questions: 
         "seed": args.seed,
         "lora_r": lora_r,
         "questions": questions,
-        "scores": found,
+        "scores": measured,
         "seconds": taken,
         **({"rejection_sampling": counts} if control else {}),
     }
@@ -141,7 +141,7 @@ def run(warm: Path, folder: Path, *, args: AgentConfig, lora_r: int, questions: 
         f"{args.algorithm}, seed {args.seed}: {result['rollouts']} rollouts in {args.max_steps} steps on {ENV}.",
         f"Sampled at temperature 1, {questions} questions a set; test: another world, ood: other question paths too.",
     ]
-    write_report(folder, title="What the agent learned", facts=facts, scores=found, traces=traces)
+    write_report(folder, title="What the agent learned", facts=facts, scores=measured, traces=traces)
     return result
 
 

@@ -24,15 +24,15 @@ from trainers.train import MOST_SLOTS, chat_of, collector_of, dataset_of, slot_e
 def rejection_sampling(
     model: Any, tokenizer: Any, args: AgentConfig, *, epochs: int = 3, batch_size: int = 16, lr: float = 1e-3
 ) -> dict[str, int]:
-    """Samples as many rollouts as a training by `args` would, then trains `model` in place on those that succeeded.
+    """Samples as many rollouts as a run by `args` would, then trains `model` in place on those that succeeded.
 
     Args:
         model: the policy.
         tokenizer: the model's.
         args: environment, budgets, seed; `max_steps` x `generation_batch_size` rollouts are sampled.
         epochs: passes over the successes.
-        batch_size: rows a step.
-        lr: of AdamW, falling along a cosine.
+        batch_size: rows per step.
+        lr: learning rate of AdamW, falling along a cosine.
 
     Returns:
         `rollouts` sampled and `successes` among them.

@@ -54,10 +54,10 @@ def fit(
         model: a causal language model.
         tokenizer: the model's.
         rows: returns what to train on, in order; at least `steps * batch_size` rows.
-        optimizer: of the model's parameters.
+        optimizer: optimiser of the model's parameters.
         steps: optimiser steps.
-        batch_size: rows a step.
-        seed: of the trainer.
+        batch_size: rows per step.
+        seed: seed of the trainer.
         logging_steps: steps between two rows of the log.
         progress: whether to show TRL's progress bar.
 

@@ -49,9 +49,9 @@ def warm_start(
         seed: seed of worlds and demonstrations.
         steps: optimiser steps.
         drill_steps: the first of them, all on exercises in comparing (`demonstrations.drills`).
-        batch_size: demonstrations a step.
-        lr: of `Muon`, for the matrices.
-        adam_lr: of `Muon`, for embeddings and norms.
+        batch_size: demonstrations per step.
+        lr: learning rate of `Muon` for the matrices.
+        adam_lr: learning rate of `Muon` for embeddings and norms.
         mix: question type to weight.
         habits: by type of question, what the demonstrator does, and how often.
         entities: size of each world.
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for model and tokenizer")
     parser.add_argument("--size", choices=list(SIZES), default="0.4M", help="size of the model (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=4000, help="optimiser steps (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=16, help="demonstrations a step (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=16, help="demonstrations per step (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and worlds (default: %(default)s)")
     parser.add_argument("--half", action="store_true", help="store the weights in float16")
     options = parser.parse_args(arguments)

@@ -46,7 +46,7 @@ class TestReturns:
         generator = torch.Generator().manual_seed(0)
         rewards, values = torch.rand(2, 4, 6, dtype=torch.float64, generator=generator)
         mask = torch.rand(4, 6, generator=generator) > 0.3
-        estimate = gae(rewards, values, mask, 0.9, lam=1.0, bootstrap=torch.zeros(4).double())
+        estimate = gae(rewards, values, mask, 0.9, lam=1.0)
         assert close(estimate, torch.where(mask, rewards_to_go(rewards, mask, 0.9) - values, 0.0))
 
 
@@ -157,14 +157,10 @@ class TestReinforcePlusPlus:
         # Returns of the tokens 1, 1, 0: mean 2/3, variance 2/9.
         assert close(advantages("reinforce++", self.inputs), [[0.5**0.5, 0.5**0.5], [0, -(2**0.5)]])
 
-    def test_discounts_inside_and_between_turns(self):
-        # Returns 0.5, 1, 0: mean 0.5, variance 1/6.
-        expected = [0.0, 0.5 * 6**0.5, -0.5 * 6**0.5]
-        assert close(sampled("reinforce++", self.inputs, CreditOptions(token_gamma=0.5)), expected)
-        # Two turns: 0.9 * 0.5, 0.9, 1 before whitening.
-        options = CreditOptions(gamma=0.9, token_gamma=0.5)
-        returns = numbers([0.45, 0.9, 1.0, 0.0])
-        actual = sampled("reinforce++", batch(("00.1", [0.0, 1.0]), ("0", [0.0])), options)
+    def test_discount_between_turns(self):
+        # Two turns: 0.9, 0.9, 1 before whitening.
+        returns = numbers([0.9, 0.9, 1.0, 0.0])
+        actual = sampled("reinforce++", batch(("00.1", [0.0, 1.0]), ("0", [0.0])), CreditOptions(gamma=0.9))
         assert close(actual, (returns - returns.mean()) / returns.std(correction=0), 1e-7)
 
     def test_token_rewards_are_returns_of_the_tokens_before_them(self):
@@ -205,21 +201,16 @@ class TestPPO:
         assert close(credit.advantages, [[0.0625, 0, 0.75, 0, 0]])
         assert close(credit.returns, [[0.5625, 0, 1.0, 0, 0]])
 
-    def test_discount_inside_a_turn(self):
+    def test_nothing_is_discounted_inside_a_turn(self):
         inputs = batch(("00.1", [0.0, 1.0]), values=[[0.5, 0.4, 9, 0.25]])
-        # -0.175 + 0.45 * 0.75 = 0.1625; 0.8 * 0.4 - 0.5 = -0.18, plus 0.8 * 0.5 * 0.1625.
-        assert close(sampled("ppo", inputs, replace(self.options, token_gamma=0.8)), [-0.115, 0.1625, 0.75])
+        # -0.175 + 0.45 * 0.75 = 0.1625; 0.4 - 0.5 = -0.1, plus 0.5 * 0.1625.
+        assert close(sampled("ppo", inputs, self.options), [-0.01875, 0.1625, 0.75])
 
     def test_by_turn(self):
         inputs = batch(("00.11", [0.0, 1.0]), values=[[0.5, 7, 9, 0.25, 8]])
         credit = ESTIMATORS["ppo"](inputs, replace(self.options, level="turn"))
         assert close(credit.advantages, [[0.0625, 0.0625, 0, 0.75, 0.75]])
         assert close(credit.returns, [[0.5625, 0.5625, 0, 1.0, 1.0]])
-
-    def test_truncated_episode_may_bootstrap(self):
-        inputs = batch(("0", [1.0]), ("0", [1.0]), values=[[0.25], [0.25]], bootstrap_values=[2.0, 0.0])
-        for level in ("token", "turn"):
-            assert close(sampled("ppo", inputs, replace(self.options, level=level)), [2.55, 0.75])
 
     def test_without_advantage_mask_the_chain_runs_through_the_environments_tokens(self):
         inputs = batch(("0.1", [0.0, 1.0]), values=[[0.5, 0.3, 0.25]])
@@ -288,9 +279,9 @@ VARIANTS = [
     ("rloo", CreditOptions(normalise_process=True)),
     ("turn_group", CreditOptions(gamma=0.5, scale="group")),
     ("gigpo", CreditOptions(gamma=0.5, scale="none", step_weight=2.0)),
-    ("reinforce++", CreditOptions(gamma=0.5, token_gamma=0.9)),
+    ("reinforce++", CreditOptions(gamma=0.5)),
     ("reinforce++-baseline", CreditOptions(turn_returns=True)),
-    ("ppo", CreditOptions(gamma=0.9, token_gamma=0.9, lam=0.8)),
+    ("ppo", CreditOptions(gamma=0.9, lam=0.8)),
     ("ppo", CreditOptions(gamma=0.9, lam=0.8, level="turn", whiten=False)),
 ]
 quickly = settings(max_examples=20, deadline=None)
@@ -359,7 +350,7 @@ class TestEveryEstimator:
         outcomes = {name: getattr(inputs, name) + at_the_end for name in ("turn_rewards", "outcome_rewards")}
         shifted = replace(inputs, **outcomes, values=inputs.values + shift)
         for name, options in VARIANTS:
-            if options.gamma == options.token_gamma == 1:
+            if options.gamma == 1:
                 expected = sampled(name, inputs, options)
                 assert close(sampled(name, shifted, options), expected, 1e-7), (name, options)
 
@@ -509,7 +500,7 @@ class TestOptions:
 
     def test_every_used_option_has_an_effect_and_every_other_none(self):
         changed = {
-            "gamma": 0.5, "token_gamma": 0.5, "lam": 0.5, "level": "turn", "scale": "batch", "turn_returns": True,
+            "gamma": 0.5, "lam": 0.5, "level": "turn", "scale": "batch", "turn_returns": True,
             "whiten": False, "normalise_process": True, "advantage_mask": False, "step_weight": 3.0,
         }  # fmt: skip
         inputs = batch(

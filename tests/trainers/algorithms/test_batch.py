@@ -17,13 +17,21 @@ FIRST = multi_turn_batch()[0]
 DROPPED = make_trajectory([], [], error="dead")
 
 
-def test_turns_are_laid_over_the_tokens() -> None:
+def test_turns_are_laid_over_the_tokens(tmp_path: Path) -> None:
     indices = batch.turn_indices([FIRST, DROPPED], width=10)
     assert indices.tolist() == [[0, 0, 0, -1, -1, -1, 1, 1, 1, -1], [-1] * 10]
     rewards, mask = batch.turn_rewards([FIRST, DROPPED])
     torch.testing.assert_close(rewards, torch.tensor([[0.1, 1.0], [0.0, 0.0]]))
     assert mask.tolist() == [[True, True], [False, False]]
-    assert batch.sampled_tokens([FIRST, DROPPED], width=9)[0].tolist() == [index >= 0 for index in indices[0, :9]]
+    made = batch.Batch.of([FIRST, DROPPED], [{}, {}], make_args(tmp_path, pad_to_multiple_of=10))
+    assert made.turn_ids.tolist() == indices.tolist()
+    assert made.sampled[0].tolist() == [index >= 0 for index in indices[0]]
+    assert not made.sampled[1].any()
+    assert made.loss_masks == [[1, 1, 1, 0, 0, 0, 1, 1, 1], [0]]
+    assert made.for_trl(filler=3, logprobs=False)["completion_ids"] == [
+        list(batch.tokens_of(FIRST).completion_ids),
+        [3],
+    ]
 
 
 def test_tensors_of_a_batch_without_any_turn() -> None:
@@ -40,7 +48,7 @@ def test_states_are_equal_where_the_last_observation_is(tmp_path: Path) -> None:
     assert ids[0, 1] == ids[1, 2]
     assert ids[0, 2] == -1
     assert len(ids.unique()) == 4
-    fields = batch.credit_fields([one, other], make_args(tmp_path, algorithm="gigpo"), width=8)
+    fields = batch.Batch.of([one, other], [{}, {}], make_args(tmp_path, algorithm="gigpo")).credit_fields()
     credit = ESTIMATORS["gigpo"](CreditInputs(groups=torch.zeros(2, dtype=torch.long), **fields), CreditOptions())
     assert credit.advantages[0, 0] > 0
 

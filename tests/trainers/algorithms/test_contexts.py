@@ -21,6 +21,7 @@ from agent_r1_gym.wrappers import ContextWindow
 from tests.kit import tiny_model
 from tests.kit.bandit import COLOURS, make_args, make_rows, make_trainer
 from tests.kit.fixed import by_row, give, gradients, make_trajectory, multi_turn_batch
+from tests.kit.generate_engine import GenerateEngine
 from tests.kit.scripted import STOPS, make_causal_lm
 from tests.kit.small_env import ANSWER, SmallEnv, call
 from tests.trainers.engines.test_collect import ScriptedEngine
@@ -30,7 +31,6 @@ from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
-from trainers.engines.turns import GenerateEngine
 from trainers.toy.model import build_model, build_tokenizer
 from trainers.trainer import AgentTrainer
 
@@ -307,7 +307,7 @@ class TestTrainer:
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
         width = output["completion_ids"].size(1)
-        values = critic.values(ids, mask, length=width, rows=output["context_numbers"])
+        values = critic.values(ids, mask, length=width, context_numbers=output["context_numbers"])
         with torch.no_grad():
             first = critic.model(input_ids=torch.tensor([[2, 5, 11, 12, 8, 3]])).logits[0, :, 0]
             second = critic.model(input_ids=torch.tensor([[2, 7, 13, 14, 3]])).logits[0, :, 0]

@@ -112,7 +112,6 @@ class TestRefusals:
             ({"step_weight": -1.0}, "step_weight"),
             ({"level": "tokens"}, "Did you mean 'token'"),
             ({"scale": "groups"}, "Did you mean 'group'"),
-            ({"level": "turn", "token_gamma": 0.9}, "token_gamma=0.9 has no effect"),
         ],
     )
     def test_options(self, options, message):

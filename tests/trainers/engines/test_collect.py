@@ -17,11 +17,11 @@ from agent_r1_gym.play.record import Tokens, Trajectory
 from agent_r1_gym.play.token_session import TokenLimits
 from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.wrappers import ContextWindow
+from tests.kit.generate_engine import GenerateEngine
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
-from trainers.engines.turns import GenerateEngine
 from trainers.toy.model import build_model, build_tokenizer
 
 TOKENIZER = build_tokenizer()

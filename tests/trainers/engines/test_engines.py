@@ -19,12 +19,13 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
+from tests.kit.generate_engine import GenerateEngine
 from tests.kit.scripted import STOPS, ScriptedSession, make_causal_lm, make_sessions
 from tests.kit.tiny_model import make_model, make_tokenizer
 from trainers.engines.cache import SlotCache
 from trainers.engines.sampling import SamplingOptions, sample
 from trainers.engines.slots import SlotEngine
-from trainers.engines.turns import GenerateEngine, TRLEngine
+from trainers.engines.turns import TRLEngine
 
 GREEDY = SamplingOptions(max_new_tokens=12, temperature=0, stop_token_ids=STOPS)
 SAMPLED = SamplingOptions(max_new_tokens=12, temperature=0.8, top_p=0.9, top_k=20, stop_token_ids=STOPS, seed=3)

@@ -72,6 +72,43 @@ def test_training_whose_backend_is_dead_stops_with_a_saved_state(tmp_path: Path)
     assert (tmp_path / "checkpoint-3" / "trainer_state.json").is_file()
 
 
+SAME = {"group/without_signal": 1.0, "reward": 0.0}
+
+
+def test_groups_without_signal_for_many_steps_warn_once_and_say_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    alarm = CollapseAlarm(make_args(tmp_path, alarm_without_signal=3))
+    assert feed(alarm, *[SAME] * 2, SAME | {"group/without_signal": 0.9}, *[SAME] * 2) == [(False, False)] * 5
+    assert not caplog.records
+    assert feed(alarm, *[SAME] * 5, {"group/without_signal": 0.0}, *[SAME] * 5) == [(False, False)] * 11
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    for words in ("In 3 logged steps", "mean reward 0", "cannot call the tools", "too hard or too easy", "temperature"):
+        assert words in record.getMessage()
+
+
+def test_groups_without_signal_stop_where_the_option_says_so(tmp_path: Path) -> None:
+    same = give([make_trajectory([2, 5], [([12, 3], 0.1, [])])] * 8)
+    settings = {"alarm_without_signal": 3, "stop_without_signal": True}
+    trainer = make_trainer(tmp_path, same, max_steps=9, logging_steps=1, **settings)
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert str(trainer.alarm.reason).startswith("In 3 logged steps in a row every rollout returned the same")
+    assert (tmp_path / "checkpoint-3" / "trainer_state.json").is_file()
+    with pytest.raises(ConfigurationError, match="stop_without_signal has no effect without alarm_without_signal"):
+        make_args(tmp_path, stop_without_signal=True, alarm_without_signal=0)
+
+
+@pytest.mark.parametrize("returns", [[0.1] * 8, [0.1] * 7 + [0.2]])
+def test_signal_of_one_rollout_per_prompt_is_that_of_the_batch(tmp_path: Path, returns: list[float]) -> None:
+    batch = give([make_trajectory([2, 5], [([12, 3], each, [])]) for each in returns])
+    settings = {"alarm_without_signal": 2, "stop_without_signal": True, "logging_steps": 1, "max_steps": 4}
+    trainer = make_trainer(tmp_path, batch, algorithm="reinforce++", num_generations=1, **settings)
+    trainer.train()
+    assert trainer.state.global_step == (2 if len(set(returns)) == 1 else 4)
+
+
 def test_healthy_training_is_left_alone(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, play, max_steps=6, logging_steps=1, alarm_patience=1, alarm_repetition_above=0.9)
     trainer.train()

@@ -184,7 +184,7 @@ class TestFaults:
         with pytest.raises(OSError, match="the environment broke") as caught:
             make_trainer(tmp_path / "run", breaks, **settings).train()
         assert caught.value.__notes__[-1] == (
-            f"The state before these rollouts is saved in {tmp_path / 'run' / 'checkpoint-2'}; go on with "
+            f"The state of the last step is saved in {tmp_path / 'run' / 'checkpoint-2'}; go on with "
             "resume_from_checkpoint."
         )
         resumed = make_trainer(tmp_path / "run", plays, **settings)

@@ -1,0 +1,178 @@
+"""Every private name of TRL's and transformers' trainers that this one leans on.
+
+Those that are read, set or called are used here only, through the functions below. Methods that are overridden stay in
+`trainer.py` and `running/resumable.py`; `OVERRIDDEN` names them with the parameters that the overrides expect.
+`tests/trainers/test_trl_contract.py` fails where one of them moves.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+from peft import PeftModel
+from trl.trainer import grpo_trainer
+
+from agent_r1_gym.errors import ConfigurationError
+
+OVERRIDDEN: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "_generate_and_score_completions": ("self", "inputs"),
+        "_compute_loss": ("self", "model", "inputs"),
+        "_get_per_token_logps_and_entropies": (
+            *("self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"),
+            ...,
+        ),
+        "_get_train_sampler": ("self", "dataset"),
+        "_load_optimizer_and_scheduler": ("self", "checkpoint"),
+        "_run_epoch": ("self", ...),
+        "_save": ("self", "output_dir", "state_dict"),
+        "_save_checkpoint": ("self", "model", "trial"),
+        "log": ("self", "logs", "start_time"),
+        "train": ("self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"),
+    }
+)
+"""Methods of `GRPOTrainer` that are overridden, and the parameters they are called with; `...`: further ones, which are
+handed on as they come."""
+
+ATTRIBUTES = ("_step", "_buffered_inputs", "_metrics", "_logs", "_tokenizer")
+"""What a `GRPOTrainer` has from its construction on; `_tr_loss` and `_globalstep_last_logged` come with `train`."""
+
+CALLED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "_generate_single_turn": (
+            *("self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images"),
+        ),
+        "_get_output_dir": ("self", "trial"),
+    }
+)
+"""Methods of `GRPOTrainer` that are called and not overridden."""
+
+
+def metrics_of(trainer: Any) -> dict[str, list[float]]:
+    """Returns the numbers that TRL will log next, by name: of training, or of the evaluation under way."""
+    metrics: dict[str, list[float]] = trainer._metrics["train" if trainer.model.training else "eval"]
+    return metrics
+
+
+def set_logged_advantages(trainer: Any, advantages: Sequence[float]) -> None:
+    """Replaces the advantages of the latest batch in TRL's table of completions."""
+    logged = trainer._logs["advantages"]
+    for _ in range(min(len(logged), len(advantages))):
+        logged.pop()
+    logged.extend(advantages)
+
+
+def tokenizer_of(trainer: Any) -> Any:
+    """Returns the tokenizer, also where the trainer was given a processor that holds it."""
+    return trainer._tokenizer
+
+
+def output_folder(trainer: Any, trial: Any = None) -> str:
+    """Returns the run's folder, that of a trial within it in a search for hyper-parameters."""
+    folder: str = trainer._get_output_dir(trial=trial)
+    return folder
+
+
+def save_checkpoint(trainer: Any) -> None:
+    """Saves a checkpoint of the step that has just ended."""
+    trainer._save_checkpoint(trainer.model, None)
+
+
+def between_steps(trainer: Any) -> bool:
+    """Returns whether no gradient is being accumulated."""
+    between: bool = trainer._step % trainer.args.gradient_accumulation_steps == 0
+    return between
+
+
+def progress_of(trainer: Any) -> dict[str, Any]:
+    """Returns what TRL's checkpoints leave out: counted batches, those still to be trained on, numbers to be logged.
+
+    Not the sum of all losses: the final `train_loss` is the mean over the steps of one call of `train`, as the runtime
+    and the speed beside it are, so a resumed run's is of the steps after the resume.
+    """
+    period = (trainer.args.steps_per_generation or 1) * trainer.num_iterations
+    return {
+        "step": trainer._step,
+        "pending": trainer._buffered_inputs if trainer._step % period else None,
+        "metrics": dict(trainer._metrics["train"]),
+        "loss": {"sum": trainer._tr_loss, "logged": trainer._globalstep_last_logged},
+    }
+
+
+def set_progress(trainer: Any, state: Mapping[str, Any]) -> None:
+    """Restores what `progress_of` returned, but for the loss: `train` sets that to 0 as it begins."""
+    trainer._step, trainer._buffered_inputs = state["step"], state["pending"]
+    trainer._metrics["train"].update(state["metrics"])
+
+
+def set_loss(trainer: Any, loss: Mapping[str, Any]) -> None:
+    """Restores the sum of the losses since the last log, as `progress_of` returned it."""
+    trainer._tr_loss, trainer._globalstep_last_logged = loss["sum"], loss["logged"]
+
+
+@contextmanager
+def reference_copied_from(model: Any) -> Iterator[None]:
+    """Makes TRL's reference model a copy of `model`; nothing is changed where that is a path, an adapter, or None.
+
+    TRL would load it from the path in the model's configuration, whatever has become of the weights since.
+    """
+    if model is None or isinstance(model, str | PeftModel):
+        yield
+        return
+    trl: Any = grpo_trainer
+    load, reference = trl.create_model_from_path, copy.deepcopy(model).eval()
+    trl.create_model_from_path = lambda *_path, **_options: reference
+    try:
+        yield
+    finally:
+        trl.create_model_from_path = load
+
+
+def check_generation(trainer: Any) -> None:
+    """Refuses a TRL that generates through another signature.
+
+    Raises:
+        ConfigurationError: this is one.
+    """
+    expected = CALLED["_generate_single_turn"]
+    installed = tuple(inspect.signature(type(trainer)._generate_single_turn).parameters)
+    if installed != expected:
+        raise ConfigurationError(
+            f"engine=trl supports trl 1.16, whose GRPOTrainer._generate_single_turn takes {expected}; the "
+            f"installed one takes {installed}. Install trl>=1.16,<1.17, or train with --engine cached."
+        )
+
+
+def generate_turn(
+    trainer: Any, contexts: list[list[int]], *, max_new_tokens: int, stop_token_ids: Sequence[int]
+) -> tuple[list[list[int]], list[list[float]] | None]:
+    """Returns the ids that TRL's backend samples after each context, and their log-probs where it reports them.
+
+    TRL's unit is a whole completion: it is lent the budget and the ends of a turn.
+    """
+    stops = sorted(stop_token_ids)
+    if trainer.use_vllm:
+        owner = trainer.vllm_generation
+        stopping = {"generation_kwargs": {**(owner.generation_kwargs or {}), "stop_token_ids": stops}}
+        lent = [(owner, {"max_completion_length": max_new_tokens, **stopping})]
+    else:
+        budget = {"max_new_tokens": max_new_tokens, "eos_token_id": stops}
+        lent = [(trainer.generation_config, budget), (trainer, {"eos_token_ids": stops})]
+    before = [(owner, {name: getattr(owner, name) for name in values}) for owner, values in lent]
+    _set(lent)
+    try:
+        ids, logprobs = trainer._generate_single_turn(contexts, None, {}, 1)
+    finally:
+        _set(before)
+    return ids, logprobs
+
+
+def _set(values_of: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:
+    for owner, values in values_of:
+        for name, value in values.items():
+            setattr(owner, name, value)
