@@ -17,6 +17,7 @@ import numpy.typing as npt
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError, RetrievalError
 from agent_r1_gym.retrieval.base import Hit, Retriever, check_k, clean_query
 from agent_r1_gym.support.checks import check_choice, check_integer
+from agent_r1_gym.support.openmp import spin_briefly
 from agent_r1_gym.types import Passage
 
 Vectors = npt.NDArray[np.float32]
@@ -259,6 +260,7 @@ def _faiss() -> Any:
 
 
 def _import(package: str) -> Any:
+    spin_briefly()
     try:
         return importlib.import_module(package)
     except ImportError as error:
