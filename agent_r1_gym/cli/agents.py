@@ -158,7 +158,8 @@ def weights_fingerprint(path: Path) -> str | None:
     if not path.is_dir():
         return None
     digest = hashlib.sha256()
-    for file in sorted([*path.glob("*.safetensors"), *path.glob("*.bin")]):
+    # The chat format belongs to what a model was trained as: another one would show it other prompts.
+    for file in sorted([*path.glob("*.safetensors"), *path.glob("*.bin"), *path.glob("chat_format.*")]):
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as weights:

@@ -2,7 +2,7 @@
 
 Measures a warm start, trains it by reinforcement learning, and measures again on held-out and out-of-domain questions:
 beside Naive RAG, beside the warm start itself (Base Tool Call), and beside supervised learning on as many of its own
-rollouts (rejection sampling). Writes scores (JSON), curves (CSV, PNG), a report with traces (HTML) and the models.
+rollouts (rejection sampling). Writes scores (JSON), curves (CSV), a report with traces (HTML) and the models.
 """
 
 from __future__ import annotations
