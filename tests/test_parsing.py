@@ -364,6 +364,7 @@ ADVERSARIES |= {
 }
 
 
+@pytest.mark.slow
 @all_parsers
 @pytest.mark.parametrize("adversary", ADVERSARIES.values(), ids=ADVERSARIES.keys())
 def test_a_megabyte_of_anything_is_parsed_in_bounded_time(parser: Parser, adversary: Callable[[int], str]) -> None:

@@ -143,6 +143,7 @@ def test_an_oracle_of_questions_is_refused(capsys: pytest.CaptureFixture[str]) -
     assert "My/Guess-v0 is a Guess, not a ToolEnv" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("trl"), reason="training needs the train extra")
 @pytest.mark.parametrize(("name", "turns", "bonus"), [("Guess", 3, 0), ("Short", 1, 0), ("Plus", 3, 100)])
 def test_it_is_trained_on_and_the_model_measured(

@@ -43,6 +43,7 @@ def trained(folder: Path, **changes: Any) -> Any:
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "engine"), [("grpo", "cached"), ("ppo", "trl")])
 def test_training_does_not_notice_its_evaluations(algorithm: str, engine: str, tmp_path: Path) -> None:
     settings = {"algorithm": algorithm, "engine": engine}

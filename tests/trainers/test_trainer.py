@@ -391,6 +391,7 @@ def test_critic_keeps_its_learning_rate_under_the_policys_schedule(tmp_path: Pat
     assert trainer.optimizer.param_groups[0]["lr"] < 1e-3
 
 
+@pytest.mark.slow
 class TestResume:
     @pytest.mark.parametrize(("algorithm", "placement"), [("grpo", "loss"), ("ppo", "reward")])
     def test_goes_on_as_if_never_stopped(self, tmp_path: Path, algorithm: str, placement: str) -> None:

@@ -30,6 +30,7 @@ def closed_port() -> int:
         return int(bound.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_a_run_whose_every_rollout_loses_its_backend_stops_by_its_alarm_with_a_saved_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
