@@ -98,6 +98,7 @@ def write_comparison(comparison: Comparison, out: Path) -> int:
         *map(paragraph, comparison.facts),
         table("Episodes", CLASSES, [[str(counts[name]) for name in CLASSES]]),
         table(f"A - B over {number} questions: mean [95 % interval], paired", ("", "difference", "p-value"), rows),
+        paragraph("These p-values compare two checkpoints. Of the methods that made them, one run each says little."),
         Html("<h2>Questions</h2>"),
         *viewer(
             [_item(comparison, *pair) for pair in comparison.pairs], noun="questions", selected={"outcome": DIFFER}
