@@ -20,7 +20,6 @@ from agent_r1_gym.vector import ToolVectorEnv
 from benchmarks.env_speed.workload import GOLD, Workload, answer_turn, hermes_search, tag_search
 
 OURS = "agent-r1-gym"
-HISTORY_CHARS = 65_536
 
 
 class System(abc.ABC):

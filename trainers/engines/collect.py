@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.play.engine import Engine
 from agent_r1_gym.play.jobs import Job
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.record import Trajectory
-from agent_r1_gym.registry import TextEnv
-from agent_r1_gym.types import Message
 
 Row = Mapping[str, Any]
 """What a rollout is played for: `seed` and, for a `ToolEnv`, `task_index`; and a `prompt`, for TRL's logs."""
@@ -69,12 +66,3 @@ class Collector:
 def job_of(row: Row, number: int) -> Job:
     """Returns the episode that a row asks for."""
     return Job(row.get("task_index", number), number, seed=row.get("seed"))
-
-
-def first_messages(env: TextEnv, row: Row) -> Sequence[Message]:
-    """Resets an environment for a row and returns the messages before the first model turn."""
-    if isinstance(env.unwrapped, ToolEnv):
-        _, info = env.reset(seed=row.get("seed"), options={"task_index": row["task_index"]})
-        return tuple(info["messages"])
-    observation, _ = env.reset(seed=row.get("seed"))
-    return (Message("user", observation),)

@@ -19,10 +19,11 @@ from transformers.integrations import get_reporting_integration_callbacks  # typ
 from trl import ModelConfig  # type: ignore[attr-defined]
 
 from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.play.session import Session
 from agent_r1_gym.registry import TextEnv
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
-from trainers.engines.collect import first_messages
+from trainers.engines.collect import job_of
 
 HUB_SECONDS = 10.0
 """How long the hub may take to say whether it has a model, before anything is downloaded."""
@@ -282,7 +283,8 @@ def check_prompts(env: TextEnv, rows: Sequence[Mapping[str, Any]], chat: ChatFor
         ConfigurationError: one is longer.
     """
     step = max(1, len(rows) // PROMPTS)
-    lengths = [len(chat.prompt_ids(first_messages(env, rows[index]))) for index in range(0, len(rows), step)]
+    sessions = (Session(env, job_of(rows[index], index)) for index in range(0, len(rows), step))
+    lengths = [len(chat.prompt_ids(session.messages)) for session in sessions]
     if lengths and max(lengths) > longest:
         raise ConfigurationError(
             f"max_prompt_length={longest}, but of {len(lengths)} prompts tried the longest has {max(lengths)} tokens: "

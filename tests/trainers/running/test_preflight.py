@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import pytest
 import trl
 from peft import LoraConfig
@@ -221,12 +222,19 @@ class TestPrompts:
         with pytest.raises(ConfigurationError, match=r"max_prompt_length=8, .* raise it to at least 64"):
             build_trainer(config(tmp_path, max_prompt_length=8), build_model(tokenizer), tokenizer=tokenizer)
 
-    def test_rows_are_spread_over_the_data_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_rows_are_spread_over_the_data_set(self) -> None:
         tried: list[int] = []
-        monkeypatch.setattr(
-            preflight, "first_messages", lambda env, row: tried.append(row["seed"]) or [1] * row["seed"]
-        )
+
+        class Seeds(gymnasium.Env[str, str]):
+            def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+                assert seed is not None
+                tried.append(seed)
+                return "x" * seed, {}
+
+        chat = SimpleNamespace(prompt_ids=lambda messages: [1] * len(messages[-1].content))
         rows = [{"seed": seed} for seed in range(1000)]
-        preflight.check_prompts(None, rows, SimpleNamespace(prompt_ids=list), longest=1000)
+        preflight.check_prompts(Seeds(), rows, chat, longest=1000)
         assert tried[:3] == [0, 3, 6]
         assert max(tried) >= 997
+        with pytest.raises(ConfigurationError, match=r"of 334 prompts tried the longest has 999 tokens"):
+            preflight.check_prompts(Seeds(), rows, chat, longest=998)
