@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,11 @@ ENV_HELP = (
 def add_env_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the environment id and the options that choose what it serves."""
     parser.add_argument("env", metavar="ENV", help=ENV_HELP)
+    add_env_options(parser)
+
+
+def add_env_options(parser: argparse._ActionsContainer) -> None:
+    """Adds the options that choose what an environment serves; `agent-r1 train` has them too."""
     parser.add_argument("--dataset", help="data set: 'auto', 'sample', 'hub' or a path (default: the environment's)")
     parser.add_argument("--split", help="split of the data set (default: the environment's)")
     parser.add_argument(
@@ -32,7 +38,9 @@ def add_env_arguments(parser: argparse.ArgumentParser) -> None:
         help="what a search covers: all passages (open), or those of the question (distractor) (default: open)",
     )
     parser.add_argument("--retriever", help="retriever: bm25, lucene[:INDEX], dense:DIR, rrf:A,B or http://HOST:PORT")
-    parser.add_argument("--max-turns", type=int, help="maximum number of model turns per episode (default: 5)")
+    parser.add_argument(
+        "--max-turns", "--max_turns", type=int, help="maximum number of model turns per episode (default: 5)"
+    )
     parser.add_argument(
         "--option",
         action="append",
@@ -56,6 +64,11 @@ def env_options(options: argparse.Namespace) -> dict[str, Any]:
             raise ConfigurationError(f"--option takes NAME=VALUE, got {text!r}.")
         options_given[name.replace("-", "_")] = _json_or_text(value)
     return options_given
+
+
+def with_dashes(words: Sequence[str]) -> list[str]:
+    """Returns a command line with dashes in the names of options: `--max_turns=5` is `--max-turns=5`."""
+    return [re.sub(r"^--[^=]+", lambda name: name[0].replace("_", "-"), word) for word in words]
 
 
 def first_tasks(available: Sequence[int], number: int) -> list[int]:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from agent_r1_gym.cli.env_options import with_dashes
 from agent_r1_gym.cli.train import TRAINER_COMMANDS, run_trainer
 from agent_r1_gym.errors import AgentR1Error
 from agent_r1_gym.support.versions import installed_version
@@ -28,9 +29,7 @@ _COMMANDS = {
 }
 
 _DEBUG = "AGENT_R1_DEBUG"
-"""Environment variable that shows the traceback of errors in files."""
-_READERS = ("report", "compare")
-"""Commands that read files which may be damaged or of another program."""
+"""Environment variable that shows the traceback of errors of the system."""
 
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if words and words[0] in TRAINER_COMMANDS:
             return run_trainer(words[0], words[1:])
-        options = build_parser(command).parse_args(words)
+        options = build_parser(command).parse_args(with_dashes(words))
         status: int = options.run(options)
         sys.stdout.flush()
     except AgentR1Error as error:
@@ -84,15 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write(f"agent-r1: {_of_the_system(error, getattr(options, 'out', None))}\n")
         return 1
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        if command not in _READERS or os.environ.get(_DEBUG):
-            raise
-        sys.stderr.write(
-            f"agent-r1: {command} cannot read {' or '.join(_folders_of(options))}: {type(error).__name__}: {error}. "
-            f"Expected whole folders of `agent-r1 eval` or of a training run of this version; {_DEBUG}=1 shows where "
-            "it stopped.\n"
-        )
-        return 2
     return status
 
 
@@ -102,8 +92,3 @@ def _of_the_system(error: OSError, out: object) -> str:
         return str(error)
     file = error.filename or out
     return f"{error.strerror}: {file}" if file else str(error)
-
-
-def _folders_of(options: argparse.Namespace) -> list[str]:
-    named = getattr(options, "runs", None) or [getattr(options, "a", None), getattr(options, "b", None)]
-    return [str(path) for path in named]

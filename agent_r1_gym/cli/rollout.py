@@ -43,7 +43,7 @@ def score_table(folder: RunFolder) -> str:
     solved = [record.solved for record in records if record.solved is not None]  # None: nobody scores the answer
     header = ["policy", "episodes", "answered right", "EM", "F1", "return", "turns", "calls", "failed calls", "dropped"]
     row = [
-        folder.load()["settings"]["policy"],
+        folder.settings()["policy"],
         len(records),
         f"{sum(solved)}/{len(solved)}" if solved or not records else "-",
         *(_mean(records, name) for name in ("em", "f1", "return", "turns", "calls")),

@@ -125,7 +125,7 @@ def compare_runs(ours: RunFolder, theirs: RunFolder, *, seed: int = 0) -> Summar
         ConfigurationError: the runs asked different sets of questions.
         DatasetError: a folder holds no run.
     """
-    hashes = [run.load()["settings"]["question_hash"] for run in (ours, theirs)]
+    hashes = [run.settings()["question_hash"] for run in (ours, theirs)]
     if hashes[0] != hashes[1]:
         raise ConfigurationError(
             f"{ours.path} and {theirs.path} asked different questions (hashes {hashes[0][:12]} and {hashes[1][:12]}); "

@@ -34,6 +34,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, DatasetError
@@ -44,6 +45,12 @@ from agent_r1_gym.types import Task
 
 FORMAT = 2
 Row = dict[str, Any]
+_SETTINGS: dict[str, Any] = {
+    **dict.fromkeys(("env_id", "policy", "dataset"), str),
+    **dict.fromkeys(("samples", "questions", "seed"), int),
+    "question_hash": (str, NoneType),
+}
+"""Settings that readers of a run need, and their types."""
 _PACKAGES = ("agent-r1-gym", "gymnasium", "numpy", "bm25s", "urllib3", "torch", "transformers", "peft")
 
 
@@ -112,6 +119,11 @@ class RunFolder:
         for path in (self.episodes_path, self.timings_path):
             drop_torn_line(path)
 
+    @property
+    def complete(self) -> bool:
+        """Whether the run was played to its end; episodes may have lost their backend."""
+        return self.metrics_path.is_file()
+
     def load(self) -> Row:
         """Returns `run.json`.
 
@@ -120,14 +132,23 @@ class RunFolder:
         """
         if not self._run_path.is_file():
             raise DatasetError(f"{self.path} holds no run.json; expected a folder that `agent-r1 eval` wrote.")
-        try:
-            run: Row = json.loads(self._run_path.read_text(encoding="utf-8"))
-            is_run = run["format"] == FORMAT and isinstance(run["settings"], dict) and isinstance(run["starts"], list)
-        except (ValueError, KeyError, TypeError):
-            is_run = False
-        if not is_run:
+        run = _read_object(self._run_path)
+        kinds = {"settings": dict, "starts": list}
+        if run.get("format") != FORMAT or not all(isinstance(run.get(name), kind) for name, kind in kinds.items()):
             raise DatasetError(f"{self._run_path} is no run of format {FORMAT}; evaluate again with this version.")
         return run
+
+    def settings(self) -> Row:
+        """Returns what was evaluated, and how.
+
+        Raises:
+            DatasetError: there is no run, or its settings lack what every evaluation says.
+        """
+        settings: Row = self.load()["settings"]
+        for name, kind in _SETTINGS.items():
+            if not isinstance(settings.get(name, ...), kind):
+                raise DatasetError(f"{self._run_path}: its settings have no {name} as `agent-r1 eval` writes it.")
+        return settings
 
     def episodes(self) -> list[Trajectory]:
         """Returns the finished episodes, sorted by task and sample; a torn last line is left out.
@@ -169,10 +190,9 @@ class RunFolder:
         Raises:
             DatasetError: the run is not complete.
         """
-        if not self.metrics_path.is_file():
+        if not self.complete:
             raise DatasetError(f"{self.path} has no metrics.json: the run is not complete; resume it.")
-        metrics: Row = json.loads(self.metrics_path.read_text(encoding="utf-8"))
-        return metrics
+        return _read_object(self.metrics_path)
 
     def add(self, record: Trajectory) -> None:
         """Appends one finished episode; its timing may stay in memory for a while.
@@ -207,6 +227,21 @@ class RunFolder:
     def _write_json(path: Path, value: Mapping[str, Any]) -> None:
         with atomic_file(path) as temporary:
             temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _read_object(path: Path) -> Row:
+    """Returns the JSON object in a file.
+
+    Raises:
+        DatasetError: it holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{path} is no JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise DatasetError(f"{path} must hold a JSON object, got {type(value).__name__}.")
+    return value
 
 
 def question_hash(tasks: Iterable[Task]) -> str:

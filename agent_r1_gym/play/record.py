@@ -12,6 +12,15 @@ from typing import Any, Self
 from agent_r1_gym.errors import DatasetError
 from agent_r1_gym.types import Message, ToolCall
 
+_KINDS: tuple[tuple[tuple[str, ...], Any], ...] = (
+    (("env_id", "dataset", "policy", "task_id", "question", "end_reason"), str),
+    (("answer", "infrastructure_error"), str | None),
+    (("task_index", "sample"), int),
+    (("support_recall", "seconds"), int | float | None),
+    (("labels", "scores"), Mapping),
+)
+"""Types of a trajectory's fields that readers rely on, where `from_dict` only copies them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -237,9 +246,14 @@ class Trajectory:
             row["gold_answers"] = tuple(row.get("gold_answers", ()))
             tokens = row.get("tokens")
             row["tokens"] = None if tokens is None else Tokens(**{name: _tuple(tokens[name]) for name in tokens})
-            if not isinstance(row.get("task_id", ""), str) or type(row.get("task_index", 0)) is not int:
-                raise ValueError("task_id must be text and task_index an integer")
-            return cls(**row)
+            record = cls(**row)
+            for names, kind in _KINDS:
+                for name in names:
+                    if not isinstance(getattr(record, name), kind):
+                        raise ValueError(f"{name} is {row[name]!r:.80}")
+            if not all(isinstance(score, int | float) for score in record.scores.values()):
+                raise ValueError(f"scores must be numbers, got {dict(record.scores)}")
+            return record
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DatasetError(f"{place}: expected a trajectory; {type(error).__name__}: {error}.") from error
 
@@ -257,6 +271,8 @@ def _turn(data: Mapping[str, Any]) -> Turn:
     turn = Turn(**{name: _tuple(value) for name, value in data.items()})
     if not isinstance(turn.action, str) or not isinstance(turn.reward, int | float):
         raise TypeError("the action of a turn must be text and its reward a number")
+    if not all(isinstance(value, int | float) for value in turn.reward_terms.values()):
+        raise TypeError(f"reward terms must be numbers, got {dict(turn.reward_terms)}")
     return turn
 
 

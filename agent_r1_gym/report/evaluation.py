@@ -30,7 +30,7 @@ class EvaluationRun:
         settings: see `evaluation.run_folder`.
         records: its finished episodes.
         failures: the episodes that stayed without a backend.
-        metrics: its summary (`evaluation.metrics.summarize`), of what is there if the run is not complete.
+        metrics: summary of its episodes (`evaluation.metrics.summarize`).
         complete: whether the run is.
     """
 
@@ -53,29 +53,21 @@ def read_evaluation_runs(paths: Sequence[Path]) -> list[EvaluationRun]:
     Raises:
         DatasetError: a folder holds no readable run.
     """
-    settings = [RunFolder(path).load()["settings"] for path in paths]
+    settings = [RunFolder(path).settings() for path in paths]
     policies = Counter(run_settings["policy"] for run_settings in settings)
-    runs = []
-    for path, run_settings in zip(paths, settings, strict=True):
-        same = policies[run_settings["policy"]] > 1
-        runs.append(
-            _read_run(
-                path,
-                f"{run_settings['policy']} ({path.resolve().name})" if same else run_settings["policy"],
-                run_settings,
-            )
-        )
-    return runs
+    names = [
+        f"{policy} ({path.resolve().name})" if policies[policy] > 1 else policy
+        for path, policy in zip(paths, (run_settings["policy"] for run_settings in settings), strict=True)
+    ]
+    return [_read_run(*run) for run in zip(paths, names, settings, strict=True)]
 
 
 def _read_run(path: Path, name: str, settings: Row) -> EvaluationRun:
     folder = RunFolder(path)
-    records, failures, complete = folder.episodes(), folder.failures(), folder.metrics_path.is_file()
-    if complete:
-        metrics = folder.metrics()
-    else:
-        metrics = summarize(records, failures, samples=settings["samples"], seconds=folder.seconds())
-    return EvaluationRun(name, settings, records, failures, metrics, complete)
+    records, failures = folder.episodes(), folder.failures()
+    # From the episodes, not from metrics.json: the page shows both, and they must agree.
+    metrics = summarize(records, failures, samples=settings["samples"], seconds=folder.seconds())
+    return EvaluationRun(name, settings, records, failures, metrics, folder.complete)
 
 
 def evaluation_parts(runs: Sequence[EvaluationRun]) -> list[Html]:

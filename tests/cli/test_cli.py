@@ -5,14 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
-import json
 import os
-import re
-import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,12 +18,8 @@ from agent_r1_gym.cli.main import _COMMANDS, build_parser, main
 from agent_r1_gym.cli.train import TRAINER_COMMANDS
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.registry import registered_id
-from agent_r1_gym.retrieval.corpus import write_corpus
-from agent_r1_gym.types import Passage
+from tests.kit.commands import call
 from tests.kit.reading import chunks
-
-_PASSAGES = [Passage("1", "Oslo", "Oslo is the capital of Norway."), Passage("2", "Rome", "Rome lies in Italy.")]
-
 
 _OWN = '''
 from agent_r1_gym import Task, ToolEnv, register, tool
@@ -64,12 +55,6 @@ def own_env(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield "my_env:Mine/Double-v0"
     sys.modules.pop("my_env", None)
     gymnasium.registry.pop("Mine/Double-v0", None)
-
-
-def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    status = main(words)
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
 
 
 def test_help_describes_every_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,113 +280,6 @@ def test_play_leaves_at_the_end_of_the_input(
     assert call(capsys, "play", "FictionQA", "--seed", "1")[0] == 0
 
 
-def test_doctor_reports_as_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = call(capsys, "doctor")
-    assert status == 0
-    assert "gymnasium" in out
-    report = json.loads(call(capsys, "doctor", "--json")[1])
-    assert report["packages"]["base"]["gymnasium"]
-    assert "java" in report
-
-
-def test_prepare_takes_an_official_file_and_auto_then_serves_it(
-    capsys: pytest.CaptureFixture[str], run_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AGENT_R1_HOME", str(run_folder / "home"))
-    row = {
-        "_id": "x1", "question": "Where is Oslo?", "answer": "Norway", "type": "bridge", "level": "easy",
-        "supporting_facts": [["Oslo", 0]], "context": [["Oslo", ["Oslo is in Norway."]]],
-    }  # fmt: skip
-    (run_folder / "hotpot_train_v1.1.json").write_text(json.dumps([row]))
-    status, out, err = call(capsys, "prepare", "hotpotqa", "--source", "hotpot_train_v1.1.json")
-    assert status == 0, err
-    assert "prepared" in out
-    status, out, _ = call(capsys, "rollout", "HotpotQA", "--out", "real")
-    assert status == 0
-    assert "1/1" in out
-    assert "FICTIONAL" not in out
-
-
-def test_index_builds_for_a_corpus_file(capsys: pytest.CaptureFixture[str], run_folder: Path) -> None:
-    write_corpus(_PASSAGES, run_folder / "corpus.jsonl")
-    status, out, _ = call(capsys, "index", "corpus.jsonl")
-    assert status == 0
-    assert "indexed 2 passages" in out
-    assert "serve-retriever" in out
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["index", "empty.jsonl"],
-        ["index", "empty.jsonl", "--retriever", "lucene", "--out", "built"],
-        ["serve-retriever", "--corpus", "empty.jsonl", "--port", "0"],
-    ],
-)
-def test_an_empty_corpus_is_refused(words: list[str], capsys: pytest.CaptureFixture[str], run_folder: Path) -> None:
-    (run_folder / "empty.jsonl").write_text("\n")
-    status, _, err = call(capsys, *words)
-    assert status == 2
-    assert "empty.jsonl holds no passage" in err
-    assert not (run_folder / "built").exists()
-
-
-def _start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-u", "-m", "agent_r1_gym", *arguments],
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ),
-    )  # fmt: skip
-
-
-def test_serve_retriever_speaks_both_formats_and_ends_on_ctrl_c(run_folder: Path) -> None:
-    pytest.importorskip("fastapi", reason="the server extra is not installed")
-    write_corpus(_PASSAGES, run_folder / "corpus.jsonl")
-    server = _start(["serve-retriever", "--corpus", "corpus.jsonl", "--port", "0"], run_folder)
-    try:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "searching 2 passages with bm25\n"
-        url = next(line for line in server.stdout if "serving POST" in line).split()[2].removesuffix("/retrieve")
-        body = json.dumps({"queries": ["Oslo"], "topk": 1, "return_scores": True}).encode()
-        request = urllib.request.Request(f"{url}/retrieve", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            found = json.loads(answer.read())["result"][0][0]
-        assert found["document"]["contents"].startswith('"Oslo"')
-        with urllib.request.urlopen(f"{url}/search?query=Rome&top_k=1", timeout=10) as answer:
-            assert "Rome" in json.dumps(json.loads(answer.read())["query_results"])
-        server.send_signal(signal.SIGINT)
-        _, err = server.communicate(timeout=10)
-        assert "Traceback" not in err
-    finally:
-        server.kill()
-
-
-def test_ctrl_c_keeps_the_finished_episodes(run_folder: Path) -> None:
-    slow = (
-        "import time, sys, agent_r1_gym.play.policies as p\n"
-        "act = p.OraclePolicy.act\n"
-        "p.OraclePolicy.act = lambda self, inputs: (time.sleep(0.05), act(self, inputs))[1]\n"
-        "from agent_r1_gym.cli.main import main\n"
-        "sys.exit(main(['rollout', 'FictionQA', '-n', '100', '--in-flight', '1', '--out', 'run']))\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", slow],
-        cwd=run_folder,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore Ctrl-C
-    )
-    trace = run_folder / "run/episodes.jsonl"
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and not (trace.exists() and trace.read_text().count("\n") >= 3):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert "interrupted" in err
-    assert "Traceback" not in err
-    assert all(json.loads(line)["turns"] for line in trace.read_text().splitlines())
-
-
 def test_trainer_commands_without_the_train_extra_say_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,27 +290,17 @@ def test_trainer_commands_without_the_train_extra_say_what_to_install(
         assert 'pip install "agent-r1-gym[train]"' in err
 
 
-LIMITED = """
-import resource, signal, sys
-from agent_r1_gym.cli.main import main
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # a write beyond it fails as on a full disk
-sys.exit(main(sys.argv[1:]))
-"""
+def test_options_have_dashes_or_underscores(capsys: pytest.CaptureFixture[str], run_folder: Path) -> None:
+    words = ("rollout", "FictionQA", "-n", "2", "--max_turns=3", "--in_flight", "1", "--out", "run_of_2")
+    assert call(capsys, *words)[0] == 0
+    assert RunFolder(run_folder / "run_of_2").settings()["env_options"]["max_turns"] == 3
 
 
-@pytest.mark.parametrize("command", ["rollout", "eval"])
-def test_a_full_disk_is_told_in_a_line_that_names_the_file(tmp_path, command):
-    words = [command, "FictionQA", "--policy", "oracle", "--out", str(tmp_path / "run")]
-    environment = os.environ | {"AGENT_R1_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", LIMITED, *words], capture_output=True, text=True, env=environment)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert re.search(rf"^agent-r1: File too large: {tmp_path}/run", done.stderr, re.MULTILINE)
+@pytest.mark.parametrize("command", ["report", "envs"])
+def test_a_bug_is_not_taken_for_bad_input(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def bug(options: object) -> int:
+        raise KeyError("a bug")
 
-
-@pytest.mark.parametrize("command", ["rollout", "eval"])
-def test_a_folder_that_cannot_be_written_is_told_in_a_line(tmp_path, capsys, command):
-    (tmp_path / "file").write_text("")
-    assert main([command, "FictionQA", "--policy", "oracle", "--out", str(tmp_path / "file" / "run")]) == 1
-    assert re.search(rf"agent-r1: Not a directory: {tmp_path}/file.*\n$", capsys.readouterr().err)
+    monkeypatch.setattr(f"agent_r1_gym.cli.{command}.run", bug)
+    with pytest.raises(KeyError, match="a bug"):
+        main([command, *([str(tmp_path)] if command == "report" else [])])

@@ -26,6 +26,7 @@ from benchmarks.eval_speed.chat_server import Answer, scripted_turn, served
 from tests.kit.helpers import TASKS, GivenTool, answer, call
 
 SETTINGS = {"question_hash": "h", "seed": 0}
+WHOLE = {"env_id": "", "policy": "oracle", "dataset": "", "samples": 1, "questions": 3, **SETTINGS}
 JOBS = evaluation_jobs(range(3))
 TWICE = evaluation_jobs(range(3), samples=5)
 COMMAND = ["eval", "FictionQA", "-n", "60", "--policy"]
@@ -127,8 +128,8 @@ class TestFolder:
 
     def test_runs_on_other_questions_are_not_compared(self, tmp_path):
         ours, theirs = RunFolder(tmp_path / "a"), RunFolder(tmp_path / "b")
-        run(ours)
-        run(theirs, settings={**SETTINGS, "question_hash": "other"})
+        run(ours, settings=WHOLE)
+        run(theirs, settings={**WHOLE, "question_hash": "other"})
         with pytest.raises(ConfigurationError, match="different questions"):
             compare_runs(ours, theirs)
         same = compare_runs(ours, ours)

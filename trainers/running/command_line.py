@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import yaml  # type: ignore[import-untyped]
 from trl import ModelConfig, TrlParser  # type: ignore[attr-defined]
 
+from agent_r1_gym.cli.env_options import add_env_options, env_options
 from agent_r1_gym.errors import ConfigurationError, suggest
 from trainers.config import AgentConfig
 
@@ -28,16 +29,24 @@ class AgentModelConfig(ModelConfig):
 def read_options(words: Sequence[str]) -> tuple[AgentConfig, ModelConfig]:
     """Returns the configuration that a command line gives; `--config FILE` brings defaults for what it leaves out.
 
-    An option of LoRA means an adapter, unless `use_peft` says otherwise.
+    The environment may stand first (`HotpotQA --dataset FILE --option top_k=3`), with the same options as in every
+    command: they are entries of `env_kwargs`, and win over those that it names. An option of LoRA means an adapter,
+    unless `use_peft` says otherwise.
 
     Raises:
         ConfigurationError: an option that does not exist, a value of the wrong type, or a file that cannot be read.
     """
     parser = OptionParser((AgentConfig, AgentModelConfig), prog="python -m trainers.train", allow_abbrev=False)  # type: ignore[arg-type]
+    add_env_options(parser.add_argument_group("environment, named first or as --env"))
+    if words and not words[0].startswith("-"):
+        words = ["--env", *words]
     for word, name in itertools.pairwise(words):
         if word == "--config":
             _check_file(Path(name))
-    args, model_args = parser.parse_args_and_config(list(words))
+    args, model_args, of_env = parser.parse_args_and_config(list(words))
+    chosen = env_options(of_env)
+    if chosen and isinstance(args.env_kwargs or {}, Mapping):  # what is no object is refused with the environment
+        args.env_kwargs = {**(args.env_kwargs or {}), **chosen}
     given = parser.given | _names(words)
     if "use_peft" not in given:  # TRL would take the other options of an adapter and train all weights
         model_args.use_peft = any(name.startswith("lora_") for name in given)

@@ -69,6 +69,21 @@ def test_the_model_has_a_short_name(tmp_path: Path) -> None:
     assert short.model_name_or_path == long.model_name_or_path == "Qwen/Qwen2.5-3B-Instruct"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["HotpotQA", "--dataset", "file.json", "--max-turns", "3", "--option", "top_k=2"],
+        ["--max_turns=3", "--dataset=file.json", "--env", "HotpotQA", "--option", "top_k=2"],
+        ["--env_id", "HotpotQA", "--env-kwargs", '{"dataset": "file.json", "max_turns": 3, "top_k": 2}'],
+        ["HotpotQA", "--env_kwargs", '{"dataset": "other", "top_k": 2}', "--dataset", "file.json", "--max-turns", "3"],
+    ],
+)
+def test_the_environment_has_the_options_of_every_command(words: list[str], tmp_path: Path) -> None:
+    args, _ = read_options([*words, "--output_dir", str(tmp_path), *CPU])
+    assert args.env_id == "HotpotQA"
+    assert args.env_kwargs == {"dataset": "file.json", "max_turns": 3, "top_k": 2}
+
+
 def commands() -> list[list[str]]:
     """What the README's commands give to `trainers.train`."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
@@ -133,6 +148,7 @@ def test_files_are_refused(text: str, words: str, tmp_path: Path) -> None:
         (["--gamma", "high"], r"--gamma: invalid float value: 'high'"),
         (["--dtype", "float8"], r"--dtype: invalid choice: 'float8'"),
         (["--config", "missing.yaml"], r"missing\.yaml: no such file"),
+        (["--option", "top_k"], r"--option takes NAME=VALUE, got 'top_k'"),
     ],
 )
 def test_words_are_refused(words: list[str], message: str, tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""Commands that the person, the disk or the file system stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agent_r1_gym.cli.main import main
+
+
+def test_ctrl_c_keeps_the_finished_episodes(run_folder: Path) -> None:
+    slow = (
+        "import time, sys, agent_r1_gym.play.policies as p\n"
+        "act = p.OraclePolicy.act\n"
+        "p.OraclePolicy.act = lambda self, inputs: (time.sleep(0.05), act(self, inputs))[1]\n"
+        "from agent_r1_gym.cli.main import main\n"
+        "sys.exit(main(['rollout', 'FictionQA', '-n', '100', '--in-flight', '1', '--out', 'run']))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow],
+        cwd=run_folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore Ctrl-C
+    )
+    trace = run_folder / "run/episodes.jsonl"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not (trace.exists() and trace.read_text().count("\n") >= 3):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert all(json.loads(line)["turns"] for line in trace.read_text().splitlines())
+
+
+LIMITED = """
+import resource, signal, sys
+from agent_r1_gym.cli.main import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # a write beyond it fails as on a full disk
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("command", ["rollout", "eval"])
+def test_a_full_disk_is_told_in_a_line_that_names_the_file(tmp_path, command):
+    words = [command, "FictionQA", "--policy", "oracle", "--out", str(tmp_path / "run")]
+    environment = os.environ | {"AGENT_R1_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", LIMITED, *words], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert re.search(rf"^agent-r1: File too large: {tmp_path}/run", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["rollout", "eval"])
+def test_a_folder_that_cannot_be_written_is_told_in_a_line(tmp_path, capsys, command):
+    (tmp_path / "file").write_text("")
+    assert main([command, "FictionQA", "--policy", "oracle", "--out", str(tmp_path / "file" / "run")]) == 1
+    assert re.search(rf"agent-r1: Not a directory: {tmp_path}/file.*\n$", capsys.readouterr().err)
