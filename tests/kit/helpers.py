@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.errors import RetrievalError
 from agent_r1_gym.retrieval.base import Hit, Retriever
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.types import Message, Passage, Task, ToolOutcome
@@ -50,6 +51,15 @@ class BatchTool(EchoTool):
     def execute_batch(self, batch: Sequence[Mapping[str, Any]]) -> list[str]:
         self.batches.append(len(batch))
         return [self.execute(arguments) for arguments in batch]
+
+
+class FlakyTool(EchoTool):
+    """An `EchoTool` whose backend is lost for the text "down"."""
+
+    def execute(self, arguments: Mapping[str, Any]) -> str:
+        if arguments["text"] == "down":
+            raise RetrievalError("connection refused")
+        return super().execute(arguments)
 
 
 class SleepTool(Tool):
