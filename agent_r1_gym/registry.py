@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -17,6 +13,7 @@ from gymnasium.wrappers import OrderEnforcing
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.support.plugins import import_from_here
 from agent_r1_gym.vector import ToolVectorEnv
 
 NAMESPACE = "AgentR1"
@@ -138,28 +135,6 @@ def registered_id(name: str) -> str:
             f"`python -c 'import {module}'` shows where."
         ) from error
     return identifier
-
-
-def import_from_here(module: str) -> ModuleType:
-    """Imports a user's module, from the current folder first (see `registered_id`)."""
-    with _current_folder_first():
-        return importlib.import_module(module)
-
-
-@contextlib.contextmanager
-def _current_folder_first() -> Iterator[None]:
-    here = str(Path.cwd())
-    if sys.path[:1] in ([here], [""]):  # by Python's own doing
-        yield
-        return
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(here)
-        if here not in sys.path:
-            sys.path.append(here)
 
 
 def _ids_of(module: str) -> list[str]:

@@ -20,7 +20,8 @@ from typing import Any, Literal, NamedTuple
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.scoring import SCORERS, AnswerScorer
-from agent_r1_gym.support.checks import check_choice, check_items
+from agent_r1_gym.support.checks import check_choice
+from agent_r1_gym.support.plugins import named_object
 from agent_r1_gym.types import Passage, Task, Transition
 
 TermFunction = Callable[[Transition], float]
@@ -58,6 +59,10 @@ class RewardTerm:
         """Bounds of the weighted value in one step."""
         ends = sorted((self.weight * self.low, self.weight * self.high))
         return ends[0], ends[1]
+
+
+Reward = str | RewardTerm | TermFunction
+"""What a reward may be made of: the name of a preset or MODULE:NAME, a term, a function of the transition."""
 
 
 class StepReward(NamedTuple):
@@ -259,7 +264,7 @@ REWARD_PRESETS = tuple(_PRESETS)
 
 
 def make_rewards(
-    reward: str | RewardSet | Sequence[RewardTerm],
+    reward: Reward | RewardSet | Sequence[Reward],
     weights: Mapping[str, float] | None = None,
     *,
     scorer: str | AnswerScorer = "hotpotqa",
@@ -267,23 +272,15 @@ def make_rewards(
     """Returns the reward of an environment.
 
     Args:
-        reward: a preset ("em", "f1", "agent_r1", "process") or terms of your own.
+        reward: a preset ("em", "f1", "agent_r1", "process"), a term of your own, a function of the transition (an
+            outcome term of its name, in [0, 1]), or MODULE:NAME of one of them; or several of these, added up.
         weights: overrides the weight of single terms, by name.
         scorer: whose normalisation and scoring the outcome terms use, a key of `scoring.SCORERS`.
 
     Raises:
         ConfigurationError: unknown preset, scorer or term; a weight that is not a finite number; two terms of one name.
     """
-    terms: Sequence[RewardTerm]
-    if isinstance(reward, RewardSet):
-        terms = reward.terms
-    elif isinstance(reward, str):
-        if reward not in _PRESETS:
-            raise ConfigurationError(f"Unknown reward preset {reward!r}. {suggest(reward, _PRESETS)}")
-        terms = _PRESETS[reward](find_scorer(scorer))
-    else:
-        check_items("reward (a preset or terms)", reward, RewardTerm)
-        terms = reward
+    terms = _terms(reward, scorer)
     names = [term.name for term in terms]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"Two reward terms have one name: {names}.")
@@ -295,6 +292,29 @@ def make_rewards(
             raise ConfigurationError(f"reward_weights names an unknown term {name!r}. {suggest(str(name), names)}")
     weighted = [replace(term, weight=_weight(term.name, overrides.get(term.name, term.weight))) for term in terms]
     return RewardSet(tuple(weighted))
+
+
+def _terms(reward: Any, scorer: str | AnswerScorer) -> tuple[RewardTerm, ...]:
+    """Returns the terms of a preset, of a term or function, or of several of them."""
+    if isinstance(reward, RewardSet):
+        return reward.terms
+    if isinstance(reward, RewardTerm):
+        return (reward,)
+    if isinstance(reward, str):
+        if reward in _PRESETS:
+            return _PRESETS[reward](find_scorer(scorer))
+        if ":" in reward:
+            return _terms(named_object(reward), scorer)
+        raise ConfigurationError(f"Unknown reward preset {reward!r}. {suggest(reward, _PRESETS)}")
+    if isinstance(reward, Sequence):
+        return tuple(term for part in reward for term in _terms(part, scorer))
+    name = getattr(reward, "__name__", "")
+    if callable(reward) and name.isidentifier():
+        return (RewardTerm(name, reward),)
+    raise ConfigurationError(
+        f"A reward is a preset, a RewardTerm, a named function of the transition, MODULE:NAME of one of them, or "
+        f"several of these; got {reward!r:.80}."
+    )
 
 
 def find_scorer(scorer: str | AnswerScorer) -> AnswerScorer:

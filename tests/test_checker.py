@@ -14,7 +14,7 @@ from agent_r1_gym.rewards import RewardTerm
 from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.text import render_text
 from agent_r1_gym.tool import Tool
-from agent_r1_gym.types import Message, Task, ToolOutcome
+from agent_r1_gym.types import Message, Task, ToolCall, ToolOutcome
 from agent_r1_gym.wrappers import ContextWindow
 from tests.kit.small_env import ANSWER, COUNT, TASKS, CounterTool, EchoTool, SmallEnv, call
 
@@ -415,6 +415,23 @@ def test_an_environment_whose_every_call_fails_does_not_pass():
     with pytest.raises(CheckError, match=r"calls failed, the first with tool_error: .*database"):
         check_tool_env(env)
     check_tool_env(ToolEnv(tasks=TASKS, tools=[DownTool()]), actions=[ANSWER, "hm"])  # nothing was called
+
+
+@pytest.mark.parametrize(
+    ("turn", "message"),
+    [
+        (ToolCall("eco", {"text": "x"}), "oracle's turn .*no tool 'eco'"),
+        (ToolCall("echo", {}), "oracle's turn .*was refused: .*text"),
+        ("", "oracle's turn '' was refused: The answer is empty"),
+    ],
+)
+def test_an_oracle_whose_turns_are_refused_is_caught(turn, message):
+    class Misled(SmallEnv):
+        def oracle(self, task, history):
+            return turn
+
+    with pytest.raises(CheckError, match=message):
+        check_tool_env(Misled())
 
 
 def test_a_tool_that_is_not_as_deterministic_as_it_says_is_caught():

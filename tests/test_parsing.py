@@ -378,15 +378,20 @@ def test_a_megabyte_of_anything_is_parsed_in_bounded_time(parser: Parser, advers
 # --- choosing a parser -----------------------------------------------------------------------------------------------
 
 
+WIKI = SearchR1Parser(tool="wiki")
+
+
 def test_parsers_are_made_by_name_or_taken_as_they_are() -> None:
     assert isinstance(make_parser("hermes"), HermesParser)
     assert isinstance(make_parser("search-r1"), SearchR1Parser)
     assert isinstance(make_parser("openai"), OpenAIParser)
     own = SearchR1Parser(tool="wiki")
     assert make_parser(own) is own
+    assert isinstance(make_parser("agent_r1_gym.parsing:SearchR1Parser"), SearchR1Parser)
+    assert make_parser(f"{__name__}:WIKI") is WIKI
 
 
-@pytest.mark.parametrize("wrong", ["hermess", "", None, 5, [], HermesParser])
+@pytest.mark.parametrize("wrong", ["hermess", "", "no_such_module:parser", "math:pi", None, 5, [], HermesParser])
 def test_unknown_parsers_are_refused(wrong: object) -> None:
     with pytest.raises(ConfigurationError, match="parser"):
         make_parser(wrong)  # type: ignore[arg-type]

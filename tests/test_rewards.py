@@ -369,7 +369,12 @@ def test_scorers_by_name() -> None:
         ({"reward": "em", "weights": [1.0]}, "weights"),
         ({"reward": (RewardTerm("x", lambda _: 0.0),) * 2}, "one name"),
         ({"reward": (RewardTerm("x", lambda _: 0.0, math.nan),)}, "finite"),
-        ({"reward": ("em",)}, "RewardTerm"),
+        ({"reward": ("em", "emm")}, "Did you mean 'em'"),
+        ({"reward": ("em", 5)}, "several of these; got 5"),
+        ({"reward": lambda _: 1.0}, "a named function"),
+        ({"reward": "no_such_module:term"}, "'no_such_module:term' cannot be loaded"),
+        ({"reward": "math:tauu"}, "'math:tauu' cannot be loaded"),
+        ({"reward": "math:tau"}, "several of these; got 6.28"),
         ({"reward": None}, "reward"),
         ({"reward": 5}, "reward"),
         ({"reward": "em", "scorer": 5}, "scorer"),
@@ -379,6 +384,25 @@ def test_scorers_by_name() -> None:
 def test_wrong_rewards_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_rewards(**arguments)  # type: ignore[arg-type]
+
+
+def used_tool(transition: Transition) -> float:
+    return float(bool(transition.parsed.calls))
+
+
+POLITE = RewardTerm("polite", lambda _: 1.0, -0.5, kind="process")
+
+
+def test_presets_terms_and_functions_add_up() -> None:
+    rewards = make_rewards(["em", POLITE, used_tool, f"{__name__}:POLITE_TOO"], {"used_tool": 0.25})
+    assert rewards.weights == {"em": 1.0, "polite": -0.5, "used_tool": 0.25, "polite_too": 2.0}
+    assert [term.kind for term in rewards.terms] == ["outcome", "process", "outcome", "outcome"]
+    first, *_ = episode(GOOD_CALL)
+    assert rewards.evaluate(first).terms == {"em": 0.0, "polite": 1.0, "used_tool": 1.0, "polite_too": 1.0}
+    assert make_rewards(used_tool).weights == make_rewards(f"{__name__}:used_tool").weights == {"used_tool": 1.0}
+
+
+POLITE_TOO = RewardTerm("polite_too", lambda _: 1.0, 2.0)
 
 
 def test_kinds_of_terms() -> None:

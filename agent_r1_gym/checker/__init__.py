@@ -40,6 +40,7 @@ _ODD_ACTIONS = (
     _FORGERY,
     "x" * 1_000_000,
 )
+_MISTAKES = ("unknown_tool", "bad_arguments")
 _NO_TEXTS: tuple[Any, ...] = (None, 3, b"bytes", ["text"], {"role": "assistant"})
 
 
@@ -72,7 +73,16 @@ def check_tool_env(env: ToolEnv, *, actions: Sequence[str] | None = None, episod
     _check_calls(probe)
     for check in (_check_determinism, _check_seeding, _check_halves, _check_snapshots, _check_outcomes):
         check(probe, turns)
-    for plain_check in (_check_end, _check_options, _check_prompt, _check_odd_actions, _check_no_texts, _check_close):
+    plain = (
+        _check_end,
+        _check_options,
+        _check_prompt,
+        _check_odd_actions,
+        _check_no_texts,
+        _check_oracle,
+        _check_close,
+    )
+    for plain_check in plain:
         plain_check(probe)
 
 
@@ -90,6 +100,25 @@ def _check_first_step(probe: Probe) -> None:
     except EpisodeError:
         _expect(probe, EpisodeError, lambda: probe.env.step(_IDLE), "a step before reset")
     probe.reset(seed=0)
+
+
+def _check_oracle(probe: Probe) -> None:
+    """What the environment's own oracle does is taken as a turn, and ends within the budget."""
+    for index in range(min(3, len(probe.env.tasks))):
+        step = probe.reset(options={"task_index": index})
+        while not step.ended:
+            turn = probe.env.oracle(probe.env.task, probe.env.transitions)
+            if turn is None:
+                break
+            parser = probe.env.parser
+            step = probe.step(parser.format_call(turn) if isinstance(turn, ToolCall) else parser.format_answer(turn))
+            refused = [outcome for outcome in step.info["tool_outcomes"] if outcome.error in _MISTAKES]
+            if refused or step.info["parse_errors"]:
+                told = refused[0].content if refused else step.info["parse_errors"][0].message
+                raise probe.fail(
+                    f"the oracle's turn {turn!r:.80} was refused: {told:.200}",
+                    "oracle() returns a ToolCall that the tools and the format take, or the final answer as text.",
+                )
 
 
 def _check_calls(probe: Probe) -> None:

@@ -42,6 +42,13 @@ def add_env_options(parser: argparse._ActionsContainer) -> None:
         "--max-turns", "--max_turns", type=int, help="maximum number of model turns per episode (default: 5)"
     )
     parser.add_argument(
+        "--reward",
+        action="append",
+        help="preset (em, f1, agent_r1, process), or MODULE:NAME of a RewardTerm or function; may be repeated: all are "
+        "added up (default: the environment's)",
+    )
+    parser.add_argument("--parser", help="format of turns: hermes, search-r1, openai or MODULE:NAME (default: hermes)")
+    parser.add_argument(
         "--option",
         action="append",
         default=[],
@@ -56,7 +63,8 @@ def env_options(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigurationError: an `--option` is not NAME=VALUE.
     """
-    named = {name: getattr(options, name) for name in ("dataset", "split", "setting", "retriever", "max_turns")}
+    names = ("dataset", "split", "setting", "retriever", "max_turns", "reward", "parser")
+    named = {name: getattr(options, name) for name in names}
     options_given = {name: value for name, value in named.items() if value is not None}
     for text in options.option:
         name, equals, value = text.partition("=")

@@ -18,13 +18,13 @@ from agent_r1_gym.core.opening import check_prompts, check_tasks, chosen_task, s
 from agent_r1_gym.core.turn import PendingStep
 from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError
 from agent_r1_gym.parsing import Parser, make_parser
-from agent_r1_gym.rewards import RewardSet, RewardTerm, StepReward, find_scorer, make_rewards
+from agent_r1_gym.rewards import Reward, RewardSet, StepReward, find_scorer, make_rewards
 from agent_r1_gym.scoring import AnswerScorer
 from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.support.checks import KnownOptions, check_choice, check_integer, check_items
 from agent_r1_gym.text import Wording, encodable, render_ansi, render_message, system_turn
 from agent_r1_gym.tool import PendingCall, Tool, execute_calls
-from agent_r1_gym.types import ParsedTurn, Task, ToolOutcome, Transition
+from agent_r1_gym.types import ParsedTurn, Task, ToolCall, ToolOutcome, Transition
 
 StepReturn = tuple[str, float, bool, bool, dict[str, Any]]
 _TERMINATIONS = ("answer", "goal")
@@ -35,7 +35,7 @@ class ToolEnv(KnownOptions, gymnasium.Env[str, str]):
     """A multi-turn, tool-using task.
 
     Subclasses give tasks and tools, and override hooks where their rules differ: `sample_task`, `make_tools`,
-    `task_prompt`, `is_terminated`. They do not override `reset` and `step`, which hold the contract.
+    `task_prompt`, `is_terminated`, `oracle`. They do not override `reset` and `step`, which hold the contract.
 
     Observation: the whole history as text. Action: one model turn, free text. `info` (same keys after `reset` and
     `step`): `messages` (the history as `types.Message`s), `new_messages` (what this step added), `task_id`, `dataset`,
@@ -51,8 +51,8 @@ class ToolEnv(KnownOptions, gymnasium.Env[str, str]):
     Args:
         tasks: what to solve; an episode samples one.
         tools: the tools of every episode.
-        parser: format of the model's turns: "hermes", "search-r1", "openai" or a `Parser`.
-        reward: preset name or `RewardTerm`s, see `rewards.make_rewards`.
+        parser: format of the model's turns: "hermes", "search-r1", "openai", a `Parser` or MODULE:NAME of one.
+        reward: presets, terms and functions of your own, or several of these, see `rewards.make_rewards`.
         reward_weights: overrides of single weights by term name.
         scorer: key of `scoring.SCORERS`.
         max_turns: model turns per episode; the episode is truncated after the last.
@@ -78,7 +78,7 @@ class ToolEnv(KnownOptions, gymnasium.Env[str, str]):
         tasks: Sequence[Task] = (),
         tools: Sequence[Tool] = (),
         parser: str | Parser = "hermes",
-        reward: str | RewardSet | tuple[RewardTerm, ...] = "em",
+        reward: Reward | RewardSet | Sequence[Reward] = "em",
         reward_weights: Mapping[str, float] | None = None,
         scorer: str | AnswerScorer = "hotpotqa",
         max_turns: int = 5,
@@ -133,6 +133,10 @@ class ToolEnv(KnownOptions, gymnasium.Env[str, str]):
     def is_terminated(self, transition: Transition) -> bool:
         """Returns whether the task ended by its own rules; the default: an answer was given."""
         return transition.parsed.answer is not None
+
+    def oracle(self, task: Task, history: Sequence[Transition]) -> ToolCall | str | None:
+        """Returns the best next turn, a call or the final answer, None if it is not known; default: the gold answer."""
+        return task.answers[0] if task.answers else None
 
     def describe_dataset(self) -> str:
         """Returns what `info["dataset"]` says is served."""

@@ -17,7 +17,7 @@ from agent_r1_gym.retrieval.make import make_retriever
 from agent_r1_gym.support.checks import check_choice
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.tools.search import SearchTool
-from agent_r1_gym.types import Passage, Task
+from agent_r1_gym.types import Passage, Task, ToolCall, Transition
 
 SETTINGS = ("open", "distractor")
 
@@ -82,6 +82,14 @@ class MultiHopQAEnv(ToolEnv):
         if self.setting == "open":
             return self.tools
         return [self._make_search(ParagraphRetriever(task))]
+
+    def oracle(self, task: Task, history: Sequence[Transition]) -> ToolCall | str | None:
+        """Returns a search for the title of each gold passage, one per turn, then the gold answer."""
+        titles: tuple[str, ...] = getattr(task, "supporting_titles", ())
+        turn = len(history)
+        if turn < len(titles) and turn + 1 < self.max_turns:
+            return ToolCall("search", {"query": titles[turn]})
+        return super().oracle(task, history)
 
     def describe_dataset(self) -> str:
         """Returns name, split, size and source of the questions."""

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.parsing.strict_json import decode
+from agent_r1_gym.support.plugins import named_object
 from agent_r1_gym.text import encodable
 from agent_r1_gym.types import Message, ParsedTurn, ParseError, ToolCall
 
@@ -320,11 +321,14 @@ _PARSERS: dict[str, type[Parser]] = {parser.name: parser for parser in (HermesPa
 
 
 def make_parser(parser: str | Parser) -> Parser:
-    """Returns the parser of that name ("hermes", "search-r1", "openai"), or `parser` itself if it is one.
+    """Returns the parser of that name ("hermes", "search-r1", "openai", MODULE:NAME), or `parser` itself if it is one.
 
     Raises:
         ConfigurationError: no parser has that name.
     """
+    if isinstance(parser, str) and ":" in parser:
+        named = named_object(parser)
+        parser = named() if isinstance(named, type) else named
     if isinstance(parser, Parser):
         return parser
     if not isinstance(parser, str) or parser not in _PARSERS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.parsing import Parser
 from agent_r1_gym.play.record import Trajectory
-from agent_r1_gym.registry import import_from_here
 from agent_r1_gym.support.json_lines import read_json_lines
+from agent_r1_gym.support.plugins import named_object
 from agent_r1_gym.types import Message, Task, ToolCall, ToolOutcome
 
 POLICIES = ("oracle", "naive", "replay:RUN", "MODULE:NAME")
@@ -31,6 +31,7 @@ class PolicyInput:
         parser: the format that the environment understands, None if it is no `ToolEnv`.
         task: the task with its gold answers; only oracles may look at it.
         tools: the tools of the episode as OpenAI-style function schemas.
+        oracle: returns what the environment's `oracle` says of the turn to come; None if it is no `ToolEnv`.
     """
 
     observation: str
@@ -41,6 +42,7 @@ class PolicyInput:
     parser: Parser | None
     task: Task
     tools: Sequence[Mapping[str, Any]] = ()
+    oracle: Callable[[], ToolCall | str | None] | None = None
 
     @property
     def format(self) -> Parser:
@@ -72,23 +74,33 @@ class Policy(abc.ABC):
 
 
 class OraclePolicy(Policy):
-    """Knows the gold: searches the title of each gold passage, one per turn, then gives the gold answer.
+    """Does what the environment's `oracle` says; where only one turn is left, gives the gold answer.
 
-    The upper bound of an environment, and the check that its data, retrieval and scoring fit together.
+    The upper bound of an environment, and the check that its data, tools and scoring fit together.
     """
 
     name = "oracle"
 
     def act(self, inputs: Sequence[PolicyInput]) -> list[str]:
-        """Returns the next search, or the gold answer when all is searched or one turn is left."""
+        """Returns the oracle's next turn.
+
+        Raises:
+            ConfigurationError: the environment knows none.
+        """
         return [self._act(state) for state in inputs]
 
     @staticmethod
     def _act(state: PolicyInput) -> str:
-        titles: tuple[str, ...] = getattr(state.task, "supporting_titles", ())
-        if state.turn < len(titles) and state.turns_left > 1:
-            return state.format.format_call(ToolCall("search", {"query": titles[state.turn]}))
-        return state.format.format_answer(state.task.answers[0] if state.task.answers else "unknown")
+        parser = state.format
+        turn = state.oracle() if state.oracle is not None else None
+        if isinstance(turn, ToolCall) and state.turns_left == 1 and state.task.answers:
+            turn = state.task.answers[0]
+        if turn is None:
+            raise ConfigurationError(
+                f"Nobody knows the best turn of task {state.task.id!r}: it has no gold answers. Override "
+                "`oracle(task, history)` of its environment, which returns a ToolCall or the final answer."
+            )
+        return parser.format_call(turn) if isinstance(turn, ToolCall) else parser.format_answer(turn)
 
 
 class NaivePolicy(Policy):
@@ -162,13 +174,12 @@ def make_policy(spec: str) -> Policy:
     scripted: dict[str, type[Policy]] = {"oracle": OraclePolicy, "naive": NaivePolicy}
     if spec in scripted:
         return scripted[spec]()
-    module, colon, name = spec.rpartition(":")
-    if not colon:
+    if ":" not in spec:
         raise ConfigurationError(f"Unknown policy {spec!r}. {suggest(spec, POLICIES)}")
     try:
-        named = getattr(import_from_here(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"Unknown policy {spec!r}: {error}. {suggest(spec, POLICIES)}") from error
+        named = named_object(spec)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"Unknown policy: {error} {suggest(spec, POLICIES)}") from error
     policy = named() if isinstance(named, type) else named
     if not isinstance(policy, Policy):
         raise ConfigurationError(f"{spec!r} is a {type(policy).__name__}, not an agent_r1_gym.play.policies.Policy.")

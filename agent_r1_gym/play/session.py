@@ -110,6 +110,7 @@ class Session:
             parser=self.parser,
             task=self.task,
             tools=() if tool_env is None else tool_env.tool_schemas,
+            oracle=None if tool_env is None else lambda: tool_env.oracle(tool_env.task, tool_env.transitions),
         )
 
     def ask(self) -> Prompt | str:

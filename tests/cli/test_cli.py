@@ -95,6 +95,16 @@ def test_every_command_takes_an_environment_of_ones_own(
     assert status == 0 and "return 1.000" in out
 
 
+def test_rewards_and_parsers_of_ones_own(own_env: str, capsys: pytest.CaptureFixture[str], run_folder: Path) -> None:
+    (run_folder / "my_rewards.py").write_text("def called(transition):\n    return float(bool(transition.outcomes))\n")
+    words = ("--reward", "em", "--reward", "my_rewards:called", "--parser", "agent_r1_gym.parsing:HermesParser")
+    status, _, err = call(capsys, "rollout", own_env, *words, "--out", "run")
+    assert status == 0, err
+    (record, *_) = RunFolder(run_folder / "run").episodes()
+    assert record.reward_terms == {"em": 1.0, "called": 0.0}
+    assert call(capsys, "rollout", own_env, "--reward", "my_rewards:call", "--out", "other")[0] == 2
+
+
 def test_the_console_script_finds_a_module_in_the_current_folder(own_env: str, run_folder: Path) -> None:
     console = (  # as pip writes it: the folder of the script stands on sys.path, the current one does not
         "import sys\n"

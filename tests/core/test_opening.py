@@ -196,7 +196,7 @@ def generator() -> Any:
         {"parser": []},
         {"reward": "emm"},
         {"reward": None},
-        {"reward": ["em"]},
+        {"reward": ["emm"]},
         {"reward_weights": {"f1": 1.0}},
         {"reward_weights": {"em": float("nan")}},
         {"reward_weights": [1.0]},

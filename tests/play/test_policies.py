@@ -1,0 +1,60 @@
+"""Scripted policies: the oracle asks the environment, and says where it has none to ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.play.engine import ScriptedEngine
+from agent_r1_gym.play.jobs import evaluation_jobs
+from agent_r1_gym.play.player import Player
+from agent_r1_gym.play.policies import OraclePolicy
+from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.rewards import RewardTerm
+from agent_r1_gym.types import Task, ToolCall, Transition
+from tests.kit.helpers import TASKS, CounterTool
+
+
+class CountTo(ToolEnv):
+    """Solved by calling the counter as often as the task says: its result is a state, not an answer."""
+
+    def __init__(self, **options: Any) -> None:
+        tasks = [Task(f"n{number}", "Count.", metadata={"number": number}) for number in (1, 3)]
+        goal = RewardTerm("goal", lambda transition: float(transition.terminated))
+        super().__init__(**{"tasks": tasks, "tools": [CounterTool()], "reward": goal, **options})
+
+    def is_terminated(self, transition: Transition) -> bool:
+        return transition.turn + 1 == self.task.metadata["number"]
+
+
+class CountToWithOracle(CountTo):
+    def oracle(self, task: Task, history: Sequence[Transition]) -> ToolCall | str | None:
+        return ToolCall("count", {})
+
+
+def played(env: type[ToolEnv], number: int = 2, **options: Any) -> list[Trajectory]:
+    records: list[Trajectory] = []
+    jobs = evaluation_jobs(range(number))
+    Player(lambda: env(**options)).play(jobs, ScriptedEngine(OraclePolicy(), side_by_side=1), records.append)
+    return sorted(records, key=lambda record: record.task_index)
+
+
+def test_the_upper_bound_of_a_goal_is_what_the_environments_oracle_reaches() -> None:
+    records = played(CountToWithOracle)
+    assert [(record.episode_return, len(record.turns), record.end_reason) for record in records] == [
+        (1.0, 1, "goal"),
+        (1.0, 3, "goal"),
+    ]
+
+
+def test_without_an_oracle_of_its_own_an_environment_gives_the_gold_answer() -> None:
+    assert [record.answer for record in played(ToolEnv, 3, tasks=TASKS)] == [task.answers[0] for task in TASKS]
+
+
+def test_where_nobody_knows_the_best_turn_it_is_said() -> None:
+    with pytest.raises(ConfigurationError, match=r"best turn of task 'n1'.*Override `oracle"):
+        played(CountTo)
