@@ -22,7 +22,7 @@ from agent_r1_gym.cli.env_options import add_env_arguments, env_options, first_t
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.evaluation.evaluate import PATIENCE, evaluate
-from agent_r1_gym.evaluation.metrics import METRICS, Summary
+from agent_r1_gym.evaluation.metrics import METRICS, Summary, answers_told
 from agent_r1_gym.evaluation.run_folder import RunFolder, question_hash
 from agent_r1_gym.play.jobs import HELD_OUT_SEED, evaluation_jobs
 from agent_r1_gym.play.policies import ReplayPolicy, make_policy
@@ -114,15 +114,23 @@ def play(options: argparse.Namespace, *, command: str, most: int | None = None) 
 
 
 def metrics_table(metrics: Summary) -> str:
-    """Returns the summary of a run as text: a row for the whole, each type and each number of hops."""
-    groups = {"all": metrics["overall"], **metrics["by_type"]}
-    groups |= {f"{hops} hops": group for hops, group in metrics["by_hops"].items()}
+    """Returns the summary of a run as text: a row for the whole, and for each value of the tasks' labels."""
+    groups = {"all": metrics["overall"]}
+    for label, values in metrics["by"].items():
+        groups |= {f"{label} {value}": group for value, group in values.items()}
     names = [name for name in (*METRICS, "seconds") if name in metrics["overall"]["metrics"]]
+    terms = [name for name in metrics["overall"]["reward_terms"] if name not in names]
     rows = [
-        (label, group["questions"], *[_cell(name, group["metrics"].get(name)) for name in names])
+        (
+            label,
+            group["questions"],
+            *[_cell(name, group["metrics"].get(name)) for name in names],
+            *[_cell(name, group["reward_terms"].get(name)) for name in terms],
+        )
         for label, group in groups.items()
     ]
-    text = table(("questions", "number", *names), rows)
+    text = table(("questions", "number", *names, *(f"term {name}" for name in terms)), rows)
+    text += f"\nanswers  {told}" if (told := answers_told(metrics)) else ""
     for name in ("ends", "failures"):
         text += f"\n{name}  " + (", ".join(f"{kind}: {n}" for kind, n in metrics["overall"][name].items()) or "none")
     for name in ("pass_at_k", "majority_at_k"):

@@ -32,6 +32,10 @@ METRICS = (
 """Numbers of an episode that are averaged, in the order of tables. `sub_em` is the lenient substring match."""
 
 
+_ALWAYS = ("type", "hops")
+_MOST_VALUES = 8
+
+
 def summarize(
     records: Sequence[Trajectory],
     failures: Sequence[Failure],
@@ -41,11 +45,15 @@ def summarize(
 ) -> Summary:
     """Returns what `metrics.json` holds.
 
-    `overall`, and `by_type` and `by_hops` by value (as text), each with: `questions`, `episodes`, `metrics` (by name of
-    `METRICS`, and `seconds` if they were timed: `mean`, `low`, `high`; absent where no episode has the metric),
+    `overall`, and `by` label of the task ("type", "hops", any with two to eight values) and its value (as text), each
+    with: `questions`, `episodes`, `metrics` (by name of `METRICS`, and `seconds` if they were timed: `mean`, `low`,
+    `high`; absent where no episode has the metric), `reward_terms` (likewise: each raw term, summed over an episode),
     `failures` (number of episodes with each kind), `ends` (number of episodes by end reason). Besides, for the whole
-    run: `excluded` (`episodes`, `by_error`) and `em_counting_excluded_as_wrong`; with several samples `pass_at_k` and
-    `majority_at_k` by k, both estimated from all samples (see `statistics`).
+    run: `answers` (`distinct`, `none`: episodes without one, `most_frequent`: up to five normalised answers and their
+    numbers of episodes), `most_frequent_gold` (`answer`, and `em`: the share of questions that it would answer right
+    if it were always given; None without gold answers), `excluded` (`episodes`, `by_error`) and
+    `em_counting_excluded_as_wrong`; with several samples `pass_at_k` and `majority_at_k` by k, both estimated from all
+    samples (see `statistics`).
 
     Args:
         records: finished episodes.
@@ -54,12 +62,15 @@ def summarize(
         seconds: by task index and sample.
     """
     summary: Summary = {"overall": _group(records, seconds or {})}
-    for name, label in (("by_type", "type"), ("by_hops", "hops")):
-        values = sorted({record.labels[label] for record in records if label in record.labels})
-        summary[name] = {
-            str(value): _group([record for record in records if record.labels.get(label) == value], seconds or {})
+    summary["by"] = {
+        label: {
+            value: _group([record for record in records if str(record.labels.get(label)) == value], seconds or {})
             for value in values
         }
+        for label, values in _label_values(records).items()
+    }
+    summary["answers"] = _answers(records)
+    summary["most_frequent_gold"] = _most_frequent_gold(records)
     lost = lost_by_error([failure.error for failure in failures])
     summary["excluded"] = {"episodes": len(failures), "by_error": lost}
     scored = [record.scores["em"] for record in records if "em" in record.scores]
@@ -68,6 +79,53 @@ def summarize(
     if samples > 1:
         summary |= _best_of_k(records, samples)
     return summary
+
+
+def _label_values(records: Sequence[Trajectory]) -> dict[str, list[str]]:
+    """Returns the labels to break results down by, and their values in order: numbers by size, texts by letter."""
+    values: dict[str, set[Any]] = {}
+    for record in records:
+        for label, value in record.labels.items():
+            values.setdefault(label, set()).add(value)
+    ordered = {
+        label: [str(value) for value in sorted(found, key=lambda value: (str(type(value)), value))]
+        for label, found in values.items()
+        if label in _ALWAYS or 2 <= len(found) <= _MOST_VALUES
+    }
+    return {label: ordered[label] for label in (*_ALWAYS, *ordered) if label in ordered}
+
+
+def _answers(records: Sequence[Trajectory]) -> Summary:
+    """Returns what was answered: an agent that always says the same thing shows here."""
+    given = Counter(normalize_answer(record.answer) for record in records if record.answer is not None)
+    return {
+        "distinct": len(given),
+        "none": len(records) - given.total(),
+        "most_frequent": dict(sorted(given.most_common(5), key=lambda item: (-item[1], item[0]))),
+    }
+
+
+def _most_frequent_gold(records: Sequence[Trajectory]) -> Summary | None:
+    """Returns the gold answer that most questions accept: what a run must beat that has learned anything."""
+    golds = [frozenset(map(normalize_answer, group[0].gold_answers)) for group in _by_task(records).values()]
+    accepted = Counter(answer for accepts in golds for answer in sorted(accepts))
+    if not accepted:
+        return None
+    answer, number = min(accepted.items(), key=lambda item: (-item[1], item[0]))
+    return {"answer": answer, "em": number / len(golds)}
+
+
+def answers_told(summary: Mapping[str, Any]) -> str:
+    """Returns what was answered most, and what the most frequent gold answer alone would score; "" without answers."""
+    answers, gold = summary["answers"], summary["most_frequent_gold"]
+    text = ""
+    if answers["most_frequent"]:
+        said, number = next(iter(answers["most_frequent"].items()))
+        kinds = "one answer" if answers["distinct"] == 1 else f"{answers['distinct']} different answers, most often"
+        text = f"{kinds} {said!r} ({number} of {summary['overall']['episodes']} episodes); "
+    if gold is not None:
+        text += f"always answering {gold['answer']!r} would score EM {gold['em']:.3f}"
+    return text.removesuffix("; ")
 
 
 def lost_by_error(errors: Iterable[str]) -> dict[str, int]:
@@ -84,11 +142,15 @@ def _group(records: Sequence[Trajectory], seconds: Mapping[Key, float]) -> Summa
     }
     keys = [[(record.task_index, record.sample) for record in group] for group in by_task.values()]
     scores["seconds"] = [[seconds[key] for key in group if key in seconds] for group in keys]
+    terms = [[record.reward_terms for record in group] for group in by_task.values()]
+    names = dict.fromkeys(name for group in terms for sums in group for name in sums)
+    earned = {name: [[sums.get(name, 0.0) for sums in group] for group in terms] for name in names}
     failures = Counter(kind for record in records for kind in record.failures)
     return {
         "questions": len(by_task),
         "episodes": len(records),
         "metrics": {name: interval._asdict() for name, interval in bootstrap(scores).items()},
+        "reward_terms": {name: interval._asdict() for name, interval in bootstrap(earned).items()},
         "failures": dict(sorted(failures.items())),
         "ends": dict(sorted(Counter(record.end_reason for record in records).items())),
     }

@@ -28,6 +28,7 @@ Step = tuple[str, SupportsFloat, bool, bool, dict[str, Any]]
 """What `env.step` returns."""
 OnEnd = Callable[[Trajectory], None]
 _NO_LIMIT = sys.maxsize
+_LONGEST_LABEL = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,6 @@ class Session:
         """Returns the episode as it stands."""
         task, info, tool_env = self.task, self.info, self.tool_env
         gold = getattr(task, "supporting_titles", ()) if tool_env is not None else ()
-        labels = {name: getattr(task, name, None) for name in ("type", "hops")}
         return Trajectory(
             env_id=self.env.spec.id if self.env.spec else "",
             dataset=info.get("dataset", ""),
@@ -176,7 +176,7 @@ class Session:
             sample=self.job.sample,
             seed=self.job.seed,
             question=task.prompt,
-            labels={name: value for name, value in labels.items() if value},
+            labels=_labels(task),
             gold_answers=task.answers,
             answer=info.get("answer"),
             messages=self._messages,
@@ -250,6 +250,15 @@ class Session:
         scorer = self.tool_env.scorer
         metrics = {"em": scorer.em, "f1": scorer.f1, "sub_em": sub_exact_match}
         return {name: 0.0 if answer is None else metric(answer, task.answers) for name, metric in metrics.items()}
+
+
+def _labels(task: Task) -> dict[str, Any]:
+    """Returns what results can be broken down by: type and hops of a question, and short values of the metadata."""
+    labels = {name: value for name in ("type", "hops") if (value := getattr(task, name, None))}
+    for name, value in task.metadata.items():
+        if isinstance(value, int | float) or (isinstance(value, str) and len(value) <= _LONGEST_LABEL):
+            labels.setdefault(name, value)
+    return labels
 
 
 def step_sessions(

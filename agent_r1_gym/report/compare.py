@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,14 @@ class Comparison:
         facts: what was evaluated, one text per run.
         pairs: the episodes that both have finished, of the same question and sample.
         tests: see `evaluation.metrics.compare_records`.
+        labels: the labels that results are broken down by.
     """
 
     names: tuple[str, str]
     facts: tuple[str, str]
     pairs: Sequence[tuple[Trajectory, Trajectory]]
     tests: Row
+    labels: Collection[str] = ()
 
     @property
     def counts(self) -> Counter[str]:
@@ -65,7 +67,7 @@ def compare(ours: Path, theirs: Path) -> Comparison:
     pairs = [(record, of_right[_key(record)]) for record in left.records if _key(record) in of_right]
     if not pairs:
         raise ConfigurationError(f"{ours} and {theirs} have finished no episode in common; resume them first.")
-    return Comparison((left.name, right.name), (_fact("A", left), _fact("B", right)), pairs, tests)
+    return Comparison((left.name, right.name), (_fact("A", left), _fact("B", right)), pairs, tests, left.metrics["by"])
 
 
 def class_of(ours: Trajectory, theirs: Trajectory) -> str:
@@ -114,7 +116,7 @@ def _item(comparison: Comparison, ours: Trajectory, theirs: Trajectory) -> Item:
         "outcome": (kind, DIFFER) if kind in CLASSES[1:3] else (kind,),
         "trouble": tuple(f"{side}: {name}" for side, record in both for name in troubles(record)),
     }
-    facets |= {name: (str(value),) for name, value in ours.labels.items()}
+    facets |= {name: (str(value),) for name, value in ours.labels.items() if name in comparison.labels}
     sides = tuple(
         episode_side(record, title=f"{side}: {name}. {answered(record)}")
         for (side, record), name in zip(both, comparison.names, strict=True)

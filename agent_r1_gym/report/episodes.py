@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
@@ -21,17 +21,18 @@ _SCORES = ("em", "f1", "sub_em", "support_recall", "return")
 _TITLE = 300
 
 
-def episode_item(record: Trajectory, **facets: str) -> Item:
+def episode_item(record: Trajectory, *, labels: Collection[str] = (), **facets: str) -> Item:
     """Returns an episode as an entry.
 
     Args:
         record: the episode.
+        labels: those of its labels to filter by.
         **facets: further values to filter by.
     """
     outcome = outcome_of(record)
     values: dict[str, tuple[str, ...]] = {name: (value,) for name, value in facets.items()}
     values |= {"outcome": (outcome,), "trouble": troubles(record)}
-    values |= {name: (str(value),) for name, value in record.labels.items()}
+    values |= {name: (str(value),) for name, value in record.labels.items() if name in labels}
     return Item(_MARKS[outcome], question_of(record), answered(record), (episode_side(record),), values)
 
 

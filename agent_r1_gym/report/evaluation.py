@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_r1_gym.evaluation.metrics import METRICS, summarize
+from agent_r1_gym.evaluation.metrics import METRICS, answers_told, summarize
 from agent_r1_gym.evaluation.run_folder import Failure, RunFolder
-from agent_r1_gym.evaluation.statistics import bootstrap
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.report.episodes import episode_item, lost_item
 from agent_r1_gym.report.packing import Item
@@ -77,15 +76,15 @@ def evaluation_parts(runs: Sequence[EvaluationRun]) -> list[Html]:
     parts = [heading("Evaluation"), *(paragraph(fact(run)) for run in runs)]
     whole = [(run.name, run.metrics["overall"]) for run in runs]
     parts.append(_metrics_table("All questions: mean [95 % interval]", whole))
-    for key, title in (("by_type", "By question type"), ("by_hops", "By hops")):
+    for label in _labels(runs):
         groups = [
-            (_labelled(value, run, runs, unit=" hops" if key == "by_hops" else ""), run.metrics[key][value])
-            for value in values_of(runs, key)
+            (value if len(runs) == 1 else f"{value}: {run.name}", group)
+            for value in values_of(runs, label)
             for run in runs
-            if value in run.metrics[key]
+            if (group := _of_value(run, label, value))["metrics"]
         ]
-        if groups:
-            parts.append(_metrics_table(f"{title}: mean [95 % interval]", groups))
+        parts.append(_metrics_table(f"By {label}: mean [95 % interval]", groups))
+    parts.append(_terms_table(whole))
     parts += _best_of_k(runs)
     parts.append(_ends(runs))
     return [*parts, *_plots(runs)]
@@ -103,17 +102,31 @@ def fact(run: EvaluationRun) -> str:
         worst = run.metrics["em_counting_excluded_as_wrong"]
         em = "unknown" if worst is None else f"{worst:.3f}"
         text += f" {excluded} episodes lost their backend and are not scored; counted as wrong, EM would be {em}."
+    told = answers_told(run.metrics)
+    text += f" {told[0].upper()}{told[1:]}." if told else ""
     return text if run.complete else f"{text} NOT COMPLETE: resume it for the whole numbers."
 
 
-def values_of(runs: Sequence[EvaluationRun], key: str) -> list[str]:
-    """Returns the question types or hops that any run has, in order."""
-    values = {value for run in runs for value in run.metrics[key]}
-    return sorted(values, key=lambda value: (len(value), value) if key == "by_hops" else (0, value))
+def values_of(runs: Sequence[EvaluationRun], label: str) -> list[str]:
+    """Returns the values of a label that any run has, in order."""
+    return list(dict.fromkeys(value for run in runs for value in run.metrics["by"].get(label, ())))
 
 
-def _labelled(value: str, run: EvaluationRun, runs: Sequence[EvaluationRun], *, unit: str) -> str:
-    return f"{value}{unit}" if len(runs) == 1 else f"{value}{unit}: {run.name}"
+def _labels(runs: Sequence[EvaluationRun]) -> list[str]:
+    return list(dict.fromkeys(label for run in runs for label in run.metrics["by"]))
+
+
+def _of_value(run: EvaluationRun, label: str, value: str) -> Row:
+    group: Row = run.metrics["by"].get(label, {}).get(value, {"metrics": {}})
+    return group
+
+
+def _terms_table(whole: Sequence[tuple[str, Row]]) -> Html:
+    names = list(dict.fromkeys(name for _, group in whole for name in group["reward_terms"]))
+    rows: list[list[Cell]] = [
+        [run, *(_cell(group["reward_terms"].get(name)) for name in names)] for run, group in whole
+    ]
+    return table("Reward terms, unweighted, summed over an episode: mean [95 % interval]", ("", *names), rows)
 
 
 def _metrics_table(caption: str, groups: Sequence[tuple[str, Row]]) -> Html:
@@ -158,38 +171,30 @@ def _ends(runs: Sequence[EvaluationRun]) -> Html:
 
 def _plots(runs: Sequence[EvaluationRun]) -> list[Html]:
     figures = []
-    for key, unit in (("by_hops", " hops"), ("by_type", "")):
+    for label in _labels(runs):
         for metric in ("em", "calls"):
-            values = values_of(runs, key)
-            series = {run.name: [_range(run, key, value, metric) for value in values] for run in runs}
+            values = values_of(runs, label)
+            series = {
+                run.name: [_range(_of_value(run, label, value)["metrics"].get(metric)) for value in values]
+                for run in runs
+            }
             if any(bar for line in series.values() for bar in line):
-                title = f"{metric.upper() if metric == 'em' else metric} {key.replace('_', ' ')}"
-                figures.append(bars(title, [f"{value}{unit}" for value in values], series))
-    terms = {run.name: _reward_terms(run.records) for run in runs}
+                figures.append(bars(f"{metric.upper() if metric == 'em' else metric} by {label}", values, series))
+    terms = {run.name: run.metrics["overall"]["reward_terms"] for run in runs}
     names = list(dict.fromkeys(name for sums in terms.values() for name in sums))
     if names:
-        series = {run: [sums.get(name) for name in names] for run, sums in terms.items()}
+        series = {run: [_range(sums.get(name)) for name in names] for run, sums in terms.items()}
         figures.append(bars("reward terms, summed over an episode", names, series))
     return [legend([run.name for run in runs]), grid(figures)] if figures else []
 
 
-def _range(run: EvaluationRun, key: str, value: str, metric: str) -> Range | None:
-    summary = run.metrics[key].get(value, {"metrics": {}})["metrics"].get(metric)
+def _range(summary: Mapping[str, float] | None) -> Range | None:
     return None if summary is None else (summary["mean"], summary["low"], summary["high"])
-
-
-def _reward_terms(records: Sequence[Trajectory]) -> Mapping[str, Range]:
-    """Returns the mean over episodes, with its interval over questions, of the sum of each raw reward term."""
-    tasks: dict[int, list[dict[str, float]]] = {}
-    for record in records:
-        tasks.setdefault(record.task_index, []).append(record.reward_terms)
-    names = list(dict.fromkeys(name for group in tasks.values() for terms in group for name in terms))
-    return bootstrap({name: [[terms.get(name, 0.0) for terms in group] for group in tasks.values()] for name in names})
 
 
 def evaluation_items(runs: Sequence[EvaluationRun]) -> list[Item]:
     """Returns every episode of the runs, lost ones last."""
     return [
-        *(episode_item(record, run=run.name) for run in runs for record in run.records),
+        *(episode_item(record, labels=run.metrics["by"], run=run.name) for run in runs for record in run.records),
         *(lost_item(failure, run=run.name) for run in runs for failure in run.failures),
     ]

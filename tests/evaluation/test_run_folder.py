@@ -297,10 +297,12 @@ class TestCommand:
         assert main([*COMMAND, "naive", "--out", str(tmp_path / "run")]) == 0
         out = capsys.readouterr().out
         metrics = RunFolder(tmp_path / "run").metrics()
-        assert sum(group["questions"] for group in metrics["by_type"].values()) == 60
-        assert sum(group["questions"] for group in metrics["by_hops"].values()) == 60
+        assert sum(group["questions"] for group in metrics["by"]["type"].values()) == 60
+        assert sum(group["questions"] for group in metrics["by"]["hops"].values()) == 60
         assert 0 < metrics["overall"]["metrics"]["support_recall"]["mean"] < 1
-        assert all(name in out for name in ("bridge", "4 hops", "em", "support_recall", "calls"))
+        assert all(
+            name in out for name in ("type bridge", "hops 4", "em", "support_recall", "calls", "always answering")
+        )
 
     def test_a_majority_of_one_equals_pass_at_1(self, tmp_path):
         """The third sample alone is right: what looks at the first ones only would see nothing."""

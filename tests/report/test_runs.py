@@ -48,7 +48,7 @@ class TestReport:
         assert f"0.750<small>[{overall['low']:.3f}, {overall['high']:.3f}]" in page
         text = plain(page)
         assert "40 of 41 episodes" in text and "1 episodes lost their backend" in text and "NOT COMPLETE" not in text
-        for title in ("By question type", "By hops", "EM by hops", "calls by hops", "reward terms"):
+        for title in ("By type", "By hops", "EM by hops", "calls by hops", "Reward terms"):
             assert title in text
         index = chunks(page)["index"]
         assert len(index["titles"]) == 41 and index["details"][-1] == "unavailable: search"
