@@ -37,6 +37,7 @@ from agent_r1_gym.vector import ToolVectorEnv
 
 if TYPE_CHECKING:
     from agent_r1_gym.checker import check_tool_env
+    from agent_r1_gym.datasets.tasks import load_tasks
     from agent_r1_gym.wrappers import ContextWindow, MessageObservation, TokenObservation
 
 __version__ = "0.2.0"
@@ -74,6 +75,7 @@ __all__ = [
     "info_from_dict",
     "info_to_dict",
     "load_dataset",
+    "load_tasks",
     "make_retriever",
     "make_rewards",
     "register",
@@ -87,6 +89,7 @@ _IMPORTED_WHEN_NAMED = {
     "TokenObservation": "wrappers",
     "check_tool_env": "checker",
     "checker": "checker",
+    "load_tasks": "datasets.tasks",
     "wrappers": "wrappers",
 }
 """Module of each name that few programs need; importing them all takes a sixth of the package's own time."""

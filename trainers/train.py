@@ -199,8 +199,7 @@ def env_maker(args: AgentConfig, markup: Sequence[str], *, evaluating: bool = Fa
             f"context_window={args.context_window}: env_id={args.env_id!r} is no ToolEnv, whose tool output could be "
             'removed. Leave it unset; an environment of another kind says info["context_rewritten"] itself.'
         )
-    served = getattr(getattr(env, "dataset", None), "name", "")
-    if served.endswith("-sample") and options.get("dataset") != "sample":
+    if getattr(getattr(env, "tasks", None), "is_sample", False) and options.get("dataset") != "sample":
         raise ConfigurationError(
             f"env_id={args.env_id!r} would serve the bundled fictional sample. Prepare real data (`agent-r1 prepare`), "
             'set dataset in env_kwargs to a path, or say so with env_kwargs {"dataset": "sample"}.'

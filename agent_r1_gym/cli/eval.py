@@ -173,8 +173,10 @@ def _held_out_env(options: argparse.Namespace) -> tuple[TextEnv, dict[str, Any]]
     """Returns an environment and its options, with the held-out split (if any) unless the options name a split."""
     chosen = env_options(options)
     env = make_text_env(options.env, chosen)
-    splits = getattr(env.unwrapped, "held_out_splits", ())
-    if "split" in chosen or not splits or _is_a_file(chosen):
+    bare = env.unwrapped
+    own = getattr(bare, "held_out_splits", ())  # --split would only rename one of the official files
+    splits = () if own and _is_a_file(chosen) else own or getattr(getattr(bare, "tasks", ()), "held_out_splits", ())
+    if "split" in chosen or not splits:
         return env, chosen
     held_out = {**chosen, "split": splits[0]}
     try:
@@ -187,12 +189,12 @@ def _held_out_env(options: argparse.Namespace) -> tuple[TextEnv, dict[str, Any]]
 
 def _is_a_file(chosen: Mapping[str, Any]) -> bool:
     dataset = chosen.get("dataset")
-    return isinstance(dataset, str) and Path(dataset).is_file()  # --split would only rename it
+    return isinstance(dataset, str) and Path(dataset).is_file()
 
 
 def _note_surprises(spec: AgentSpec, env: TextEnv, options: argparse.Namespace) -> None:
     """Warns where the numbers are of training questions, or all samples of a question are equal."""
-    if getattr(getattr(env.unwrapped, "dataset", None), "split", None) == "train":
+    if getattr(getattr(env.unwrapped, "tasks", None), "split", None) == "train":
         note("these are training questions (split 'train'); an agent may know them from its training.")
     greedy = spec.model.get("temperature") == 0 and "temperature" not in spec.model.get("request", {})
     if options.samples > 1 and greedy:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from agent_r1_gym.cli.index import corpus_retriever
 from agent_r1_gym.envs.multihop_qa import MultiHopQAEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.registry import make_tool_env
 from agent_r1_gym.retrieval.base import Retriever
-from agent_r1_gym.retrieval.make import make_retriever
+from agent_r1_gym.retrieval.make import corpus_retriever, make_retriever
 from agent_r1_gym.retrieval.server import serve
 from agent_r1_gym.support.terminal import say
 

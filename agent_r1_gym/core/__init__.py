@@ -7,6 +7,7 @@ process rewards, packages the new state. It knows no token ids and no chat templ
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 import gymnasium
 
 from agent_r1_gym.core.history import EpisodeState, History
-from agent_r1_gym.core.opening import check_prompts, check_tasks, chosen_task, system_text
+from agent_r1_gym.core.opening import check_prompts, chosen_task, opened_tasks, system_text
 from agent_r1_gym.core.turn import PendingStep
 from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError
 from agent_r1_gym.parsing import Parser, make_parser
@@ -50,6 +51,8 @@ class ToolEnv(KnownOptions, gymnasium.Env[str, str]):
 
     Args:
         tasks: what to solve; an episode samples one.
+        dataset: where tasks are read from instead: a file, a folder or "hub:NAME", see `datasets.tasks.load_tasks`.
+        split: which tasks of `dataset`; None: its training split.
         tools: the tools of every episode.
         parser: format of the model's turns: "hermes", "search-r1", "openai", a `Parser` or MODULE:NAME of one.
         reward: presets, terms and functions of your own, or several of these, see `rewards.make_rewards`.
@@ -71,11 +74,15 @@ class ToolEnv(KnownOptions, gymnasium.Env[str, str]):
     metadata: dict[str, Any] = {"render_modes": ["ansi", "human"], "render_fps": 4}  # noqa: RUF012
     instructions: ClassVar[str] = "Solve the task with the functions below."
     """What the system turn says before tools and answer format, unless `system_prompt` says something else."""
+    held_out_splits: Sequence[str] = ()
+    """Splits that are not trained on, where a class knows them; a `dataset` of tasks knows its own."""
 
     def __init__(
         self,
         *,
         tasks: Sequence[Task] = (),
+        dataset: str | os.PathLike[str] | Sequence[Task] | None = None,
+        split: str | None = None,
         tools: Sequence[Tool] = (),
         parser: str | Parser = "hermes",
         reward: Reward | RewardSet | Sequence[Reward] = "em",
@@ -94,11 +101,10 @@ class ToolEnv(KnownOptions, gymnasium.Env[str, str]):
         check_choice("feedback", feedback, ("full", "short"))
         if render_mode is not None:
             check_choice("render_mode", render_mode, self.metadata["render_modes"])
-        check_tasks(tasks)
         check_items("tools", tools, Tool)
         check_items("markup", markup, str)
         check_prompts(system_prompt, raw_system_prompt)
-        self.tasks = tasks
+        self.tasks = opened_tasks(tasks, dataset, split)
         self.tools = tuple(tools)
         self.parser = make_parser(parser)
         self.scorer = find_scorer(scorer)
@@ -140,7 +146,8 @@ class ToolEnv(KnownOptions, gymnasium.Env[str, str]):
 
     def describe_dataset(self) -> str:
         """Returns what `info["dataset"]` says is served."""
-        return f"{len(self.tasks)} tasks given to the constructor"
+        given = f"{len(self.tasks)} tasks given to the constructor"
+        return str(self.tasks.describe()) if hasattr(self.tasks, "describe") else given
 
     # --- the contract ------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,29 @@ from typing import Any
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.checks import check_choice
 from agent_r1_gym.types import Task
+
+
+def opened_tasks(tasks: Sequence[Task], dataset: Any, split: str | None) -> Sequence[Task]:
+    """Returns the tasks of an environment: those that it was given, or those of a data set.
+
+    Raises:
+        ConfigurationError: both or neither, or an argument has a wrong value.
+        DatasetError: the data set is missing or malformed.
+    """
+    if dataset is None:
+        if split is not None:
+            raise ConfigurationError(f"split={split!r} chooses among the tasks of a dataset=, and there is none.")
+        check_tasks(tasks)
+        return tasks
+    from agent_r1_gym.datasets.tasks import TaskSet, load_tasks
+
+    if len(tasks):
+        raise ConfigurationError(f"Give tasks or dataset, not both: {len(tasks)} tasks and {dataset!r:.80}.")
+    if isinstance(dataset, TaskSet):
+        return dataset if split is None else dataset.part(split)
+    if not isinstance(dataset, str | os.PathLike):
+        raise ConfigurationError(f"dataset must be a path, 'hub:NAME' or what load_tasks returns, got {dataset!r:.80}.")
+    return load_tasks(dataset, split=split)
 
 
 def check_tasks(tasks: Any) -> None:

@@ -95,6 +95,11 @@ class QADataset(Sequence[Question]):
     def __iter__(self) -> Iterator[Question]:
         return iter(self._questions)
 
+    @property
+    def is_sample(self) -> bool:
+        """Whether it is the bundled sample, which stands in for data that nobody prepared."""
+        return self.name.endswith("-sample")
+
     def passages(self) -> Iterator[Passage]:
         """Yields every passage of the open setting once (contexts: by title and text)."""
         if self._corpus is not None:

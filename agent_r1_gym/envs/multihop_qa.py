@@ -45,8 +45,7 @@ class MultiHopQAEnv(ToolEnv):
     dataset_name: ClassVar[str] = "hotpotqa"
     """Short name of the data set, for `datasets.load_dataset`, and of its official scorer."""
 
-    held_out_splits: ClassVar[tuple[str, ...]] = ("validation",)
-    """Splits with gold answers that are not trained on."""
+    held_out_splits: Sequence[str] = ("validation",)
 
     set_options: ClassVar[tuple[str, ...]] = ("tasks", "tools")
 

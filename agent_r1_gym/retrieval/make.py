@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
-from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.errors import ConfigurationError, DatasetError, suggest
 from agent_r1_gym.retrieval.base import Hit, Retriever
 from agent_r1_gym.support import files
 from agent_r1_gym.types import Passage
@@ -126,3 +126,40 @@ _MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
     "http": (_http("http"), ("http://HOST:PORT",)),
     "https": (_http("https"), ("https://HOST:PORT",)),
 }
+
+
+def corpus_retriever(corpus: Path, spec: str) -> tuple[Retriever, int]:
+    """Returns the retriever over a corpus file, and the number of its passages.
+
+    Its index is kept in the package's home folder.
+
+    Raises:
+        DatasetError: the file holds no passage, or cannot be read.
+    """
+    from agent_r1_gym.retrieval.corpus import corpus_fingerprint, read_corpus
+
+    number = 0
+
+    def counted() -> Iterator[Passage]:
+        nonlocal number
+        for passage in passages_of(corpus):
+            number += 1
+            yield passage
+
+    fingerprint = corpus_fingerprint(counted())
+    return make_retriever(spec, passages=lambda: read_corpus(corpus), fingerprint=fingerprint), number
+
+
+def passages_of(corpus: Path) -> Iterator[Passage]:
+    """Returns the passages of a corpus file, of which there is at least one.
+
+    Raises:
+        DatasetError: the file holds none, or cannot be read.
+    """
+    from agent_r1_gym.retrieval.corpus import read_corpus
+
+    passages = read_corpus(corpus)
+    first = next(passages, None)
+    if first is None:
+        raise DatasetError(f"Corpus file {corpus} holds no passage; expected at least one document.")
+    return chain([first], passages)

@@ -143,7 +143,7 @@ def test_what_lies_beside_the_module_takes_no_packages_place(own_env: str, run_f
         (["envs", "json:Mine/Double-v0"], "It registers none."),
         (["rollout", "my_env:Mine/Double-v0", "--policy", "naive"], "naive needs an environment with a tool named"),
         (["eval", "my_env:Mine/Double-v0", "--policy", "naive"], "naive needs an environment with a tool named"),
-        (["rollout", "my_env:Mine/Double-v0", "--split", "test"], "DoubleEnv has no option 'split'"),
+        (["rollout", "my_env:Mine/Double-v0", "--split", "test"], "there is none"),
         (["rollout", "my_env:Mine/Double-v0", "--option", "tools=[]"], "do not fit my_env:Mine/Double-v0"),
         (["serve-retriever", "--env", "my_env:Mine/Double-v0"], "has no corpus to serve"),
     ],
