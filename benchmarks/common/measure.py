@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import gc
 import json
@@ -10,11 +11,12 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import metadata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from agent_r1_gym.support.versions import installed_version
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = (
@@ -120,11 +122,6 @@ def ratio(name: str, ours: Figure, theirs: Figure) -> Figure:
     return Figure(name, "x", tuple(mine / other for mine, other in pairs))
 
 
-def fastest(figures: Sequence[Figure]) -> Figure | None:
-    """Returns the figure with the largest median, None if there is none."""
-    return max(figures, key=lambda figure: figure.median, default=None)
-
-
 def to_row(report: Report, *, settings: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
     """Returns the result row of a report: figures, targets, and everything needed to repeat it."""
     verdicts = [check.met for check in report.checks]
@@ -183,6 +180,39 @@ def to_table(report: Report) -> str:
     return "\n".join(lines)
 
 
+def add_claim_options(parser: argparse.ArgumentParser, claims: Iterable[str], results: Path) -> None:
+    """Adds the options that `run_claims` reads."""
+    parser.add_argument("--claim", action="append", choices=sorted(claims), help="run only this one; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, nothing is kept unless --output says where")
+    parser.add_argument("--output", type=Path, help=f"file to append to (default: {results.name} in results/)")
+
+
+def run_claims(
+    options: argparse.Namespace,
+    claims: Mapping[str, Callable[[], Report]],
+    *,
+    settings: Any,
+    results: Path,
+    words: Sequence[str] | None,
+) -> None:
+    """Measures the claims that the command line asks for, prints each, and keeps it.
+
+    Args:
+        options: of `add_claim_options`.
+        claims: every claim and what measures it.
+        settings: a dataclass, kept beside the figures.
+        results: where rows are kept if the options do not say; its name is the benchmark's.
+        words: the command line; None: this process's own.
+    """
+    output = options.output or (None if options.quick else results)
+    command = ["python", "-m", f"benchmarks.{results.stem}", *(sys.argv[1:] if words is None else words)]
+    for name in options.claim or claims:
+        report = claims[name]()
+        print(to_table(report), flush=True)
+        if output is not None:
+            append_row(output, to_row(report, settings=asdict(settings), command=command))
+
+
 def _show(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
@@ -207,13 +237,8 @@ def _git(*arguments: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    found = {package: installed_version(package) for package in _PACKAGES}
+    return {"python": platform.python_version()} | {name: version for name, version in found.items() if version}
 
 
 def _machine() -> dict[str, Any]:

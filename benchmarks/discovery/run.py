@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,7 +145,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("table takes all cells there are: drop --method, --seed and --quick")
     say(table(options.output))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

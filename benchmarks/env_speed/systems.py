@@ -1,14 +1,16 @@
 """The systems under test behind one small interface, and this suite's own: adapters only, every loop is native.
 
-Each `play` runs whole episodes (start, searches, answer) in the system's own interface, so that no shared layer
-costs anybody anything, and checks afterwards that the right answer was paid.
+Each system plays whole episodes (start, searches, answer) in its own interface, so that no shared layer costs anybody
+anything; afterwards it is checked that the right answer was paid. One loop serves two systems where both speak
+Gymnasium's interface.
 """
 
 from __future__ import annotations
 
-import abc
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import gymnasium
 
@@ -17,46 +19,87 @@ from agent_r1_gym.retrieval.base import Hit, Retriever
 from agent_r1_gym.tool import Arguments, Tool
 from agent_r1_gym.types import Passage, Task
 from agent_r1_gym.vector import ToolVectorEnv
-from benchmarks.env_speed.workload import GOLD, Workload, answer_turn, hermes_search, tag_search
+from benchmarks.env_speed.workload import GOLD, Workload, episode, episodes_by_turn, hermes_search, tag_search
 
 OURS = "agent-r1-gym"
-
-
-class System(abc.ABC):
-    """Something that plays episodes.
-
-    Attributes:
-        name: as shown in tables; says the configuration.
-        episode_steps: model turns per episode, all environments together.
-    """
-
-    name: str
-    episode_steps: int
-
-    @abc.abstractmethod
-    def play(self, episodes: int) -> float:
-        """Plays `episodes` episodes one after the other and returns the seconds that took.
-
-        Raises:
-            WrongEpisodeError: the episode did not end as it must.
-        """
-
-    def steps_per_second(self, episodes: int) -> float:
-        """Returns environment steps per second over whole episodes, their starts included."""
-        return episodes * self.episode_steps / self.play(episodes)
-
-    def close(self) -> None:  # noqa: B027 - most own nothing
-        """Frees what the system owns."""
 
 
 class WrongEpisodeError(Exception):
     """An episode of a benchmark did not end with the right answer paid: its speed means nothing."""
 
 
-def expect_reward(name: str, reward: float, wanted: float) -> None:
-    """Raises `WrongEpisodeError` unless the last rewards are what right answers earn."""
-    if reward != wanted:
-        raise WrongEpisodeError(f"{name}: the last step paid {reward}, expected {wanted}.")
+@dataclass(frozen=True)
+class System:
+    """Something that plays episodes.
+
+    Attributes:
+        name: as shown in tables; says the configuration.
+        envs: environments that play side by side.
+        turns: model turns per episode.
+        rewards: plays so many episodes in each environment, one after the other, and returns the sum of what their
+            last turns were paid.
+        close: frees what the system owns.
+    """
+
+    name: str
+    envs: int
+    turns: int
+    rewards: Callable[[int], float]
+    close: Callable[[], None] = lambda: None
+
+    @property
+    def episode_steps(self) -> int:
+        """Model turns per episode, all environments together."""
+        return self.envs * self.turns
+
+    def play(self, episodes: int) -> float:
+        """Plays `episodes` episodes one after the other and returns the seconds that took.
+
+        Raises:
+            WrongEpisodeError: the episode did not end as it must.
+        """
+        start = time.perf_counter()
+        total = self.rewards(episodes)
+        seconds = time.perf_counter() - start
+        if total != episodes * self.envs:
+            raise WrongEpisodeError(f"{self.name}: the last step paid {total}, expected {episodes * self.envs}.")
+        return seconds
+
+    def steps_per_second(self, episodes: int) -> float:
+        """Returns environment steps per second over whole episodes, their starts included."""
+        return episodes * self.episode_steps / self.play(episodes)
+
+
+def one_env(name: str, env: Any, actions: Sequence[str], *, close: Callable[[], None] = lambda: None) -> System:
+    """Returns a system of one environment with Gymnasium's `reset` and `step`."""
+
+    def rewards(episodes: int) -> float:
+        total = 0.0
+        for _ in range(episodes):
+            env.reset()
+            for action in actions:
+                _, reward, _, _, _ = env.step(action)
+            total += float(reward)
+        return total
+
+    return System(name, 1, len(actions), rewards, close)
+
+
+def vector(name: str, envs: Any, actions: Sequence[Sequence[str]], *, close: Callable[[], None]) -> System:
+    """Returns a system of a started vector that resets ended environments at once.
+
+    So an episode is as many vector steps as it has turns: in GEM, and in this suite with autoreset "SameStep".
+    """
+
+    def rewards(episodes: int) -> float:
+        total = 0.0
+        for _ in range(episodes):
+            for batch in actions:
+                _, paid, _, _, _ = envs.step(batch)
+            total += float(paid.sum())
+        return total
+
+    return System(name, envs.num_envs, len(actions), rewards, close)
 
 
 class StubRetriever(Retriever):
@@ -88,75 +131,22 @@ class SleepTool(Tool):
         return self._text
 
 
-class OneEnv(System):
-    """One environment of this suite, made by `gymnasium.make`, with the stubbed retriever."""
-
-    _turns: Mapping[str, Callable[[str], str]] = {"hermes": hermes_search, "search-r1": tag_search}
-
-    def __init__(self, workload: Workload, *, queries: Sequence[str], parser: str = "hermes") -> None:
-        self.name = f"{OURS} ({parser} format)"
-        self.episode_steps = len(queries) + 1
-        self._actions = [self._turns[parser](query) for query in queries] + [answer_turn()]
-        self._env = gymnasium.make(
-            "AgentR1/HotpotQA-v0",
-            dataset=workload.dataset(),
-            retriever=StubRetriever(workload.passages),
-            top_k=len(workload.passages),
-            parser=parser,
-        )
-
-    def play(self, episodes: int) -> float:
-        """Plays with `reset` and `step` (see the base class)."""
-        env, actions, total = self._env, self._actions, 0.0
-        start = time.perf_counter()
-        for _ in range(episodes):
-            env.reset()
-            for action in actions:
-                _, reward, _, _, _ = env.step(action)
-            total += float(reward)
-        seconds = time.perf_counter() - start
-        expect_reward(self.name, total, episodes)
-        return seconds
-
-    def close(self) -> None:
-        """Closes the environment."""
-        self._env.close()
+_SEARCHES: Mapping[str, Callable[[str], str]] = {"hermes": hermes_search, "search-r1": tag_search}
 
 
-class Vector(System):
-    """A `ToolVectorEnv`; with autoreset "SameStep", as GEM has it, an episode is as many vector steps as it has turns.
-
-    Args:
-        envs: the vector.
-        batches: queries of each search step, one per environment.
-    """
-
-    def __init__(self, envs: ToolVectorEnv, *, batches: Sequence[Sequence[str]]) -> None:
-        self.name = OURS
-        self.episode_steps = envs.num_envs * (len(batches) + 1)
-        self._envs = envs
-        self._actions = [[hermes_search(query) for query in batch] for batch in batches]
-        self._actions.append([answer_turn()] * envs.num_envs)
-        envs.reset(seed=0)
-
-    def play(self, episodes: int) -> float:
-        """Plays with the vector's `step` (see the base class)."""
-        envs, actions, total = self._envs, self._actions, 0.0
-        start = time.perf_counter()
-        for _ in range(episodes):
-            for batch in actions:
-                _, rewards, _, _, _ = envs.step(batch)
-            total += float(rewards.sum())
-        seconds = time.perf_counter() - start
-        expect_reward(self.name, total, episodes * envs.num_envs)
-        return seconds
-
-    def close(self) -> None:
-        """Closes the environments."""
-        self._envs.close()
+def our_env(workload: Workload, *, queries: Sequence[str], parser: str = "hermes") -> System:
+    """Returns one environment of this suite, made by `gymnasium.make`, with the stubbed retriever."""
+    env = gymnasium.make(
+        "AgentR1/HotpotQA-v0",
+        dataset=workload.dataset(),
+        retriever=StubRetriever(workload.passages),
+        top_k=len(workload.passages),
+        parser=parser,
+    )
+    return one_env(f"{OURS} ({parser} format)", env, episode(_SEARCHES[parser], queries), close=env.close)
 
 
-def search_vector(workload: Workload, url: str, *, batches: Sequence[Sequence[str]], top_k: int) -> Vector:
+def search_vector(workload: Workload, url: str, *, batches: Sequence[Sequence[str]], top_k: int) -> System:
     """Returns a vector of this suite, made by `gymnasium.make_vec`, that searches over HTTP."""
     envs = gymnasium.make_vec(
         "AgentR1/HotpotQA-v0",
@@ -166,12 +156,17 @@ def search_vector(workload: Workload, url: str, *, batches: Sequence[Sequence[st
         top_k=top_k,
         autoreset_mode="SameStep",
     )
-    return Vector(envs, batches=batches)  # type: ignore[arg-type]
+    return _started(envs, batches)
 
 
-def slow_vector(workload: Workload, *, batches: Sequence[Sequence[str]], latency: float) -> Vector:
+def slow_vector(workload: Workload, *, batches: Sequence[Sequence[str]], latency: float) -> System:
     """Returns a vector of this suite whose tool takes `latency` seconds per call and has no batch form."""
     tool = SleepTool(latency, workload.passages)
     tasks = [Task(str(number), text, (GOLD,)) for number, text in enumerate(workload.questions)]
     envs = [ToolEnv(tasks=tasks, tools=[tool]) for _ in batches[0]]
-    return Vector(ToolVectorEnv(envs, autoreset_mode="SameStep"), batches=batches)
+    return _started(ToolVectorEnv(envs, autoreset_mode="SameStep"), batches)
+
+
+def _started(envs: Any, batches: Sequence[Sequence[str]]) -> System:
+    envs.reset(seed=0)
+    return vector(OURS, envs, episodes_by_turn(hermes_search, batches), close=envs.close)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agent_r1_gym.datasets.base import QADataset, Question
@@ -12,6 +12,8 @@ from agent_r1_gym.types import Passage
 
 GOLD = "Ana Kovic"
 _THOUGHT = "<think>I need one more fact before I can answer, so I look it up.</think>\n"
+ANSWER_TURN = f"{_THOUGHT}<answer>{GOLD}</answer>"
+"""The model turn that gives the right answer; the same in all formats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,14 @@ def tag_search(query: str) -> str:
     return f"{_THOUGHT}<search>{query}</search>"
 
 
-def answer_turn() -> str:
-    """Returns the model turn that gives the right answer; the same in all formats."""
-    return f"{_THOUGHT}<answer>{GOLD}</answer>"
+def episode(search: Callable[[str], str], queries: Sequence[str]) -> list[str]:
+    """Returns the turns of an episode: a search for each query, then the right answer."""
+    return [*map(search, queries), ANSWER_TURN]
+
+
+def episodes_by_turn(search: Callable[[str], str], batches: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Returns the turns of many environments' episodes: for each turn a list with one action per environment."""
+    return [[*map(search, batch)] for batch in batches] + [[ANSWER_TURN] * len(batches[0])]
 
 
 def distinct_queries(passages: Sequence[Passage], *, steps: int, width: int) -> list[list[str]]:

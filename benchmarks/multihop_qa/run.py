@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -174,7 +173,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     titles = TEST_SETS if paper else PROFILES[options.profile].test_sets
     say(table(options.output / options.profile, list(titles)))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -240,7 +240,3 @@ def _run(options: argparse.Namespace, words: Sequence[str]) -> None:
     else:
         options = _parser(given.PRESETS.get(options.preset, {})).parse_args(words)
         say(predict(options, fit(observed(cases))))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -152,23 +151,12 @@ def _turns(number: int) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Runs the claims that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--claim", action="append", choices=sorted(CLAIMS), help="run only this one; may be repeated")
+    measure.add_claim_options(parser, CLAIMS, RESULTS)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the models live")
     parser.add_argument("--model", choices=MODELS, help="another model than the device's own")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, nothing is kept unless --output says where")
-    parser.add_argument("--output", type=Path, help=f"file to append to (default: {RESULTS.name} in results/)")
     options = parser.parse_args(arguments)
     settings = QUICK if options.quick else CUDA if options.device == "cuda" else FULL
     settings = replace(settings, model=options.model or settings.model)
-    output = options.output or (None if options.quick else RESULTS)
-    command = ["python", "-m", "benchmarks.trainer_speed", *(sys.argv[1:] if arguments is None else arguments)]
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # both paths are experimental in TRL
-    for name in options.claim or CLAIMS:
-        report = CLAIMS[name](settings, options.device)
-        print(measure.to_table(report), flush=True)
-        if output is not None:
-            measure.append_row(output, measure.to_row(report, settings=settings.to_dict(), command=command))
-
-
-if __name__ == "__main__":
-    main()
+    claims = {name: partial(claim, settings, options.device) for name, claim in CLAIMS.items()}
+    measure.run_claims(options, claims, settings=settings, results=RESULTS, words=arguments)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +62,6 @@ class Settings:
     def batch(self) -> int:
         """Episodes of a batch."""
         return self.prompts * self.num_generations
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the settings for a result row."""
-        return asdict(self)
 
 
 FULL = Settings()

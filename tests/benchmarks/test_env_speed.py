@@ -4,6 +4,7 @@ import dataclasses
 import json
 import threading
 
+import gymnasium
 import pytest
 
 from benchmarks.common import measure
@@ -12,7 +13,7 @@ from benchmarks.env_speed import fresh_process as probes
 from benchmarks.env_speed import peers
 from benchmarks.env_speed import run as env_speed
 from benchmarks.env_speed.settings import FULL, QUICK, TARGETS, Settings
-from benchmarks.env_speed.systems import OneEnv, WrongEpisodeError
+from benchmarks.env_speed.systems import OURS, StubRetriever, System, WrongEpisodeError, one_env
 from benchmarks.env_speed.workload import distinct_queries, make_workload, tag_search
 
 pytest.importorskip("uvicorn", reason="the benchmark of the server needs the server extra")
@@ -42,7 +43,7 @@ def no_peers(monkeypatch):
 @pytest.mark.parametrize("claim", env_speed.CLAIMS)
 def test_every_claim_measures_and_reports(claim, no_peers):
     report = env_speed.CLAIMS[claim](TINY)
-    row = measure.to_row(report, settings=TINY.to_dict(), command=["python", "-m", "benchmarks.env_speed"])
+    row = measure.to_row(report, settings=dataclasses.asdict(TINY), command=["python", "-m", "benchmarks.env_speed"])
     assert set(row) == FIELDS
     assert row["claim"] == claim
     assert row["figures"]
@@ -67,15 +68,11 @@ def test_an_absent_peer_is_not_beaten(claim, no_peers):
 
 
 def test_one_peer_out_of_two_is_not_enough(no_peers):
-    class Other:
-        name = "other"
-
-    Other.__module__ = peers.__name__
-    ours, other = type("Ours", (), {"name": "ours"})(), Other()
-    speeds = {name: Figure(name, "steps/s", (value,)) for name, value in (("ours", 2.0), ("other", 1.0))}
-    _, check = env_speed._against_peers(ours, [ours, other], speeds, {"third": "not measured"}, limit=1.0)
+    ours = System(OURS, 1, 1, rewards=float)
+    speeds = {name: Figure(name, "steps/s", (value,)) for name, value in ((OURS, 2.0), ("other", 1.0))}
+    _, check = env_speed._against_peers(ours, speeds, {"third": "not measured"}, limit=1.0)
     assert check.met is None
-    figures, check = env_speed._against_peers(ours, [ours, other], speeds, {}, limit=1.0)
+    figures, check = env_speed._against_peers(ours, speeds, {}, limit=1.0)
     assert check.met is True
     assert figures[-1].median == 2.0
 
@@ -131,10 +128,11 @@ def test_rows_are_appended_whole(tmp_path):
 
 
 def test_a_wrong_episode_has_no_speed():
-    system = OneEnv(make_workload(questions=3, passages=2), queries=["a"])
-    system._actions[-1] = "<answer>wrong</answer>"
+    workload = make_workload(questions=3, passages=2)
+    env = gymnasium.make("AgentR1/HotpotQA-v0", dataset=workload.dataset(), retriever=StubRetriever(workload.passages))
+    wrong = one_env("wrong", env, [tag_search("a"), "<answer>wrong</answer>"])
     with pytest.raises(WrongEpisodeError, match="expected 2"):
-        system.play(2)
+        wrong.play(2)
 
 
 def test_no_two_queries_are_alike_and_formats_agree():
