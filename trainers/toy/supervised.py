@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -94,3 +96,36 @@ def fit(
             trainer.add_callback(RolloutProgress())
         trainer.train()
     return list(trainer.state.log_history)
+
+
+def fit_epochs(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[TokenRow],
+    *,
+    epochs: int,
+    batch_size: int,
+    lr: float,
+    rng: random.Random,
+    seed: int,
+) -> None:
+    """Trains `model` in place on all rows several times, each time in another order.
+
+    Args:
+        model: a causal language model.
+        tokenizer: the model's.
+        rows: what to train on.
+        epochs: passes over the rows.
+        batch_size: rows per step.
+        lr: learning rate of AdamW, falling along a cosine.
+        rng: draws the orders.
+        seed: seed of the trainer.
+    """
+
+    def stream() -> Iterator[TokenRow]:
+        for _ in itertools.count():
+            yield from rng.sample(rows, len(rows))
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    steps = max(1, epochs * len(rows) // batch_size)
+    fit(model, tokenizer, stream, optimizer=optimizer, steps=steps, batch_size=batch_size, seed=seed)
