@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import random
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +26,8 @@ from agent_r1_gym.evaluation.statistics import crossed_interval
 from agent_r1_gym.registry import make_tool_env
 from agent_r1_gym.support.terminal import say
 from benchmarks.common.cells import Cell, add_cell_options, load_start, markdown, read_cells, run_cells
-from benchmarks.multihop_qa import at_scale
-from benchmarks.multihop_qa.paper import TEST_SETS
+from benchmarks.multihop_qa.dry_run import dry_run, report
+from benchmarks.multihop_qa.paper import RUNS, SEEDS, TEST_SETS, collect, script
 from benchmarks.multihop_qa.settings import METHODS, PAPER, PROFILES, Method, Profile
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
@@ -38,6 +39,8 @@ from trainers.toy.supervised import fit_epochs, training_row
 from trainers.train import build_trainer
 
 RESULTS = Path(__file__).parent / "results"
+AT_SCALE = ("commands", "dry-run", "collect")
+"""Actions at the paper's scale: show the commands, try them, collect what they measured."""
 _EPOCHS, _BATCH = 3, 16
 """Passes over the demonstrations and batch size of supervised learning on them."""
 
@@ -114,24 +117,38 @@ def table(folder: Path, titles: Sequence[str]) -> str:
     return markdown(("method", "seeds", *titles, "paper: HotpotQA, 2Wiki, MuSiQue"), rows)
 
 
+def _at_scale(options: argparse.Namespace) -> int:
+    """Carries out one of `AT_SCALE`; returns 1 if a command of the dry run failed, or nothing was collected."""
+    methods, seeds = options.method or list(METHODS), options.seed or SEEDS
+    if options.action == "commands":
+        say(script(methods, seeds))
+        return 0
+    if options.action == "collect":
+        return collect(Path(RUNS) / "eval", options.output / "paper")
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = dry_run(methods, seeds, folder=Path(folder))
+    say(report(outcomes))
+    return int(any(outcome.status == "FAILED" for outcome in outcomes))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs cells, or shows the table of those that are done; at the paper's scale, shows or tries the commands."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.multihop_qa", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("action", choices=["run", "table", *at_scale.ACTIONS])
+    parser.add_argument("action", choices=["run", "table", *AT_SCALE])
     parser.add_argument(
         "--profile", choices=[*PROFILES, "paper"], default="cpu", help="size of the experiment (default: %(default)s)"
     )
     add_cell_options(parser, METHODS, RESULTS, seeds="the profile's")
     options = parser.parse_args(arguments)
     paper = options.profile == "paper"
-    if options.action != "table" and paper != (options.action in at_scale.ACTIONS):
+    if options.action != "table" and paper != (options.action in AT_SCALE):
         parser.error(f"{options.action} does not go with --profile {options.profile}: see --help")
     if options.action in ("table", "collect") and (options.method or options.seed):
         parser.error(f"{options.action} takes all cells there are: drop --method and --seed")
-    if options.action in at_scale.ACTIONS:
-        return at_scale.act(options)
+    if options.action in AT_SCALE:
+        return _at_scale(options)
     if options.action == "run":
         profile = PROFILES[options.profile]
         cells = [(name, seed) for seed in options.seed or profile.seeds for name in options.method or METHODS]

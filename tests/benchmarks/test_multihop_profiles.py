@@ -12,9 +12,17 @@ import pytest
 
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from benchmarks.multihop_qa import run as multihop_qa
-from benchmarks.multihop_qa.at_scale import collect
 from benchmarks.multihop_qa.dry_run import SUBSTITUTIONS, Command, check_words, dry_run, report, stand_in
-from benchmarks.multihop_qa.paper import NO_COMMAND, TEST_SETS, TRAINING, batch_sizes, commands, script, trained
+from benchmarks.multihop_qa.paper import (
+    NO_COMMAND,
+    TEST_SETS,
+    TRAINING,
+    batch_sizes,
+    collect,
+    commands,
+    script,
+    trained,
+)
 from benchmarks.multihop_qa.settings import METHODS, PROFILES, WarmStart
 from trainers.running.command_line import read_options
 from trainers.toy.warm_start import warm_start
