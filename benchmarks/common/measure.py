@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import gc
-import json
 import os
 import platform
 import statistics
@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_r1_gym.support.json_lines import JsonLinesWriter
 from agent_r1_gym.support.versions import installed_version
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -151,18 +152,10 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
     """Appends `row` as one JSON line, whole or not at all; runs at the same time do not mix lines.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; it is as it was before.
     """
-    line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        before = os.fstat(handle).st_size
-        if os.write(handle, line) != len(line):
-            os.ftruncate(handle, before)
-            raise OSError(f"{path}: the disk took only a part of a row, which was removed again")
-    finally:
-        os.close(handle)
+    with contextlib.closing(JsonLinesWriter(path)) as rows:
+        rows.add(row)
 
 
 def to_table(report: Report) -> str:

@@ -87,7 +87,7 @@ class Command:
 
     @property
     def program(self) -> str:
-        """ "train", or the subcommand of `agent-r1`."""
+        """Either "train" or the subcommand of `agent-r1`."""
         return "train" if TRAINER in self.words else self.words[1]
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_r1_gym.datasets.base import Question
 from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
 from agent_r1_gym.types import Passage
+from benchmarks.common.models import MINUSCULE, random_qwen2
 from benchmarks.multihop_qa.paper import DATA_SETS, MODEL
 from trainers.toy.model import build_tokenizer
 
@@ -22,22 +21,8 @@ QUESTIONS = 24
 def make_stand_in(folder: Path) -> None:
     """Writes the model and the data that stand in for the real ones."""
     tokenizer = build_tokenizer()
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        Qwen2ForCausalLM(config).save_pretrained(folder / MODEL)
+    shape = replace(MINUSCULE, vocabulary=len(tokenizer))
+    random_qwen2(shape, tokenizer, max_position_embeddings=8192).save_pretrained(folder / MODEL)
     tokenizer.save_pretrained(folder / MODEL)
     for name in DATA_SETS:
         _write_official(name, folder / "official" / name)

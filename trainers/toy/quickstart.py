@@ -56,6 +56,8 @@ def configuration(
 ) -> AgentConfig:
     """Returns the settings of the run: 16 questions x 8 rollouts per step, no KL; but for `changes`."""
     settings: dict[str, Any] = {
+        "output_dir": str(folder),
+        "env_id": ENV,
         "env_kwargs": dict(TRAINING),
         "num_generations": 8,
         "per_device_train_batch_size": 64,
@@ -74,14 +76,7 @@ def configuration(
         "bf16": False,
         "gradient_checkpointing": False,
     }
-    chosen: dict[str, Any] = {
-        "output_dir": str(folder),
-        "env_id": ENV,
-        "algorithm": algorithm,
-        "max_steps": steps,
-        "seed": seed,
-    }
-    return AgentConfig(**(settings | changes | chosen))
+    return AgentConfig(algorithm=algorithm, max_steps=steps, seed=seed, **(settings | changes))
 
 
 def load(folder: Path) -> Any:
