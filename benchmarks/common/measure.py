@@ -14,11 +14,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_r1_gym.support.json_lines import JsonLinesWriter
 from agent_r1_gym.support.versions import installed_version
 
+T = TypeVar("T")
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = (
     *("agent-r1-gym", "gymnasium", "numpy", "bm25s", "fastapi", "uvicorn", "gem-llm", "datasets", "skyrl-gym"),
@@ -91,7 +92,7 @@ class Report:
     absent: Mapping[str, str]
 
 
-def interleave(measures: Mapping[str, Callable[[], float]], *, rounds: int, unit: str) -> dict[str, Figure]:
+def take_turns(measures: Mapping[str, Callable[[], T]], *, rounds: int) -> dict[str, tuple[T, ...]]:
     """Runs all measures once per round, A B C A B C ..., after one round of warm-up that does not count.
 
     Drift of the machine then falls on all of them alike, and `ratio` can compare them round by round. Objects that are
@@ -101,9 +102,8 @@ def interleave(measures: Mapping[str, Callable[[], float]], *, rounds: int, unit
     Args:
         measures: name to what returns one value.
         rounds: number of values per measure.
-        unit: unit of the values.
     """
-    values: dict[str, list[float]] = {name: [] for name in measures}
+    values: dict[str, list[T]] = {name: [] for name in measures}
     for measure in measures.values():
         measure()
     gc.collect()
@@ -114,7 +114,12 @@ def interleave(measures: Mapping[str, Callable[[], float]], *, rounds: int, unit
                 values[name].append(measure())
     finally:
         gc.unfreeze()
-    return {name: Figure(name, unit, tuple(found)) for name, found in values.items()}
+    return {name: tuple(found) for name, found in values.items()}
+
+
+def interleave(measures: Mapping[str, Callable[[], float]], *, rounds: int, unit: str) -> dict[str, Figure]:
+    """Returns the figures of measures that take turns (see `take_turns`), all in `unit`."""
+    return {name: Figure(name, unit, values) for name, values in take_turns(measures, rounds=rounds).items()}
 
 
 def ratio(name: str, ours: Figure, theirs: Figure) -> Figure:

@@ -72,7 +72,7 @@ assert terminated and reward == 1.0, info
 """
 
 
-def import_cost(module: str, *, after: str = "sys") -> tuple[float, float]:
+def import_cost(module: str, after: str) -> tuple[float, float]:
     """Returns seconds and resident bytes that `import module` adds when `after` is imported already."""
     seconds, size = json.loads(_python(_RESIDENT + _IMPORT.format(first=after, module=module)))
     return seconds, size

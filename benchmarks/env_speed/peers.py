@@ -28,6 +28,7 @@ from benchmarks.env_speed.systems import System, one_env, vector
 from benchmarks.env_speed.workload import GOLD, Workload, episode, episodes_by_turn, tag_search
 
 GEM, SKYRL = "gem-llm", "skyrl-gym"
+PACKAGES = {GEM: "gem", SKYRL: "skyrl_gym"}
 _NEEDED = {GEM: ("gem.envs.qa_env", "gem.tools.search_tool"), SKYRL: ("skyrl_gym.envs.search.env",)}
 _URL = "http://127.0.0.1:1"  # of a stubbed search: never opened
 

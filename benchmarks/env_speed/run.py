@@ -117,16 +117,9 @@ def imports(settings: Settings) -> Report:
     present, absent = peers.installed()
     modules = {"import agent_r1_gym": ("agent_r1_gym", "sys"), "... after gymnasium": ("agent_r1_gym", "gymnasium")}
     modules["import gymnasium"] = ("gymnasium", "sys")
-    if peers.GEM in present:
-        modules["import gem"] = ("gem", "sys")
-    if peers.SKYRL in present:
-        modules["import skyrl_gym"] = ("skyrl_gym", "sys")
-    costs: dict[str, list[tuple[float, float]]] = {name: [] for name in modules}
-    for round_number in range(-1, settings.rounds):
-        for name, (module, after) in modules.items():
-            cost = probes.import_cost(module, after=after)
-            if round_number >= 0:  # the first round warms the file cache
-                costs[name].append(cost)
+    modules |= {f"import {name}": (name, "sys") for peer, name in peers.PACKAGES.items() if peer in present}
+    measures = {name: partial(probes.import_cost, module, after) for name, (module, after) in modules.items()}
+    costs = measure.take_turns(measures, rounds=settings.rounds)  # the first round warms the file cache
     seconds = {name: Figure(name, "s", tuple(taken for taken, _ in found)) for name, found in costs.items()}
     sizes = {name: Figure(name, "MB", tuple(size / 1e6 for _, size in found)) for name, found in costs.items()}
     checks = (

@@ -54,7 +54,6 @@ def measure_cases(cases: Sequence[tuple[str, Lengths, int, int]], *, rounds: int
     torch.set_num_threads(1)
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     warnings.filterwarnings("ignore", category=FutureWarning)
-    taken: dict[str, list[dict[str, float]]] = {}
     with TemporaryDirectory() as folder:
         agents = {}
         for size, lengths, turns, prompts in cases:
@@ -64,17 +63,16 @@ def measure_cases(cases: Sequence[tuple[str, Lengths, int, int]], *, rounds: int
                 script, device="cpu", folder=folder
             )
 
-        def step(name: str) -> float:
+        def step(name: str) -> dict[str, float]:
             whole, rollout = agents[name].train(), agents[name].generation
-            found = {"step_cpu": whole.cpu, "step_wall": whole.wall}
-            taken.setdefault(name, []).append(found | {"rollout_cpu": rollout.cpu, "rollout_wall": rollout.wall})
             say(f"  {name}: {whole.cpu:.2f} s CPU time, {whole.wall:.2f} s wall time")
-            return whole.cpu
+            found = {"step_cpu": whole.cpu, "step_wall": whole.wall}
+            return found | {"rollout_cpu": rollout.cpu, "rollout_wall": rollout.wall}
 
-        measure.interleave({name: functools.partial(step, name) for name in agents}, rounds=rounds, unit="s")
+        taken = measure.take_turns({name: functools.partial(step, name) for name in agents}, rounds=rounds)
         jobs = {name: asdict(scripted_job(agent.trainer.model, agent.script)) for name, agent in agents.items()}
     medians = {
-        name: {clock: statistics.median(row[clock] for row in rows[-rounds:]) for clock in rows[0]}
+        name: {clock: statistics.median(row[clock] for row in rows) for clock in rows[0]}
         for name, rows in taken.items()
     }
     return [{"name": name, "size": name.split(",")[0], "job": jobs[name], **medians[name]} for name in agents]

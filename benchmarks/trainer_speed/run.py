@@ -26,9 +26,8 @@ from benchmarks.trainer_speed.scripted import MODELS, Script, write_script
 from benchmarks.trainer_speed.settings import CUDA, FULL, QUICK, TARGETS, Lengths, Settings
 from benchmarks.trainer_speed.systems import Agent, Cost, EnvironmentFactory, Trainee
 
-WALL, CPU, MEMORY = "", ", CPU time", ", memory"
-"""What is read off a `Cost`, as shown behind the name of a figure."""
-CLOCKS = (WALL, CPU)
+CLOCKS = {"wall": "", "cpu": ", CPU time"}
+"""Fields of `Cost` that are times, and how they are shown behind the name of a figure."""
 RESULTS = Path(__file__).parent / "results" / "trainer_speed.jsonl"
 
 
@@ -72,16 +71,21 @@ def token(settings: Settings, device: str) -> Report:
         scripts = token_scripts(settings, lengths)
         with TemporaryDirectory() as folder:
             systems = {name: Agent(script, device=device, folder=folder) for name, script in scripts.items()}
-            costs = _interleave({name: system.roll_out for name, system in systems.items()}, rounds=settings.rounds)
+            rollouts = {name: system.roll_out for name, system in systems.items()}
+            costs = measure.take_turns(rollouts, rounds=settings.rounds)
         tokens = settings.batch * next(iter(scripts.values())).generated
-        for clock in CLOCKS:
+        for clock, behind in CLOCKS.items():
             times = [
-                Figure(f"{lengths.name}, {name}{clock}", "us/token", tuple(1e6 * value / tokens for value in values))
-                for name, values in ((name, cost[clock]) for name, cost in costs.items())
+                Figure(
+                    f"{lengths.name}, {name}{behind}",
+                    "us/token",
+                    tuple(1e6 * getattr(cost, clock) / tokens for cost in taken),
+                )
+                for name, taken in costs.items()
             ]
             ratios = [measure.ratio(f"{times[0].name} / {other.name}", times[0], other) for other in times[1:]]
             figures += [*times, *ratios]
-            if clock == WALL:
+            if clock == "wall":
                 statement = f"time per token, {lengths.name}: {_turns(settings.turns)} / 1 turn, equal context"
                 checks.append(Check(statement, TARGETS["token_several_turns"], ratios[0].median, at_most=True))
     return Report("token", tuple(figures), tuple(checks), {})
@@ -113,35 +117,21 @@ def _beside(
         agent, factory = (system.tokens() for system in systems)
         if agent != factory:
             raise WrongEpisodeError(f"{label}: {OURS} and TRL did not play the same tokens.")
-        costs = _interleave({system.name: partial(work, system) for system in systems}, rounds=script.settings.rounds)
+        measures = {system.name: partial(work, system) for system in systems}
+        costs = measure.take_turns(measures, rounds=script.settings.rounds)
     figures: list[Figure] = []
-    for clock in CLOCKS:
+    for clock, behind in CLOCKS.items():
         speeds = [
-            Figure(f"{name}, {label}{clock}", unit, tuple(per / value for value in cost[clock]))
-            for name, cost in costs.items()
+            Figure(f"{name}, {label}{behind}", unit, tuple(per / getattr(cost, clock) for cost in taken))
+            for name, taken in costs.items()
         ]
-        figures += [*speeds, measure.ratio(f"ours / TRL, {label}{clock}", *speeds)]
+        figures += [*speeds, measure.ratio(f"ours / TRL, {label}{behind}", *speeds)]
     if device == "cuda":
         figures += [
-            Figure(f"{name}, {label}, peak memory", "GB", tuple(size / 1e9 for size in cost[MEMORY]))
-            for name, cost in costs.items()
+            Figure(f"{name}, {label}, peak memory", "GB", tuple(cost.memory / 1e9 for cost in taken))
+            for name, taken in costs.items()
         ]
     return figures, figures[2].median
-
-
-def _interleave(measures: Mapping[str, Callable[[], Cost]], *, rounds: int) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Returns, for each measure, a value per round of `WALL` and `CPU` time (seconds) and of `MEMORY` (bytes)."""
-    costs: dict[str, list[Cost]] = {name: [] for name in measures}
-
-    def wall(name: str) -> float:
-        costs[name].append(measures[name]())
-        return costs[name][-1].wall
-
-    measure.interleave({name: partial(wall, name) for name in measures}, rounds=rounds, unit="s")
-    return {
-        name: dict(zip((WALL, CPU, MEMORY), zip(*found[-rounds:], strict=True), strict=True))  # without the warm-up
-        for name, found in costs.items()
-    }
 
 
 def _turns(number: int) -> str:
