@@ -54,17 +54,13 @@ def test_every_claim_measures_and_reports(claim, no_peers):
         assert figure["min"] <= figure["median"] <= figure["max"]
     assert {"python", "gymnasium", "agent-r1-gym"} <= set(row["versions"])
     assert {"cpu", "cpus"} <= set(row["machine"])
-    assert claim in measure.to_table(report)
-
-
-@pytest.mark.parametrize("claim", ["stub", "server"])
-def test_an_absent_peer_is_not_beaten(claim, no_peers):
-    report = env_speed.CLAIMS[claim](TINY)
-    assert report.absent == no_peers
-    assert report.checks[0].met is None
-    row = measure.to_row(report, settings={}, command=[])
-    assert row["met"] is not True
-    assert "not measured" in measure.to_table(report)
+    table = measure.to_table(report)
+    assert claim in table
+    if claim in ("stub", "server"):  # an absent peer is not beaten
+        assert report.absent == no_peers
+        assert report.checks[0].met is None
+        assert row["met"] is not True
+        assert "not measured" in table
 
 
 def test_one_peer_out_of_two_is_not_enough(no_peers):

@@ -1,4 +1,4 @@
-"""The profiles `paper` and `gpu`: every command parses as written and runs with a stand-in; a start is made once."""
+"""The paper's tables: every kind of cell runs once, every command at its own scale parses and runs with a stand-in."""
 
 from __future__ import annotations
 
@@ -23,11 +23,40 @@ from benchmarks.multihop_qa.paper import (
     script,
     trained,
 )
-from benchmarks.multihop_qa.settings import METHODS, PROFILES, WarmStart
+from benchmarks.multihop_qa.settings import METHODS, PAPER, PROFILES, WarmStart
 from trainers.running.command_line import read_options
 from trainers.toy.warm_start import warm_start
 
 EVERY = commands(list(METHODS), [0, 1])
+
+
+@pytest.mark.slow
+def test_cells_of_every_kind_run_once_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["naive-rag", "base", "grpo", "ppo-no-masks", "rejection", "demonstrations"]
+    words = ["--profile", "smoke", "--output", str(tmp_path)]
+    run = ["run", *words, *(word for name in names for word in ("--method", name))]
+    assert multihop_qa.main(run) == 0
+    files = sorted(path.name for path in (tmp_path / "smoke").iterdir())
+    assert files == sorted(f"{name}-0.json" for name in names)
+    cell = json.loads((tmp_path / "smoke/grpo-0.json").read_text())
+    assert set(cell["exact"]["one hop"]) <= set("01")
+    assert len(cell["exact"]["one hop"]) == 4
+    assert len(cell["curve"]) == 1
+    assert cell["commit"]
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke").iterdir()}
+    assert multihop_qa.main(run) == 0
+    assert kept == {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke").iterdir()}
+    capsys.readouterr()
+    assert multihop_qa.main(["table", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + len(names)
+    assert "0.4405" in next(line for line in lines if line.startswith("| GRPO |"))
+
+
+def test_every_row_of_the_paper_has_a_method() -> None:
+    assert {method.paper for method in METHODS.values()} - {None} == set(PAPER)
+    assert len(PROFILES["cpu"].seeds) >= 5
+    assert len(PROFILES["cpu"].test_sets) == 4
 
 
 def test_every_command_of_every_method_parses_as_written() -> None:
@@ -115,32 +144,30 @@ def test_a_command_that_fails_is_shown_and_the_others_go_on(tmp_path: Path, monk
     assert "nowhere" in report(outcomes)
 
 
-def test_unfinished_evaluations_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "eval/base/HotpotQA").mkdir(parents=True)
-    assert collect(tmp_path / "eval", tmp_path / "cells") == 1
-    assert "left out" in capsys.readouterr().out
-
-
-def test_folders_that_are_no_evaluation_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("notes", "grpo", "grpo-x", "unknown-0"):
+def test_what_is_no_finished_evaluation_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("base/HotpotQA", "notes", "grpo", "grpo-x", "unknown-0"):
         (tmp_path / "eval" / name).mkdir(parents=True)
     assert collect(tmp_path / "eval", tmp_path / "cells") == 1
     said = capsys.readouterr().out
-    assert said.count("left out") == 4
+    assert said.count("left out") == 5
     assert "0 cells" in said
 
 
-@pytest.mark.parametrize("action", ["table", "collect --profile paper"])
-@pytest.mark.parametrize("choice", ["--method grpo", "--seed 0"])
-def test_choices_that_an_action_would_not_heed_are_refused(action: str, choice: str) -> None:
-    with pytest.raises(SystemExit):
-        multihop_qa.main([*action.split(), *choice.split()])
-
-
-@pytest.mark.parametrize("words", ["run --profile paper", "commands --profile cpu", "dry-run"])
-def test_actions_of_another_scale_are_refused(words: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        *(
+            (f"{action} {choice}", "takes all cells")
+            for action in ("table", "collect --profile paper")
+            for choice in ("--method grpo", "--seed 0")
+        ),
+        *((words, "does not go with") for words in ("run --profile paper", "commands --profile cpu", "dry-run")),
+    ],
+)
+def test_what_an_action_would_not_heed_is_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         multihop_qa.main(words.split())
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
