@@ -38,8 +38,7 @@ print(json.dumps([time.perf_counter() - start, resident() - before]))
 _MEMORY = """
 import gc, json, tracemalloc
 import gymnasium, agent_r1_gym
-from benchmarks.env_speed.systems import StubRetriever
-from benchmarks.env_speed.workload import make_workload
+from benchmarks.env_speed.systems import StubRetriever, make_workload
 work = make_workload(questions={questions}, passages=3)
 options = dict(dataset=work.dataset(), retriever=StubRetriever(work.passages))
 def make():

@@ -24,8 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
-from benchmarks.env_speed.systems import System, one_env, vector
-from benchmarks.env_speed.workload import GOLD, Workload, episode, episodes_by_turn, tag_search
+from benchmarks.env_speed.systems import GOLD, System, Workload, episode, episodes_by_turn, one_env, tag_search, vector
 
 GEM, SKYRL = "gem-llm", "skyrl-gym"
 PACKAGES = {GEM: "gem", SKYRL: "skyrl_gym"}

@@ -29,8 +29,15 @@ from benchmarks.common.process import served_by_process
 from benchmarks.env_speed import fresh_process as probes
 from benchmarks.env_speed import peers, server
 from benchmarks.env_speed.settings import FULL, QUICK, TARGETS, Settings
-from benchmarks.env_speed.systems import OURS, System, our_env, search_vector, slow_vector
-from benchmarks.env_speed.workload import distinct_queries, make_workload
+from benchmarks.env_speed.systems import (
+    OURS,
+    System,
+    distinct_queries,
+    make_workload,
+    our_env,
+    search_vector,
+    slow_vector,
+)
 
 RESULTS = Path(__file__).parent / "results" / "env_speed.jsonl"
 BARE = "bare batch client"

@@ -18,7 +18,7 @@ from agent_r1_gym.retrieval.base import Retriever
 from agent_r1_gym.retrieval.bm25 import BM25Retriever
 from agent_r1_gym.retrieval.server import create_app
 from agent_r1_gym.types import Passage
-from benchmarks.env_speed.workload import to_document
+from benchmarks.env_speed.systems import to_document
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response

@@ -35,7 +35,7 @@ from trainers.toy.demonstrations import demonstrate
 from trainers.toy.held_out import ENV, play
 from trainers.toy.quickstart import configuration
 from trainers.toy.rejection import rejection_sampling
-from trainers.toy.supervised import fit_epochs, training_row
+from trainers.toy.supervised import fit, in_epochs, training_row
 from trainers.train import build_trainer
 
 RESULTS = Path(__file__).parent / "results"
@@ -99,8 +99,10 @@ def _imitate(model: Any, tokenizer: Any, args: AgentConfig, profile: Profile) ->
         training_row(chat, demonstrate(env, index, habit="full_chain", rng=rng))  # type: ignore[arg-type]
         for index in rng.sample(range(len(env.tasks)), number)
     ]
-    lr = profile.supervised_learning_rate
-    fit_epochs(model, tokenizer, shown, epochs=_EPOCHS, batch_size=_BATCH, lr=lr, rng=rng, seed=args.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=profile.supervised_learning_rate, weight_decay=0.0)
+    steps = max(1, _EPOCHS * number // _BATCH)
+    rows = in_epochs(shown, rng)
+    fit(model, tokenizer, rows, optimizer=optimizer, steps=steps, batch_size=_BATCH, seed=args.seed)
 
 
 def table(folder: Path, titles: Sequence[str]) -> str:

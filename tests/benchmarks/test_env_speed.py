@@ -12,23 +12,21 @@ from benchmarks.common.measure import Check, Figure, Report
 from benchmarks.env_speed import fresh_process as probes
 from benchmarks.env_speed import peers
 from benchmarks.env_speed import run as env_speed
-from benchmarks.env_speed.settings import FULL, QUICK, TARGETS, Settings
-from benchmarks.env_speed.systems import OURS, StubRetriever, System, WrongEpisodeError, one_env
-from benchmarks.env_speed.workload import distinct_queries, make_workload, tag_search
+from benchmarks.env_speed.settings import FULL, QUICK, TARGETS
+from benchmarks.env_speed.systems import (
+    OURS,
+    StubRetriever,
+    System,
+    WrongEpisodeError,
+    distinct_queries,
+    make_workload,
+    one_env,
+    tag_search,
+)
 
 pytest.importorskip("uvicorn", reason="the benchmark of the server needs the server extra")
 
-TINY = Settings(
-    rounds=1,
-    questions=20,
-    episodes=2,
-    envs=3,
-    vector_episodes=1,
-    corpus=100,
-    latency=0.001,
-    memory_envs=5,
-    install_rounds=1,
-)
+TINY = dataclasses.replace(QUICK, rounds=1, questions=20, episodes=2, envs=3, corpus=100, latency=0.001, memory_envs=5)
 FIELDS = {"claim", "met", "checks", "figures", "absent", "settings", "command", "commit", "versions", "machine", "date"}
 
 

@@ -6,13 +6,11 @@ import json
 import pytest
 import torch
 
-from agent_r1_gym.types import Message
 from benchmarks.env_speed.systems import WrongEpisodeError
 from benchmarks.trainer_speed import run as trainer_speed
 from benchmarks.trainer_speed.scripted import force, make_model, write_script
 from benchmarks.trainer_speed.settings import COMPACT, CUDA, FULL, TARGETS, Lengths, Settings
 from benchmarks.trainer_speed.systems import Agent, EnvironmentFactory, exact_match
-from trainers.engines.chat_format import ChatFormat
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
 
@@ -85,23 +83,6 @@ def test_wrong_answers_are_not_paid():
     assert exact_match([[{"content": "<answer>wrong</answer>"}], [{"content": "no answer"}]]) == [0.0, 0.0]
 
 
-def test_the_script_is_an_episode_of_the_environment():
-    script = write_script(TINY, SHORT, turns=3)
-    chat = ChatFormat(script.tokenizer)
-    turns, ids = [], list(script.episodes[0].completion_ids)
-    for _ in range(script.turns):
-        end = ids.index(chat.stop_id) + 1
-        turns.append(chat.action(ids[:end]))
-        gap = chat.gap_ids([Message("tool", f"{script.passage.title} : {script.passage.text}")], stopped=True)
-        ids = ids[end + len(gap) :]
-    env = script.make_env()
-    _, info = env.reset(options={"task_index": 0})
-    assert tuple(chat.prompt_ids(info["messages"])) == script.episodes[0].prompt_ids
-    rewards = [env.step(turn)[1:3] for turn in turns]
-    assert rewards == [(0.0, False), (0.0, False), (1.0, True)]
-    assert script.generated + script.responses == script.longest_completion
-
-
 def test_every_forced_token_costs_a_forward_pass():
     script = write_script(TINY, SHORT, turns=1)
     model = make_model("tiny", script.tokenizer, device="cpu")
@@ -140,12 +121,8 @@ def test_the_one_turn_baselines_generate_as_much_in_the_context_they_name():
 def test_settings_say_what_has_to_be_shown():
     assert FULL.rounds >= 5
     assert (FULL.turns, FULL.batch, FULL.lengths[0]) == (4, 64, COMPACT)
-    assert dict(TARGETS) == {
-        "rollouts_several_turns": 2.0,
-        "rollouts_one_turn": 1.0,
-        "token_several_turns": 1.15,
-        "step_several_turns": 1.5,
-    }
+    targets = ("rollouts_several_turns", "rollouts_one_turn", "token_several_turns", "step_several_turns")
+    assert dict(TARGETS) == dict(zip(targets, (2.0, 1.0, 1.15, 1.5), strict=True))
     assert CUDA.model == "qwen2.5-0.5b"
 
 

@@ -10,13 +10,14 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from agent_r1_gym.errors import AgentR1Error
 from agent_r1_gym.play.record import Tokens
 from trainers.algorithms.batch import tokens_of
 from trainers.config import AgentConfig
-from trainers.toy.supervised import NOT_TRAINED, TokenRow, fit_epochs
+from trainers.toy.supervised import NOT_TRAINED, TokenRow, fit, in_epochs
 from trainers.train import MOST_SLOTS, chat_of, collector_of, dataset_of, slot_engine
 
 
@@ -43,8 +44,10 @@ def rejection_sampling(
     successes = [row for row in _played(model, tokenizer, args, rollouts) if row is not None]
     if len(successes) < batch_size:
         raise AgentR1Error(f"Only {len(successes)} of {rollouts} rollouts succeeded; there is nothing to learn from.")
-    orders = random.Random(args.seed)
-    fit_epochs(model, tokenizer, successes, epochs=epochs, batch_size=batch_size, lr=lr, rng=orders, seed=args.seed)
+    rows = in_epochs(successes, random.Random(args.seed))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    steps = epochs * len(successes) // batch_size
+    fit(model, tokenizer, rows, optimizer=optimizer, steps=steps, batch_size=batch_size, seed=args.seed)
     return {"rollouts": rollouts, "successes": len(successes)}
 
 

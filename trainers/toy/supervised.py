@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -98,34 +97,11 @@ def fit(
     return list(trainer.state.log_history)
 
 
-def fit_epochs(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[TokenRow],
-    *,
-    epochs: int,
-    batch_size: int,
-    lr: float,
-    rng: random.Random,
-    seed: int,
-) -> None:
-    """Trains `model` in place on all rows several times, each time in another order.
-
-    Args:
-        model: a causal language model.
-        tokenizer: the model's.
-        rows: what to train on.
-        epochs: passes over the rows.
-        batch_size: rows per step.
-        lr: learning rate of AdamW, falling along a cosine.
-        rng: draws the orders.
-        seed: seed of the trainer.
-    """
+def in_epochs(rows: Sequence[TokenRow], rng: random.Random) -> Callable[[], Iterator[TokenRow]]:
+    """Returns what `fit` takes: a stream without end of all rows, again and again, each time in another order."""
 
     def stream() -> Iterator[TokenRow]:
-        for _ in itertools.count():
+        while True:
             yield from rng.sample(rows, len(rows))
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
-    steps = max(1, epochs * len(rows) // batch_size)
-    fit(model, tokenizer, stream, optimizer=optimizer, steps=steps, batch_size=batch_size, seed=seed)
+    return stream

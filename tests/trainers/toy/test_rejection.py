@@ -12,7 +12,7 @@ from agent_r1_gym.errors import AgentR1Error
 from agent_r1_gym.play.record import Trajectory
 from tests.kit.fixed import make_trajectory
 from trainers.engines.collect import Collector
-from trainers.toy import rejection, supervised
+from trainers.toy import rejection
 from trainers.toy.model import build_model, build_tokenizer
 from trainers.toy.quickstart import configuration
 from trainers.toy.supervised import NOT_TRAINED
@@ -37,7 +37,7 @@ def test_only_sampled_tokens_of_successes_are_learned(tmp_path: Path, monkeypatc
         learned.update(options, rows=[next(stream) for _ in range(40)])
 
     monkeypatch.setattr(Collector, "collect", collect)
-    monkeypatch.setattr(supervised, "fit", fit)
+    monkeypatch.setattr(rejection, "fit", fit)
     tokenizer = build_tokenizer()
     args = configuration(tmp_path, algorithm="grpo", steps=3, seed=0)
     counts = rejection.rejection_sampling(build_model(tokenizer), tokenizer, args, epochs=2, batch_size=16)
