@@ -79,7 +79,7 @@ def run_cells(
         if path.exists():
             continue
         say(f"cell {number} of {len(todo)}: {name}, seed {seed}")
-        warm = start_folder(start, folder, command=command)
+        warm = _start_folder(start, folder, command)
         with tempfile.TemporaryDirectory() as scratch:
             cell = make(name, seed, warm, Path(scratch))
         write_cell(path, cell | provenance((*command, "--method", name, "--seed", str(seed))))
@@ -103,28 +103,6 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows))
 
 
-def start_folder(start: WarmStart | None, folder: Path, *, command: Sequence[str]) -> Path:
-    """Returns the folder of model and tokenizer; makes them in `folder` if they are not there.
-
-    Other settings make another folder, so that no cell starts from a model that was taught differently. Other code does
-    not: remove the folder after a change to how models are taught.
-
-    Args:
-        start: says how it is taught; None: it is the one that comes with the package.
-        folder: folder of the cells.
-        command: what runs the cells, kept beside the model.
-    """
-    if start is None:
-        return SHIPPED
-    path = folder / f"start-{blake2b(repr(start).encode(), digest_size=4).hexdigest()}"
-    with locked(path, timeout=_LONGEST):
-        if not path.exists():
-            say(f"warm start of {start.size} parameters, kept in {path}")
-            with atomic_directory(path) as temporary:
-                _teach(start, temporary, command)
-    return path
-
-
 def load_start(folder: Path) -> Any:
     """Returns the model in `folder`, in float32, on the GPU if there is one (its products in TF32 then)."""
     if torch.cuda.is_available():
@@ -136,11 +114,24 @@ def _placed(model: Any) -> Any:
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _teach(start: WarmStart, folder: Path, command: Sequence[str]) -> None:
-    tokenizer = build_tokenizer()
-    model = _placed(build_model(tokenizer, size=start.size))
-    log = warm_start(model, tokenizer, **start.options)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    facts = {"start": repr(start), "log": log} | provenance(command)
-    (folder / "start.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
+def _start_folder(start: WarmStart | None, folder: Path, command: Sequence[str]) -> Path:
+    """Returns the folder of model and tokenizer; makes them in `folder` if they are not there.
+
+    Other settings make another folder, so that no cell starts from a model that was taught differently. Other code does
+    not: remove the folder after a change to how models are taught.
+    """
+    if start is None:
+        return SHIPPED
+    path = folder / f"start-{blake2b(repr(start).encode(), digest_size=4).hexdigest()}"
+    with locked(path, timeout=_LONGEST):
+        if not path.exists():
+            say(f"warm start of {start.size} parameters, kept in {path}")
+            tokenizer = build_tokenizer()
+            model = _placed(build_model(tokenizer, size=start.size))
+            log = warm_start(model, tokenizer, **start.options)
+            facts = {"start": repr(start), "log": log} | provenance(command)
+            with atomic_directory(path) as temporary:
+                model.save_pretrained(temporary)
+                tokenizer.save_pretrained(temporary)
+                (temporary / "start.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    return path

@@ -144,10 +144,11 @@ def to_row(report: Report, *, settings: Mapping[str, Any], command: Sequence[str
 
 def provenance(command: Sequence[str]) -> dict[str, Any]:
     """Returns what is needed to repeat a measurement: command, commit, versions, machine, date."""
+    versions = {package: installed_version(package) for package in _PACKAGES}
     return {
         "command": " ".join(command),
         "commit": _commit(),
-        "versions": _versions(),
+        "versions": {"python": platform.python_version()} | {name: found for name, found in versions.items() if found},
         "machine": _machine(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -232,11 +233,6 @@ def _commit() -> str:
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=True)
     return done.stdout.strip()
-
-
-def _versions() -> dict[str, str]:
-    found = {package: installed_version(package) for package in _PACKAGES}
-    return {"python": platform.python_version()} | {name: version for name, version in found.items() if version}
 
 
 def _machine() -> dict[str, Any]:

@@ -63,12 +63,11 @@ class Curve(TrainerCallback):
 
     def measure(self, step: int) -> None:
         """Plays the held-out questions."""
-        self.points.append({"step": step, **{kind: self._exact(kind) for kind in KINDS}})
-
-    def _exact(self, kind: str) -> float:
-        number = self._settings.questions
-        episodes = play(self._trainer.model, self._tokenizer, held_out("test", kind), questions=number)
-        return sum(bool(episode.solved) for episode in episodes) / number
+        number, exact = self._settings.questions, {}
+        for kind in KINDS:
+            episodes = play(self._trainer.model, self._tokenizer, held_out("test", kind), questions=number)
+            exact[kind] = sum(bool(episode.solved) for episode in episodes) / number
+        self.points.append({"step": step, **exact})
 
 
 def found_at(cell: Cell, *, least: float = 0.5) -> int | None:

@@ -13,8 +13,7 @@ import argparse
 import http.client
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -56,9 +55,7 @@ def stub(settings: Settings) -> Report:
         documents = workload.documents()
         one = [[query] for query in queries]
         systems.append(peers.skyrl(workload, batches=one, top_k=settings.top_k, search=lambda query: documents))
-    with _closing(systems):
-        measures = _speed_measures(systems, settings.episodes)
-        speeds = measure.interleave(measures, rounds=settings.rounds, unit="steps/s")
+    speeds = _take_turns(systems, settings, lambda system: system.steps_per_second(settings.episodes))
     figures, check = _against_peers(ours, speeds, absent, limit=TARGETS["stub_vs_faster_peer"])
     return Report("stub", figures, (check,), absent)
 
@@ -68,9 +65,7 @@ def over_server(settings: Settings) -> Report:
     present, absent = peers.installed()
     workload = make_workload(questions=settings.questions, passages=settings.top_k)
     batches = distinct_queries(server.corpus(settings.corpus), steps=settings.searches, width=settings.envs)
-    address = served_by_process(server.__name__, "--entities", str(settings.corpus))
-    with ExitStack() as stack:
-        url = stack.enter_context(address)
+    with served_by_process(server.__name__, "--entities", str(settings.corpus)) as url:
         ours = search_vector(workload, url, batches=batches, top_k=settings.top_k)
         systems = [ours]
         work: dict[str, Any] = {"batches": batches, "top_k": settings.top_k}
@@ -80,10 +75,10 @@ def over_server(settings: Settings) -> Report:
         if peers.SKYRL in present:
             sky = url + server.SKYRL_PATH
             systems += [peers.skyrl(workload, workers=size, url=sky, **work) for size in settings.pools]
-        stack.enter_context(_closing(systems))
-        bare = _bare_client(url, batches, settings.top_k)
-        measures = {BARE: lambda: bare(settings.vector_episodes), **_speed_measures(systems, settings.vector_episodes)}
-        speeds = measure.interleave(measures, rounds=settings.rounds, unit="steps/s")
+        bare = {BARE: partial(_bare_client(url, batches, settings.top_k), settings.vector_episodes)}
+        speeds = _take_turns(
+            systems, settings, lambda system: system.steps_per_second(settings.vector_episodes), beside=bare
+        )
     served = replace(speeds.pop(BARE), unit="queries/s")
     per_step = settings.searches * settings.envs / ours.episode_steps
     found = tuple(value * per_step for value in speeds[ours.name].values)
@@ -112,9 +107,8 @@ def latency(settings: Settings) -> Report:
         systems.append(peers.gem_vector(workload, mode="async", **work))
     if peers.SKYRL in present:
         systems.append(peers.skyrl(workload, workers=settings.envs, **work))
-    with _closing(systems):
-        measures = {system.name: partial(_milliseconds_per_step, system, settings.searches) for system in systems}
-        found = measure.interleave(measures, rounds=settings.rounds, unit="ms/step")
+    # One episode per step that uses the tool; the time of the answering step is counted as theirs.
+    found = _take_turns(systems, settings, lambda system: 1000 * system.play(1) / settings.searches, unit="ms/step")
     check = Check("vector step with a slow tool, ms", TARGETS["latency_step_ms"], found[ours.name].median, at_most=True)
     return Report("latency", tuple(found.values()), (check,), absent)
 
@@ -193,19 +187,19 @@ def _against_peers(
     return (*speeds.values(), *ratios.values()), Check(f"ours / {name}", limit, value)
 
 
-def _speed_measures(systems: Sequence[System], episodes: int) -> dict[str, Callable[[], float]]:
-    return {system.name: partial(system.steps_per_second, episodes) for system in systems}
-
-
-def _milliseconds_per_step(system: System, searches: int) -> float:
-    """Returns the time of one episode per step that uses the tool; the answering step is counted as theirs."""
-    return 1000 * system.play(1) / searches
-
-
-@contextmanager
-def _closing(systems: Sequence[System]) -> Iterator[None]:
+def _take_turns(
+    systems: Sequence[System],
+    settings: Settings,
+    value: Callable[[System], float],
+    *,
+    unit: str = "steps/s",
+    beside: Mapping[str, Callable[[], float]] = MappingProxyType({}),
+) -> dict[str, Figure]:
+    """Returns a figure of what is measured beside the systems and of each system; closes the systems."""
+    measures = dict(beside)
+    measures.update((system.name, partial(value, system)) for system in systems)
     try:
-        yield
+        return measure.interleave(measures, rounds=settings.rounds, unit=unit)
     finally:
         for system in systems:
             system.close()

@@ -14,7 +14,7 @@ import os
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,13 +24,19 @@ from accelerate.commands.launch import launch_command_parser  # type: ignore[imp
 
 from agent_r1_gym.cli.main import build_parser
 from agent_r1_gym.cli.main import main as agent_r1
+from agent_r1_gym.datasets.base import Question
+from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
 from agent_r1_gym.support.terminal import say, table
-from benchmarks.multihop_qa.paper import MODEL, TRAINER, Command, commands
-from benchmarks.multihop_qa.stand_in import QUESTIONS, make_stand_in
+from agent_r1_gym.types import Passage
+from benchmarks.common.models import MINUSCULE, random_qwen2
+from benchmarks.multihop_qa.paper import DATA_SETS, MODEL, TRAINER, Command, commands
 from trainers.running.command_line import read_options
+from trainers.toy.model import build_tokenizer
 from trainers.train import main as train
 
 REPOSITORY = Path(__file__).parents[2]
+QUESTIONS = 24
+"""Of each split of each data set that stands in."""
 SUBSTITUTIONS: Mapping[str, Mapping[str, Any]] = {
     "train": {
         "--max_steps": "1",
@@ -179,3 +185,72 @@ def _run(command: Command) -> None:
             raise SystemExit(f"expected one optimiser step, got {state['global_step']}")
     elif exit_status := agent_r1(words):
         raise SystemExit(exit_status)
+
+
+# --- the stand-in for hub and real data: a tiny model, and fiction in the official formats ---------------------------
+
+
+def make_stand_in(folder: Path) -> None:
+    """Writes the model and the data that stand in for the real ones."""
+    tokenizer = build_tokenizer()
+    shape = replace(MINUSCULE, vocabulary=len(tokenizer))
+    random_qwen2(shape, tokenizer, max_position_embeddings=8192).save_pretrained(folder / MODEL)
+    tokenizer.save_pretrained(folder / MODEL)
+    for name in DATA_SETS:
+        _write_official(name, folder / "official" / name)
+
+
+def _write_official(name: str, folder: Path) -> None:
+    """Writes fictional questions in the official format of a data set: training and validation split."""
+    folder.mkdir(parents=True)
+    for split in ("train", "validation"):
+        questions = fiction_dataset(entities=120, questions=QUESTIONS, split=split, distractors=4)
+        rows = map(_ROWS[name], questions)
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _hotpotqa_row(question: Question) -> dict[str, Any]:
+    return {
+        "_id": question.id,
+        "question": question.prompt,
+        "answer": question.answers[0],
+        "type": question.type,
+        "level": question.level,
+        "supporting_facts": [list(fact) for fact in question.supporting_facts],
+        "context": [[passage.title, _sentences(passage)] for passage in question.context],
+    }
+
+
+def _twowiki_row(question: Question) -> dict[str, Any]:
+    row = _hotpotqa_row(question)
+    del row["level"]
+    return row | {"evidences": [[hop.title or "", hop.question, hop.answer] for hop in question.decomposition]}
+
+
+def _musique_row(question: Question) -> dict[str, Any]:
+    where = {passage.title: place for place, passage in enumerate(question.context)}
+    gold = set(question.supporting_titles)
+    return {
+        "id": f"{question.hops}hop__{question.id}",
+        "question": question.prompt,
+        "answer": question.answers[0],
+        "answer_aliases": list(question.answers[1:]),
+        "answerable": True,
+        "paragraphs": [
+            {"idx": place, "title": each.title, "paragraph_text": each.text, "is_supporting": each.title in gold}
+            for place, each in enumerate(question.context)
+        ],
+        "question_decomposition": [
+            {"id": place, "question": hop.question, "answer": hop.answer, "paragraph_support_idx": where[hop.title]}
+            for place, hop in enumerate(question.decomposition)
+            if hop.title in where
+        ],
+    }
+
+
+def _sentences(passage: Passage) -> list[str]:
+    ends = passage.sentence_ends or (len(passage.text),)
+    return [passage.text[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+
+
+_ROWS = {"hotpotqa": _hotpotqa_row, "2wiki": _twowiki_row, "musique": _musique_row}

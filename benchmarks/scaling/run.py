@@ -13,6 +13,7 @@ README.md says how far to trust it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import math
@@ -173,22 +174,17 @@ def _parser(defaults: Mapping[str, Any] = MappingProxyType({})) -> argparse.Argu
     actions.add_parser("measure").add_argument("--rounds", type=_positive, default=5)
     checking = actions.add_parser("check")
     checking.add_argument(
-        "--benchmarks",
-        type=Path,
-        default=RESULTS.parents[1],
-        help="folder of the benchmarks that were measured",
+        "--benchmarks", type=Path, default=RESULTS.parents[1], help="folder of the benchmarks that were measured"
     )
     scale = actions.add_parser("predict")
     scale.add_argument("--preset", choices=list(given.PRESETS))
     scale.add_argument("--all", action="store_true", help="every model x GPUs x turns x context")
     scale.add_argument("--model", choices=list(QWEN25), default="3B", help="Qwen2.5 of this size")
     scale.add_argument("--gpu", choices=list(given.GPUS), default="h100")
-    for name, default in (("gpus", 8), ("turns", 5), ("context", 8192), ("questions", 51_200), ("batch", 128)):
+    numbers = {"gpus": 8, "turns": 5, "context": 8192, "questions": 51_200, "batch": 128, "rollouts": 5}
+    numbers |= {"micro-batch": 1, "mini-batches": 1, **{f"{name}-tokens": n for name, n in given.ASSUMED.items()}}
+    for name, default in numbers.items():
         scale.add_argument(f"--{name}", type=_positive, default=default, help="default: %(default)s")
-    for name, default in (("rollouts", 5), ("micro-batch", 1), ("mini-batches", 1)):
-        scale.add_argument(f"--{name}", type=_positive, default=default, help="default: %(default)s")
-    for name, tokens in given.ASSUMED.items():
-        scale.add_argument(f"--{name}-tokens", type=_positive, default=tokens, help="default: %(default)s")
     scale.add_argument(
         "--lora-rank", type=_positive, help="train an adapter of this rank, with the whole model on each GPU"
     )
@@ -206,13 +202,10 @@ def _positive(text: str) -> int:
 
 
 def _amount(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected an amount above 0, got {text!r}")
-    return value
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"expected an amount above 0, got {text!r}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -70,11 +70,6 @@ CUDA = Settings(model="qwen2.5-0.5b", lengths=(USUAL, Lengths("long", question=2
 """For a GPU: a model of half a billion parameters."""
 
 TARGETS = MappingProxyType(
-    {
-        "rollouts_several_turns": 2.0,
-        "rollouts_one_turn": 1.0,
-        "token_several_turns": 1.15,
-        "step_several_turns": 1.5,
-    }
+    {"rollouts_several_turns": 2.0, "rollouts_one_turn": 1.0, "token_several_turns": 1.15, "step_several_turns": 1.5}
 )
 """What has to be shown, all of them ratios of wall time."""

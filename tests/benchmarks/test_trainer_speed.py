@@ -11,6 +11,7 @@ from benchmarks.trainer_speed import run as trainer_speed
 from benchmarks.trainer_speed.scripted import force, make_model, write_script
 from benchmarks.trainer_speed.settings import COMPACT, CUDA, FULL, TARGETS, Lengths, Settings
 from benchmarks.trainer_speed.systems import Agent, EnvironmentFactory, exact_match
+from tests.kit.scripted import ScriptedSession
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
 
@@ -79,19 +80,12 @@ def test_every_forced_token_costs_a_forward_pass():
     model.register_forward_hook(lambda *_: passes.append(1))
     handle = force(model, script)
 
-    class OneTurn:
-        prompt_ids = script.episodes[0].prompt_ids
-        ids = ()
-
-        def finish_turn(self, ids, logprobs, stopped):
-            self.ids = tuple(ids)
-
     def play():
-        session = OneTurn()
+        session = ScriptedSession(script.episodes[0].prompt_ids, [])
         stops = (script.tokenizer.eos_token_id,)
         options = SamplingOptions(max_new_tokens=script.longest_completion, stop_token_ids=stops)
         SlotEngine(model, options, slots=1, max_length=100).run([session])
-        return session.ids
+        return tuple(session.tokens[0])
 
     assert play() == script.episodes[0].completion_ids
     assert len(passes) == script.generated

@@ -104,6 +104,7 @@ def test_page_stands_alone_and_escapes_foreign_text(tmp_path: Path) -> None:
     quickstart.write_curves([*log, {"step": 4, "train_loss": 1.0}], tmp_path)
     episodes = play(make_policy("oracle"), range(2), lambda: make_text_env("FictionQA", {}))
     quickstart.write_report(tmp_path, title="T", facts=["a < b"], scores=SCORES, traces={"Episodes": episodes})
+    assert quickstart.score_rows(SCORES) == [("test/bridge", 0.25, 0.75)]
     page = (tmp_path / "report.html").read_text()
     assert [block[2] for block in sides(page)[0][0][2]] == [message.content for message in episodes[0].messages]
     assert chunks(page)["index"]["facets"][0]["name"] == "episodes"
@@ -120,7 +121,3 @@ def test_curves_keep_every_logged_step(tmp_path: Path) -> None:
     quickstart.write_curves([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 1.0, "entropy": 0.1}], tmp_path)
     lines = (tmp_path / "curves.csv").read_text().splitlines()
     assert lines == [f"step,{','.join(quickstart.CURVES)}", "1,0.5,,,", "2,1.0,,,0.1"]
-
-
-def test_a_row_a_set_and_a_column_an_agent() -> None:
-    assert quickstart.score_rows(SCORES) == [("test/bridge", 0.25, 0.75)]
