@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -258,12 +257,10 @@ def _tokenizer(environment: SearchEnvironment) -> tuple[PreTrainedTokenizerFast,
     return tokenizer, system_prompt
 
 
-_QWEN2_5: Mapping[str, tuple[ModelShape, Mapping[str, Any]]] = MappingProxyType(
-    {
-        "qwen2.5-0.5b": (QWEN25["0.5B"], {"max_position_embeddings": 32_768, "rope_theta": 1e6}),
-        "qwen2.5-minuscule": (MINUSCULE, {"max_position_embeddings": 1024}),
-    }
-)
+_QWEN2_5: Mapping[str, tuple[ModelShape, Mapping[str, Any]]] = {
+    "qwen2.5-0.5b": (QWEN25["0.5B"], {"max_position_embeddings": 32_768, "rope_theta": 1e6}),
+    "qwen2.5-minuscule": (MINUSCULE, {"max_position_embeddings": 1024}),
+}
 MODELS = ("tiny", *_QWEN2_5)
 """What `make_model` can make: the tiny policy (0.4M parameters, float32) and shapes of Qwen2.5 (bfloat16)."""
 
