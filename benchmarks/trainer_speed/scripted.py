@@ -32,17 +32,7 @@ from benchmarks.env_speed.systems import StubRetriever
 from benchmarks.trainer_speed.settings import Lengths, Settings
 from trainers.engines.chat_format import ChatFormat
 from trainers.running.memory import QWEN25, ModelShape
-from trainers.toy.model import (
-    ANSWER_CLOSE,
-    ANSWER_OPEN,
-    CALL_CLOSE,
-    CALL_OPEN,
-    SIZES,
-    THINK_CLOSE,
-    THINK_OPEN,
-    build_model,
-    build_tokenizer,
-)
+from trainers.toy import model as toy
 
 _WORDS = tuple(word for word in compact_vocabulary() if word.islower() and word.isalpha())
 GOLD = _WORDS[-1]
@@ -157,7 +147,7 @@ def write_script(settings: Settings, lengths: Lengths, *, turns: int) -> Script:
     chat = ChatFormat(tokenizer)
     gap = chat.gap_ids([Message("tool", f"{passage.title} : {passage.text}")], stopped=True)
     query = " ".join(_words(lengths.query))
-    ends = [CALL_OPEN + query + CALL_CLOSE] * (turns - 1) + [ANSWER_OPEN + GOLD + ANSWER_CLOSE]
+    ends = [toy.CALL_OPEN + query + toy.CALL_CLOSE] * (turns - 1) + [toy.ANSWER_OPEN + GOLD + toy.ANSWER_CLOSE]
     questions = _questions(settings.prompts, lengths)
 
     def episode(number: int, rng: random.Random) -> Episode:
@@ -167,7 +157,7 @@ def write_script(settings: Settings, lengths: Lengths, *, turns: int) -> Script:
         for turn, end in enumerate(ends):
             before = gap if turn else []
             thought = _thought(lengths, number, settings.prompts, rng)
-            text = THINK_OPEN + thought + THINK_CLOSE + end
+            text = toy.THINK_OPEN + thought + toy.THINK_CLOSE + end
             spoken = [*tokenizer(text, add_special_tokens=False)["input_ids"], chat.stop_id]
             completion += before + spoken
             mask += [0] * len(before) + [1] * len(spoken)
@@ -244,7 +234,7 @@ def _tokenizer(environment: SearchEnvironment) -> tuple[PreTrainedTokenizerFast,
     TRL knows how to parse calls of the template that Qwen3 ships, and which template keeps earlier turns. The tool's
     declaration is one token, so that the settings alone say how long the prompt is.
     """
-    tokenizer = build_tokenizer()
+    tokenizer = toy.build_tokenizer()
     tokenizer.chat_template = qwen3_chat_template
     add_response_schema(tokenizer)
     tokenizer.chat_template = get_training_chat_template(tokenizer)
@@ -276,8 +266,8 @@ def make_model(name: str, tokenizer: PreTrainedTokenizerFast, *, device: str) ->
     Raises:
         ValueError: its vocabulary is smaller than the tokenizer's.
     """
-    if name == "tiny" or name in SIZES:
-        return build_model(tokenizer, size="0.4M" if name == "tiny" else name).to(device)  # type: ignore[arg-type, no-any-return]
+    if name == "tiny" or name in toy.SIZES:
+        return toy.build_model(tokenizer, size="0.4M" if name == "tiny" else name).to(device)  # type: ignore[arg-type, no-any-return]
     shape, options = _QWEN2_5[name]
     model: PreTrainedModel = random_qwen2(shape, tokenizer, dtype="bfloat16", **options)
     model.to(device=device, dtype=torch.bfloat16)  # type: ignore[call-arg]

@@ -10,19 +10,9 @@ import pytest
 from benchmarks.common import measure
 from benchmarks.common.measure import Check, Figure, Report
 from benchmarks.env_speed import fresh_process as probes
-from benchmarks.env_speed import peers
+from benchmarks.env_speed import peers, systems
 from benchmarks.env_speed import run as env_speed
 from benchmarks.env_speed.settings import FULL, QUICK, TARGETS
-from benchmarks.env_speed.systems import (
-    OURS,
-    StubRetriever,
-    System,
-    WrongEpisodeError,
-    distinct_queries,
-    make_workload,
-    one_env,
-    tag_search,
-)
 
 pytest.importorskip("uvicorn", reason="the benchmark of the server needs the server extra")
 
@@ -70,8 +60,8 @@ def test_an_unknown_claim_is_refused():
 
 
 def test_one_peer_out_of_two_is_not_enough(no_peers):
-    ours = System(OURS, 1, 1, rewards=float)
-    speeds = {name: Figure(name, "steps/s", (value,)) for name, value in ((OURS, 2.0), ("other", 1.0))}
+    ours = systems.System(systems.OURS, 1, 1, rewards=float)
+    speeds = {name: Figure(name, "steps/s", (value,)) for name, value in ((systems.OURS, 2.0), ("other", 1.0))}
     _, check = env_speed._against_peers(ours, speeds, {"third": "not measured"}, limit=1.0)
     assert check.met is None
     figures, check = env_speed._against_peers(ours, speeds, {}, limit=1.0)
@@ -130,17 +120,19 @@ def test_rows_are_appended_whole(tmp_path):
 
 
 def test_a_wrong_episode_has_no_speed():
-    workload = make_workload(questions=3, passages=2)
-    env = gymnasium.make("AgentR1/HotpotQA-v0", dataset=workload.dataset(), retriever=StubRetriever(workload.passages))
-    wrong = one_env("wrong", env, [tag_search("a"), "<answer>wrong</answer>"])
-    with pytest.raises(WrongEpisodeError, match="expected 2"):
+    workload = systems.make_workload(questions=3, passages=2)
+    env = gymnasium.make(
+        "AgentR1/HotpotQA-v0", dataset=workload.dataset(), retriever=systems.StubRetriever(workload.passages)
+    )
+    wrong = systems.one_env("wrong", env, [systems.tag_search("a"), "<answer>wrong</answer>"])
+    with pytest.raises(systems.WrongEpisodeError, match="expected 2"):
         wrong.play(2)
 
 
 def test_no_two_queries_are_alike_and_formats_agree():
-    passages = make_workload(questions=3, passages=3).passages
-    batches = distinct_queries(passages, steps=3, width=5)
+    passages = systems.make_workload(questions=3, passages=3).passages
+    batches = systems.distinct_queries(passages, steps=3, width=5)
     queries = [query for batch in batches for query in batch]
     assert [len(batch) for batch in batches] == [5, 5, 5]
-    assert tag_search("x y").endswith("<search>x y</search>")
+    assert systems.tag_search("x y").endswith("<search>x y</search>")
     assert len(set(queries)) == 15
