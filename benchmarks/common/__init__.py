@@ -1,1 +1,1 @@
-"""What the benchmarks share: measuring, cells of an experiment, processes."""
+"""What the benchmarks share: measuring, cells of an experiment, models, processes."""

@@ -1,32 +1,75 @@
-"""Cells of an experiment: one method and one seed, in a file of its own, so that a stopped run goes on."""
+"""Cells of an experiment: one method and one seed, in a file of its own, so that a stopped run goes on.
+
+All cells start from one model. Demonstrations teach it once, and it is kept beside the cells.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from agent_r1_gym.support.files import atomic_file
+import torch
+
+from agent_r1_gym.support.files import atomic_directory, atomic_file, locked
 from agent_r1_gym.support.terminal import say
 from benchmarks.common.measure import provenance
+from trainers.toy.model import build_model, build_tokenizer
+from trainers.toy.quickstart import SHIPPED, load
+from trainers.toy.warm_start import warm_start
 
 Cell = dict[str, Any]
+_LONGEST = 6 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """How the model that all cells of a profile start from is taught (`trainers.toy.warm_start.warm_start`).
+
+    Attributes:
+        size: key of `trainers.toy.model.SIZES`.
+        options: options of `warm_start` that differ from its defaults.
+    """
+
+    size: str
+    options: Mapping[str, Any]
+
+
+def add_cell_options(parser: argparse.ArgumentParser, methods: Iterable[str], results: Path, *, seeds: str) -> None:
+    """Adds the options that choose cells and their folder; `seeds` names the default ones."""
+    parser.add_argument("--method", action="append", choices=list(methods), help="may be repeated (default: all)")
+    parser.add_argument("--seed", action="append", type=int, help=f"may be repeated (default: {seeds})")
+    parser.add_argument(
+        "--output", type=Path, default=results, help="folder of the cells (default: results/ beside run.py)"
+    )
 
 
 def run_cells(
-    folder: Path, cells: Iterable[tuple[str, int]], make: Callable[[str, int, Path], Cell], *, command: Sequence[str]
-) -> None:
+    folder: Path,
+    cells: Iterable[tuple[str, int]],
+    make: Callable[[str, int, Path, Path], Cell],
+    *,
+    start: WarmStart | None,
+    command: Sequence[str],
+) -> int:
     """Makes the cells that `folder` does not hold yet; each file is written whole, with where its numbers come from.
 
     Args:
         folder: folder of the files `METHOD-SEED.json`.
         cells: methods and seeds, in the order to run them.
-        make: makes the content of a file from method, seed and a scratch folder.
+        make: makes the content of a file from method, seed, the folder of the model to start from and a scratch folder.
+        start: how that model is taught; None: it is the one that comes with the package.
         command: what runs these cells, without method and seed.
+
+    Returns:
+        the exit status, 0.
     """
     warnings.filterwarnings("ignore", category=FutureWarning)
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -36,9 +79,11 @@ def run_cells(
         if path.exists():
             continue
         say(f"cell {number} of {len(todo)}: {name}, seed {seed}")
+        warm = _start_folder(start, folder, command)
         with tempfile.TemporaryDirectory() as scratch:
-            cell = make(name, seed, Path(scratch))
+            cell = make(name, seed, warm, Path(scratch))
         write_cell(path, cell | provenance((*command, "--method", name, "--seed", str(seed))))
+    return 0
 
 
 def write_cell(path: Path, cell: Cell) -> None:
@@ -51,3 +96,42 @@ def read_cells(folder: Path, name: str) -> list[Cell]:
     """Returns the finished cells of a method, by seed."""
     cells = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob(f"{name}-[0-9]*.json")]
     return sorted(cells, key=lambda cell: int(cell["seed"]))
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a Markdown table."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows))
+
+
+def load_start(folder: Path) -> Any:
+    """Returns the model in `folder`, in float32, on the GPU if there is one (its products in TF32 then)."""
+    if torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")
+    return _placed(load(folder)).eval()
+
+
+def _placed(model: Any) -> Any:
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _start_folder(start: WarmStart | None, folder: Path, command: Sequence[str]) -> Path:
+    """Returns the folder of model and tokenizer; makes them in `folder` if they are not there.
+
+    Other settings make another folder, so that no cell starts from a model that was taught differently. Other code does
+    not: remove the folder after a change to how models are taught.
+    """
+    if start is None:
+        return SHIPPED
+    path = folder / f"start-{blake2b(repr(start).encode(), digest_size=4).hexdigest()}"
+    with locked(path, timeout=_LONGEST):
+        if not path.exists():
+            say(f"warm start of {start.size} parameters, kept in {path}")
+            tokenizer = build_tokenizer()
+            model = _placed(build_model(tokenizer, size=start.size))
+            log = warm_start(model, tokenizer, **start.options)
+            facts = {"start": repr(start), "log": log} | provenance(command)
+            with atomic_directory(path) as temporary:
+                model.save_pretrained(temporary)
+                tokenizer.save_pretrained(temporary)
+                (temporary / "start.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    return path

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import datetime
 import gc
-import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import metadata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from agent_r1_gym.support.json_lines import JsonLinesWriter
+from agent_r1_gym.support.versions import installed_version
+
+T = TypeVar("T")
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = (
     *("agent-r1-gym", "gymnasium", "numpy", "bm25s", "fastapi", "uvicorn", "gem-llm", "datasets", "skyrl-gym"),
@@ -88,7 +92,7 @@ class Report:
     absent: Mapping[str, str]
 
 
-def interleave(measures: Mapping[str, Callable[[], float]], *, rounds: int, unit: str) -> dict[str, Figure]:
+def take_turns(measures: Mapping[str, Callable[[], T]], *, rounds: int) -> dict[str, tuple[T, ...]]:
     """Runs all measures once per round, A B C A B C ..., after one round of warm-up that does not count.
 
     Drift of the machine then falls on all of them alike, and `ratio` can compare them round by round. Objects that are
@@ -98,9 +102,8 @@ def interleave(measures: Mapping[str, Callable[[], float]], *, rounds: int, unit
     Args:
         measures: name to what returns one value.
         rounds: number of values per measure.
-        unit: unit of the values.
     """
-    values: dict[str, list[float]] = {name: [] for name in measures}
+    values: dict[str, list[T]] = {name: [] for name in measures}
     for measure in measures.values():
         measure()
     gc.collect()
@@ -111,18 +114,18 @@ def interleave(measures: Mapping[str, Callable[[], float]], *, rounds: int, unit
                 values[name].append(measure())
     finally:
         gc.unfreeze()
-    return {name: Figure(name, unit, tuple(found)) for name, found in values.items()}
+    return {name: tuple(found) for name, found in values.items()}
+
+
+def interleave(measures: Mapping[str, Callable[[], float]], *, rounds: int, unit: str) -> dict[str, Figure]:
+    """Returns the figures of measures that take turns (see `take_turns`), all in `unit`."""
+    return {name: Figure(name, unit, values) for name, values in take_turns(measures, rounds=rounds).items()}
 
 
 def ratio(name: str, ours: Figure, theirs: Figure) -> Figure:
     """Returns ours / theirs of each round: noise that hits both in a round cancels."""
     pairs = zip(ours.values, theirs.values, strict=True)
     return Figure(name, "x", tuple(mine / other for mine, other in pairs))
-
-
-def fastest(figures: Sequence[Figure]) -> Figure | None:
-    """Returns the figure with the largest median, None if there is none."""
-    return max(figures, key=lambda figure: figure.median, default=None)
 
 
 def to_row(report: Report, *, settings: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
@@ -141,10 +144,11 @@ def to_row(report: Report, *, settings: Mapping[str, Any], command: Sequence[str
 
 def provenance(command: Sequence[str]) -> dict[str, Any]:
     """Returns what is needed to repeat a measurement: command, commit, versions, machine, date."""
+    versions = {package: installed_version(package) for package in _PACKAGES}
     return {
         "command": " ".join(command),
         "commit": _commit(),
-        "versions": _versions(),
+        "versions": {"python": platform.python_version()} | {name: found for name, found in versions.items() if found},
         "machine": _machine(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -154,18 +158,10 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
     """Appends `row` as one JSON line, whole or not at all; runs at the same time do not mix lines.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; it is as it was before.
     """
-    line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        before = os.fstat(handle).st_size
-        if os.write(handle, line) != len(line):
-            os.ftruncate(handle, before)
-            raise OSError(f"{path}: the disk took only a part of a row, which was removed again")
-    finally:
-        os.close(handle)
+    with contextlib.closing(JsonLinesWriter(path)) as rows:
+        rows.add(row)
 
 
 def to_table(report: Report) -> str:
@@ -181,6 +177,39 @@ def to_table(report: Report) -> str:
         sense = "<=" if check.at_most else ">="
         lines.append(f"  -> {check.statement}: {value} {sense} {check.limit:g}: {verdict}")
     return "\n".join(lines)
+
+
+def add_claim_options(parser: argparse.ArgumentParser, claims: Iterable[str], results: Path) -> None:
+    """Adds the options that `run_claims` reads."""
+    parser.add_argument("--claim", action="append", choices=sorted(claims), help="run only this one; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, nothing is kept unless --output says where")
+    parser.add_argument("--output", type=Path, help=f"file to append to (default: {results.name} in results/)")
+
+
+def run_claims(
+    options: argparse.Namespace,
+    claims: Mapping[str, Callable[[], Report]],
+    *,
+    settings: Any,
+    results: Path,
+    words: Sequence[str] | None,
+) -> None:
+    """Measures the claims that the command line asks for, prints each, and keeps it.
+
+    Args:
+        options: of `add_claim_options`.
+        claims: every claim and what measures it.
+        settings: a dataclass, kept beside the figures.
+        results: where rows are kept if the options do not say; its name is the benchmark's.
+        words: the command line; None: this process's own.
+    """
+    output = options.output or (None if options.quick else results)
+    command = ["python", "-m", f"benchmarks.{results.stem}", *(sys.argv[1:] if words is None else words)]
+    for name in options.claim or claims:
+        report = claims[name]()
+        print(to_table(report), flush=True)
+        if output is not None:
+            append_row(output, to_row(report, settings=asdict(settings), command=command))
 
 
 def _show(value: float) -> str:
@@ -204,16 +233,6 @@ def _commit() -> str:
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=True)
     return done.stdout.strip()
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _machine() -> dict[str, Any]:

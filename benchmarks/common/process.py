@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 @contextmanager
-def served_by_process(command: Sequence[str]) -> Iterator[str]:
-    """Starts a server, yields the URL that it prints first, and stops it; it also ends when its standard input does.
+def served_by_process(module: str, *arguments: str) -> Iterator[str]:
+    """Runs a module that serves, yields the URL that it prints first, and stops it.
+
+    The module is to end when its standard input does, so that it does not outlive this process.
 
     Raises:
         RuntimeError: it did not start.
     """
+    command = [sys.executable, "-m", module, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()

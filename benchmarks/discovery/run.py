@@ -11,9 +11,9 @@ and one seed.
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,7 @@ import torch
 from transformers import AutoTokenizer, TrainerCallback, TrainerControl, TrainerState
 
 from agent_r1_gym.support.terminal import say
-from benchmarks.common.cells import Cell, read_cells, run_cells
-from benchmarks.common.warm_starts import start_folder
+from benchmarks.common.cells import Cell, add_cell_options, markdown, read_cells, run_cells
 from benchmarks.discovery.settings import FULL, QUICK, REWARDS, Settings
 from trainers.toy.held_out import held_out, play
 from trainers.toy.quickstart import configuration, load
@@ -34,13 +33,13 @@ KINDS = ("1hop", "bridge")
 _ENDS = ("reward", "seeds", "2 hops before", "2 hops after", "1 hop after", "seeds at .5 or more", "first at .5, steps")
 
 
-def run_cell(reward: str, seed: int, settings: Settings, *, warm: Path, scratch: Path) -> Cell:
+def run_cell(settings: Settings, reward: str, seed: int, warm: Path, scratch: Path) -> Cell:
     """Trains one policy and returns its curve: exact match on held-out questions, one and two hops."""
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(warm)
     model = load(warm).eval()
-    args = configuration(scratch, algorithm="grpo", steps=settings.steps, seed=seed)
-    args.env_kwargs = {**settings.training, **REWARDS[reward].options}
+    training = {**settings.training, **REWARDS[reward].options}
+    args = configuration(scratch, algorithm="grpo", steps=settings.steps, seed=seed, env_kwargs=training)
     trainer = build_trainer(args, model, tokenizer=tokenizer)
     curve = Curve(trainer, tokenizer, settings)
     curve.measure(0)
@@ -64,12 +63,11 @@ class Curve(TrainerCallback):
 
     def measure(self, step: int) -> None:
         """Plays the held-out questions."""
-        self.points.append({"step": step, **{kind: self._exact(kind) for kind in KINDS}})
-
-    def _exact(self, kind: str) -> float:
-        number = self._settings.questions
-        episodes = play(self._trainer.model, self._tokenizer, held_out("test", kind), questions=number)
-        return sum(bool(episode.solved) for episode in episodes) / number
+        number, exact = self._settings.questions, {}
+        for kind in KINDS:
+            episodes = play(self._trainer.model, self._tokenizer, held_out("test", kind), questions=number)
+            exact[kind] = sum(bool(episode.solved) for episode in episodes) / number
+        self.points.append({"step": step, **exact})
 
 
 def found_at(cell: Cell, *, least: float = 0.5) -> int | None:
@@ -77,25 +75,12 @@ def found_at(cell: Cell, *, least: float = 0.5) -> int | None:
     return next((int(point["step"]) for point in cell["curve"] if point["bridge"] >= least), None)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Runs the cells that are not done yet."""
-    settings, folder = (QUICK, options.output / "quick") if options.quick else (FULL, options.output)
-    cells = [(name, seed) for seed in options.seed or settings.seeds for name in options.method or REWARDS]
-
-    def make(name: str, seed: int, scratch: Path) -> Cell:
-        warm = start_folder(settings.start, folder, command=_COMMAND)
-        return run_cell(name, seed, settings, warm=warm, scratch=scratch)
-
-    run_cells(folder, cells, make, command=_COMMAND)
-    return 0
-
-
 def table(folder: Path) -> str:
     """Returns the finished cells as two Markdown tables: ends and findings, and the mean curves."""
     found = {reward.title: cells for name, reward in REWARDS.items() if (cells := read_cells(folder, name))}
-    ends = _markdown(_ENDS, ((title, *_ends(cells)) for title, cells in found.items()))
+    ends = markdown(_ENDS, ((title, *_ends(cells)) for title, cells in found.items()))
     steps = sorted({int(point["step"]) for cells in found.values() for cell in cells for point in cell["curve"]})
-    curves = _markdown(
+    curves = markdown(
         ("2 hops after steps", *map(str, steps)),
         ((title, *(_mean_at(cells, step) for step in steps)) for title, cells in found.items()),
     )
@@ -118,11 +103,6 @@ def _mean_at(cells: Sequence[Cell], step: int) -> str:
     return f"{statistics.mean(values):.2f}" if values else "-"
 
 
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
 def _each(points: Sequence[dict[str, float]], kind: str) -> str:
     return " ".join(f"{point[kind]:.2f}" for point in points)
 
@@ -131,22 +111,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs cells, or shows the table of those that are done."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.discovery", description=__doc__)
     parser.add_argument("action", choices=["run", "table"])
-    parser.add_argument("--method", action="append", choices=list(REWARDS), help="may be repeated (default: all)")
-    parser.add_argument("--seed", action="append", type=int, help="may be repeated (default: five)")
+    add_cell_options(parser, REWARDS, RESULTS, seeds="five")
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes, to see that everything runs, in a folder of their own"
     )
-    parser.add_argument(
-        "--output", type=Path, default=RESULTS, help="folder of the cells (default: results/ beside run.py)"
-    )
     options = parser.parse_args(arguments)
     if options.action == "run":
-        return run(options)
+        settings, folder = (QUICK, options.output / "quick") if options.quick else (FULL, options.output)
+        cells = [(name, seed) for seed in options.seed or settings.seeds for name in options.method or REWARDS]
+        make = functools.partial(run_cell, settings)
+        return run_cells(folder, cells, make, start=settings.start, command=_COMMAND)
     if options.method or options.seed or options.quick:
         parser.error("table takes all cells there are: drop --method, --seed and --quick")
     say(table(options.output))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.common.experiment import WarmStart
+from benchmarks.common.cells import WarmStart
 from trainers.toy.demonstrations import Habits
 
 HABITS: Mapping[str, Habits] = {

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,8 +38,7 @@ print(json.dumps([time.perf_counter() - start, resident() - before]))
 _MEMORY = """
 import gc, json, tracemalloc
 import gymnasium, agent_r1_gym
-from benchmarks.env_speed.systems import StubRetriever
-from benchmarks.env_speed.workload import make_workload
+from benchmarks.env_speed.systems import StubRetriever, make_workload
 work = make_workload(questions={questions}, passages=3)
 options = dict(dataset=work.dataset(), retriever=StubRetriever(work.passages))
 def make():
@@ -73,34 +71,19 @@ assert terminated and reward == 1.0, info
 """
 
 
-class ProbeError(Exception):
-    """A probe's process failed; the message holds what it wrote."""
-
-
-class ImportCost(NamedTuple):
-    """What one import costs in a fresh interpreter."""
-
-    seconds: float
-    bytes: float
-
-
-class EnvMemory(NamedTuple):
-    """Bytes allocated per environment: when made, and when in the first turn of an episode."""
-
-    made: float
-    started: float
-
-
-def import_cost(module: str, *, after: str = "sys") -> ImportCost:
+def import_cost(module: str, after: str) -> tuple[float, float]:
     """Returns seconds and resident bytes that `import module` adds when `after` is imported already."""
     seconds, size = json.loads(_python(_RESIDENT + _IMPORT.format(first=after, module=module)))
-    return ImportCost(seconds, size)
+    return seconds, size
 
 
-def env_memory(envs: int) -> EnvMemory:
-    """Returns the bytes per environment of `envs` environments that share a data set (Python's own count)."""
+def env_memory(envs: int) -> tuple[float, float]:
+    """Returns the bytes per environment of `envs` environments that share a data set (Python's own count).
+
+    First when they are made, then when each is in the first turn of an episode.
+    """
     made, started = json.loads(_python(_MEMORY.format(envs=envs, questions=1000)))
-    return EnvMemory(made, started)
+    return made, started
 
 
 def install_and_play() -> float:
@@ -138,5 +121,5 @@ def _run(command: list[str], *, cwd: str | None = None) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" or cwd == str(_ROOT)}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ProbeError(f"{' '.join(command)[:200]} failed:\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"{' '.join(command)[:200]} failed:\n{done.stderr[-2000:]}")
     return done.stdout

@@ -19,16 +19,15 @@ import copy
 import importlib
 import itertools
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
-from benchmarks.env_speed.systems import System, expect_reward
-from benchmarks.env_speed.workload import GOLD, Workload, answer_turn, tag_search
+from benchmarks.env_speed.systems import GOLD, System, Workload, episode, episodes_by_turn, one_env, tag_search, vector
 
 GEM, SKYRL = "gem-llm", "skyrl-gym"
+PACKAGES = {GEM: "gem", SKYRL: "skyrl_gym"}
 _NEEDED = {GEM: ("gem.envs.qa_env", "gem.tools.search_tool"), SKYRL: ("skyrl_gym.envs.search.env",)}
 _URL = "http://127.0.0.1:1"  # of a stubbed search: never opened
 
@@ -75,184 +74,109 @@ def gem_env(workload: Workload, *, search: Callable[[str], Any] | None, url: str
     return ToolEnvWrapper(QaEnv(dataset=rows), [tool])
 
 
-def gem_history(env: Any) -> Any:
-    """Returns `env` in GEM's wrapper that returns the whole history, actions included, as this suite always does."""
+def gem_one(workload: Workload, *, queries: Sequence[str], history: bool) -> System:
+    """Returns one environment of GEM with a stubbed search.
+
+    Args:
+        workload: questions and stubbed passages.
+        queries: what an episode searches for.
+        history: whether observations are the whole history, actions included, as this suite's always are.
+    """
     from gem.wrappers.observation_wrapper import ObservationWrapper
 
-    return ObservationWrapper(env, include_action=True, include_chat_template=False)
+    documents = workload.documents()
+    env = gem_env(workload, search=lambda query: documents, url=None, top_k=len(documents))
+    if history:
+        env = ObservationWrapper(env, include_action=True, include_chat_template=False)
+    name = f"{GEM} ({'whole history' if history else 'new observation only'})"
+    return one_env(name, env, episode(tag_search, queries))
 
 
-class GemOne(System):
-    """One environment of GEM with a stubbed search."""
-
-    def __init__(self, workload: Workload, *, queries: Sequence[str], history: bool) -> None:
-        documents = workload.documents()
-        env = gem_env(workload, search=lambda query: documents, url=None, top_k=len(documents))
-        self.name = f"{GEM} ({'whole history' if history else 'new observation only'})"
-        self.episode_steps = len(queries) + 1
-        self._env = gem_history(env) if history else env
-        self._actions = [tag_search(query) for query in queries] + [answer_turn()]
-
-    def play(self, episodes: int) -> float:
-        """Plays with `reset` and `step` (see the base class)."""
-        env, actions, total = self._env, self._actions, 0.0
-        start = time.perf_counter()
-        for _ in range(episodes):
-            env.reset()
-            for action in actions:
-                _, reward, _, _, _ = env.step(action)
-            total += reward
-        seconds = time.perf_counter() - start
-        expect_reward(self.name, total, episodes)
-        return seconds
+def gem_vector(
+    workload: Workload,
+    *,
+    batches: Sequence[Sequence[str]],
+    mode: str,
+    top_k: int,
+    url: str | None = None,
+    search: Callable[[str], Any] | None = None,
+) -> System:
+    """Returns GEM's own vector environment ("async": one thread per environment, "sync": one after the other)."""
+    module = importlib.import_module(f"gem.vector.{mode}_vector_env")
+    make = module.AsyncVectorEnv if mode == "async" else module.SyncVectorEnv
+    width = len(batches[0])
+    clones = _gem_clones(gem_env(workload, search=search, url=url, top_k=top_k))
+    envs = make(env_ids=["qa"] * width, env_fns=[lambda: next(clones)] * width)
+    envs.reset()
+    pool = getattr(envs, "thread_pool_executer", None)
+    close = pool.shutdown if pool is not None else lambda: None
+    return vector(f"{GEM} ({mode} vector)", envs, episodes_by_turn(tag_search, batches), close=close)
 
 
-class GemVector(System):
-    """GEM's own vector environment ("async": one thread per environment, "sync": one after the other)."""
-
-    def __init__(
-        self,
-        workload: Workload,
-        *,
-        batches: Sequence[Sequence[str]],
-        mode: str,
-        top_k: int,
-        url: str | None = None,
-        search: Callable[[str], Any] | None = None,
-    ) -> None:
-        module = importlib.import_module(f"gem.vector.{mode}_vector_env")
-        vector = module.AsyncVectorEnv if mode == "async" else module.SyncVectorEnv
-        width = len(batches[0])
-        env = gem_env(workload, search=search, url=url, top_k=top_k)
-        # Copies share the questions: building 64 Arrow tables would only cost time before the measurement.
-        clones = itertools.chain([env], (_gem_clone(env) for _ in range(width - 1)))
-        self.name = f"{GEM} ({mode} vector)"
-        self.episode_steps = width * (len(batches) + 1)
-        self._envs = vector(env_ids=["qa"] * width, env_fns=[lambda: next(clones)] * width)
-        self._actions = [[tag_search(query) for query in batch] for batch in batches]
-        self._actions.append([answer_turn()] * width)
-        self._envs.reset()
-
-    def play(self, episodes: int) -> float:
-        """Plays with the vector's `step`, which resets ended environments at once (see the base class)."""
-        envs, actions, total = self._envs, self._actions, 0.0
-        start = time.perf_counter()
-        for _ in range(episodes):
-            for batch in actions:
-                _, rewards, _, _, _ = envs.step(batch)
-            total += float(rewards.sum())
-        seconds = time.perf_counter() - start
-        expect_reward(self.name, total, episodes * envs.num_envs)
-        return seconds
-
-    def close(self) -> None:
-        """Ends the threads."""
-        pool = getattr(self._envs, "thread_pool_executer", None)
-        if pool is not None:
-            pool.shutdown()
-
-
-def _gem_clone(env: Any) -> Any:
+def _gem_clones(env: Any) -> Iterator[Any]:
+    """Yields copies that share the questions: building 64 Arrow tables would only cost time before the measurement."""
     from gem.tools.tool_env_wrapper import ToolEnvWrapper
 
-    return ToolEnvWrapper(copy.copy(env.env), env.tools)
+    while True:
+        yield ToolEnvWrapper(copy.copy(env.env), env.tools)
 
 
 # --- SkyRL-Gym -------------------------------------------------------------------------------------------------------
 
 
-class _SkyRLEpisodes:
-    """Plays single episodes of SkyRL-Gym's search environment."""
+def skyrl(
+    workload: Workload,
+    *,
+    batches: Sequence[Sequence[str]],
+    top_k: int,
+    workers: int | None = None,
+    url: str = _URL,
+    search: Callable[[str], Any] | None = None,
+) -> System:
+    """Returns environments of SkyRL-Gym's search, constructed per episode.
 
-    def __init__(self, workload: Workload, *, url: str, top_k: int) -> None:
-        from skyrl_gym.envs.search.env import SearchEnv, SearchEnvConfig
+    In a thread pool, as SkyRL's generator runs them (`max_env_workers`), each whole episode is one job: one hand-over
+    fewer than SkyRL's own job per step. The environments do not wait for each other.
 
-        self._make = SearchEnv
-        self._config = SearchEnvConfig(log_requests=False, search_url=url, topk=top_k)
-        self._prompts = itertools.cycle([[{"role": "user", "content": text}] for text in workload.questions])
-
-    def start(self, turns: int) -> Any:
-        """Returns a started environment."""
-        truth = {"reward_spec": {"ground_truth": {"target": [GOLD]}}, "max_turns": turns + 1}
-        env = self._make(self._config, truth)
-        env.init(next(self._prompts))
-        return env
-
-
-class SkyRLOne(System):
-    """One environment of SkyRL-Gym after the other, with a stubbed search."""
-
-    name = SKYRL
-
-    def __init__(self, workload: Workload, *, queries: Sequence[str]) -> None:
-        self._documents = workload.documents()
-        self._episodes = _SkyRLEpisodes(workload, url=_URL, top_k=len(self._documents))
-        self.episode_steps = len(queries) + 1
-        self._actions = [tag_search(query) for query in queries] + [answer_turn()]
-
-    def play(self, episodes: int) -> float:
-        """Plays with a constructor and `init` per episode, and `step` (see the base class)."""
-        actions, total, turns = self._actions, 0.0, self.episode_steps
-        with _stubbed_requests(lambda query: self._documents):
-            start = time.perf_counter()
-            for _ in range(episodes):
-                env = self._episodes.start(turns)
-                for action in actions:
-                    outcome = env.step(action)
-                total += outcome["reward"]
-            seconds = time.perf_counter() - start
-        expect_reward(self.name, total, episodes)
-        return seconds
-
-
-class SkyRLPool(System):
-    """Many environments of SkyRL-Gym in a thread pool, as SkyRL's generator runs them (`max_env_workers`).
-
-    Each step is one job; the steps of one environment follow each other, the environments do not wait for each other.
+    Args:
+        workload: questions.
+        batches: queries of each search step, one per environment.
+        top_k: passages per query.
+        workers: threads of the pool; None: one episode after the other, in this thread.
+        url: SkyRL-Gym's endpoint.
+        search: stands for the HTTP request of all systems of this peer: query to hits.
     """
+    from skyrl_gym.envs.search.env import SearchEnv, SearchEnvConfig
 
-    def __init__(
-        self,
-        workload: Workload,
-        *,
-        batches: Sequence[Sequence[str]],
-        workers: int,
-        top_k: int,
-        url: str = _URL,
-        search: Callable[[str], Any] | None = None,
-    ) -> None:
-        self.name = f"{SKYRL} (pool of {workers})"
-        self.episode_steps = len(batches[0]) * (len(batches) + 1)
-        self._episodes = _SkyRLEpisodes(workload, url=url, top_k=top_k)
-        self._search = search
-        self._pool = ThreadPoolExecutor(workers)
-        columns = zip(*batches, strict=True)
-        self._actions = [[tag_search(query) for query in queries] + [answer_turn()] for queries in columns]
+    config = SearchEnvConfig(log_requests=False, search_url=url, topk=top_k)
+    prompts = itertools.cycle([[{"role": "user", "content": text}] for text in workload.questions])
+    episodes = [episode(tag_search, queries) for queries in zip(*batches, strict=True)]
 
-    def play(self, episodes: int) -> float:
-        """Plays a whole episode as one job: one hand-over fewer than SkyRL's own job per step."""
-        with _stubbed_requests(self._search):
-            start = time.perf_counter()
-            total = sum(self._pool.map(self._episode, self._actions * episodes))
-            seconds = time.perf_counter() - start
-        expect_reward(self.name, total, episodes * len(self._actions))
-        return seconds
-
-    def _episode(self, actions: Sequence[str]) -> float:
-        env = self._episodes.start(len(actions))
+    def reward(actions: Sequence[str]) -> float:
+        truth = {"reward_spec": {"ground_truth": {"target": [GOLD]}}, "max_turns": len(actions) + 1}
+        env = SearchEnv(config, truth)
+        env.init(next(prompts))
         for action in actions:
             outcome = env.step(action)
         return float(outcome["reward"])
 
-    def close(self) -> None:
-        """Ends the threads."""
-        self._pool.shutdown()
+    owned = contextlib.ExitStack()
+    if search is not None:
+        owned.enter_context(_stubbed_requests(search))
+    side_by_side: Callable[..., Iterator[float]] = map
+    if workers is not None:
+        side_by_side = owned.enter_context(ThreadPoolExecutor(workers)).map
+    return System(
+        SKYRL if workers is None else f"{SKYRL} (pool of {workers})",
+        envs=len(episodes),
+        turns=len(episodes[0]),
+        rewards=lambda count: sum(side_by_side(reward, episodes * count)),
+        close=owned.close,
+    )
 
 
-def _stubbed_requests(search: Callable[[str], Any] | None) -> contextlib.AbstractContextManager[Any]:
-    """Puts `search` in the place of SkyRL-Gym's HTTP request; None leaves the request."""
-    if search is None:
-        return contextlib.nullcontext()
+def _stubbed_requests(search: Callable[[str], Any]) -> contextlib.AbstractContextManager[Any]:
+    """Puts `search` in the place of SkyRL-Gym's HTTP request."""
     from skyrl_gym.tools import search as module
 
     def answer(*, query: str, **_request: Any) -> tuple[dict[str, Any], None]:

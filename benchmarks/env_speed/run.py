@@ -12,26 +12,34 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import urlsplit
 
 from agent_r1_gym.retrieval import wire
 from benchmarks.common import measure
 from benchmarks.common.measure import Check, Figure, Report
+from benchmarks.common.process import served_by_process
 from benchmarks.env_speed import fresh_process as probes
 from benchmarks.env_speed import peers, server
 from benchmarks.env_speed.settings import FULL, QUICK, TARGETS, Settings
-from benchmarks.env_speed.systems import OneEnv, System, search_vector, slow_vector
-from benchmarks.env_speed.workload import distinct_queries, make_workload
+from benchmarks.env_speed.systems import (
+    OURS,
+    System,
+    distinct_queries,
+    make_workload,
+    our_env,
+    search_vector,
+    slow_vector,
+)
 
 RESULTS = Path(__file__).parent / "results" / "env_speed.jsonl"
+BARE = "bare batch client"
 
 
 def stub(settings: Settings) -> Report:
@@ -39,15 +47,16 @@ def stub(settings: Settings) -> Report:
     present, absent = peers.installed()
     workload = make_workload(questions=settings.questions, passages=settings.top_k)
     queries = [f"{workload.passages[0].title} part {number}" for number in range(settings.searches)]
-    ours = OneEnv(workload, queries=queries)
-    systems: list[System] = [ours, OneEnv(workload, queries=queries, parser="search-r1")]
+    ours = our_env(workload, queries=queries)
+    systems = [ours, our_env(workload, queries=queries, parser="search-r1")]
     if peers.GEM in present:
-        systems += [peers.GemOne(workload, queries=queries, history=history) for history in (False, True)]
+        systems += [peers.gem_one(workload, queries=queries, history=history) for history in (False, True)]
     if peers.SKYRL in present:
-        systems.append(peers.SkyRLOne(workload, queries=queries))
-    with _closing(systems):
-        speeds = _steps_per_second(systems, settings.rounds, settings.episodes)
-    figures, check = _against_peers(ours, systems, speeds, absent, limit=TARGETS["stub_vs_faster_peer"])
+        documents = workload.documents()
+        one = [[query] for query in queries]
+        systems.append(peers.skyrl(workload, batches=one, top_k=settings.top_k, search=lambda query: documents))
+    speeds = _take_turns(systems, settings, lambda system: system.steps_per_second(settings.episodes))
+    figures, check = _against_peers(ours, speeds, absent, limit=TARGETS["stub_vs_faster_peer"])
     return Report("stub", figures, (check,), absent)
 
 
@@ -56,27 +65,26 @@ def over_server(settings: Settings) -> Report:
     present, absent = peers.installed()
     workload = make_workload(questions=settings.questions, passages=settings.top_k)
     batches = distinct_queries(server.corpus(settings.corpus), steps=settings.searches, width=settings.envs)
-    with ExitStack() as stack:
-        url = stack.enter_context(server.running(settings.corpus))
+    with served_by_process(server.__name__, "--entities", str(settings.corpus)) as url:
         ours = search_vector(workload, url, batches=batches, top_k=settings.top_k)
-        systems: list[System] = [ours]
+        systems = [ours]
+        work: dict[str, Any] = {"batches": batches, "top_k": settings.top_k}
         if peers.GEM in present:
-            gem = {"batches": batches, "url": url + server.GEM_PATH, "top_k": settings.top_k}
-            systems += [peers.GemVector(workload, mode=mode, **gem) for mode in ("async", "sync")]  # type: ignore[arg-type]
+            gem = url + server.GEM_PATH
+            systems += [peers.gem_vector(workload, mode=mode, url=gem, **work) for mode in ("async", "sync")]
         if peers.SKYRL in present:
-            sky = {"batches": batches, "url": url + server.SKYRL_PATH, "top_k": settings.top_k}
-            systems += [peers.SkyRLPool(workload, workers=size, **sky) for size in settings.pools]  # type: ignore[arg-type]
-        stack.enter_context(_closing(systems))
-        bare = BareClient(url, batches, settings.top_k)
-        measures = {bare.name: lambda: bare.queries_per_second(settings.vector_episodes)}
-        measures |= _speed_measures(systems, settings.vector_episodes)
-        speeds = measure.interleave(measures, rounds=settings.rounds, unit="steps/s")
-    served = replace(speeds.pop(bare.name), unit="queries/s")
+            sky = url + server.SKYRL_PATH
+            systems += [peers.skyrl(workload, workers=size, url=sky, **work) for size in settings.pools]
+        bare = {BARE: partial(_bare_client(url, batches, settings.top_k), settings.vector_episodes)}
+        speeds = _take_turns(
+            systems, settings, lambda system: system.steps_per_second(settings.vector_episodes), beside=bare
+        )
+    served = replace(speeds.pop(BARE), unit="queries/s")
     per_step = settings.searches * settings.envs / ours.episode_steps
     found = tuple(value * per_step for value in speeds[ours.name].values)
     searching = Figure(f"{ours.name}, searches alone", "queries/s", found)
-    share = measure.ratio(f"{ours.name} / {bare.name}", searching, served)
-    figures, check = _against_peers(ours, systems, speeds, absent, limit=TARGETS["server_vs_faster_peer"])
+    share = measure.ratio(f"{ours.name} / {BARE}", searching, served)
+    figures, check = _against_peers(ours, speeds, absent, limit=TARGETS["server_vs_faster_peer"])
     use = Check("searches / what a bare client gets", TARGETS["server_vs_bare_client"], share.median)
     return Report("server", (*figures, searching, served, share), (check, use), absent)
 
@@ -93,15 +101,14 @@ def latency(settings: Settings) -> Report:
         return documents
 
     ours = slow_vector(workload, batches=batches, latency=settings.latency)
-    systems: list[System] = [ours]
+    systems = [ours]
+    work: dict[str, Any] = {"batches": batches, "top_k": settings.top_k, "search": slow}
     if peers.GEM in present:
-        systems.append(peers.GemVector(workload, batches=batches, mode="async", top_k=settings.top_k, search=slow))
+        systems.append(peers.gem_vector(workload, mode="async", **work))
     if peers.SKYRL in present:
-        pool = settings.envs
-        systems.append(peers.SkyRLPool(workload, batches=batches, workers=pool, top_k=settings.top_k, search=slow))
-    with _closing(systems):
-        measures = {system.name: partial(_milliseconds_per_step, system, settings.searches) for system in systems}
-        found = measure.interleave(measures, rounds=settings.rounds, unit="ms/step")
+        systems.append(peers.skyrl(workload, workers=settings.envs, **work))
+    # One episode per step that uses the tool; the time of the answering step is counted as theirs.
+    found = _take_turns(systems, settings, lambda system: 1000 * system.play(1) / settings.searches, unit="ms/step")
     check = Check("vector step with a slow tool, ms", TARGETS["latency_step_ms"], found[ours.name].median, at_most=True)
     return Report("latency", tuple(found.values()), (check,), absent)
 
@@ -111,18 +118,11 @@ def imports(settings: Settings) -> Report:
     present, absent = peers.installed()
     modules = {"import agent_r1_gym": ("agent_r1_gym", "sys"), "... after gymnasium": ("agent_r1_gym", "gymnasium")}
     modules["import gymnasium"] = ("gymnasium", "sys")
-    if peers.GEM in present:
-        modules["import gem"] = ("gem", "sys")
-    if peers.SKYRL in present:
-        modules["import skyrl_gym"] = ("skyrl_gym", "sys")
-    costs: dict[str, list[probes.ImportCost]] = {name: [] for name in modules}
-    for round_number in range(-1, settings.rounds):
-        for name, (module, after) in modules.items():
-            cost = probes.import_cost(module, after=after)
-            if round_number >= 0:  # the first round warms the file cache
-                costs[name].append(cost)
-    seconds = {name: Figure(name, "s", tuple(c.seconds for c in found)) for name, found in costs.items()}
-    sizes = {name: Figure(name, "MB", tuple(c.bytes / 1e6 for c in found)) for name, found in costs.items()}
+    modules |= {f"import {name}": (name, "sys") for peer, name in peers.PACKAGES.items() if peer in present}
+    measures = {name: partial(probes.import_cost, module, after) for name, (module, after) in modules.items()}
+    costs = measure.take_turns(measures, rounds=settings.rounds)  # the first round warms the file cache
+    seconds = {name: Figure(name, "s", tuple(taken for taken, _ in found)) for name, found in costs.items()}
+    sizes = {name: Figure(name, "MB", tuple(size / 1e6 for _, size in found)) for name, found in costs.items()}
     checks = (
         Check("import agent_r1_gym, s", TARGETS["import_s"], seconds["import agent_r1_gym"].median, at_most=True),
         Check("... over gymnasium, MB", TARGETS["import_mb"], sizes["... after gymnasium"].median, at_most=True),
@@ -133,8 +133,8 @@ def imports(settings: Settings) -> Report:
 def memory(settings: Settings) -> Report:
     """Memory per environment of many that share a data set, in the first turn of an episode."""
     found = [probes.env_memory(settings.memory_envs) for _ in range(settings.rounds)]
-    made = Figure("per environment, made", "kB", tuple(item.made / 1000 for item in found))
-    started = Figure("per environment, episode started", "kB", tuple(item.started / 1000 for item in found))
+    made = Figure("per environment, made", "kB", tuple(size / 1000 for size, _ in found))
+    started = Figure("per environment, episode started", "kB", tuple(size / 1000 for _, size in found))
     check = Check("memory per environment, kB", TARGETS["env_kb"], started.median, at_most=True)
     return Report("memory", (made, started), (check,), {})
 
@@ -153,58 +153,53 @@ CLAIMS: Mapping[str, Callable[[Settings], Report]] = MappingProxyType(
 )
 
 
-class BareClient:
-    """The cheapest client of the server: one kept connection, whole batches, the answer read and decoded."""
+def _bare_client(url: str, batches: Sequence[Sequence[str]], top_k: int) -> Callable[[int], float]:
+    """Returns the cheapest client of the server: one kept connection, whole batches, the answer read and decoded.
 
-    name = "bare batch client"
+    It takes a number of passes through the batches and returns queries per second.
+    """
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port)
+    bodies = [wire.encode_request("agent-r1", batch, top_k) for batch in batches]
 
-    def __init__(self, url: str, batches: Sequence[Sequence[str]], top_k: int) -> None:
-        address = urlsplit(url)
-        self._connection = http.client.HTTPConnection(address.hostname or "", address.port)
-        self._bodies = [wire.encode_request("agent-r1", batch, top_k) for batch in batches]
-        self._queries = sum(map(len, batches))
-
-    def queries_per_second(self, repeats: int) -> float:
-        """Returns queries per second over `repeats` passes through the batches."""
+    def queries_per_second(repeats: int) -> float:
         start = time.perf_counter()
-        for body in self._bodies * repeats:
-            self._connection.request("POST", wire.PATHS["agent-r1"], body, {"Content-Type": "application/json"})
-            json.loads(self._connection.getresponse().read())
-        return repeats * self._queries / (time.perf_counter() - start)
+        for body in bodies * repeats:
+            connection.request("POST", wire.PATHS["agent-r1"], body, {"Content-Type": "application/json"})
+            json.loads(connection.getresponse().read())
+        return repeats * sum(map(len, batches)) / (time.perf_counter() - start)
+
+    return queries_per_second
 
 
 def _against_peers(
-    ours: System, systems: Sequence[System], speeds: Mapping[str, Figure], absent: Mapping[str, str], *, limit: float
+    ours: System, speeds: Mapping[str, Figure], absent: Mapping[str, str], *, limit: float
 ) -> tuple[tuple[Figure, ...], Check]:
     """Returns the figures with our ratio to each peer added, and the target: on the fastest configuration of any peer.
 
     Not measured while a peer is absent: the missing one might have been the faster.
     """
-    others = [speeds[system.name] for system in systems if type(system).__module__ == peers.__name__]
+    others = [figure for name, figure in speeds.items() if not name.startswith(OURS)]
     ratios = {other: measure.ratio(f"{ours.name} / {other.name}", speeds[ours.name], other) for other in others}
-    best = measure.fastest(others)
+    best = max(others, key=lambda figure: figure.median, default=None)
     value = None if best is None or absent else ratios[best].median
     name = "faster peer" if best is None else f"faster peer ({best.name})"
     return (*speeds.values(), *ratios.values()), Check(f"ours / {name}", limit, value)
 
 
-def _steps_per_second(systems: Sequence[System], rounds: int, episodes: int) -> dict[str, Figure]:
-    return measure.interleave(_speed_measures(systems, episodes), rounds=rounds, unit="steps/s")
-
-
-def _speed_measures(systems: Sequence[System], episodes: int) -> dict[str, Callable[[], float]]:
-    return {system.name: partial(system.steps_per_second, episodes) for system in systems}
-
-
-def _milliseconds_per_step(system: System, searches: int) -> float:
-    """Returns the time of one episode per step that uses the tool; the answering step is counted as theirs."""
-    return 1000 * system.play(1) / searches
-
-
-@contextmanager
-def _closing(systems: Sequence[System]) -> Iterator[None]:
+def _take_turns(
+    systems: Sequence[System],
+    settings: Settings,
+    value: Callable[[System], float],
+    *,
+    unit: str = "steps/s",
+    beside: Mapping[str, Callable[[], float]] = MappingProxyType({}),
+) -> dict[str, Figure]:
+    """Returns a figure of what is measured beside the systems and of each system; closes the systems."""
+    measures = dict(beside)
+    measures.update((system.name, partial(value, system)) for system in systems)
     try:
-        yield
+        return measure.interleave(measures, rounds=settings.rounds, unit=unit)
     finally:
         for system in systems:
             system.close()
@@ -213,9 +208,7 @@ def _closing(systems: Sequence[System]) -> Iterator[None]:
 def main(arguments: list[str] | None = None) -> None:
     """Runs the claims that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--claim", action="append", choices=sorted(CLAIMS), help="run only this one; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, nothing is kept unless --output says where")
-    parser.add_argument("--output", type=Path, help=f"file to append to (default: {RESULTS.name} in results/)")
+    measure.add_claim_options(parser, CLAIMS, RESULTS)
     parser.add_argument(
         "--corpus", type=int, help="number of passages that the server searches (default: the settings')"
     )
@@ -223,14 +216,5 @@ def main(arguments: list[str] | None = None) -> None:
     settings = QUICK if options.quick else FULL
     if options.corpus is not None:
         settings = replace(settings, corpus=options.corpus)
-    output = options.output or (None if options.quick else RESULTS)
-    command = ["python", "-m", "benchmarks.env_speed", *(sys.argv[1:] if arguments is None else arguments)]
-    for name in options.claim or CLAIMS:
-        report = CLAIMS[name](settings)
-        print(measure.to_table(report), flush=True)
-        if output is not None:
-            measure.append_row(output, measure.to_row(report, settings=settings.to_dict(), command=command))
-
-
-if __name__ == "__main__":
-    main()
+    claims = {name: partial(claim, settings) for name, claim in CLAIMS.items()}
+    measure.run_claims(options, claims, settings=settings, results=RESULTS, words=arguments)

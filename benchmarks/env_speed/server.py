@@ -11,8 +11,6 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
@@ -20,8 +18,7 @@ from agent_r1_gym.retrieval.base import Retriever
 from agent_r1_gym.retrieval.bm25 import BM25Retriever
 from agent_r1_gym.retrieval.server import create_app
 from agent_r1_gym.types import Passage
-from benchmarks.common.process import served_by_process
-from benchmarks.env_speed.workload import to_document
+from benchmarks.env_speed.systems import to_document
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
@@ -57,13 +54,6 @@ def add_peer_routes(app: FastAPI, retriever: Retriever) -> None:
 
     app.add_route(SKYRL_PATH, skyrl, methods=["POST"])
     app.add_route(GEM_PATH, gem, methods=["POST"])
-
-
-@contextmanager
-def running(entities: int) -> Iterator[str]:
-    """Starts the server in a process of its own, yields its URL, and stops it."""
-    with served_by_process([sys.executable, "-m", "benchmarks.env_speed.server", "--entities", str(entities)]) as url:
-        yield url
 
 
 def main(arguments: list[str] | None = None) -> None:

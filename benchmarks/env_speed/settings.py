@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +37,6 @@ class Settings:
     latency: float = 0.05
     memory_envs: int = 1000
     install_rounds: int = 5
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the settings for a result row."""
-        return asdict(self)
 
 
 FULL = Settings()

@@ -1,62 +1,178 @@
-"""The systems under test behind one small interface, and this suite's own: adapters only, every loop is native.
+"""The systems under test behind one small interface, this suite's own, and the work that every system gets.
 
-Each `play` runs whole episodes (start, searches, answer) in the system's own interface, so that no shared layer
-costs anybody anything, and checks afterwards that the right answer was paid.
+The work is the same questions, passages, searches and answer. The systems are adapters only, every loop is native.
+Each system plays whole episodes (start, searches, answer) in its own interface, so that no shared layer costs anybody
+anything; afterwards it is checked that the right answer was paid. One loop serves two systems where both speak
+Gymnasium's interface.
 """
 
 from __future__ import annotations
 
-import abc
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import gymnasium
 
 from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.datasets.base import QADataset, Question
+from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
 from agent_r1_gym.retrieval.base import Hit, Retriever
 from agent_r1_gym.tool import Arguments, Tool
 from agent_r1_gym.types import Passage, Task
 from agent_r1_gym.vector import ToolVectorEnv
-from benchmarks.env_speed.workload import GOLD, Workload, answer_turn, hermes_search, tag_search
 
 OURS = "agent-r1-gym"
+GOLD = "Ana Kovic"
+_THOUGHT = "<think>I need one more fact before I can answer, so I look it up.</think>\n"
+ANSWER_TURN = f"{_THOUGHT}<answer>{GOLD}</answer>"
+"""The model turn that gives the right answer; the same in all formats."""
 
 
-class System(abc.ABC):
-    """Something that plays episodes.
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Questions that all have one gold answer, and the passages that a stubbed search returns.
 
-    Attributes:
-        name: as shown in tables; says the configuration.
-        episode_steps: model turns per episode, all environments together.
+    One gold answer for all lets the scripted agent be right whichever question an environment samples.
     """
 
-    name: str
-    episode_steps: int
+    questions: tuple[str, ...]
+    passages: tuple[Passage, ...]
 
-    @abc.abstractmethod
-    def play(self, episodes: int) -> float:
-        """Plays `episodes` episodes one after the other and returns the seconds that took.
+    def dataset(self) -> QADataset:
+        """Returns the questions as this suite's data set."""
+        rows = [Question(str(number), text, (GOLD,)) for number, text in enumerate(self.questions)]
+        return QADataset(
+            rows, name="benchmark", split="train", source="benchmarks", fingerprint="benchmark", corpus=self.passages
+        )
 
-        Raises:
-            WrongEpisodeError: the episode did not end as it must.
-        """
+    def documents(self) -> list[dict[str, object]]:
+        """Returns the stubbed hits in the form of Search-R1's wire format, which both peers read."""
+        return [{"document": to_document(passage), "score": 1.0} for passage in self.passages]
 
-    def steps_per_second(self, episodes: int) -> float:
-        """Returns environment steps per second over whole episodes, their starts included."""
-        return episodes * self.episode_steps / self.play(episodes)
 
-    def close(self) -> None:  # noqa: B027 - most own nothing
-        """Frees what the system owns."""
+def make_workload(*, questions: int, passages: int) -> Workload:
+    """Returns `questions` fictional questions and the first `passages` of passages of about 100 words."""
+    world = fiction_dataset(entities=max(600, 10 * passages), questions=min(questions, 200))
+    texts = [world[number % len(world)].prompt for number in range(questions)]
+    entries = list(world.passages())
+    joined = [" ".join(entry.text for entry in entries[4 * n : 4 * n + 4]) for n in range(passages)]
+    return Workload(tuple(texts), tuple(Passage(str(n), entries[4 * n].title, text) for n, text in enumerate(joined)))
+
+
+def to_document(passage: Passage) -> dict[str, object]:
+    """Returns a passage as Search-R1's corpora hold it."""
+    return {"id": passage.id, "contents": f'"{passage.title}"\n{passage.text}'}
+
+
+def hermes_search(query: str) -> str:
+    """Returns a model turn that searches, in this suite's default format."""
+    return f"{_THOUGHT}<tool_call>\n{json.dumps({'name': 'search', 'arguments': {'query': query}})}\n</tool_call>"
+
+
+def tag_search(query: str) -> str:
+    """Returns a model turn that searches, in Search-R1's format, which both peers speak."""
+    return f"{_THOUGHT}<search>{query}</search>"
+
+
+def episode(search: Callable[[str], str], queries: Sequence[str]) -> list[str]:
+    """Returns the turns of an episode: a search for each query, then the right answer."""
+    return [*map(search, queries), ANSWER_TURN]
+
+
+def episodes_by_turn(search: Callable[[str], str], batches: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Returns the turns of many environments' episodes: for each turn a list with one action per environment."""
+    return [[*map(search, batch)] for batch in batches] + [[ANSWER_TURN] * len(batches[0])]
+
+
+def distinct_queries(passages: Sequence[Passage], *, steps: int, width: int) -> list[list[str]]:
+    """Returns `steps` batches of `width` queries, no two alike: nobody may gain by removing duplicates."""
+    batches = []
+    for step in range(steps):
+        numbers = [(step * width + position) % len(passages) for position in range(width)]
+        hints = [f"{passages[n].title} {passages[n].text.split()[-1]}" for n in numbers]
+        batches.append([f"{hint} {step * width + position}" for position, hint in enumerate(hints)])
+    return batches
 
 
 class WrongEpisodeError(Exception):
     """An episode of a benchmark did not end with the right answer paid: its speed means nothing."""
 
 
-def expect_reward(name: str, reward: float, wanted: float) -> None:
-    """Raises `WrongEpisodeError` unless the last rewards are what right answers earn."""
-    if reward != wanted:
-        raise WrongEpisodeError(f"{name}: the last step paid {reward}, expected {wanted}.")
+@dataclass(frozen=True)
+class System:
+    """Something that plays episodes.
+
+    Attributes:
+        name: as shown in tables; says the configuration.
+        envs: environments that play side by side.
+        turns: model turns per episode.
+        rewards: plays so many episodes in each environment, one after the other, and returns the sum of what their
+            last turns were paid.
+        close: frees what the system owns.
+    """
+
+    name: str
+    envs: int
+    turns: int
+    rewards: Callable[[int], float]
+    close: Callable[[], None] = lambda: None
+
+    @property
+    def episode_steps(self) -> int:
+        """Model turns per episode, all environments together."""
+        return self.envs * self.turns
+
+    def play(self, episodes: int) -> float:
+        """Plays `episodes` episodes one after the other and returns the seconds that took.
+
+        Raises:
+            WrongEpisodeError: the episode did not end as it must.
+        """
+        start = time.perf_counter()
+        total = self.rewards(episodes)
+        seconds = time.perf_counter() - start
+        if total != episodes * self.envs:
+            raise WrongEpisodeError(f"{self.name}: the last step paid {total}, expected {episodes * self.envs}.")
+        return seconds
+
+    def steps_per_second(self, episodes: int) -> float:
+        """Returns environment steps per second over whole episodes, their starts included."""
+        return episodes * self.episode_steps / self.play(episodes)
+
+
+def one_env(name: str, env: Any, actions: Sequence[str], *, close: Callable[[], None] = lambda: None) -> System:
+    """Returns a system of one environment with Gymnasium's `reset` and `step`."""
+
+    def rewards(episodes: int) -> float:
+        total = 0.0
+        for _ in range(episodes):
+            env.reset()
+            for action in actions:
+                _, reward, _, _, _ = env.step(action)
+            total += float(reward)
+        return total
+
+    return System(name, 1, len(actions), rewards, close)
+
+
+def vector(name: str, envs: Any, actions: Sequence[Sequence[str]], *, close: Callable[[], None]) -> System:
+    """Returns a system of a started vector that resets ended environments at once.
+
+    So an episode is as many vector steps as it has turns: in GEM, and in this suite with autoreset "SameStep".
+    """
+
+    def rewards(episodes: int) -> float:
+        total = 0.0
+        for _ in range(episodes):
+            for batch in actions:
+                _, paid, _, _, _ = envs.step(batch)
+            total += float(paid.sum())
+        return total
+
+    return System(name, envs.num_envs, len(actions), rewards, close)
 
 
 class StubRetriever(Retriever):
@@ -88,75 +204,22 @@ class SleepTool(Tool):
         return self._text
 
 
-class OneEnv(System):
-    """One environment of this suite, made by `gymnasium.make`, with the stubbed retriever."""
-
-    _turns: Mapping[str, Callable[[str], str]] = {"hermes": hermes_search, "search-r1": tag_search}
-
-    def __init__(self, workload: Workload, *, queries: Sequence[str], parser: str = "hermes") -> None:
-        self.name = f"{OURS} ({parser} format)"
-        self.episode_steps = len(queries) + 1
-        self._actions = [self._turns[parser](query) for query in queries] + [answer_turn()]
-        self._env = gymnasium.make(
-            "AgentR1/HotpotQA-v0",
-            dataset=workload.dataset(),
-            retriever=StubRetriever(workload.passages),
-            top_k=len(workload.passages),
-            parser=parser,
-        )
-
-    def play(self, episodes: int) -> float:
-        """Plays with `reset` and `step` (see the base class)."""
-        env, actions, total = self._env, self._actions, 0.0
-        start = time.perf_counter()
-        for _ in range(episodes):
-            env.reset()
-            for action in actions:
-                _, reward, _, _, _ = env.step(action)
-            total += float(reward)
-        seconds = time.perf_counter() - start
-        expect_reward(self.name, total, episodes)
-        return seconds
-
-    def close(self) -> None:
-        """Closes the environment."""
-        self._env.close()
+_SEARCHES: Mapping[str, Callable[[str], str]] = {"hermes": hermes_search, "search-r1": tag_search}
 
 
-class Vector(System):
-    """A `ToolVectorEnv`; with autoreset "SameStep", as GEM has it, an episode is as many vector steps as it has turns.
-
-    Args:
-        envs: the vector.
-        batches: queries of each search step, one per environment.
-    """
-
-    def __init__(self, envs: ToolVectorEnv, *, batches: Sequence[Sequence[str]]) -> None:
-        self.name = OURS
-        self.episode_steps = envs.num_envs * (len(batches) + 1)
-        self._envs = envs
-        self._actions = [[hermes_search(query) for query in batch] for batch in batches]
-        self._actions.append([answer_turn()] * envs.num_envs)
-        envs.reset(seed=0)
-
-    def play(self, episodes: int) -> float:
-        """Plays with the vector's `step` (see the base class)."""
-        envs, actions, total = self._envs, self._actions, 0.0
-        start = time.perf_counter()
-        for _ in range(episodes):
-            for batch in actions:
-                _, rewards, _, _, _ = envs.step(batch)
-            total += float(rewards.sum())
-        seconds = time.perf_counter() - start
-        expect_reward(self.name, total, episodes * envs.num_envs)
-        return seconds
-
-    def close(self) -> None:
-        """Closes the environments."""
-        self._envs.close()
+def our_env(workload: Workload, *, queries: Sequence[str], parser: str = "hermes") -> System:
+    """Returns one environment of this suite, made by `gymnasium.make`, with the stubbed retriever."""
+    env = gymnasium.make(
+        "AgentR1/HotpotQA-v0",
+        dataset=workload.dataset(),
+        retriever=StubRetriever(workload.passages),
+        top_k=len(workload.passages),
+        parser=parser,
+    )
+    return one_env(f"{OURS} ({parser} format)", env, episode(_SEARCHES[parser], queries), close=env.close)
 
 
-def search_vector(workload: Workload, url: str, *, batches: Sequence[Sequence[str]], top_k: int) -> Vector:
+def search_vector(workload: Workload, url: str, *, batches: Sequence[Sequence[str]], top_k: int) -> System:
     """Returns a vector of this suite, made by `gymnasium.make_vec`, that searches over HTTP."""
     envs = gymnasium.make_vec(
         "AgentR1/HotpotQA-v0",
@@ -166,12 +229,17 @@ def search_vector(workload: Workload, url: str, *, batches: Sequence[Sequence[st
         top_k=top_k,
         autoreset_mode="SameStep",
     )
-    return Vector(envs, batches=batches)  # type: ignore[arg-type]
+    return _started(envs, batches)
 
 
-def slow_vector(workload: Workload, *, batches: Sequence[Sequence[str]], latency: float) -> Vector:
+def slow_vector(workload: Workload, *, batches: Sequence[Sequence[str]], latency: float) -> System:
     """Returns a vector of this suite whose tool takes `latency` seconds per call and has no batch form."""
     tool = SleepTool(latency, workload.passages)
     tasks = [Task(str(number), text, (GOLD,)) for number, text in enumerate(workload.questions)]
     envs = [ToolEnv(tasks=tasks, tools=[tool]) for _ in batches[0]]
-    return Vector(ToolVectorEnv(envs, autoreset_mode="SameStep"), batches=batches)
+    return _started(ToolVectorEnv(envs, autoreset_mode="SameStep"), batches)
+
+
+def _started(envs: Any, batches: Sequence[Sequence[str]]) -> System:
+    envs.reset(seed=0)
+    return vector(OURS, envs, episodes_by_turn(hermes_search, batches), close=envs.close)

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.common.process import served_by_process
-
 SEARCHES = 2
 """Searches of a scripted episode; one more turn answers."""
 
@@ -99,13 +97,6 @@ async def _stop(server: asyncio.Server) -> None:
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
     await asyncio.sleep(0)
-
-
-@contextlib.contextmanager
-def running() -> Iterator[str]:
-    """Serves `scripted_turn` in a process of its own and yields the base URL."""
-    with served_by_process([sys.executable, "-m", "benchmarks.eval_speed.chat_server"]) as url:
-        yield url
 
 
 def main() -> None:

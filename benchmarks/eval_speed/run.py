@@ -19,6 +19,7 @@ from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.registry import make_tool_env
 from benchmarks.common.measure import Check, Figure, Report, append_row, to_row, to_table
+from benchmarks.common.process import served_by_process
 from benchmarks.eval_speed import chat_server
 
 ENV = "AgentR1/FictionQA-v0"
@@ -45,7 +46,7 @@ def episodes_per_second(url: str, *, questions: int, in_flight: int) -> tuple[fl
 
 def measure(*, rounds: int, questions: int, in_flight: int) -> Report:
     """Returns the figures of `rounds` evaluations, after one that does not count."""
-    with chat_server.running() as url:
+    with served_by_process(chat_server.__name__) as url:
         found = [episodes_per_second(url, questions=questions, in_flight=in_flight) for _ in range(rounds + 1)][1:]
     wall, cpu = zip(*found, strict=True)
     figures = (
@@ -58,7 +59,7 @@ def measure(*, rounds: int, questions: int, in_flight: int) -> Report:
     return Report("endpoint", figures, (check,), {})
 
 
-def main() -> int:
+def main() -> None:
     """Measures, prints and keeps."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="number of evaluations (default: %(default)s)")
@@ -73,8 +74,3 @@ def main() -> int:
     print(to_table(report))
     command = ["python", "-m", "benchmarks.eval_speed", *sys.argv[1:]]
     append_row(options.output, to_row(report, settings=settings, command=command))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

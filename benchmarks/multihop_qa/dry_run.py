@@ -8,28 +8,35 @@ differs from the commands as written is `SUBSTITUTIONS` and `ADDED`, and is prin
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from accelerate.commands.config.config_args import load_config_from_file  # type: ignore[import-untyped]
 from accelerate.commands.launch import launch_command_parser  # type: ignore[import-untyped]
 
 from agent_r1_gym.cli.main import build_parser
 from agent_r1_gym.cli.main import main as agent_r1
+from agent_r1_gym.datasets.base import Question
+from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
 from agent_r1_gym.support.terminal import say, table
-from benchmarks.multihop_qa.paper import MODEL, Command, commands
-from benchmarks.multihop_qa.stand_in import QUESTIONS, make_stand_in
+from agent_r1_gym.types import Passage
+from benchmarks.common.models import MINUSCULE, random_qwen2
+from benchmarks.multihop_qa.paper import DATA_SETS, MODEL, TRAINER, Command, commands
 from trainers.running.command_line import read_options
+from trainers.toy.model import build_tokenizer
 from trainers.train import main as train
 
 REPOSITORY = Path(__file__).parents[2]
-TRAINER = "trainers.train"
+QUESTIONS = 24
+"""Of each split of each data set that stands in."""
 SUBSTITUTIONS: Mapping[str, Mapping[str, Any]] = {
     "train": {
         "--max_steps": "1",
@@ -92,9 +99,10 @@ def dry_run(methods: Sequence[str], seeds: Sequence[int], *, folder: Path) -> li
     """
     make_stand_in(folder)
     outcomes = []
-    with contextlib.chdir(folder), _environment(AGENT_R1_HOME=str(folder / "home"), TRL_EXPERIMENTAL_SILENCE="1"):
+    environment = {"AGENT_R1_HOME": str(folder / "home"), "TRL_EXPERIMENTAL_SILENCE": "1"}
+    with contextlib.chdir(folder), mock.patch.dict(os.environ, environment):
         for command in commands(methods, seeds):
-            outcomes.append(_attempt(command, folder / "log.txt"))
+            outcomes.append(_attempt(command))
             say(f"{outcomes[-1].seconds:5.1f} s  {outcomes[-1].status:<6}  {command.stage}: {command.title}")
     return outcomes
 
@@ -125,7 +133,7 @@ def check_words(command: Command) -> None:
     Raises:
         ConfigurationError, SystemExit: a program does not take it.
     """
-    if program(command) != "train":
+    if command.program != "train":
         build_parser(command.words[1]).parse_args(list(command.words[1:]))
         return
     place = command.words.index("-m")
@@ -134,14 +142,9 @@ def check_words(command: Command) -> None:
     read_options([*command.words[place + 2 :], "--use_cpu", "True", "--bf16", "False"])
 
 
-def program(command: Command) -> str:
-    """Returns "train", or the subcommand of `agent-r1`."""
-    return "train" if TRAINER in command.words else command.words[1]
-
-
 def stand_in(command: Command) -> list[str]:
     """Returns the words with which a command is run here, without the launcher or `agent-r1`."""
-    name = program(command)
+    name = command.program
     words = list(command.words[command.words.index(TRAINER) + 1 if name == "train" else 1 :])
     for option, value in SUBSTITUTIONS.get(name, {}).items():
         if option in words:
@@ -151,7 +154,7 @@ def stand_in(command: Command) -> list[str]:
 
 
 def _differences(command: Command) -> Iterator[str]:
-    name = program(command)
+    name = command.program
     for option, value in SUBSTITUTIONS.get(name, {}).items():
         if option in command.words:
             yield f"{name} {option}: {command.words[command.words.index(option) + 1]} -> {value}"
@@ -159,42 +162,95 @@ def _differences(command: Command) -> Iterator[str]:
         yield f"{name}: added {' '.join(ADDED[name])}"
 
 
-def _attempt(command: Command, log: Path) -> Outcome:
+def _attempt(command: Command) -> Outcome:
     started = time.perf_counter()
-    status, failure = "parsed" if program(command) in ONLY_PARSED else "ran", ""
-    with log.open("w+", encoding="utf-8") as said:
-        try:
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-                check_words(command)
-                if status == "ran":
-                    _run(command)
-        except (Exception, SystemExit):  # whatever it is: the other commands are tried too
-            status, failure = "FAILED", traceback.format_exc()
-        if failure:
-            said.seek(0)
-            failure = said.read()[-2000:] + failure
+    status, failure, said = "parsed" if command.program in ONLY_PARSED else "ran", "", io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            check_words(command)
+            if status == "ran":
+                _run(command)
+    except (Exception, SystemExit):  # whatever it is: the other commands are tried too
+        status, failure = "FAILED", said.getvalue()[-2000:] + traceback.format_exc()
     return Outcome(command, status, time.perf_counter() - started, failure)
 
 
 def _run(command: Command) -> None:
     words = stand_in(command)
-    if program(command) == "train":
+    if command.program == "train":
         train(words)
-        state = json.loads(
-            Path(words[words.index("--output_dir") + 1], "trainer_state.json").read_text(encoding="utf-8")
-        )
+        output = Path(words[words.index("--output_dir") + 1])
+        state = json.loads((output / "trainer_state.json").read_text(encoding="utf-8"))
         if state["global_step"] != 1:
             raise SystemExit(f"expected one optimiser step, got {state['global_step']}")
     elif exit_status := agent_r1(words):
         raise SystemExit(exit_status)
 
 
-@contextlib.contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+# --- the stand-in for hub and real data: a tiny model, and fiction in the official formats ---------------------------
+
+
+def make_stand_in(folder: Path) -> None:
+    """Writes the model and the data that stand in for the real ones."""
+    tokenizer = build_tokenizer()
+    shape = replace(MINUSCULE, vocabulary=len(tokenizer))
+    random_qwen2(shape, tokenizer, max_position_embeddings=8192).save_pretrained(folder / MODEL)
+    tokenizer.save_pretrained(folder / MODEL)
+    for name in DATA_SETS:
+        _write_official(name, folder / "official" / name)
+
+
+def _write_official(name: str, folder: Path) -> None:
+    """Writes fictional questions in the official format of a data set: training and validation split."""
+    folder.mkdir(parents=True)
+    for split in ("train", "validation"):
+        questions = fiction_dataset(entities=120, questions=QUESTIONS, split=split, distractors=4)
+        rows = map(_ROWS[name], questions)
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _hotpotqa_row(question: Question) -> dict[str, Any]:
+    return {
+        "_id": question.id,
+        "question": question.prompt,
+        "answer": question.answers[0],
+        "type": question.type,
+        "level": question.level,
+        "supporting_facts": [list(fact) for fact in question.supporting_facts],
+        "context": [[passage.title, _sentences(passage)] for passage in question.context],
+    }
+
+
+def _twowiki_row(question: Question) -> dict[str, Any]:
+    row = _hotpotqa_row(question)
+    del row["level"]
+    return row | {"evidences": [[hop.title or "", hop.question, hop.answer] for hop in question.decomposition]}
+
+
+def _musique_row(question: Question) -> dict[str, Any]:
+    where = {passage.title: place for place, passage in enumerate(question.context)}
+    gold = set(question.supporting_titles)
+    return {
+        "id": f"{question.hops}hop__{question.id}",
+        "question": question.prompt,
+        "answer": question.answers[0],
+        "answer_aliases": list(question.answers[1:]),
+        "answerable": True,
+        "paragraphs": [
+            {"idx": place, "title": each.title, "paragraph_text": each.text, "is_supporting": each.title in gold}
+            for place, each in enumerate(question.context)
+        ],
+        "question_decomposition": [
+            {"id": place, "question": hop.question, "answer": hop.answer, "paragraph_support_idx": where[hop.title]}
+            for place, hop in enumerate(question.decomposition)
+            if hop.title in where
+        ],
+    }
+
+
+def _sentences(passage: Passage) -> list[str]:
+    ends = passage.sentence_ends or (len(passage.text),)
+    return [passage.text[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+
+
+_ROWS = {"hotpotqa": _hotpotqa_row, "2wiki": _twowiki_row, "musique": _musique_row}

@@ -2,6 +2,7 @@
 
     python -m benchmarks.multihop_qa commands --profile paper [--method grpo ...] [--seed 0 ...]
     python -m benchmarks.multihop_qa dry-run --profile paper [--method grpo ...]
+    python -m benchmarks.multihop_qa collect --profile paper
 
 Nothing here has been run at this scale. The dry run (`dry_run.py`) plays every command with a tiny stand-in.
 """
@@ -13,8 +14,14 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from agent_r1_gym.errors import AgentR1Error, DatasetError
+from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.support.terminal import say
+from benchmarks.common.cells import write_cell
+from benchmarks.common.measure import provenance
 from benchmarks.multihop_qa.settings import METHODS, Method
 from trainers.config import ALGORITHMS
 
@@ -23,9 +30,10 @@ INDEX = "wikipedia-kilt-doc"
 """One of Pyserini's prebuilt indexes: whole articles of Wikipedia, 11 GB, downloaded at the first start."""
 PORT = 8000
 GPUS = 8
-LAUNCH = "trainers/launch/fsdp2.yaml"
+LAUNCH, TRAINER = "trainers/launch/fsdp2.yaml", "trainers.train"
 RUNS = "runs/paper"
 SEEDS = (0,)
+_COLLECT = ("python", "-m", "benchmarks.multihop_qa", "collect", "--profile", "paper")
 
 DATA_SETS = ("hotpotqa", "2wiki", "musique")
 TEST_SETS: Mapping[str, str] = {"HotpotQA": "HotpotQA", "2Wiki": "2WikiMultihopQA", "MuSiQue": "MuSiQue"}
@@ -76,6 +84,11 @@ class Command:
     stage: str
     title: str
     words: tuple[str, ...]
+
+    @property
+    def program(self) -> str:
+        """Either "train" or the subcommand of `agent-r1`."""
+        return "train" if TRAINER in self.words else self.words[1]
 
 
 def commands(methods: Sequence[str], seeds: Sequence[int]) -> list[Command]:
@@ -133,9 +146,9 @@ def _training(name: str, method: Method, seed: int) -> Command:
         "resume_from_checkpoint": True,
         "output_dir": trained(name, seed),
     }
-    launch = ("accelerate", "launch", "--config_file", LAUNCH, "--num_processes", str(GPUS), "-m", "trainers.train")
+    launch = ("accelerate", "launch", "--config_file", LAUNCH, "--num_processes", str(GPUS), "-m", TRAINER)
     words = [word for option, value in options.items() for word in (f"--{option}", str(value))]
-    return Command("training", _titled(name, seed), (*launch, *words))
+    return Command("training", f"{method.title}, seed {seed}", (*launch, *words))
 
 
 def batch_sizes(algorithm: str) -> dict[str, int]:
@@ -204,10 +217,6 @@ def _reports(methods: Mapping[str, Method], seeds: Sequence[int]) -> Iterator[Co
         yield Command("report", "learning curves", ("agent-r1", "report", *folders, "--out", f"{RUNS}/training.html"))
 
 
-def _titled(name: str, seed: int) -> str:
-    return f"{METHODS[name].title}, seed {seed}"
-
-
 def _wrapped(words: Sequence[str], width: int = 118) -> str:
     """Returns a command quoted for the shell; its lines break before options and paths only."""
     lines = [""]
@@ -216,3 +225,45 @@ def _wrapped(words: Sequence[str], width: int = 118) -> str:
             lines.append("   ")
         lines[-1] += f" {option}" if lines[-1] else option
     return " \\\n".join(lines)
+
+
+def collect(runs: Path, output: Path) -> int:
+    """Turns each finished set of evaluations into a cell; says which are not finished; returns 1 if none is."""
+    found = 0
+    for folder in sorted(runs.iterdir()) if runs.is_dir() else ():
+        try:
+            name, seed = _name_and_seed(folder.name)
+            cell = {"method": METHODS[name].title, "seed": seed, **_exact(folder)}
+        except AgentR1Error as error:
+            say(f"{folder}: left out, {error}")
+            continue
+        write_cell(output / f"{name}-{seed}.json", cell | provenance(_COLLECT))
+        found += 1
+    say(f"{found} cells in {output}")
+    return int(not found)
+
+
+def _name_and_seed(run: str) -> tuple[str, int]:
+    if run in METHODS:  # untrained and greedy: one run is all there is
+        return run, 0
+    name, _, seed = run.rpartition("-")
+    if name not in METHODS or not seed.isdecimal():
+        raise DatasetError("its name is not that of a method, with a seed where it is trained.")
+    return name, int(seed)
+
+
+def _exact(folder: Path) -> dict[str, Any]:
+    """Returns the marks of each test set, and how and on what they were found.
+
+    Raises:
+        DatasetError: an evaluation is not complete.
+    """
+    exact, runs = {}, {}
+    for title in TEST_SETS:
+        run = RunFolder(folder / title)
+        excluded = run.metrics()["excluded"]["episodes"]
+        if excluded:
+            raise DatasetError(f"{excluded} episodes on {title} lost their backend; evaluate again to play them.")
+        exact[title] = "".join(str(int(bool(record.solved))) for record in run.episodes())
+        runs[title] = {key: run.load()[key] for key in ("settings", "starts")}
+    return {"exact": exact, "runs": runs}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from benchmarks.common.experiment import WarmStart
+from benchmarks.common.cells import WarmStart
 
 Kind = Literal["naive-rag", "untrained", "rl", "rejection", "demonstrations"]
 

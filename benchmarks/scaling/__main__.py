@@ -1,7 +1,5 @@
 """`python -m benchmarks.scaling` is its `run.py`."""
 
-import sys
-
 from benchmarks.scaling.run import main
 
-sys.exit(main())
+raise SystemExit(main())

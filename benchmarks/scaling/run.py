@@ -13,6 +13,7 @@ README.md says how far to trust it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import math
@@ -54,7 +55,6 @@ def measure_cases(cases: Sequence[tuple[str, Lengths, int, int]], *, rounds: int
     torch.set_num_threads(1)
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     warnings.filterwarnings("ignore", category=FutureWarning)
-    taken: dict[str, list[dict[str, float]]] = {}
     with TemporaryDirectory() as folder:
         agents = {}
         for size, lengths, turns, prompts in cases:
@@ -64,17 +64,16 @@ def measure_cases(cases: Sequence[tuple[str, Lengths, int, int]], *, rounds: int
                 script, device="cpu", folder=folder
             )
 
-        def step(name: str) -> float:
+        def step(name: str) -> dict[str, float]:
             whole, rollout = agents[name].train(), agents[name].generation
-            found = {"step_cpu": whole.cpu, "step_wall": whole.wall}
-            taken.setdefault(name, []).append(found | {"rollout_cpu": rollout.cpu, "rollout_wall": rollout.wall})
             say(f"  {name}: {whole.cpu:.2f} s CPU time, {whole.wall:.2f} s wall time")
-            return whole.cpu
+            found = {"step_cpu": whole.cpu, "step_wall": whole.wall}
+            return found | {"rollout_cpu": rollout.cpu, "rollout_wall": rollout.wall}
 
-        measure.interleave({name: functools.partial(step, name) for name in agents}, rounds=rounds, unit="s")
+        taken = measure.take_turns({name: functools.partial(step, name) for name in agents}, rounds=rounds)
         jobs = {name: asdict(scripted_job(agent.trainer.model, agent.script)) for name, agent in agents.items()}
     medians = {
-        name: {clock: statistics.median(row[clock] for row in rows[-rounds:]) for clock in rows[0]}
+        name: {clock: statistics.median(row[clock] for row in rows) for clock in rows[0]}
         for name, rows in taken.items()
     }
     return [{"name": name, "size": name.split(",")[0], "job": jobs[name], **medians[name]} for name in agents]
@@ -175,22 +174,17 @@ def _parser(defaults: Mapping[str, Any] = MappingProxyType({})) -> argparse.Argu
     actions.add_parser("measure").add_argument("--rounds", type=_positive, default=5)
     checking = actions.add_parser("check")
     checking.add_argument(
-        "--benchmarks",
-        type=Path,
-        default=RESULTS.parents[1],
-        help="folder of the benchmarks that were measured",
+        "--benchmarks", type=Path, default=RESULTS.parents[1], help="folder of the benchmarks that were measured"
     )
     scale = actions.add_parser("predict")
     scale.add_argument("--preset", choices=list(given.PRESETS))
     scale.add_argument("--all", action="store_true", help="every model x GPUs x turns x context")
     scale.add_argument("--model", choices=list(QWEN25), default="3B", help="Qwen2.5 of this size")
     scale.add_argument("--gpu", choices=list(given.GPUS), default="h100")
-    for name, default in (("gpus", 8), ("turns", 5), ("context", 8192), ("questions", 51_200), ("batch", 128)):
+    numbers = {"gpus": 8, "turns": 5, "context": 8192, "questions": 51_200, "batch": 128, "rollouts": 5}
+    numbers |= {"micro-batch": 1, "mini-batches": 1, **{f"{name}-tokens": n for name, n in given.ASSUMED.items()}}
+    for name, default in numbers.items():
         scale.add_argument(f"--{name}", type=_positive, default=default, help="default: %(default)s")
-    for name, default in (("rollouts", 5), ("micro-batch", 1), ("mini-batches", 1)):
-        scale.add_argument(f"--{name}", type=_positive, default=default, help="default: %(default)s")
-    for name, tokens in given.ASSUMED.items():
-        scale.add_argument(f"--{name}-tokens", type=_positive, default=tokens, help="default: %(default)s")
     scale.add_argument(
         "--lora-rank", type=_positive, help="train an adapter of this rank, with the whole model on each GPU"
     )
@@ -208,13 +202,10 @@ def _positive(text: str) -> int:
 
 
 def _amount(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected an amount above 0, got {text!r}")
-    return value
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"expected an amount above 0, got {text!r}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -240,7 +231,3 @@ def _run(options: argparse.Namespace, words: Sequence[str]) -> None:
     else:
         options = _parser(given.PRESETS.get(options.preset, {})).parse_args(words)
         say(predict(options, fit(observed(cases))))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,14 +21,12 @@ from types import MappingProxyType
 
 from benchmarks.common import measure
 from benchmarks.common.measure import Check, Figure, Report
-from benchmarks.env_speed.systems import OURS, WrongEpisodeError
 from benchmarks.trainer_speed.scripted import MODELS, Script, write_script
 from benchmarks.trainer_speed.settings import CUDA, FULL, QUICK, TARGETS, Lengths, Settings
 from benchmarks.trainer_speed.systems import Agent, Cost, EnvironmentFactory, Trainee
 
-WALL, CPU, MEMORY = "", ", CPU time", ", memory"
-"""What is read off a `Cost`, as shown behind the name of a figure."""
-CLOCKS = (WALL, CPU)
+CLOCKS = {"wall": "", "cpu": ", CPU time"}
+"""Fields of `Cost` that are times, and how they are shown behind the name of a figure."""
 RESULTS = Path(__file__).parent / "results" / "trainer_speed.jsonl"
 
 
@@ -73,16 +70,21 @@ def token(settings: Settings, device: str) -> Report:
         scripts = token_scripts(settings, lengths)
         with TemporaryDirectory() as folder:
             systems = {name: Agent(script, device=device, folder=folder) for name, script in scripts.items()}
-            costs = _interleave({name: system.roll_out for name, system in systems.items()}, rounds=settings.rounds)
+            rollouts = {name: system.roll_out for name, system in systems.items()}
+            costs = measure.take_turns(rollouts, rounds=settings.rounds)
         tokens = settings.batch * next(iter(scripts.values())).generated
-        for clock in CLOCKS:
+        for clock, behind in CLOCKS.items():
             times = [
-                Figure(f"{lengths.name}, {name}{clock}", "us/token", tuple(1e6 * value / tokens for value in values))
-                for name, values in ((name, cost[clock]) for name, cost in costs.items())
+                Figure(
+                    f"{lengths.name}, {name}{behind}",
+                    "us/token",
+                    tuple(1e6 * getattr(cost, clock) / tokens for cost in taken),
+                )
+                for name, taken in costs.items()
             ]
             ratios = [measure.ratio(f"{times[0].name} / {other.name}", times[0], other) for other in times[1:]]
             figures += [*times, *ratios]
-            if clock == WALL:
+            if clock == "wall":
                 statement = f"time per token, {lengths.name}: {_turns(settings.turns)} / 1 turn, equal context"
                 checks.append(Check(statement, TARGETS["token_several_turns"], ratios[0].median, at_most=True))
     return Report("token", tuple(figures), tuple(checks), {})
@@ -111,38 +113,23 @@ def _beside(
     """Returns figures of both systems, and the median ratio of their speeds in wall time."""
     with TemporaryDirectory() as folder:
         systems = [system(script, device=device, folder=folder) for system in (Agent, EnvironmentFactory)]
-        agent, factory = (system.tokens() for system in systems)
-        if agent != factory:
-            raise WrongEpisodeError(f"{label}: {OURS} and TRL did not play the same tokens.")
-        costs = _interleave({system.name: partial(work, system) for system in systems}, rounds=script.settings.rounds)
+        for system in systems:
+            system.roll_out()  # refuses episodes that are not the script's, before anything is timed
+        measures = {system.name: partial(work, system) for system in systems}
+        costs = measure.take_turns(measures, rounds=script.settings.rounds)
     figures: list[Figure] = []
-    for clock in CLOCKS:
+    for clock, behind in CLOCKS.items():
         speeds = [
-            Figure(f"{name}, {label}{clock}", unit, tuple(per / value for value in cost[clock]))
-            for name, cost in costs.items()
+            Figure(f"{name}, {label}{behind}", unit, tuple(per / getattr(cost, clock) for cost in taken))
+            for name, taken in costs.items()
         ]
-        figures += [*speeds, measure.ratio(f"ours / TRL, {label}{clock}", *speeds)]
+        figures += [*speeds, measure.ratio(f"ours / TRL, {label}{behind}", *speeds)]
     if device == "cuda":
         figures += [
-            Figure(f"{name}, {label}, peak memory", "GB", tuple(size / 1e9 for size in cost[MEMORY]))
-            for name, cost in costs.items()
+            Figure(f"{name}, {label}, peak memory", "GB", tuple(cost.memory / 1e9 for cost in taken))
+            for name, taken in costs.items()
         ]
     return figures, figures[2].median
-
-
-def _interleave(measures: Mapping[str, Callable[[], Cost]], *, rounds: int) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Returns, for each measure, a value per round of `WALL` and `CPU` time (seconds) and of `MEMORY` (bytes)."""
-    costs: dict[str, list[Cost]] = {name: [] for name in measures}
-
-    def wall(name: str) -> float:
-        costs[name].append(measures[name]())
-        return costs[name][-1].wall
-
-    measure.interleave({name: partial(wall, name) for name in measures}, rounds=rounds, unit="s")
-    return {
-        name: dict(zip((WALL, CPU, MEMORY), zip(*found[-rounds:], strict=True), strict=True))  # without the warm-up
-        for name, found in costs.items()
-    }
 
 
 def _turns(number: int) -> str:
@@ -152,23 +139,12 @@ def _turns(number: int) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Runs the claims that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--claim", action="append", choices=sorted(CLAIMS), help="run only this one; may be repeated")
+    measure.add_claim_options(parser, CLAIMS, RESULTS)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the models live")
     parser.add_argument("--model", choices=MODELS, help="another model than the device's own")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, nothing is kept unless --output says where")
-    parser.add_argument("--output", type=Path, help=f"file to append to (default: {RESULTS.name} in results/)")
     options = parser.parse_args(arguments)
     settings = QUICK if options.quick else CUDA if options.device == "cuda" else FULL
     settings = replace(settings, model=options.model or settings.model)
-    output = options.output or (None if options.quick else RESULTS)
-    command = ["python", "-m", "benchmarks.trainer_speed", *(sys.argv[1:] if arguments is None else arguments)]
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # both paths are experimental in TRL
-    for name in options.claim or CLAIMS:
-        report = CLAIMS[name](settings, options.device)
-        print(measure.to_table(report), flush=True)
-        if output is not None:
-            measure.append_row(output, measure.to_row(report, settings=settings.to_dict(), command=command))
-
-
-if __name__ == "__main__":
-    main()
+    claims = {name: partial(claim, settings, options.device) for name, claim in CLAIMS.items()}
+    measure.run_claims(options, claims, settings=settings, results=RESULTS, words=arguments)

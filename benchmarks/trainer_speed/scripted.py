@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import gymnasium
 import torch
 from tokenizers import AddedToken
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from trl.chat_template_utils import add_response_schema, get_training_chat_template, qwen3_chat_template
 
 import agent_r1_gym.envs  # noqa: F401  # registers the environments
@@ -28,20 +27,12 @@ from agent_r1_gym.datasets.fiction.compact import compact_vocabulary
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.tools.search import SearchTool
 from agent_r1_gym.types import Message, Passage
+from benchmarks.common.models import MINUSCULE, random_qwen2
 from benchmarks.env_speed.systems import StubRetriever
 from benchmarks.trainer_speed.settings import Lengths, Settings
 from trainers.engines.chat_format import ChatFormat
-from trainers.toy.model import (
-    ANSWER_CLOSE,
-    ANSWER_OPEN,
-    CALL_CLOSE,
-    CALL_OPEN,
-    SIZES,
-    THINK_CLOSE,
-    THINK_OPEN,
-    build_model,
-    build_tokenizer,
-)
+from trainers.running.memory import QWEN25, ModelShape
+from trainers.toy import model as toy
 
 _WORDS = tuple(word for word in compact_vocabulary() if word.islower() and word.isalpha())
 GOLD = _WORDS[-1]
@@ -84,11 +75,6 @@ class Episode(NamedTuple):
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     loss_mask: tuple[int, ...]
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """All tokens."""
-        return self.prompt_ids + self.completion_ids
 
 
 @dataclass(frozen=True)
@@ -161,7 +147,7 @@ def write_script(settings: Settings, lengths: Lengths, *, turns: int) -> Script:
     chat = ChatFormat(tokenizer)
     gap = chat.gap_ids([Message("tool", f"{passage.title} : {passage.text}")], stopped=True)
     query = " ".join(_words(lengths.query))
-    ends = [CALL_OPEN + query + CALL_CLOSE] * (turns - 1) + [ANSWER_OPEN + GOLD + ANSWER_CLOSE]
+    ends = [toy.CALL_OPEN + query + toy.CALL_CLOSE] * (turns - 1) + [toy.ANSWER_OPEN + GOLD + toy.ANSWER_CLOSE]
     questions = _questions(settings.prompts, lengths)
 
     def episode(number: int, rng: random.Random) -> Episode:
@@ -171,7 +157,8 @@ def write_script(settings: Settings, lengths: Lengths, *, turns: int) -> Script:
         for turn, end in enumerate(ends):
             before = gap if turn else []
             thought = _thought(lengths, number, settings.prompts, rng)
-            spoken = _turn(chat, tokenizer, THINK_OPEN + thought + THINK_CLOSE + end)
+            text = toy.THINK_OPEN + thought + toy.THINK_CLOSE + end
+            spoken = [*tokenizer(text, add_special_tokens=False)["input_ids"], chat.stop_id]
             completion += before + spoken
             mask += [0] * len(before) + [1] * len(spoken)
         return Episode(tuple(chat.prompt_ids(messages)), tuple(completion), tuple(mask))
@@ -215,8 +202,8 @@ def _following(episodes: Iterable[Episode]) -> dict[tuple[int, int], int] | None
     found: dict[tuple[int, int], int] = {}
     for episode in episodes:
         start = len(episode.prompt_ids) - 1
-        for position, (token, then) in enumerate(pairwise(episode.ids[start:]), start):
-            generated = episode.loss_mask[position - start]
+        fed = pairwise((episode.prompt_ids[-1], *episode.completion_ids))
+        for position, (generated, (token, then)) in enumerate(zip(episode.loss_mask, fed, strict=True), start):
             if generated and found.setdefault((position, token), then) != then:
                 return None
     return found
@@ -241,17 +228,13 @@ def _words(count: int) -> tuple[str, ...]:
     return (_WORDS * (1 + count // len(_WORDS)))[:count]
 
 
-def _turn(chat: ChatFormat, tokenizer: Any, text: str) -> list[int]:
-    return [*tokenizer(text, add_special_tokens=False)["input_ids"], chat.stop_id]
-
-
 def _tokenizer(environment: SearchEnvironment) -> tuple[PreTrainedTokenizerFast, str]:
     """Returns the tiny policy's tokenizer with TRL's Qwen3 template, and the system prompt that declares the tool.
 
     TRL knows how to parse calls of the template that Qwen3 ships, and which template keeps earlier turns. The tool's
     declaration is one token, so that the settings alone say how long the prompt is.
     """
-    tokenizer = build_tokenizer()
+    tokenizer = toy.build_tokenizer()
     tokenizer.chat_template = qwen3_chat_template
     add_response_schema(tokenizer)
     tokenizer.chat_template = get_training_chat_template(tokenizer)
@@ -264,33 +247,10 @@ def _tokenizer(environment: SearchEnvironment) -> tuple[PreTrainedTokenizerFast,
     return tokenizer, system_prompt
 
 
-_QWEN2_5: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "qwen2.5-0.5b": MappingProxyType(
-            {
-                "vocab_size": 151_936,
-                "hidden_size": 896,
-                "num_hidden_layers": 24,
-                "num_attention_heads": 14,
-                "num_key_value_heads": 2,
-                "intermediate_size": 4864,
-                "max_position_embeddings": 32_768,
-                "rope_theta": 1e6,
-            }
-        ),
-        "qwen2.5-minuscule": MappingProxyType(
-            {
-                "vocab_size": 1024,
-                "hidden_size": 32,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-                "intermediate_size": 64,
-                "max_position_embeddings": 1024,
-            }
-        ),
-    }
-)
+_QWEN2_5: Mapping[str, tuple[ModelShape, Mapping[str, Any]]] = {
+    "qwen2.5-0.5b": (QWEN25["0.5B"], {"max_position_embeddings": 32_768, "rope_theta": 1e6}),
+    "qwen2.5-minuscule": (MINUSCULE, {"max_position_embeddings": 1024}),
+}
 MODELS = ("tiny", *_QWEN2_5)
 """What `make_model` can make: the tiny policy (0.4M parameters, float32) and shapes of Qwen2.5 (bfloat16)."""
 
@@ -306,20 +266,9 @@ def make_model(name: str, tokenizer: PreTrainedTokenizerFast, *, device: str) ->
     Raises:
         ValueError: its vocabulary is smaller than the tokenizer's.
     """
-    if name == "tiny" or name in SIZES:
-        return build_model(tokenizer, size="0.4M" if name == "tiny" else name).to(device)  # type: ignore[arg-type, no-any-return]
-    config = Qwen2Config(
-        **_QWEN2_5[name],
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        dtype="bfloat16",
-    )
-    if config.vocab_size < len(tokenizer):
-        raise ValueError(f"{name} has {config.vocab_size} words, the tokenizer {len(tokenizer)}.")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model: PreTrainedModel = Qwen2ForCausalLM(config)
-        model.to(device=device, dtype=torch.bfloat16)  # type: ignore[call-arg]
-        return model
+    if name == "tiny" or name in toy.SIZES:
+        return toy.build_model(tokenizer, size="0.4M" if name == "tiny" else name).to(device)  # type: ignore[arg-type, no-any-return]
+    shape, options = _QWEN2_5[name]
+    model: PreTrainedModel = random_qwen2(shape, tokenizer, dtype="bfloat16", **options)
+    model.to(device=device, dtype=torch.bfloat16)  # type: ignore[call-arg]
+    return model

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +63,6 @@ class Settings:
         """Episodes of a batch."""
         return self.prompts * self.num_generations
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the settings for a result row."""
-        return asdict(self)
-
 
 FULL = Settings()
 QUICK = Settings(rounds=2, lengths=(COMPACT,), prompts=2, num_generations=2, steps=1)
@@ -75,11 +70,6 @@ CUDA = Settings(model="qwen2.5-0.5b", lengths=(USUAL, Lengths("long", question=2
 """For a GPU: a model of half a billion parameters."""
 
 TARGETS = MappingProxyType(
-    {
-        "rollouts_several_turns": 2.0,
-        "rollouts_one_turn": 1.0,
-        "token_several_turns": 1.15,
-        "step_several_turns": 1.5,
-    }
+    {"rollouts_several_turns": 2.0, "rollouts_one_turn": 1.0, "token_several_turns": 1.15, "step_several_turns": 1.5}
 )
 """What has to be shown, all of them ratios of wall time."""

@@ -91,38 +91,29 @@ class Trainee(abc.ABC):
         """Returns the cost of one batch of rollouts: all that happens in TRL's `_generate`, in both systems.
 
         Raises:
-            WrongEpisodeError: an episode was not the script's, or was not paid.
+            WrongEpisodeError: an episode was not the script's, token for token, or was not paid.
         """
-        self._play()
+        self.trainer.model.train()
+        output = self.trainer._generate_and_score_completions([dict(row) for row in self.rows])
+        mask = output["completion_mask"]
+        played = zip(
+            _unpadded(output["prompt_ids"], output["prompt_mask"]),
+            _unpadded(output["completion_ids"], mask),
+            _unpadded(output["tool_mask"], mask),
+            strict=True,
+        )
+        copies = self.script.settings.num_generations
+        if list(played) != [episode for episode in self.script.episodes for _ in range(copies)]:
+            raise WrongEpisodeError(f"{self.name}: an episode is not the script's.")
+        reward = self.trainer._metrics["train"]["reward"][-1]
+        if reward != 1.0:
+            raise WrongEpisodeError(f"{self.name}: right answers were paid {reward}, expected 1.")
         return self.generation
-
-    def tokens(self) -> list[list[int]]:
-        """Plays a batch; returns each episode's tokens, padding left out, each signed + (generated) or - (not)."""
-        output = self._play()
-        masks = output["prompt_mask"].bool()
-        prompts = [row[mask].tolist() for row, mask in zip(output["prompt_ids"], masks, strict=True)]
-        signs = (2 * output["tool_mask"] - 1) * output["completion_mask"]
-        completions = (signs * (1 + output["completion_ids"])).tolist()
-        return [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
 
     def train(self) -> Cost:
         """Returns the cost of `settings.steps` optimiser steps, after one that warms up."""
         self.trainer.train()
         return self.stopwatch.cost
-
-    def _play(self) -> dict[str, Any]:
-        self.trainer.model.train()
-        output: dict[str, Any] = self.trainer._generate_and_score_completions([dict(row) for row in self.rows])
-        present = output["completion_mask"].bool()
-        rows = zip(output["completion_ids"], output["tool_mask"], present, strict=True)
-        found = [(tuple(ids[there].tolist()), tuple(mask[there].tolist())) for ids, mask, there in rows]
-        reward = self.trainer._metrics["train"]["reward"][-1]
-        copies = self.script.settings.num_generations
-        if found != [tuple(episode[1:]) for episode in self.script.episodes for _ in range(copies)]:
-            raise WrongEpisodeError(f"{self.name}: an episode is not the script's.")
-        if reward != 1.0:
-            raise WrongEpisodeError(f"{self.name}: right answers were paid {reward}, expected 1.")
-        return output
 
     def _timed_generate(self, prompts: Any) -> Any:
         self.meter.start()
@@ -149,6 +140,10 @@ class Trainee(abc.ABC):
             "bf16": device == "cuda",
             "gradient_checkpointing": False,
         }
+
+
+def _unpadded(rows: torch.Tensor, mask: torch.Tensor) -> list[tuple[int, ...]]:
+    return [tuple(row[there].tolist()) for row, there in zip(rows, mask.bool(), strict=True)]
 
 
 class Agent(Trainee):

@@ -4,30 +4,19 @@ import dataclasses
 import json
 import threading
 
+import gymnasium
 import pytest
 
 from benchmarks.common import measure
 from benchmarks.common.measure import Check, Figure, Report
 from benchmarks.env_speed import fresh_process as probes
-from benchmarks.env_speed import peers
+from benchmarks.env_speed import peers, systems
 from benchmarks.env_speed import run as env_speed
-from benchmarks.env_speed.settings import FULL, QUICK, TARGETS, Settings
-from benchmarks.env_speed.systems import OneEnv, WrongEpisodeError
-from benchmarks.env_speed.workload import distinct_queries, make_workload, tag_search
+from benchmarks.env_speed.settings import FULL, QUICK, TARGETS
 
 pytest.importorskip("uvicorn", reason="the benchmark of the server needs the server extra")
 
-TINY = Settings(
-    rounds=1,
-    questions=20,
-    episodes=2,
-    envs=3,
-    vector_episodes=1,
-    corpus=100,
-    latency=0.001,
-    memory_envs=5,
-    install_rounds=1,
-)
+TINY = dataclasses.replace(QUICK, rounds=1, questions=20, episodes=2, envs=3, corpus=100, latency=0.001, memory_envs=5)
 FIELDS = {"claim", "met", "checks", "figures", "absent", "settings", "command", "commit", "versions", "machine", "date"}
 
 
@@ -40,42 +29,42 @@ def no_peers(monkeypatch):
 
 
 @pytest.mark.parametrize("claim", env_speed.CLAIMS)
-def test_every_claim_measures_and_reports(claim, no_peers):
-    report = env_speed.CLAIMS[claim](TINY)
-    row = measure.to_row(report, settings=TINY.to_dict(), command=["python", "-m", "benchmarks.env_speed"])
+def test_every_claim_measures_prints_and_keeps_a_row(claim, no_peers, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(env_speed, "QUICK", TINY)
+    path = tmp_path / "rows.jsonl"
+    env_speed.main(["--quick", "--claim", claim, "--output", str(path)])
+    row = json.loads(path.read_text(encoding="utf-8"))
     assert set(row) == FIELDS
     assert row["claim"] == claim
+    assert row["command"] == f"python -m benchmarks.env_speed --quick --claim {claim} --output {path}"
     assert row["figures"]
     assert row["checks"]
-    assert json.loads(json.dumps(row))["settings"]["envs"] == 3
+    assert row["settings"]["envs"] == 3
     for figure in row["figures"]:
         assert set(figure) == {"name", "unit", "median", "min", "max", "rounds"}
         assert figure["min"] <= figure["median"] <= figure["max"]
     assert {"python", "gymnasium", "agent-r1-gym"} <= set(row["versions"])
     assert {"cpu", "cpus"} <= set(row["machine"])
-    assert claim in measure.to_table(report)
+    table = capsys.readouterr().out
+    assert claim in table
+    if claim in ("stub", "server"):  # an absent peer is not beaten
+        assert row["absent"] == no_peers
+        assert row["checks"][0]["met"] is None
+        assert row["met"] is not True
+        assert "not measured" in table
 
 
-@pytest.mark.parametrize("claim", ["stub", "server"])
-def test_an_absent_peer_is_not_beaten(claim, no_peers):
-    report = env_speed.CLAIMS[claim](TINY)
-    assert report.absent == no_peers
-    assert report.checks[0].met is None
-    row = measure.to_row(report, settings={}, command=[])
-    assert row["met"] is not True
-    assert "not measured" in measure.to_table(report)
+def test_an_unknown_claim_is_refused():
+    with pytest.raises(SystemExit):
+        env_speed.main(["--claim", "nothing"])
 
 
 def test_one_peer_out_of_two_is_not_enough(no_peers):
-    class Other:
-        name = "other"
-
-    Other.__module__ = peers.__name__
-    ours, other = type("Ours", (), {"name": "ours"})(), Other()
-    speeds = {name: Figure(name, "steps/s", (value,)) for name, value in (("ours", 2.0), ("other", 1.0))}
-    _, check = env_speed._against_peers(ours, [ours, other], speeds, {"third": "not measured"}, limit=1.0)
+    ours = systems.System(systems.OURS, 1, 1, rewards=float)
+    speeds = {name: Figure(name, "steps/s", (value,)) for name, value in ((systems.OURS, 2.0), ("other", 1.0))}
+    _, check = env_speed._against_peers(ours, speeds, {"third": "not measured"}, limit=1.0)
     assert check.met is None
-    figures, check = env_speed._against_peers(ours, [ours, other], speeds, {}, limit=1.0)
+    figures, check = env_speed._against_peers(ours, speeds, {}, limit=1.0)
     assert check.met is True
     assert figures[-1].median == 2.0
 
@@ -131,28 +120,19 @@ def test_rows_are_appended_whole(tmp_path):
 
 
 def test_a_wrong_episode_has_no_speed():
-    system = OneEnv(make_workload(questions=3, passages=2), queries=["a"])
-    system._actions[-1] = "<answer>wrong</answer>"
-    with pytest.raises(WrongEpisodeError, match="expected 2"):
-        system.play(2)
+    workload = systems.make_workload(questions=3, passages=2)
+    env = gymnasium.make(
+        "AgentR1/HotpotQA-v0", dataset=workload.dataset(), retriever=systems.StubRetriever(workload.passages)
+    )
+    wrong = systems.one_env("wrong", env, [systems.tag_search("a"), "<answer>wrong</answer>"])
+    with pytest.raises(systems.WrongEpisodeError, match="expected 2"):
+        wrong.play(2)
 
 
 def test_no_two_queries_are_alike_and_formats_agree():
-    passages = make_workload(questions=3, passages=3).passages
-    batches = distinct_queries(passages, steps=3, width=5)
+    passages = systems.make_workload(questions=3, passages=3).passages
+    batches = systems.distinct_queries(passages, steps=3, width=5)
     queries = [query for batch in batches for query in batch]
     assert [len(batch) for batch in batches] == [5, 5, 5]
-    assert tag_search("x y").endswith("<search>x y</search>")
+    assert systems.tag_search("x y").endswith("<search>x y</search>")
     assert len(set(queries)) == 15
-
-
-def test_the_command_line_prints_and_keeps_rows(no_peers, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(env_speed, "QUICK", TINY)
-    path = tmp_path / "rows.jsonl"
-    env_speed.main(["--quick", "--claim", "install", "--output", str(path)])
-    row = json.loads(path.read_text(encoding="utf-8"))
-    assert row["claim"] == "install"
-    assert row["command"] == f"python -m benchmarks.env_speed --quick --claim install --output {path}"
-    assert "met" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        env_speed.main(["--claim", "nothing"])

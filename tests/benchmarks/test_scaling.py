@@ -197,23 +197,19 @@ def test_held_out_cases_of_a_known_machine_are_predicted(measured):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["check"], "benchmarks.scaling measure"),
+        (["--calibration", "none.jsonl", "check"], "benchmarks.scaling measure"),
+        (["predict", "--turns", "5", "--context", "8"], "--context 8 leaves no token"),
         (["predict", "--gpus", "0"], "at least 1"),
         (["predict", "--price", "free"], "above 0"),
         (["predict", "--spoken-tokens", "-1"], "at least 1"),
     ],
 )
-def test_bad_input_ends_with_what_to_do(words, message, tmp_path, capsys):
+def test_bad_input_ends_with_what_to_do(words, message, measured, monkeypatch, capsys):
+    monkeypatch.chdir(measured.parent)
     with pytest.raises(SystemExit) as error:
-        scaling.main(["--calibration", str(tmp_path / "none.jsonl"), *words])
+        scaling.main(["--calibration", measured.name, *words])
     assert error.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_context_without_room_for_a_turn_is_refused(measured, capsys):
-    with pytest.raises(SystemExit):
-        scaling.main(["--calibration", str(measured), "predict", "--turns", "5", "--context", "8"])
-    assert "--context 8 leaves no token" in capsys.readouterr().err
 
 
 def test_steps_are_measured_into_cases():

@@ -6,13 +6,12 @@ import json
 import pytest
 import torch
 
-from agent_r1_gym.types import Message
 from benchmarks.env_speed.systems import WrongEpisodeError
 from benchmarks.trainer_speed import run as trainer_speed
 from benchmarks.trainer_speed.scripted import force, make_model, write_script
 from benchmarks.trainer_speed.settings import COMPACT, CUDA, FULL, TARGETS, Lengths, Settings
 from benchmarks.trainer_speed.systems import Agent, EnvironmentFactory, exact_match
-from trainers.engines.chat_format import ChatFormat
+from tests.kit.scripted import ScriptedSession
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
 
@@ -39,18 +38,17 @@ def test_every_claim_measures_and_reports(claim, settings, monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize("lengths", [SHORT, UNEVEN], ids=lambda lengths: lengths.name)
-def test_both_systems_play_the_script(lengths, tmp_path):
+@pytest.mark.parametrize("system", [Agent, EnvironmentFactory])
+def test_what_is_played_is_the_script_to_the_token(system, lengths, tmp_path):
     script = write_script(TINY, lengths, turns=3)
-    agent, factory = (
-        system(script, device="cpu", folder=str(tmp_path)).tokens() for system in (Agent, EnvironmentFactory)
-    )
-    assert agent == factory
-    assert len(agent) == TINY.batch
-    assert len({tuple(row) for row in agent}) == TINY.prompts
-    for played, episode in zip(agent[:: TINY.num_generations], script.episodes, strict=True):
-        masked = zip(episode.completion_ids, episode.loss_mask, strict=True)
-        completion = [1 + token if generated else -1 - token for token, generated in masked]
-        assert [number for number in played if number] == [*episode.prompt_ids, *completion]
+    assert len({episode.prompt_ids for episode in script.episodes}) == TINY.prompts
+    trainee = system(script, device="cpu", folder=str(tmp_path))
+    trainee.roll_out()
+    for field in script.episodes[0]._fields:
+        wrong = [episode._replace(**{field: (*getattr(episode, field)[:-1], 7)}) for episode in script.episodes]
+        trainee.script = dataclasses.replace(script, episodes=tuple(wrong))
+        with pytest.raises(WrongEpisodeError, match="not the script's"):
+            trainee.roll_out()
 
 
 def test_uneven_episodes_differ_in_the_length_of_every_turn():
@@ -71,35 +69,8 @@ def test_episodes_that_cannot_be_told_apart_are_refused(monkeypatch):
         write_script(dataclasses.replace(TINY, prompts=64), UNEVEN, turns=3)
 
 
-@pytest.mark.parametrize("system", [Agent, EnvironmentFactory])
-def test_an_episode_that_leaves_the_script_has_no_speed(system, tmp_path):
-    script = write_script(TINY, SHORT, turns=2)
-    trainee = system(script, device="cpu", folder=str(tmp_path))
-    wrong = [episode._replace(completion_ids=(*episode.completion_ids[:-1], 0)) for episode in script.episodes]
-    trainee.script = dataclasses.replace(script, episodes=tuple(wrong))
-    with pytest.raises(WrongEpisodeError, match="not the script's"):
-        trainee.roll_out()
-
-
 def test_wrong_answers_are_not_paid():
     assert exact_match([[{"content": "<answer>wrong</answer>"}], [{"content": "no answer"}]]) == [0.0, 0.0]
-
-
-def test_the_script_is_an_episode_of_the_environment():
-    script = write_script(TINY, SHORT, turns=3)
-    chat = ChatFormat(script.tokenizer)
-    turns, ids = [], list(script.episodes[0].completion_ids)
-    for _ in range(script.turns):
-        end = ids.index(chat.stop_id) + 1
-        turns.append(chat.action(ids[:end]))
-        gap = chat.gap_ids([Message("tool", f"{script.passage.title} : {script.passage.text}")], stopped=True)
-        ids = ids[end + len(gap) :]
-    env = script.make_env()
-    _, info = env.reset(options={"task_index": 0})
-    assert tuple(chat.prompt_ids(info["messages"])) == script.episodes[0].prompt_ids
-    rewards = [env.step(turn)[1:3] for turn in turns]
-    assert rewards == [(0.0, False), (0.0, False), (1.0, True)]
-    assert script.generated + script.responses == script.longest_completion
 
 
 def test_every_forced_token_costs_a_forward_pass():
@@ -109,19 +80,12 @@ def test_every_forced_token_costs_a_forward_pass():
     model.register_forward_hook(lambda *_: passes.append(1))
     handle = force(model, script)
 
-    class OneTurn:
-        prompt_ids = script.episodes[0].prompt_ids
-        ids = ()
-
-        def finish_turn(self, ids, logprobs, stopped):
-            self.ids = tuple(ids)
-
     def play():
-        session = OneTurn()
+        session = ScriptedSession(script.episodes[0].prompt_ids, [])
         stops = (script.tokenizer.eos_token_id,)
         options = SamplingOptions(max_new_tokens=script.longest_completion, stop_token_ids=stops)
         SlotEngine(model, options, slots=1, max_length=100).run([session])
-        return session.ids
+        return tuple(session.tokens[0])
 
     assert play() == script.episodes[0].completion_ids
     assert len(passes) == script.generated
@@ -140,12 +104,8 @@ def test_the_one_turn_baselines_generate_as_much_in_the_context_they_name():
 def test_settings_say_what_has_to_be_shown():
     assert FULL.rounds >= 5
     assert (FULL.turns, FULL.batch, FULL.lengths[0]) == (4, 64, COMPACT)
-    assert dict(TARGETS) == {
-        "rollouts_several_turns": 2.0,
-        "rollouts_one_turn": 1.0,
-        "token_several_turns": 1.15,
-        "step_several_turns": 1.5,
-    }
+    targets = ("rollouts_several_turns", "rollouts_one_turn", "token_several_turns", "step_several_turns")
+    assert dict(TARGETS) == dict(zip(targets, (2.0, 1.0, 1.15, 1.5), strict=True))
     assert CUDA.model == "qwen2.5-0.5b"
 
 

@@ -263,13 +263,9 @@ def _facts(passage: str) -> dict[str, str]:
 def _astray(facts: Mapping[str, str], path: tuple[str, str], rng: random.Random) -> tuple[str, str]:
     """Returns two relations to follow from an entity with these `facts`, of which just one is that of `path`."""
     right, asked = path
-    targets = _targets(facts)
+    kinds = COMPACT.relations.values()  # by kind of entity its relations, and to what they lead
+    targets = next(relations for relations in kinds if relations.keys() == facts.keys())
     others = [relation for relation, kind in targets.items() if kind in COMPACT.kinds and relation != right]
     if others and rng.random() < 0.5:
         return rng.choice(others), asked
     return right, rng.choice([wanted for wanted in COMPACT.relations[targets[right]] if wanted != asked])
-
-
-def _targets(facts: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns the relations of the kind of entity that `facts` are about, and to what they lead."""
-    return next(relations for relations in COMPACT.relations.values() if relations.keys() == facts.keys())

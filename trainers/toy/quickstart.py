@@ -8,6 +8,7 @@ rollouts (rejection sampling). Writes scores (JSON), curves (CSV), a report with
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import shutil
@@ -25,13 +26,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.report.episodes import episode_item
+from agent_r1_gym.report.page import heading, paragraph, write_page
+from agent_r1_gym.report.page import table as html_table
+from agent_r1_gym.report.training import curve_plots, read_training_run
+from agent_r1_gym.report.viewer import viewer
 from agent_r1_gym.support.files import atomic_file, new_folder
 from agent_r1_gym.support.terminal import say, table
 from trainers.config import ALGORITHMS, AgentConfig
 from trainers.running.preflight import Source, check_model, find_model, load_tokenizer
 from trainers.toy import warm_start
 from trainers.toy.held_out import ENV, MOST_QUESTIONS, held_out, play, scores
-from trainers.toy.learning_report import score_rows, write_curves, write_report
 from trainers.toy.rejection import rejection_sampling
 from trainers.train import build_trainer
 
@@ -49,6 +54,16 @@ LORA_LEARNING_RATE = 3e-3
 SECONDS = {"baselines": 15, "step": 1.6, "evaluation": 10, "control": 120, "warm start": 700}
 """About what the phases take on two cores: all of it, but for the steps of RL."""
 _TRACES = 12
+CURVES = {
+    "reward": "return",
+    "rollout/reward/em": "exact match of the rollouts",
+    "rollout/turns": "turns a rollout",
+    "entropy": "entropy per token, nats",
+}
+"""Logged numbers that are kept, and what they are."""
+
+Scores = Mapping[str, Mapping[str, float]]
+"""Exact match in 0..1, by agent and set of questions."""
 
 
 def configuration(
@@ -56,6 +71,8 @@ def configuration(
 ) -> AgentConfig:
     """Returns the settings of the run: 16 questions x 8 rollouts per step, no KL; but for `changes`."""
     settings: dict[str, Any] = {
+        "output_dir": str(folder),
+        "env_id": ENV,
         "env_kwargs": dict(TRAINING),
         "num_generations": 8,
         "per_device_train_batch_size": 64,
@@ -74,14 +91,7 @@ def configuration(
         "bf16": False,
         "gradient_checkpointing": False,
     }
-    chosen: dict[str, Any] = {
-        "output_dir": str(folder),
-        "env_id": ENV,
-        "algorithm": algorithm,
-        "max_steps": steps,
-        "seed": seed,
-    }
-    return AgentConfig(**(settings | changes | chosen))
+    return AgentConfig(algorithm=algorithm, max_steps=steps, seed=seed, **(settings | changes))
 
 
 def load(folder: Path) -> Any:
@@ -148,6 +158,42 @@ def run(warm: Path, folder: Path, *, args: AgentConfig, lora_r: int, questions: 
 def two_hop_traces(model: Any, tokenizer: Any) -> list[Trajectory]:
     """Returns sampled episodes on held-out two-hop questions, to look at."""
     return list(play(model, tokenizer, held_out("test", "bridge"), questions=_TRACES))
+
+
+def write_curves(log: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Writes `CURVES` of a trainer's log as `curves.csv`, which `report.html` draws."""
+    rows = [row for row in log if any(name in row for name in CURVES)]
+    with atomic_file(folder / "curves.csv") as temporary, temporary.open("w", newline="") as file:
+        csv.writer(file).writerows([("step", *CURVES), *((row["step"], *map(row.get, CURVES)) for row in rows)])
+
+
+def score_rows(scores: Scores) -> list[tuple[str | float, ...]]:
+    """Returns one row per set of questions, one column per agent."""
+    sets = next(iter(scores.values()))
+    return [(name, *(columns[name] for columns in scores.values())) for name in sets]
+
+
+def write_report(
+    folder: Path, *, title: str, facts: Sequence[str], scores: Scores, traces: Mapping[str, Sequence[Trajectory]]
+) -> None:
+    """Writes `report.html`, self-contained: facts, scores, the curves of `folder` and a viewer of episodes.
+
+    Args:
+        folder: holds `curves.csv` if there are curves to show.
+        title: title of the page.
+        facts: paragraphs.
+        scores: see `Scores`.
+        traces: heading to episodes.
+    """
+    parts = [
+        *map(paragraph, facts),
+        html_table("Exact match on held-out questions", ("questions", *scores), score_rows(scores)),
+    ]
+    run = read_training_run(folder)
+    if run is not None:
+        parts += [heading("Training"), *curve_plots({run.name: [run.log]})]
+    items = [episode_item(episode, episodes=name) for name, episodes in traces.items() for episode in episodes]
+    write_page(folder / "report.html", title, [*parts, heading("Episodes"), *viewer(items)])
 
 
 def check_warm(given: Path) -> None:

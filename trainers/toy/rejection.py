@@ -17,7 +17,7 @@ from agent_r1_gym.errors import AgentR1Error
 from agent_r1_gym.play.record import Tokens
 from trainers.algorithms.batch import tokens_of
 from trainers.config import AgentConfig
-from trainers.toy.supervised import NOT_TRAINED, TokenRow, fit
+from trainers.toy.supervised import NOT_TRAINED, TokenRow, fit, in_epochs
 from trainers.train import MOST_SLOTS, chat_of, collector_of, dataset_of, slot_engine
 
 
@@ -44,12 +44,7 @@ def rejection_sampling(
     successes = [row for row in _played(model, tokenizer, args, rollouts) if row is not None]
     if len(successes) < batch_size:
         raise AgentR1Error(f"Only {len(successes)} of {rollouts} rollouts succeeded; there is nothing to learn from.")
-    rng = random.Random(args.seed)
-
-    def rows() -> Iterator[TokenRow]:
-        for _ in itertools.count():
-            yield from rng.sample(successes, len(successes))
-
+    rows = in_epochs(successes, random.Random(args.seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     steps = epochs * len(successes) // batch_size
     fit(model, tokenizer, rows, optimizer=optimizer, steps=steps, batch_size=batch_size, seed=args.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -94,3 +95,13 @@ def fit(
             trainer.add_callback(RolloutProgress())
         trainer.train()
     return list(trainer.state.log_history)
+
+
+def in_epochs(rows: Sequence[TokenRow], rng: random.Random) -> Callable[[], Iterator[TokenRow]]:
+    """Returns what `fit` takes: a stream without end of all rows, again and again, each time in another order."""
+
+    def stream() -> Iterator[TokenRow]:
+        while True:
+            yield from rng.sample(rows, len(rows))
+
+    return stream

@@ -1,20 +1,17 @@
 import itertools
 import json
 
-import gymnasium as gym
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import agent_r1_gym  # noqa: F401
 from agent_r1_gym.datasets.fiction.compact import compact_vocabulary
 from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.parsing import HermesParser
 from agent_r1_gym.types import ToolCall
-from trainers.engines.chat_format import ChatFormat
 from trainers.toy.demonstrations import demonstrations
 from trainers.toy.model import BROKEN_CLOSES, CALL_CLOSE, CALL_OPEN, SIZES, build_model, build_tokenizer
 
@@ -88,19 +85,6 @@ def test_all_roles_are_rendered():
     chat = [{"role": role, "content": "yes"} for role in ("system", "user", "assistant", "tool")]
     text = TOKENIZER.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     assert text == "".join(f"<|im_start|>{m['role']}\nyes<|im_end|>" for m in chat) + "<|im_start|>assistant\n"
-
-
-def test_rollouts_can_use_the_template():
-    chat = ChatFormat(TOKENIZER)
-    env = gym.make("AgentR1/FictionQA-v0", style="compact", entities=100, questions=5).unwrapped
-    _, info = env.reset(options={"task_index": 0})
-    prompt = chat.prompt_ids(info["messages"])
-    action = [*ids_of(f"{CALL_OPEN}ana{CALL_CLOSE}"), TOKENIZER.eos_token_id]
-    *_, info = env.step(chat.action(action))
-    assert info["tool_calls"] == (ToolCall("search", {"query": "ana"}),)
-    gap = chat.gap_ids(info["new_messages"][1:], stopped=True)
-    rendered = [message.to_dict() for message in info["messages"]]
-    assert prompt + action + gap == TOKENIZER.apply_chat_template(rendered, add_generation_prompt=True)["input_ids"]
 
 
 @pytest.mark.parametrize(("size", "millions"), [("0.4M", 0.4), ("1.5M", 1.5), ("5M", 5.0), ("92M", 92.0)])

@@ -16,6 +16,7 @@ from trainers.toy.supervised import NOT_TRAINED, fit, training_row
 TOKENIZER = build_tokenizer()
 CHAT = ChatFormat(TOKENIZER)
 HISTORY = [Message("user", "same or later ?"), Message("assistant", "<think>same steel and steel : yes</think>")]
+EPISODE = [*HISTORY, Message("tool", "no"), Message("assistant", "<answer>yes</answer>")]
 
 
 def labelled(row: dict[str, list[int]]) -> str:
@@ -23,8 +24,10 @@ def labelled(row: dict[str, list[int]]) -> str:
 
 
 def test_labels_are_all_that_the_model_says_or_only_the_words_asked_for() -> None:
-    assert labelled(training_row(CHAT, HISTORY)) == "<think>same steel and steel : yes</think><|im_end|>"
-    assert labelled(training_row(CHAT, HISTORY, only=("yes", "no"))) == "yes"
+    row = training_row(CHAT, EPISODE)
+    assert labelled(row) == "".join(m.content + "<|im_end|>" for m in EPISODE if m.role == "assistant")
+    assert all(label in (token, NOT_TRAINED) for token, label in zip(row["input_ids"], row["labels"], strict=True))
+    assert labelled(training_row(CHAT, EPISODE, only=("yes", "no"))) == "yes yes"
 
 
 def test_drills_compare_rightly_and_never_repeat_themselves() -> None:

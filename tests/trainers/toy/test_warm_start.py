@@ -7,16 +7,11 @@ from torch import nn
 
 from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
 from agent_r1_gym.envs.fiction_qa import FictionQAEnv
-from agent_r1_gym.play.jobs import evaluation_jobs
-from agent_r1_gym.play.player import Player
 from agent_r1_gym.scoring import exact_match
-from trainers.engines.chat_format import ChatFormat
-from trainers.engines.local import wrap_model
 from trainers.toy import warm_start
 from trainers.toy.demonstrations import Habits, demonstrate, demonstrations
 from trainers.toy.model import build_model, build_tokenizer
 from trainers.toy.muon import Muon, orthogonalise
-from trainers.toy.supervised import NOT_TRAINED, training_row
 
 TOKENIZER = build_tokenizer()
 TYPES = ("1hop", "bridge", "3hop", "comparison")
@@ -81,13 +76,11 @@ class TestDemonstrations:
             else:
                 assert len(question.decomposition) > 0
 
-    def test_one_search_for_the_whole_question(self, world):
+    def test_one_search_for_the_whole_question_or_none(self, world):
         for habit in ("retrieve_once", "question_as_query"):
             messages, _, _ = play(world, habit, 3)
             assert world.dataset[3].prompt.removesuffix(" ?") in messages[1].content
         assert play(world, "question_as_query", 3)[2]
-
-    def test_no_search_at_all(self, world):
         assert [message.role for message in play(world, "direct_answer", 0)[0]] == ["user", "assistant"]
 
     def test_seed_decides_them_and_worlds_change(self):
@@ -101,9 +94,7 @@ class TestDemonstrations:
 
     def test_habits_are_drawn_by_weight(self):
         rng = random.Random(0)
-        habits = Habits(
-            full_chain=3, stops_early=1, malformed_call=0, direct_answer=0, question_as_query=0, retrieve_once=0
-        )
+        habits = Habits(3, 1, 0, 0, 0, 0)
         drawn = [habits.draw(rng) for _ in range(2000)]
         assert set(drawn) == {"full_chain", "stops_early"}
         assert drawn.count("full_chain") == pytest.approx(1500, abs=80)
@@ -163,15 +154,6 @@ class TestMuon:
 
 
 class TestWarmStart:
-    def test_only_what_the_model_says_has_labels(self, world):
-        messages, _, _ = play(world, "full_chain", 0)
-        row = training_row(ChatFormat(TOKENIZER), messages)
-        assert len(row["labels"]) == len(row["input_ids"])
-        labelled = [label for label in row["labels"] if label != NOT_TRAINED]
-        said = "".join(m.content + TOKENIZER.eos_token for m in messages if m.role == "assistant")
-        assert TOKENIZER.decode(labelled, skip_special_tokens=False) == said
-        assert all(label in (token, -100) for token, label in zip(row["input_ids"], row["labels"], strict=True))
-
     @pytest.mark.slow
     def test_loss_falls_and_equal_seeds_give_equal_weights(self):
         models = []
@@ -186,29 +168,6 @@ class TestWarmStart:
 
     def test_the_command_writes_a_model_that_loads(self, tmp_path, capsys):
         warm_start.main(["--out", str(tmp_path / "tiny"), "--steps", "2", "--batch-size", "2"])
-        assert {"model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {
-            p.name for p in (tmp_path / "tiny").iterdir()
-        }
+        for name in ("model.safetensors", "tokenizer.json", "chat_template.jinja"):
+            assert (tmp_path / "tiny" / name).is_file()
         assert "parameters" in capsys.readouterr().out
-
-
-class TestEvaluation:
-    def test_padding_does_not_change_what_a_greedy_model_says(self, world):
-        assert self._actions(world, side_by_side=5) == self._actions(world, side_by_side=1)
-
-    @staticmethod
-    def _actions(world, *, side_by_side):
-        sampling = {"temperature": 0.0, "max_new_tokens": 6}
-        local = wrap_model(build_model(TOKENIZER), TOKENIZER, sampling=sampling, slots=side_by_side)
-
-        def make_env():
-            return FictionQAEnv(dataset=world.dataset, style="compact", max_turns=2)
-
-        actions = {}
-
-        def end(record):
-            actions[record.task_index] = [turn.action for turn in record.turns]
-
-        player = Player(make_env, chat=local.chat, limits=local.limits)
-        player.play(evaluation_jobs(range(5)), local.engine, end)
-        return actions

@@ -1,4 +1,4 @@
-"""The profiles `paper` and `gpu`: every command parses as written and runs with a stand-in; a start is made once."""
+"""The paper's tables: every kind of cell runs once, every command at its own scale parses and runs with a stand-in."""
 
 from __future__ import annotations
 
@@ -11,15 +11,43 @@ from pathlib import Path
 import pytest
 
 from agent_r1_gym.evaluation.run_folder import RunFolder
+from benchmarks.multihop_qa import paper
 from benchmarks.multihop_qa import run as multihop_qa
-from benchmarks.multihop_qa.at_scale import collect
 from benchmarks.multihop_qa.dry_run import SUBSTITUTIONS, Command, check_words, dry_run, report, stand_in
-from benchmarks.multihop_qa.paper import NO_COMMAND, TEST_SETS, TRAINING, batch_sizes, commands, script, trained
-from benchmarks.multihop_qa.settings import METHODS, PROFILES, WarmStart
+from benchmarks.multihop_qa.settings import METHODS, PAPER, PROFILES, WarmStart
 from trainers.running.command_line import read_options
 from trainers.toy.warm_start import warm_start
 
-EVERY = commands(list(METHODS), [0, 1])
+EVERY = paper.commands(list(METHODS), [0, 1])
+
+
+@pytest.mark.slow
+def test_cells_of_every_kind_run_once_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["naive-rag", "base", "grpo", "ppo-no-masks", "rejection", "demonstrations"]
+    words = ["--profile", "smoke", "--output", str(tmp_path)]
+    run = ["run", *words, *(word for name in names for word in ("--method", name))]
+    assert multihop_qa.main(run) == 0
+    files = sorted(path.name for path in (tmp_path / "smoke").iterdir())
+    assert files == sorted(f"{name}-0.json" for name in names)
+    cell = json.loads((tmp_path / "smoke/grpo-0.json").read_text())
+    assert set(cell["exact"]["one hop"]) <= set("01")
+    assert len(cell["exact"]["one hop"]) == 4
+    assert len(cell["curve"]) == 1
+    assert cell["commit"]
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke").iterdir()}
+    assert multihop_qa.main(run) == 0
+    assert kept == {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke").iterdir()}
+    capsys.readouterr()
+    assert multihop_qa.main(["table", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + len(names)
+    assert "0.4405" in next(line for line in lines if line.startswith("| GRPO |"))
+
+
+def test_every_row_of_the_paper_has_a_method() -> None:
+    assert {method.paper for method in METHODS.values()} - {None} == set(PAPER)
+    assert len(PROFILES["cpu"].seeds) >= 5
+    assert len(PROFILES["cpu"].test_sets) == 4
 
 
 def test_every_command_of_every_method_parses_as_written() -> None:
@@ -37,10 +65,11 @@ def test_a_command_that_no_program_takes_is_found() -> None:
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.kind == "rl"])
 def test_trainings_have_the_papers_numbers(name: str) -> None:
-    [training] = [command for command in commands([name], [3]) if command.stage == "training"]
+    [training] = [command for command in paper.commands([name], [3]) if command.stage == "training"]
     words = training.words[training.words.index("trainers.train") + 1 :]
     args, model = read_options([*words, "--use_cpu", "True", "--bf16", "False"])
-    assert (model.model_name_or_path, args.seed, args.output_dir) == ("Qwen/Qwen2.5-3B-Instruct", 3, trained(name, 3))
+    assert model.model_name_or_path == "Qwen/Qwen2.5-3B-Instruct"
+    assert (args.seed, args.output_dir) == (3, paper.trained(name, 3))
     assert (args.learning_rate, args.critic_learning_rate, args.beta) == (1e-6, 1e-5, 0.001)
     assert (args.max_prompt_length, args.max_completion_length, args.max_turn_tokens) == (8192, 8192, 1024)
     rollouts = 1 if METHODS[name].options["algorithm"] == "ppo" else 5
@@ -48,22 +77,22 @@ def test_trainings_have_the_papers_numbers(name: str) -> None:
     step = 8 * args.per_device_train_batch_size * args.gradient_accumulation_steps
     assert step == 64 * rollouts
     assert 8 * args.per_device_train_batch_size * args.steps_per_generation == 128 * rollouts
-    assert args.max_steps * step == 51_200 * rollouts == TRAINING["questions"] * rollouts
+    assert args.max_steps * step == 51_200 * rollouts == paper.TRAINING["questions"] * rollouts
     wanted = METHODS[name].options
     assert {option: getattr(args, option) for option in wanted} == dict(wanted)
 
 
 def test_batch_sizes_fill_the_gpus_for_any_algorithm() -> None:
-    assert batch_sizes("grpo")["gradient_accumulation_steps"] == 8
-    assert batch_sizes("ppo")["gradient_accumulation_steps"] == 2
+    assert paper.batch_sizes("grpo")["gradient_accumulation_steps"] == 8
+    assert paper.batch_sizes("ppo")["gradient_accumulation_steps"] == 2
 
 
 def test_the_script_is_what_runs_and_says_what_cannot() -> None:
-    text = script(list(METHODS), [0, 1])
+    text = paper.script(list(METHODS), [0, 1])
     lines = text.replace("\\\n", " ").splitlines()
     assert [tuple(shlex.split(line)) for line in lines if line and not line.startswith("#")] == [c.words for c in EVERY]
     for name, method in METHODS.items():
-        assert (f"# {method.title}: no command" in text) == (method.kind in NO_COMMAND), name
+        assert (f"# {method.title}: no command" in text) == (method.kind in paper.NO_COMMAND), name
     assert max(map(len, text.splitlines())) < 240
 
 
@@ -74,7 +103,7 @@ def test_substitutions_name_options_that_the_commands_have() -> None:
     training = next(command for command in EVERY if command.stage == "training")
     words = stand_in(training)
     kwargs = json.loads(words[words.index("--env_kwargs") + 1])
-    assert kwargs == {**TRAINING, "questions": 16, "retriever": "bm25"}
+    assert kwargs == {**paper.TRAINING, "questions": 16, "retriever": "bm25"}
 
 
 @pytest.mark.slow
@@ -83,14 +112,14 @@ def test_a_method_runs_from_data_to_table(tmp_path: Path, capsys: pytest.Capture
     shown = report(outcomes)
     assert {outcome.status for outcome in outcomes} == {"ran", "parsed"}, shown
     assert [outcome.command.words[1] for outcome in outcomes if outcome.status == "parsed"] == ["serve-retriever"]
-    state = json.loads((tmp_path / trained("grpo", 0) / "trainer_state.json").read_text())
+    state = json.loads((tmp_path / paper.trained("grpo", 0) / "trainer_state.json").read_text())
     assert state["global_step"] == 1
     assert "train --max_steps: 800 -> 1" in shown
     searched = RunFolder(tmp_path / "runs/paper/eval/naive-rag/MuSiQue").metrics()["overall"]["metrics"]
     assert searched["calls"]["mean"] == 1
-    assert collect(tmp_path / "runs/paper/eval", tmp_path / "cells/paper") == 0
+    assert paper.collect(tmp_path / "runs/paper/eval", tmp_path / "cells/paper") == 0
     cell = json.loads((tmp_path / "cells/paper/grpo-0.json").read_text())
-    assert {title: len(marks) for title, marks in cell["exact"].items()} == dict.fromkeys(TEST_SETS, 4)
+    assert {title: len(marks) for title, marks in cell["exact"].items()} == dict.fromkeys(paper.TEST_SETS, 4)
     assert (cell["seed"], cell["runs"]["2Wiki"]["settings"]["questions"]) == (0, 4)
     assert cell["commit"]
     capsys.readouterr()
@@ -107,32 +136,30 @@ def test_a_command_that_fails_is_shown_and_the_others_go_on(tmp_path: Path, monk
     assert "nowhere" in report(outcomes)
 
 
-def test_unfinished_evaluations_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "eval/base/HotpotQA").mkdir(parents=True)
-    assert collect(tmp_path / "eval", tmp_path / "cells") == 1
-    assert "left out" in capsys.readouterr().out
-
-
-def test_folders_that_are_no_evaluation_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("notes", "grpo", "grpo-x", "unknown-0"):
+def test_what_is_no_finished_evaluation_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("base/HotpotQA", "notes", "grpo", "grpo-x", "unknown-0"):
         (tmp_path / "eval" / name).mkdir(parents=True)
-    assert collect(tmp_path / "eval", tmp_path / "cells") == 1
+    assert paper.collect(tmp_path / "eval", tmp_path / "cells") == 1
     said = capsys.readouterr().out
-    assert said.count("left out") == 4
+    assert said.count("left out") == 5
     assert "0 cells" in said
 
 
-@pytest.mark.parametrize("action", ["table", "collect --profile paper"])
-@pytest.mark.parametrize("choice", ["--method grpo", "--seed 0"])
-def test_choices_that_an_action_would_not_heed_are_refused(action: str, choice: str) -> None:
-    with pytest.raises(SystemExit):
-        multihop_qa.main([*action.split(), *choice.split()])
-
-
-@pytest.mark.parametrize("words", ["run --profile paper", "commands --profile cpu", "dry-run"])
-def test_actions_of_another_scale_are_refused(words: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        *(
+            (f"{action} {choice}", "takes all cells")
+            for action in ("table", "collect --profile paper")
+            for choice in ("--method grpo", "--seed 0")
+        ),
+        *((words, "does not go with") for words in ("run --profile paper", "commands --profile cpu", "dry-run")),
+    ],
+)
+def test_what_an_action_would_not_heed_is_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         multihop_qa.main(words.split())
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -17,15 +17,19 @@ from benchmarks.discovery.settings import FULL, HABITS, REWARDS
 from trainers.toy.demonstrations import demonstrate
 
 
-def test_no_demonstration_plays_a_whole_chain_of_two_searches() -> None:
+@pytest.fixture(scope="module")
+def bridges() -> FictionQAEnv:
     dataset = fiction_dataset(seed=4, entities=400, questions=100, style="compact", mix={"bridge": 1.0})
-    env = FictionQAEnv(dataset=dataset, style="compact")
+    return FictionQAEnv(dataset=dataset, style="compact")
+
+
+def test_no_demonstration_plays_a_whole_chain_of_two_searches(bridges: FictionQAEnv) -> None:
     habits = [habit for habit, weight in asdict(HABITS["bridge"]).items() if weight > 0]
     assert "full_chain" not in habits
     both = 0
     for habit in habits:
-        for index, question in enumerate(dataset):
-            messages = demonstrate(env, index, habit=habit, rng=random.Random(index))
+        for index, question in enumerate(bridges.dataset):
+            messages = demonstrate(bridges, index, habit=habit, rng=random.Random(index))
             titles = {message.content.partition(" :")[0] for message in messages if message.role == "tool"}
             answer = messages[-1].content.removeprefix("<answer>").removesuffix("</answer>")
             if titles >= {fact.title for fact in question.supporting_facts}:
@@ -34,12 +38,10 @@ def test_no_demonstration_plays_a_whole_chain_of_two_searches() -> None:
     assert 0 < both < 80  # wandering meets the second passage in every other try
 
 
-def test_a_wanderer_thinks_of_one_half_of_the_chain_only() -> None:
-    dataset = fiction_dataset(seed=5, entities=400, questions=200, style="compact", mix={"bridge": 1.0})
-    env = FictionQAEnv(dataset=dataset, style="compact")
+def test_a_wanderer_thinks_of_one_half_of_the_chain_only(bridges: FictionQAEnv) -> None:
     halves = set()
-    for index, question in enumerate(dataset):
-        messages = demonstrate(env, index, habit="wanders", rng=random.Random(index))
+    for index, question in enumerate(bridges.dataset):
+        messages = demonstrate(bridges, index, habit="wanders", rng=random.Random(index))
         thought = messages[3].content.partition("</think>")[0].removeprefix("<think>")
         relation, _, name = thought.partition(" of ")
         first, second = question.decomposition
@@ -67,11 +69,11 @@ def test_cells_run_once_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureF
     assert curves.splitlines()[2].split(" | ")[3] == f"{cell['curve'][2]['bridge']:.2f} |"
 
 
-def test_the_table_refuses_options_that_it_would_not_heed(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--quick"], ["--seed", "0"], ["--method", "em"]):
-        with pytest.raises(SystemExit):
-            discovery.main(["table", *words])
-        assert "takes all cells" in capsys.readouterr().err
+@pytest.mark.parametrize("words", ["--quick", "--seed 0", "--method em"])
+def test_the_table_refuses_options_that_it_would_not_heed(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        discovery.main(["table", *words.split()])
+    assert "takes all cells" in capsys.readouterr().err
 
 
 def test_found_is_the_first_measurement_at_half() -> None:
