@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_r1_gym.datasets.base import Question, SupportingFact
+from agent_r1_gym.datasets.official.rows import PassagePool, Row, official_tables
 from agent_r1_gym.types import Passage
-
-if TYPE_CHECKING:
-    from agent_r1_gym.datasets.official.rows import PassagePool, Row
 
 TITLE = "HotpotQA"
 ENVIRONMENT = "AgentR1/HotpotQA-v0"
 ID = "_id"
 SIGNATURE = "level"
-ALIASES_FILE = None
+ALIASES_FILE: str | None = None
 FILES: Mapping[str, tuple[str, ...]] = {
     "train": ("hotpot_train_v1.1.json", "hotpot_train_v1.json"),
     "validation": ("hotpot_dev_distractor_v1.json", "hotpot_dev_fullwiki_v1.json"),
@@ -38,9 +36,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {"context": ("title", "sentences"), "sup
 
 def official(data: Mapping[str, Any], aliases: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Returns a row of any known copy in the official shape; HotpotQA has no `aliases`."""
-    from agent_r1_gym.datasets.official import rows
-
-    return rows.official(data, TABLES)
+    return official_tables(data, TABLES)
 
 
 def parse(row: Row, pool: PassagePool) -> Question:

@@ -131,7 +131,7 @@ class PassagePool:
         return title if number == 1 else self._new_id(f"{title}#{number}")
 
 
-def official(data: Mapping[str, Any], tables: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+def official_tables(data: Mapping[str, Any], tables: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Returns a hub copy's row in the official shape; an official row comes back unchanged.
 
     The hub's copies say `id` for `_id`, hold tables as one object of columns, or hold them as JSON text.
