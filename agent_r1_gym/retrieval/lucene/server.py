@@ -18,6 +18,8 @@ from typing import Any
 
 from agent_r1_gym.errors import AgentR1Error, ConfigurationError, RetrievalError, suggest
 from agent_r1_gym.retrieval.base import MAX_QUERY_CHARS, Hit, Retriever, check_k, clean_query
+from agent_r1_gym.retrieval.corpus import passage_from_document
+from agent_r1_gym.retrieval.server import serve
 
 _BATCH = 1000
 _USUAL_INDEXES = ("beir-v1.0.0-hotpotqa.flat", "wikipedia-dpr-100w", "wikipedia-kilt-doc")
@@ -107,8 +109,6 @@ class LuceneSearch(Retriever):
 
 
 def _hit(hit: Any) -> Hit:
-    from agent_r1_gym.retrieval.corpus import passage_from_document
-
     raw = hit.lucene_document.get("raw")
     try:
         document = json.loads(raw)
@@ -167,8 +167,6 @@ def _causes(error: Exception) -> str:
 
 
 def _serve(options: argparse.Namespace, report: Any) -> None:
-    from agent_r1_gym.retrieval.server import serve
-
     retriever = LuceneSearch(options.index, k1=options.k1, b=options.b)
 
     def ready(url: str) -> None:
