@@ -8,6 +8,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -194,18 +195,9 @@ def test_nobody_holds_it_nobody_pays_for_it(tmp_path):
 
 def test_threads_share_one_object(tmp_path):
     path = write_json(tmp_path / "a.json", [changed(HOTPOTQA_ROW, _id=str(number)) for number in range(300)])
-    loaded, barrier = [], threading.Barrier(8)
-
-    def load():
-        barrier.wait()
-        loaded.append(load_dataset("hotpotqa", path))
-
-    threads = [threading.Thread(target=load) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(loaded) == 8
+    barrier = threading.Barrier(8)
+    with ThreadPoolExecutor(8) as pool:
+        loaded = list(pool.map(lambda _: (barrier.wait(20), load_dataset("hotpotqa", path))[1], range(8)))
     assert len(set(map(id, loaded))) == 1
 
 

@@ -12,6 +12,13 @@ from agent_r1_gym.retrieval.corpus import read_corpus
 from agent_r1_gym.types import Passage
 from tests.kit.shared_data import shared_file
 
+PASSAGES = (
+    Passage("a", "Henry V", "Henry V was King of England from 1413.", (38,)),
+    Passage("b", "Lothair II", 'Lothair II was the "king" of Lotharingia.\nHe married Teutberga.'),
+    Passage("c", "Été à Paris", "A film about the summer in Paris, directed by Zoë."),
+    Passage("d", "", "Untitled text about kings and queens."),
+)
+
 
 class RealCorpus(NamedTuple):
     passages: list[Passage]
@@ -26,12 +33,7 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def passages() -> list[Passage]:
-    return [
-        Passage("a", "Henry V", "Henry V was King of England from 1413.", (38,)),
-        Passage("b", "Lothair II", 'Lothair II was the "king" of Lotharingia.\nHe married Teutberga.'),
-        Passage("c", "Été à Paris", "A film about the summer in Paris, directed by Zoë."),
-        Passage("d", "", "Untitled text about kings and queens."),
-    ]
+    return list(PASSAGES)
 
 
 @pytest.fixture(scope="session")

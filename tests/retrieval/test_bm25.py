@@ -4,10 +4,8 @@ import copy
 import logging
 import math
 import pickle
-import subprocess
-import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -68,10 +66,8 @@ def test_nothing_known_finds_nothing(passages, kind):
 
 
 def test_repeated_queries_get_their_own_answers(passages):
-    assert (
-        BM25Retriever(passages).search_batch(["king", "Paris", "king"], 2)[0::2]
-        == [BM25Retriever(passages).search("king", 2)] * 2
-    )
+    retriever = BM25Retriever(passages)
+    assert retriever.search_batch(["king", "Paris", "king"], 2)[0::2] == [retriever.search("king", 2)] * 2
 
 
 @pytest.mark.parametrize("query", [None, 3, b"king", ["king"]])
@@ -80,14 +76,11 @@ def test_a_query_must_be_text(passages, query):
         BM25Retriever(passages).search(query, 3)
 
 
-@pytest.mark.parametrize("k", [0, -1, True, 2.0, "3", None])
-def test_k_must_be_a_positive_integer(passages, k):
-    with pytest.raises(ConfigurationError, match="positive integer"):
-        BM25Retriever(passages).search("king", k)
-
-
-def test_numpy_integers_are_integers(passages):
+def test_k_must_be_a_positive_integer(passages):
     assert len(BM25Retriever(passages).search("king", np.int64(1))) == 1
+    for wrong in (0, -1, True, 2.0, "3", None):
+        with pytest.raises(ConfigurationError, match="positive integer"):
+            BM25Retriever(passages).search("king", wrong)
 
 
 @pytest.mark.parametrize("options", [{"k1": -1}, {"b": 1.5}, {"b": -0.1}])
@@ -151,15 +144,9 @@ def test_threads_may_share_one_retriever(passages):
     queries = [f"king {word}" for passage in corpus[:40] for word in passage.text.split()]
     retriever = BM25Retriever(corpus)
     expected = BM25Retriever(corpus).search_batch(queries, 3)
-    answers: dict[int, object] = {}
-    threads = [
-        threading.Thread(target=lambda n=n: answers.update({n: retriever.search_batch(queries, 3)})) for n in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(answers[number] == expected for number in range(4))
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: retriever.search_batch(queries, 3), range(4)))
+    assert answers == [expected] * 4
 
 
 def test_building_writes_nothing_to_the_terminal_or_the_log(passages, capfd, caplog):
@@ -167,13 +154,6 @@ def test_building_writes_nothing_to_the_terminal_or_the_log(passages, capfd, cap
         BM25Retriever(passages).search("", 1)
     assert capfd.readouterr() == ("", "")
     assert [record for record in caplog.records if record.name.startswith("bm25s")] == []
-
-
-def test_importing_the_module_loads_no_library():
-    code = (
-        "import agent_r1_gym.retrieval.bm25, sys; print([m for m in ('bm25s', 'Stemmer', 'tqdm') if m in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
 @given(st.text(max_size=200))

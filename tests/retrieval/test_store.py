@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import subprocess
@@ -13,6 +12,7 @@ from agent_r1_gym.errors import RetrievalError
 from agent_r1_gym.retrieval.bm25 import BM25Retriever
 from agent_r1_gym.retrieval.store import PassageStore, find_damage, open_or_build
 from agent_r1_gym.types import Passage
+from tests.kit.processes import in_processes, kill_at_its_first_line
 
 SLOW_BUILD = """
 import sys, time
@@ -98,10 +98,7 @@ def test_a_bm25_cache_with_one_changed_byte_in_any_file_is_built_again(passages,
 
 def test_what_killed_builds_left_is_removed_by_the_next(tmp_path):
     index = tmp_path / "index"
-    with _run(SLOW_BUILD, str(index)) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "building\n"
-        process.kill()
+    kill_at_its_first_line(SLOW_BUILD, index)
     (tmp_path / ".index.0123abc_.old.tmp").mkdir()
     (tmp_path / ".index.0123abc_.tmp.log").touch()
     others = [".index.other.0123abc_.tmp", ".other.0123abc_.tmp", "index.tmp"]
@@ -122,20 +119,13 @@ def test_a_failed_build_leaves_nothing_and_the_next_one_works(tmp_path):
     assert open_or_build(tmp_path / "index", _build("one"), load=_read) == "one"
 
 
-def _run(code, *arguments):
-    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True)
-
-
 @pytest.mark.parametrize("old", [True, False])
 def test_a_killed_build_leaves_the_old_index_or_none_and_no_lock(tmp_path, old, monkeypatch):
     index = tmp_path / "index"
     if old:
         open_or_build(index, _build("old"), load=_read)
         (index / "manifest.json").unlink()
-    with _run(SLOW_BUILD, str(index)) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "building\n"
-        process.kill()
+    kill_at_its_first_line(SLOW_BUILD, index)
     assert index.exists() == old
     if old:
         assert _read(index) == "old"
@@ -144,8 +134,8 @@ def test_a_killed_build_leaves_the_old_index_or_none_and_no_lock(tmp_path, old, 
 
 
 def test_a_full_disk_is_an_error_that_names_the_index_and_leaves_none(tmp_path):
-    with _run(SMALL_DISK, str(tmp_path)) as process:
-        said = process.communicate(timeout=60)[0]
+    command = [sys.executable, "-c", SMALL_DISK, str(tmp_path)]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60).stdout
     assert "cannot be written" in said
     assert "bm25-f" in said
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
@@ -157,27 +147,19 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path):
         open_or_build(tmp_path / "file" / "index", _build("one"), load=_read)
 
 
-def _build_slowly(directory, log, queue):
+def _build_slowly(directory, log):
     def build(empty):
         with log.open("a") as file:
             file.write("built\n")
         time.sleep(0.3)
         (empty / "part").write_text("one")
 
-    queue.put(open_or_build(directory, build, load=_read))
+    return open_or_build(directory, build, load=_read)
 
 
 def test_of_processes_that_want_one_index_one_builds_and_all_get_it(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
     log = tmp_path / "log"
-    arguments = (tmp_path / "index", log, queue)
-    processes = [context.Process(target=_build_slowly, args=arguments) for _ in range(3)]
-    for process in processes:
-        process.start()
-    assert [queue.get(timeout=60) for _ in processes] == ["one"] * 3
-    for process in processes:
-        process.join()
+    assert in_processes("spawn", _build_slowly, [(tmp_path / "index", log)] * 3) == ["one"] * 3
     assert log.read_text() == "built\n"
 
 

