@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import warnings
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,8 @@ from agent_r1_gym.datasets.load import SampleDataWarning, load_dataset, prepared
 from agent_r1_gym.datasets.prepare import prepare
 from agent_r1_gym.errors import ConfigurationError, DatasetError, MissingDependencyError
 from tests.kit.examples import HOTPOTQA_ROW, MUSIQUE_ROW, TWOWIKI_ROW, changed, write_json, write_jsonl
+
+pytestmark = pytest.mark.filterwarnings("error")
 
 
 @pytest.fixture(autouse=True)
@@ -52,9 +53,7 @@ def hub_row(row):
     ],
 )
 def test_the_sample_says_that_it_is_fictional_and_has_the_shape_of_its_data_set(name, types):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        dataset = load_dataset(name, "sample")
+    dataset = load_dataset(name, "sample")
     assert dataset.name == f"{name}-sample"
     assert "FICTIONAL" in dataset.describe()
     assert len(dataset) == 200
@@ -72,9 +71,7 @@ def test_auto_without_prepared_data_warns_once_a_name_and_says_how_to_get_it():
     with pytest.warns(SampleDataWarning, match=r"No HotpotQA data .* FICTIONAL .*`agent-r1 prepare hotpotqa`"):
         dataset = load_dataset("hotpotqa")
     assert dataset.name == "hotpotqa-sample"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert load_dataset("hotpotqa", "auto") is dataset
+    assert load_dataset("hotpotqa", "auto") is dataset
     with pytest.warns(SampleDataWarning, match="No MuSiQue data"):
         load_dataset("musique")
 
@@ -83,9 +80,7 @@ def test_auto_serves_prepared_data_without_a_warning():
     folder = prepared_folder("hotpotqa")
     folder.mkdir(parents=True)
     write_jsonl(folder / "validation.jsonl", [HOTPOTQA_ROW])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        dataset = load_dataset("hotpotqa")
+    dataset = load_dataset("hotpotqa")
     assert (dataset.name, dataset.split, dataset[0].answers) == ("hotpotqa", "validation", ("Marnby",))
     write_jsonl(folder / "train.jsonl", [HOTPOTQA_ROW, changed(HOTPOTQA_ROW, _id="2")])
     assert len(load_dataset("hotpotqa")) == 2  # train comes first
@@ -95,9 +90,7 @@ def test_auto_serves_prepared_data_without_a_warning():
 
 
 def test_fiction_is_its_own_data_set():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        dataset = load_dataset("fiction")
+    dataset = load_dataset("fiction")
     assert dataset.name == "fiction"
     assert load_dataset("fiction", "sample") is dataset
     assert load_dataset("fiction", split="ood").split == "ood"
@@ -260,9 +253,7 @@ def test_gold_answers_that_normalise_to_nothing_are_told_of(tmp_path):
     with pytest.warns(UserWarning, match=r"2 gold answers normalise to nothing \(first: 'The' of question '2'\)"):
         assert len(load_dataset("hotpotqa", path)) == 3
     write_jsonl(path, rows[:1])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load_dataset("hotpotqa", path)
+    load_dataset("hotpotqa", path)
 
 
 BARE = {"question": "Who wrote Low Tide?", "answer": "Ada Quill"}

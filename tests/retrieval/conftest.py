@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from agent_r1_gym.retrieval.corpus import read_corpus
@@ -18,6 +19,14 @@ PASSAGES = (
     Passage("c", "Été à Paris", "A film about the summer in Paris, directed by Zoë."),
     Passage("d", "", "Untitled text about kings and queens."),
 )
+
+
+WORDS = ["king", "england", "paris", "film", "married", "lothair"]
+
+
+def count_words(texts):
+    """An encoder that a person can follow: how often each of a few words occurs, plus a little of everything."""
+    return np.array([[0.01 + text.lower().count(word) for word in WORDS] for text in texts])
 
 
 class RealCorpus(NamedTuple):

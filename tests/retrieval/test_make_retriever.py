@@ -116,7 +116,7 @@ def test_what_names_no_retriever_is_refused(source, spec, complaint):
 def test_dense_is_cached(source, passages, calls, tmp_path, monkeypatch):
     pytest.importorskip("faiss", reason="faiss is not installed")
     from agent_r1_gym.retrieval import dense
-    from tests.retrieval.test_dense import count_words
+    from tests.retrieval.conftest import count_words
 
     monkeypatch.setattr(dense, "SentenceEncoder", lambda source, pooling: count_words)
     for _ in range(2):

@@ -136,17 +136,3 @@ def test_another_data_set_is_recognised(tmp_path):
         load(write_jsonl(tmp_path / "a.jsonl", [MUSIQUE_ROW]))
     with pytest.raises(DatasetError, match=r"looks like 2WikiMultihopQA.*AgentR1/2WikiMultihopQA-v0"):
         load(write_json(tmp_path / "b.json", [TWOWIKI_ROW]))
-
-
-def test_the_hubs_shape_reads_the_same(tmp_path):
-    official = load(write_json(tmp_path / "a.json", [HOTPOTQA_ROW]))
-    titles, sentences = zip(*HOTPOTQA_ROW["context"], strict=True)
-    fact_titles, indexes = zip(*HOTPOTQA_ROW["supporting_facts"], strict=True)
-    hub = changed(
-        HOTPOTQA_ROW,
-        _id=...,
-        id=HOTPOTQA_ROW["_id"],
-        context={"title": list(titles), "sentences": list(sentences)},
-        supporting_facts={"title": list(fact_titles), "sent_id": list(indexes)},
-    )
-    assert list(load(write_jsonl(tmp_path / "b.jsonl", [hub]))) == list(official)
