@@ -14,11 +14,6 @@ from tests.kit.processes import in_processes
 from tests.kit.shared_data import shared_file
 
 
-@pytest.fixture(autouse=True)
-def fresh_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
-
-
 def left_behind(name):
     return sorted(file.name for file in prepared_folder(name).glob("*") if not file.name.endswith(".lock"))
 

@@ -11,19 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from agent_r1_gym.datasets import load
 from agent_r1_gym.datasets.load import SampleDataWarning, load_dataset, prepared_folder
 from agent_r1_gym.datasets.prepare import prepare
 from agent_r1_gym.errors import ConfigurationError, DatasetError, MissingDependencyError
 from tests.kit.examples import HOTPOTQA_ROW, MUSIQUE_ROW, TWOWIKI_ROW, changed, write_json, write_jsonl
 
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-@pytest.fixture(autouse=True)
-def fresh_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(load, "_warned", set())
 
 
 def write_hub_folder(folder, rows, *, split):

@@ -1,12 +1,15 @@
-"""Other processes, for tests: several that do the same at once, and one that is killed in the middle of its work."""
+"""Processes for tests: several that do the same at once, one that is killed at work, one whose disk is full."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import pytest
 
 
 def in_processes(
@@ -34,6 +37,18 @@ def in_processes(
 
 def _put(queue: Any, number: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     queue.put((number, work(*arguments)))
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Lets no file of this process become larger than `size` bytes, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def kill_at_its_first_line(code: str, *arguments: object) -> None:

@@ -68,18 +68,6 @@ def test_an_encoder_that_returns_garbage_is_a_retrieval_error(passages, encoder)
         DenseRetriever(passages, encoder=encoder)
 
 
-@pytest.mark.parametrize(
-    "damaged", [lambda content: bytes(len(content)), lambda content: content[:-1] + bytes([content[-1] ^ 1])]
-)
-def test_a_damaged_cache_is_built_again(passages, tmp_path, damaged, caplog):
-    expected = DenseRetriever(passages, encoder=count_words, cache_dir=tmp_path, fingerprint="f").search("king", 3)
-    (file,) = tmp_path.glob("*/vectors.faiss")
-    file.write_bytes(damaged(file.read_bytes()))
-    again = DenseRetriever(passages, encoder=count_words, cache_dir=tmp_path, fingerprint="f")
-    assert again.search("king", 3) == expected
-    assert "vectors.faiss is not what was written" in caplog.text
-
-
 def test_a_cache_tells_prefixes_apart_and_needs_an_encoder_with_a_name(passages, tmp_path):
     cached = functools.partial(DenseRetriever, passages, cache_dir=tmp_path, fingerprint="f")
     plain, prefixed = cached(encoder=count_words), cached(encoder=count_words, passage_prefix="film ")

@@ -90,3 +90,18 @@ def test_a_cache_tells_corpora_apart_and_needs_a_fingerprint(passages, make, tmp
     assert len(make(passages[:1], cache_dir=tmp_path, fingerprint="g")) == 1
     with pytest.raises(ConfigurationError, match="fingerprint"):
         make(passages, cache_dir=tmp_path)
+
+
+def test_a_cache_with_one_changed_byte_in_any_file_is_built_again(passages, make, tmp_path, caplog):
+    """Its searches would find nothing, other passages or other words, without an error."""
+    expected = make(passages, cache_dir=tmp_path, fingerprint="f").search("king", 3)
+    (index,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    files = [path for path in index.iterdir() if path.name != "manifest.json"]
+    assert len(files) >= 3
+    for path in files:
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        again = make(passages, cache_dir=tmp_path, fingerprint="f")
+        assert again.search("king", 3) == expected
+        assert f"is damaged ({path.name} is not what was written)" in caplog.text
+        caplog.clear()

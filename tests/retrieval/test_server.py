@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -79,10 +78,8 @@ def test_search_r1s_own_request_gets_what_its_client_reads(passages):
 def test_agent_r1s_own_requests_get_what_its_client_reads(passages):
     with served(BM25Retriever(passages)) as url:
         _, batch = _ask(url, "/search", {"queries": ["Lothair", "zzz"], "top_k": 2})
-        with urllib.request.urlopen(f"{url}/search?query=Lothair&top_k=2", timeout=10) as response:
-            single = json.load(response)
-        with urllib.request.urlopen(f"{url}/health", timeout=10) as response:
-            assert json.load(response)["status"] == "ok"
+        _, single = _ask(url, "/search?query=Lothair&top_k=2", b"", "GET")
+        assert _ask(url, "/health", b"", "GET")[1]["status"] == "ok"
     first, second = batch["query_results"]
     assert first == single["query_results"][0]
     assert (first["query"], second) == ("Lothair", {"query": "zzz", "results": []})

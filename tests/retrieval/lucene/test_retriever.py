@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,14 +16,13 @@ import numpy as np
 import pytest
 
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError, RetrievalError
-from agent_r1_gym.retrieval import store
 from agent_r1_gym.retrieval.bm25 import BM25Retriever
 from agent_r1_gym.retrieval.corpus import write_corpus
 from agent_r1_gym.retrieval.lucene import retriever as lucene
 from agent_r1_gym.retrieval.lucene.retriever import LuceneRetriever, build_lucene_index
 from agent_r1_gym.support import files
 from agent_r1_gym.types import Passage
-from tests.kit.processes import in_processes, kill_at_its_first_line
+from tests.kit.processes import files_of_at_most, in_processes, kill_at_its_first_line
 from tests.kit.queries import BAD_QUERIES
 from tests.retrieval.conftest import PASSAGES
 
@@ -233,29 +231,12 @@ def test_a_killed_build_leaves_the_old_index(index, tmp_path):
     assert sorted(file.name for file in directory.iterdir()) == state
 
 
-def test_damage_of_equal_size_is_noticed(index, tmp_path):
-    copy = tmp_path / "index"
-    shutil.copytree(index, copy)
-    assert store.find_damage(copy) is None
-    segments = [path for path in copy.iterdir() if path.name != "manifest.json"]
-    largest = max(segments, key=lambda path: path.stat().st_size)
-    content = largest.read_bytes()
-    largest.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
-    assert store.find_damage(copy) == f"{largest.name} is not what was written"
-
-
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_full_disk_is_an_error_and_leaves_no_index(tmp_path):
-    resource = pytest.importorskip("resource")
     words = [" ".join(f"w{number}x{position}" for position in range(20)) for number in range(3000)]
     passages = [Passage(str(number), "", text) for number, text in enumerate(words)]
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-    try:
-        with pytest.raises(RetrievalError, match="File too large"):
-            build_lucene_index(passages, tmp_path / "index")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with files_of_at_most(100_000), pytest.raises(RetrievalError, match="File too large"):
+        build_lucene_index(passages, tmp_path / "index")
     assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")] == []
 
 
