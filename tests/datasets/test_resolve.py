@@ -262,53 +262,6 @@ def test_questions_and_answers_are_enough(tmp_path, name):
     assert list(dataset.passages()) == []
 
 
-@pytest.mark.parametrize("answer", [..., None, ""], ids=["missing", "null", "empty"])
-@pytest.mark.parametrize(
-    ("name", "row"), [("hotpotqa", HOTPOTQA_ROW), ("2wiki", TWOWIKI_ROW), ("musique", MUSIQUE_ROW)]
-)
-def test_a_row_without_an_answer_is_refused_at_load(tmp_path, name, row, answer):
-    key = "id" if name == "musique" else "_id"
-    rows = [row, changed(row, **{key: "2hop__2", "answer": answer})]
-    for file in ("train.jsonl", "validation.jsonl", "test.jsonl", "mine.jsonl"):
-        with pytest.raises(DatasetError, match=rf"{file}, line 2, field 'answer': expected a non-empty string"):
-            load_dataset(name, write_jsonl(tmp_path / file, rows))
-    with pytest.raises(DatasetError, match=r"test\.jsonl, line 2, field 'answer': expected no answer"):
-        load_dataset(name, write_jsonl(tmp_path / "test.jsonl", rows[::-1]))
-    with pytest.raises(DatasetError, match=r"train\.jsonl, line 1, field 'answer'"):
-        load_dataset(name, write_jsonl(tmp_path / "train.jsonl", rows[1:]))
-    assert load_dataset(name, write_jsonl(tmp_path / "test.jsonl", rows[1:]))[0].answers == ()
-
-
-def test_a_row_that_lacks_the_paragraphs_of_the_others_is_refused_at_load(tmp_path):
-    rows = [HOTPOTQA_ROW, changed(HOTPOTQA_ROW, _id="2", context=None)]
-    with pytest.raises(DatasetError, match=r"a\.json, row 1: has no paragraphs of its own, but the first row has some"):
-        load_dataset("hotpotqa", write_json(tmp_path / "a.json", rows))
-
-
-def test_a_supporting_fact_that_points_nowhere_is_refused_at_load(tmp_path):
-    astray = changed(HOTPOTQA_ROW, _id="2", supporting_facts=[["Low Tide", 0], ["High Tide", 0]])
-    for file in ("train.json", "mine.json"):
-        with pytest.raises(DatasetError, match=rf"{file}, row 1, field 'supporting_facts': .*'High Tide' is none"):
-            load_dataset("hotpotqa", write_json(tmp_path / file, [HOTPOTQA_ROW, astray]))
-    without = changed(astray, context=...)  # it is asked of a corpus, which may have the passage
-    assert load_dataset("hotpotqa", write_json(tmp_path / "without.json", [without]))[0].supporting_titles
-    step = changed(MUSIQUE_ROW["question_decomposition"][0], paragraph_support_idx=9)
-    with pytest.raises(DatasetError, match=r"line 1, field 'question_decomposition': .*; 9 is none"):
-        load_dataset(
-            "musique", write_jsonl(tmp_path / "m.jsonl", [changed(MUSIQUE_ROW, question_decomposition=[step])])
-        )
-
-
-def test_supporting_facts_that_official_files_lose_are_told_of(tmp_path):
-    """Fullwiki's paragraphs are retrieved, and some sentences lie past the end of their passage, in training too."""
-    retrieved = changed(HOTPOTQA_ROW, supporting_facts=[["High Tide", 0]])
-    with pytest.warns(UserWarning, match=r"1 supporting facts name no sentence .*sentence 0 of 'High Tide'"):
-        load_dataset("hotpotqa", write_json(tmp_path / "hotpot_dev_fullwiki_v1.json", [retrieved]))
-    past_the_end = changed(HOTPOTQA_ROW, supporting_facts=[["Low Tide", 0], ["Marnby", 1]])
-    with pytest.warns(UserWarning, match="sentence 1 of 'Marnby' in question '5a7a0693'"):
-        load_dataset("hotpotqa", write_json(tmp_path / "train.json", [past_the_end]))
-
-
 def test_without_the_library_nothing_is_begun(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingDependencyError, match=r"prepare NAME --source FILE_OR_FOLDER"):
