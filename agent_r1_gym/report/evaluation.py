@@ -57,14 +57,9 @@ def read_evaluation_runs(paths: Sequence[Path]) -> list[EvaluationRun]:
     policies = Counter(run_settings["policy"] for run_settings in settings)
     runs = []
     for path, run_settings in zip(paths, settings, strict=True):
-        same = policies[run_settings["policy"]] > 1
-        runs.append(
-            _read_run(
-                path,
-                f"{run_settings['policy']} ({path.resolve().name})" if same else run_settings["policy"],
-                run_settings,
-            )
-        )
+        policy = run_settings["policy"]
+        name = f"{policy} ({path.resolve().name})" if policies[policy] > 1 else policy
+        runs.append(_read_run(path, name, run_settings))
     return runs
 
 

@@ -134,8 +134,3 @@ def test_stored_passages_are_the_same_in_every_process(passages, tmp_path):
     if child == 0:
         os._exit(0 if list(stored) == odd else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_an_empty_store(tmp_path):
-    PassageStore.write([], tmp_path)
-    assert list(PassageStore(tmp_path)) == []

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1_gym.support.files import atomic_directory, atomic_file, home, locked
-from tests.kit.processes import in_processes, kill_at_its_first_line
+from tests.kit.processes import kill_at_its_first_line
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -142,19 +141,6 @@ def test_a_kill_in_the_middle_leaves_what_was_there(tmp_path: Path) -> None:
     kill_at_its_first_line(_WRITER, tmp_path)
     assert (tmp_path / "file").read_text() == "old"
     assert not (tmp_path / "folder").exists()
-
-
-def _append_slowly(path: Path) -> None:
-    with locked(path):
-        lines = path.read_text() if path.exists() else ""
-        time.sleep(0.05)
-        path.write_text(lines + "x")
-
-
-def test_one_process_builds_at_a_time(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "log"
-    in_processes("fork", _append_slowly, [(path,)] * 4)
-    assert path.read_text() == "xxxx"
 
 
 def test_waiting_for_a_lock_has_an_end(tmp_path: Path) -> None:

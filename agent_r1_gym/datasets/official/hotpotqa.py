@@ -84,10 +84,8 @@ def parse_context(row: Row, pool: PassagePool, *, separator: str = "") -> tuple[
 
 def _is_fact(value: Any) -> bool:
     match value:
-        case [str(), bool()]:
-            return False
         case [str(), int(sentence)]:
-            return sentence >= 0
+            return sentence >= 0 and not isinstance(sentence, bool)
     return False
 
 
