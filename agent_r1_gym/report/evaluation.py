@@ -80,9 +80,9 @@ def evaluation_parts(runs: Sequence[EvaluationRun]) -> list[Html]:
     parts = [heading("Evaluation"), *(paragraph(fact(run)) for run in runs)]
     whole = [(run.name, run.metrics["overall"]) for run in runs]
     parts.append(_metrics_table("All questions: mean [95 % interval]", whole))
-    for key, title in (("by_type", "By question type"), ("by_hops", "By hops")):
+    for key, title, unit in (("by_type", "By question type", ""), ("by_hops", "By hops", " hops")):
         groups = [
-            (_labelled(value, run, runs, unit=" hops" if key == "by_hops" else ""), run.metrics[key][value])
+            (f"{value}{unit}" if len(runs) == 1 else f"{value}{unit}: {run.name}", run.metrics[key][value])
             for value in values_of(runs, key)
             for run in runs
             if value in run.metrics[key]
@@ -113,10 +113,6 @@ def values_of(runs: Sequence[EvaluationRun], key: str) -> list[str]:
     """Returns the question types or hops that any run has, in order."""
     values = {value for run in runs for value in run.metrics[key]}
     return sorted(values, key=lambda value: (len(value), value) if key == "by_hops" else (0, value))
-
-
-def _labelled(value: str, run: EvaluationRun, runs: Sequence[EvaluationRun], *, unit: str) -> str:
-    return f"{value}{unit}" if len(runs) == 1 else f"{value}{unit}: {run.name}"
 
 
 def _metrics_table(caption: str, groups: Sequence[tuple[str, Row]]) -> Html:

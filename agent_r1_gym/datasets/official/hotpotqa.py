@@ -61,11 +61,7 @@ def parse(row: Row, pool: PassagePool) -> Question:
 
 def parse_supporting_facts(row: Row) -> tuple[SupportingFact, ...]:
     """Returns the gold sentences, () if they are hidden; some official ones point past the end of their passage."""
-    facts = row.data.get("supporting_facts")
-    if facts is None:
-        return ()
-    if not isinstance(facts, list) or not all(map(_is_fact, facts)):
-        raise row.error("supporting_facts", "a list of [title, sentence index] pairs")
+    facts = row.items("supporting_facts", _is_fact, "a list of [title, sentence index] pairs")
     return tuple(SupportingFact(sys.intern(title), sentence) for title, sentence in facts)
 
 
@@ -74,11 +70,7 @@ def parse_context(row: Row, pool: PassagePool, *, separator: str = "") -> tuple[
 
     `separator` goes between sentences that do not bring their white space.
     """
-    paragraphs = row.data.get("context")
-    if paragraphs is None:
-        return ()
-    if not isinstance(paragraphs, list) or not all(map(_is_paragraph, paragraphs)):
-        raise row.error("context", "a list of [title, [sentences]] pairs")
+    paragraphs = row.items("context", _is_paragraph, "a list of [title, [sentences]] pairs")
     return tuple(pool.passage(title, sentences, separator=separator) for title, sentences in paragraphs)
 
 

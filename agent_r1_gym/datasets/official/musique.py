@@ -58,7 +58,7 @@ def parse(row: Row, pool: PassagePool) -> Question | None:
         return None
     identifier = row.text("id")
     kind = _KIND.match(identifier)
-    paragraphs = [] if row.data.get("paragraphs") is None else row.objects("paragraphs")
+    paragraphs = row.objects("paragraphs")
     context = tuple(_parse_paragraph(row, paragraph, pool) for paragraph in paragraphs)
     titles = {str(raw.get("idx")): passage.title for raw, passage in zip(paragraphs, context, strict=True)}
     gold = [passage for passage, raw in zip(context, paragraphs, strict=True) if raw.get("is_supporting")]
@@ -84,8 +84,6 @@ def _parse_paragraph(row: Row, paragraph: Mapping[str, Any], pool: PassagePool) 
 
 def _parse_decomposition(row: Row, titles: Mapping[str, str]) -> tuple[Hop, ...]:
     """Returns the gold steps; `titles` is the title of each paragraph by its `idx`."""
-    if row.data.get("question_decomposition") is None:
-        return ()
     hops = []
     for step in row.objects("question_decomposition"):
         question, answer = step.get("question"), step.get("answer")

@@ -78,11 +78,7 @@ def parse(row: Row, pool: PassagePool) -> Question:
 
 
 def _parse_evidences(row: Row, titles: tuple[str, ...]) -> tuple[Hop, ...]:
-    triples = row.data.get("evidences")
-    if triples is None:
-        return ()
-    if not isinstance(triples, list) or not all(map(_is_triple, triples)):
-        raise row.error("evidences", "a list of [subject, relation, object] triples")
+    triples = row.items("evidences", _is_triple, "a list of [subject, relation, object] triples")
     hops: list[Hop] = []
     for subject, relation, entity in triples:
         earlier = [hop.answer for hop in hops]
