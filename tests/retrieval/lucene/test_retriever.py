@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
@@ -22,6 +23,7 @@ from agent_r1_gym.retrieval.lucene import retriever as lucene
 from agent_r1_gym.retrieval.lucene.retriever import LuceneRetriever, build_lucene_index
 from agent_r1_gym.support import files
 from agent_r1_gym.types import Passage
+from tests.kit.helpers import call
 from tests.kit.processes import files_of_at_most, in_processes, kill_at_its_first_line
 from tests.kit.queries import BAD_QUERIES
 from tests.retrieval.conftest import PASSAGES
@@ -149,29 +151,18 @@ def test_workers_may_be_forked_and_spawned(retriever, method):
     assert in_processes(method, _work, [(retriever,)] * 3) == [[["b"], ["c"], ["a"]]] * 3
 
 
-class SearchingEnv(gymnasium.Env[str, str]):
-    observation_space = gymnasium.spaces.Discrete(10)  # type: ignore[assignment]
-    action_space = gymnasium.spaces.Discrete(2)  # type: ignore[assignment]
+def _searching(index):
+    import agent_r1_gym  # noqa: F401 - registers the environments, in a spawned process too
 
-    def __init__(self, index, idle_exit):
-        self._retriever = LuceneRetriever(index, idle_exit=idle_exit)
-
-    def reset(self, *, seed=None, options=None):
-        return len(self._retriever.search("king", 5)), {}
-
-    def step(self, action):
-        return len(self._retriever.search("Paris", 5)), 0.0, False, False, {}
-
-    def close(self):
-        self._retriever.close()
+    return gymnasium.make("AgentR1/HotpotQA-v0", dataset="sample", retriever=f"lucene:{index}")
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_async_vector_environments_work_with_the_parents_dummy_env(index, retriever, context):
-    makers = [lambda: SearchingEnv(index, IDLE_EXIT)] * 3
-    environments = gymnasium.vector.AsyncVectorEnv(makers, context=context)
-    assert list(environments.reset()[0]) == [3, 3, 3]
-    assert list(environments.step(np.zeros(3, dtype=int))[0]) == [1, 1, 1]
+    environments = gymnasium.vector.AsyncVectorEnv([functools.partial(_searching, index)] * 3, context=context)
+    environments.reset(seed=0)
+    observations = environments.step([call("search", query="Paris")] * 3)[0]
+    assert all("directed by Zoë" in observation for observation in observations)
     environments.close()
 
 
