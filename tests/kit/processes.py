@@ -25,7 +25,9 @@ def in_processes(
     """
     context = multiprocessing.get_context(method)
     queue = context.Queue()
-    processes = [context.Process(target=_put, args=(queue, number, work, call)) for number, call in enumerate(calls)]
+    processes = [
+        context.Process(target=_put, args=(queue, number, work, call), daemon=True) for number, call in enumerate(calls)
+    ]
     for process in processes:
         process.start()
     meanwhile()

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,6 +10,7 @@ import pytest
 from agent_r1_gym.errors import ConfigurationError, RetrievalError
 from agent_r1_gym.retrieval.dense import DenseRetriever, SentenceEncoder
 from agent_r1_gym.types import Passage
+from tests.kit.processes import in_processes
 from tests.retrieval.conftest import WORDS, count_words
 
 pytest.importorskip("faiss", reason='faiss is not installed (pip install "agent-r1-gym[dense]")')
@@ -163,21 +161,9 @@ def test_a_missing_encoder_is_a_retrieval_error(passages, tmp_path, monkeypatch)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_worker_can_search(encoder_folder):
-    code = f"""
-import os
-from agent_r1_gym.retrieval.dense import DenseRetriever
-from agent_r1_gym.types import Passage
-
-corpus = [Passage(str(n), "", "king of england " * (n % 9 + 1)) for n in range(400)]
-retriever = DenseRetriever(corpus, encoder={str(encoder_folder)!r})
-expected = [hit.passage.id for hit in retriever.search("king of england", 5)]
-child = os.fork()
-if child == 0:
-    os._exit(0 if len(retriever.search_batch(["king of england"] * 50, 5)) == 50 else 1)
-print(os.waitpid(child, 0)[1])
-"""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment, check=False
-    )
-    assert run.stdout.split() == ["0"], run.stderr
+    corpus = [Passage(str(number), "", "king of england " * (number % 9 + 1)) for number in range(400)]
+    retriever = DenseRetriever(corpus, encoder=encoder_folder)
+    queries = ["king of england"] * 50
+    expected = [[hit.passage for hit in hits] for hits in retriever.search_batch(queries, 5)]
+    (answers,) = in_processes("fork", retriever.search_batch, [(queries, 5)])
+    assert [[hit.passage for hit in hits] for hits in answers] == expected

@@ -195,19 +195,16 @@ def test_a_function_without_parameters() -> None:
 
 
 def test_methods_are_functions_too() -> None:
-    class Shop:
-        def __init__(self) -> None:
-            self.sold: list[str] = []
-
+    class Shop(list[str]):
         def buy(self, item: str) -> str:
             """Buys an item."""
-            self.sold.append(item)
+            self.append(item)
             return f"bought {item}"
 
     shop = Shop()
     buy = tool(shop.buy)
     assert outcome_of(buy, item="pen").content == "bought pen"
-    assert shop.sold == ["pen"]
+    assert shop == ["pen"]
     assert set(buy.parameters["properties"]) == {"item"}
 
 
