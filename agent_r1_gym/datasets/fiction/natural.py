@@ -39,8 +39,8 @@ _TOWNS = words(
 )
 _COUNTRIES = words("landia vania thia dor mark rland gard xia thria zmar wyn quia")
 _COMPANIES = words(
-    " Group| Holdings| Brothers| Industries| Company| Partners| & Sons| Enterprises| Works| Associates| Limited| Union|"
-    " Consolidated| International| Concern| Corporation",
+    "Group|Holdings|Brothers|Industries|Company|Partners|& Sons|Enterprises|Works|Associates|Limited|Union|"
+    "Consolidated|International|Concern|Corporation",
     separator="|",
 )
 _ADJECTIVES = words(
@@ -92,12 +92,13 @@ def _spell_work(digits: Sequence[int]) -> str:
     return f"{name} of {_stem(0, *divmod(tail - len(_TAILS) - 1, len(_MIDDLES)))}"
 
 
-def _with_ending(endings: Sequence[str], digits: Sequence[int]) -> str:
-    return _stem(*digits[:3]) + endings[digits[3]]
+def _with_ending(endings: Sequence[str], between: str, digits: Sequence[int]) -> str:
+    return f"{_stem(*digits[:3])}{between}{endings[digits[3]]}"
 
 
-def _ending_in(endings: Sequence[str]) -> NameSpace:
-    return NameSpace(_LONGER, (*_STEM, len(endings)), partial(_with_ending, endings))
+def _ending_in(endings: Sequence[str], between: str = "") -> NameSpace:
+    """Returns the names that are a stem and one of `endings`."""
+    return NameSpace(_LONGER, (*_STEM, len(endings)), partial(_with_ending, endings, between))
 
 
 _LONG_SUBJECT = 6  # words
@@ -201,9 +202,9 @@ _VALUES = {
 _NAMES = {
     "work": NameSpace(_WORK_TAILS, (len(_ADJECTIVES), len(_NOUNS)), _spell_work),
     "person": NameSpace(_LONGER, (len(_FIRST_NAMES), *_STEM, len(_SURNAMES)), _spell_person),
-    "company": _ending_in(_COMPANIES),
-    "press": _ending_in((" Press", " Books", " Publishing", " Editions")),
-    "school": _ending_in((" University", " College", " Academy", " Institute")),
+    "company": _ending_in(_COMPANIES, " "),
+    "press": _ending_in(("Press", "Books", "Publishing", "Editions"), " "),
+    "school": _ending_in(("University", "College", "Academy", "Institute"), " "),
     "town": _ending_in(_TOWNS),
     "country": _ending_in(_COUNTRIES),
     "river": NameSpace(_LONGER, _STEM, lambda digits: f"{_stem(*digits)} River"),
