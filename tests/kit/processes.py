@@ -13,7 +13,11 @@ import pytest
 
 
 def in_processes(
-    method: str, work: Callable[..., Any], calls: Sequence[tuple[Any, ...]], *, meanwhile: Callable[[], Any] = int
+    method: str,
+    work: Callable[..., Any],
+    calls: Sequence[tuple[Any, ...]],
+    *,
+    meanwhile: Callable[[], Any] = lambda: None,
 ) -> list[Any]:
     """Returns what `work` returns for each of `calls`, each in a process of its own, all at once.
 
