@@ -132,9 +132,8 @@ class LuceneRetriever(Retriever):
         return HTTPRetriever(url, protocol="agent-r1", timeout=timeout, max_retries=0, breaker_failures=0)
 
     def _start(self, name: str, log: Path) -> dict[str, Any]:
-        arguments = ["serve", self.index, "--name", name, "--k1", repr(self._k1), "--b", repr(self._b)]
-        arguments += ["--idle-exit", repr(self._idle_exit)]
-        process = _spawn(arguments, log)
+        options = {"index": self.index, "k1": self._k1, "b": self._b, "name": name, "idle_exit": self._idle_exit}
+        process = _spawn(["serve", json.dumps(options)], log)
         try:
             limit = self._start_timeout if Path(self.index).is_dir() else None
             return _report(process, log, limit, f"The Lucene server of {self.index}")
