@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -54,6 +54,15 @@ class Question(Task):
         return tuple(dict.fromkeys(fact.title for fact in self.supporting_facts))
 
 
+def distinct(passages: Iterable[Passage]) -> Iterator[Passage]:
+    """Yields each passage once, by title and text."""
+    seen: set[tuple[str, str]] = set()
+    for passage in passages:
+        if (passage.title, passage.text) not in seen:
+            seen.add((passage.title, passage.text))
+            yield passage
+
+
 class QADataset(Sequence[Question]):
     """Questions plus the passages that may be searched for them. Immutable, so that many envs share one.
 
@@ -101,16 +110,10 @@ class QADataset(Sequence[Question]):
         return self.name.endswith("-sample")
 
     def passages(self) -> Iterator[Passage]:
-        """Yields every passage of the open setting once (contexts: by title and text)."""
+        """Returns every passage of the open setting once (contexts: by title and text)."""
         if self._corpus is not None:
-            yield from self._corpus
-            return
-        seen: set[tuple[str, str]] = set()
-        for question in self._questions:
-            for passage in question.context:
-                if (passage.title, passage.text) not in seen:
-                    seen.add((passage.title, passage.text))
-                    yield passage
+            return iter(self._corpus)
+        return distinct(passage for question in self._questions for passage in question.context)
 
     def describe(self) -> str:
         """Returns one line that says what is served; `info["dataset"]` holds it."""

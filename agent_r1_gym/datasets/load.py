@@ -10,6 +10,10 @@ from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 
 from agent_r1_gym.datasets.base import Hop, QADataset, Question, SupportingFact
+from agent_r1_gym.datasets.mixture import MixedQADataset
+from agent_r1_gym.datasets.official.files import find_file, find_splits, read_rows
+from agent_r1_gym.datasets.official.formats import MODULES, build_dataset, canonical_name, canonical_split
+from agent_r1_gym.datasets.official.hub import hub_rows
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.support import files
 
@@ -75,22 +79,20 @@ def load_dataset(
         DatasetError: the data is missing or malformed; the message names file, line or row, and field.
         MissingDependencyError: "hub" was asked for and the library `datasets` is not installed.
     """
-    from agent_r1_gym.datasets.official import formats
-
     if hub_id is not None and dataset != "hub":
         raise ConfigurationError(f"hub_id={hub_id!r} needs dataset='hub'; got dataset={dataset!r}")
     if isinstance(dataset, QADataset):
         return _as_given(dataset, split)
     if name.lower() == FICTION:
         return _fiction(dataset, split or "train")
-    name = formats.canonical_name(name)
-    canonical = None if split is None else formats.canonical_split(split)
+    name = canonical_name(name)
+    canonical = None if split is None else canonical_split(split)
     if dataset == "auto":
         return _prepared_or_sample(name, canonical)
     if dataset == "sample":
         return _sample(name, canonical or "train")
     if dataset == "hub":
-        return _from_hub(name, hub_id or formats.format_of(name).HUB_ID, canonical or "train")
+        return _from_hub(name, hub_id or MODULES[name].HUB_ID, canonical or "train")
     return _from_path(name, _as_path(dataset), canonical)
 
 
@@ -107,8 +109,6 @@ def load_mixture(
     Raises:
         ConfigurationError, DatasetError: see `load_dataset` and `MixedQADataset`.
     """
-    from agent_r1_gym.datasets.mixture import MixedQADataset
-
     parts = tuple(load_dataset(name, source, split=split) for name, source in sources.items())
     return _share(("mixture", parts, questions), lambda: MixedQADataset(parts, questions=questions))
 
@@ -130,15 +130,13 @@ def _as_path(dataset: str | os.PathLike[str]) -> Path:
 
 
 def _prepared_or_sample(name: str, split: str | None) -> QADataset:
-    from agent_r1_gym.datasets.official import files, formats
-
     folder = prepared_folder(name)
-    if folder.is_dir() and files.find_splits(folder, name):
+    if folder.is_dir() and find_splits(folder, name):
         return _from_path(name, folder, split)
     with _lock:
         if name not in _warned:
             _warned.add(name)
-            title, command = formats.format_of(name).TITLE, f"agent-r1 prepare {name}"
+            title, command = MODULES[name].TITLE, f"agent-r1 prepare {name}"
             message = (
                 f"No {title} data was prepared on this machine: serving a small FICTIONAL sample instead. For the real "
                 f"data run `{command}` once, or pass dataset=PATH; dataset='sample' silences this warning."
@@ -149,10 +147,9 @@ def _prepared_or_sample(name: str, split: str | None) -> QADataset:
 
 def _sample(name: str, split: str) -> QADataset:
     from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
-    from agent_r1_gym.datasets.official import formats
 
     def build() -> QADataset:
-        form = formats.format_of(name)
+        form = MODULES[name]
         world = fiction_dataset(
             entities=_SAMPLE_ENTITIES, questions=_SAMPLE_QUESTIONS, split=split, mix=dict(form.SAMPLE_MIX)
         )
@@ -180,24 +177,20 @@ def _fiction(dataset: str | os.PathLike[str], split: str) -> QADataset:
 
 
 def _from_hub(name: str, hub_id: str, split: str) -> QADataset:
-    from agent_r1_gym.datasets.official import formats, hub
-
     def build() -> QADataset:
-        rows = hub.hub_rows(name, hub_id=hub_id, split=split)
-        return formats.build_dataset(rows, name, split=split, source=f"the hub's {hub_id}")
+        rows = hub_rows(name, hub_id=hub_id, split=split)
+        return build_dataset(rows, name, split=split, source=f"the hub's {hub_id}")
 
     return _share(("hub", name, hub_id, split), build)
 
 
 def _from_path(name: str, path: Path, split: str | None) -> QADataset:
-    from agent_r1_gym.datasets.official import files, formats
-
-    file, served = files.find_file(path, name, split=split)
-    aliases = formats.format_of(name).ALIASES_FILE
+    file, served = find_file(path, name, split=split)
+    aliases = MODULES[name].ALIASES_FILE
     stamps = (_stamp(file), _stamp(file.with_name(aliases)) if aliases else None)
 
     def build() -> QADataset:
-        return formats.build_dataset(files.read_rows(file, name), name, split=served, source=str(file))
+        return build_dataset(read_rows(file, name), name, split=served, source=str(file))
 
     return _share(("path", name, served, *stamps), build)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from itertools import zip_longest
 
-from agent_r1_gym.datasets.base import QADataset, Question
+from agent_r1_gym.datasets.base import QADataset, Question, distinct
 from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.types import Passage
 
@@ -45,13 +45,8 @@ class MixedQADataset(QADataset):
         self._parts = tuple(parts)
 
     def passages(self) -> Iterator[Passage]:
-        """Yields every passage of every part once (by title and text)."""
-        seen: set[tuple[str, str]] = set()
-        for part in self._parts:
-            for passage in part.passages():
-                if (passage.title, passage.text) not in seen:
-                    seen.add((passage.title, passage.text))
-                    yield passage
+        """Returns every passage of every part once (by title and text)."""
+        return distinct(passage for part in self._parts for passage in part.passages())
 
 
 def _check(parts: Sequence[QADataset]) -> None:

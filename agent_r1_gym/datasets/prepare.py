@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from agent_r1_gym.datasets.load import prepared_folder
+from agent_r1_gym.datasets.official.files import find_file, find_splits, read_rows
+from agent_r1_gym.datasets.official.formats import (
+    MODULES,
+    SPLITS,
+    canonical_name,
+    canonical_split,
+    parse_rows,
+    split_in_name,
+)
+from agent_r1_gym.datasets.official.hub import hub_rows
+from agent_r1_gym.datasets.official.rows import PassagePool, Row
 from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.support import files
-
-if TYPE_CHECKING:
-    from agent_r1_gym.datasets.official.rows import Row
 
 DEFAULT_SPLITS = ("train", "validation")
 """The splits whose answers are public."""
@@ -53,19 +61,17 @@ def prepare(
         OSError: the disk is full or not writable.
         TimeoutError: another process is writing the same split for longer than ten minutes.
     """
-    from agent_r1_gym.datasets.load import prepared_folder
-    from agent_r1_gym.datasets.official import formats
-
-    name = formats.canonical_name(name)
+    name = canonical_name(name)
     if source is not None and hub_id is not None:
         raise ConfigurationError(f"expected source or hub_id, got both: source={str(source)!r}, hub_id={hub_id!r}")
-    canonical = None if splits is None else tuple(dict.fromkeys(map(formats.canonical_split, splits)))
+    canonical = None if splits is None else tuple(dict.fromkeys(map(canonical_split, splits)))
     if canonical == ():
-        raise ConfigurationError(f"splits is empty; expected some of {', '.join(formats.SPLITS)}, or None")
+        raise ConfigurationError(f"splits is empty; expected some of {', '.join(SPLITS)}, or None")
     if source is not None:
         readers = _local_readers(name, Path(source).expanduser(), canonical)
     else:
-        readers = _hub_readers(name, hub_id or formats.format_of(name).HUB_ID, canonical or DEFAULT_SPLITS)
+        copy = hub_id or MODULES[name].HUB_ID
+        readers = {split: partial(hub_rows, name, hub_id=copy, split=split) for split in canonical or DEFAULT_SPLITS}
     targets = []
     for split, read in readers.items():
         target = prepared_folder(name) / f"{split}.jsonl"
@@ -73,37 +79,22 @@ def prepare(
             if target.exists() and not force:
                 _LOG.warning("%s is there already and was kept; force=True (--force) writes it anew", target)
             else:
-                _write(target, _checked(read(), name, split), label=f"{name}/{split}", progress=progress)
+                # A fresh pool for each row: nothing is kept, so that memory stays flat.
+                checked = (row for row, _ in parse_rows(read(), name, split=split, pool=PassagePool))
+                _write(target, checked, label=f"{name}/{split}", progress=progress)
         targets.append(target)
     return targets
 
 
-def _hub_readers(name: str, hub_id: str, splits: Sequence[str]) -> dict[str, Callable[[], Iterable[Row]]]:
-    from agent_r1_gym.datasets.official.hub import hub_rows
-
-    return {split: partial(hub_rows, name, hub_id=hub_id, split=split) for split in splits}
-
-
 def _local_readers(name: str, source: Path, splits: Sequence[str] | None) -> dict[str, Callable[[], Iterable[Row]]]:
-    from agent_r1_gym.datasets.official import files, formats
-
-    if source.is_file() and splits is None and formats.split_in_name(source.name) is None:
+    if source.is_file() and splits is None and split_in_name(source.name) is None:
         raise ConfigurationError(f"The name of {source} says no split; expected splits=['train'] or the like")
     if source.is_file() and splits is not None and len(splits) > 1:
         raise ConfigurationError(f"{source} is one file; expected one split, got {', '.join(splits)}")
     if source.is_dir() and splits is None:
-        splits = tuple(files.find_splits(source, name)) or None
-    paths = [files.find_file(source, name, split=split) for split in splits or (None,)]
-    return {split: partial(files.read_rows, path, name) for path, split in paths}
-
-
-def _checked(rows: Iterable[Row], name: str, split: str) -> Iterator[Row]:
-    from agent_r1_gym.datasets.official.formats import parse_rows
-    from agent_r1_gym.datasets.official.rows import PassagePool
-
-    # a fresh pool for each row: nothing is kept, so that memory stays flat
-    for row, _ in parse_rows(rows, name, split=split, pool=PassagePool):
-        yield row
+        splits = tuple(find_splits(source, name)) or None
+    paths = [find_file(source, name, split=split) for split in splits or (None,)]
+    return {split: partial(read_rows, path, name) for path, split in paths}
 
 
 def _write(target: Path, rows: Iterable[Row], *, label: str, progress: bool) -> None:

@@ -13,7 +13,7 @@ from agent_r1_gym.evaluation.metrics import compare_runs
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.report.episodes import answered, episode_side, outcome_of, question_of, troubles
-from agent_r1_gym.report.evaluation import EvaluationRun, fact, read_evaluation_runs
+from agent_r1_gym.report.evaluation import fact, read_evaluation_runs
 from agent_r1_gym.report.packing import Item
 from agent_r1_gym.report.page import Cell, Html, interval, paragraph, table, write_page
 from agent_r1_gym.report.viewer import viewer
@@ -67,7 +67,8 @@ def compare(ours: Path, theirs: Path) -> Comparison:
     pairs = [(record, of_right[_key(record)]) for record in left.records if _key(record) in of_right]
     if not pairs:
         raise ConfigurationError(f"{ours} and {theirs} have finished no episode in common; resume them first.")
-    return Comparison((left.name, right.name), (_fact("A", left), _fact("B", right)), pairs, tests, left.metrics["by"])
+    facts = f"A: {fact(left)}", f"B: {fact(right)}"
+    return Comparison((left.name, right.name), facts, pairs, tests, left.metrics["by"])
 
 
 def class_of(ours: Trajectory, theirs: Trajectory) -> str:
@@ -123,10 +124,6 @@ def _item(comparison: Comparison, ours: Trajectory, theirs: Trajectory) -> Item:
     )
     detail = f"A {ours.answer!r}, B {theirs.answer!r}, gold {' | '.join(ours.gold_answers)}"
     return Item(_MARKS[kind], question_of(ours), detail, sides, facets)
-
-
-def _fact(side: str, run: EvaluationRun) -> str:
-    return f"{side}: {fact(run)}"
 
 
 def _key(record: Trajectory) -> tuple[int, int]:

@@ -54,11 +54,12 @@ def read_evaluation_runs(paths: Sequence[Path]) -> list[EvaluationRun]:
     """
     settings = [RunFolder(path).settings() for path in paths]
     policies = Counter(run_settings["policy"] for run_settings in settings)
-    names = [
-        f"{policy} ({path.resolve().name})" if policies[policy] > 1 else policy
-        for path, policy in zip(paths, (run_settings["policy"] for run_settings in settings), strict=True)
-    ]
-    return [_read_run(*run) for run in zip(paths, names, settings, strict=True)]
+    runs = []
+    for path, run_settings in zip(paths, settings, strict=True):
+        policy = run_settings["policy"]
+        name = f"{policy} ({path.resolve().name})" if policies[policy] > 1 else policy
+        runs.append(_read_run(path, name, run_settings))
+    return runs
 
 
 def _read_run(path: Path, name: str, settings: Row) -> EvaluationRun:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent_r1_gym.report.page import Html
@@ -31,22 +31,18 @@ class Curve:
     y: Sequence[Range]
 
 
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    low: float
-    high: float
-    start: float
-    end: float
+_Scale = Callable[[float], float]
 
-    def __call__(self, value: float) -> float:
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+def _scale(low: float, high: float, start: float, end: float) -> _Scale:
+    return lambda value: start + (value - low) / (high - low) * (end - start)
 
 
 def bars(title: str, categories: Sequence[str], series: Mapping[str, Sequence[Range | None]]) -> Html:
     """Returns a bar for each category and series, with a whisker over its interval; None leaves a gap."""
     ends = [end for values in series.values() for value in values if value for end in value]
     ticks = nice_ticks(min([0.0, *ends]), max([0.0, *ends]))
-    y = _Scale(ticks[0], ticks[-1], _HEIGHT - _BOTTOM, _TOP)
+    y = _scale(ticks[0], ticks[-1], _HEIGHT - _BOTTOM, _TOP)
     slot = (_WIDTH - _LEFT - _RIGHT) / max(1, len(categories))
     width = min(0.8 * slot / max(1, len(series)), 48)
     parts = [_grid(ticks, y)]
@@ -67,9 +63,9 @@ def curves(title: str, series: Mapping[str, Curve], *, x_label: str = "optimiser
     if not points:
         return Html("")
     ticks = nice_ticks(min(low for _, low, _ in points), max(high for _, _, high in points))
-    y = _Scale(ticks[0], ticks[-1], _HEIGHT - _BOTTOM, _TOP)
+    y = _scale(ticks[0], ticks[-1], _HEIGHT - _BOTTOM, _TOP)
     first, last = min(positions), max(positions)
-    x = _Scale(first, last if last > first else first + 1, _LEFT, _WIDTH - _RIGHT)
+    x = _scale(first, last if last > first else first + 1, _LEFT, _WIDTH - _RIGHT)
     parts = [_grid(ticks, y)]
     for anchor, position in {last: ("end", last), first: ("start", first)}.values():
         parts.append(_text(x(position), _HEIGHT - _BOTTOM + 14, f"{position:g}", anchor))

@@ -11,7 +11,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,26 +77,18 @@ def read_training_run(path: Path) -> TrainingRun | None:
     Raises:
         DatasetError: its files are damaged or of another program.
     """
-    reader = _reader(path)
-    if reader is None:
-        return None
+    folders = [path, *sorted(path.glob("checkpoint-*"), key=lambda folder: _last_number(folder.name), reverse=True)]
+    states = [file for folder in folders if (file := folder / "trainer_state.json").is_file()]
     try:
-        return reader()
+        if (path / "curves.csv").is_file():
+            return _quickstart_run(path)
+        return _trainer_run(path, states[0], folders) if states else None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetError(
             f"{path} is no readable training run: {type(error).__name__}: {error}. Expected trainer_state.json as the "
             "trainer writes it (log_history: a list of objects of numbers, each with its step), or quickstart's "
             "curves.csv (a column step, others of numbers) and scores.json."
         ) from error
-
-
-def _reader(path: Path) -> Callable[[], TrainingRun] | None:
-    if (path / "curves.csv").is_file():
-        return lambda: _quickstart_run(path)
-    folders = [path, *sorted(path.glob("checkpoint-*"), key=lambda folder: _last_number(folder.name), reverse=True)]
-    states = [file for folder in folders if (file := folder / "trainer_state.json").is_file()]
-    records = [file for folder in folders if (file := folder / "checkpoint.json").is_file()]
-    return (lambda: _trainer_run(path, states[0], records)) if states else None
 
 
 def _quickstart_run(path: Path) -> TrainingRun:
@@ -112,15 +104,15 @@ def _quickstart_run(path: Path) -> TrainingRun:
     return TrainingRun(path, name, json.dumps(settings, sort_keys=True) if settings else "", _numbers(rows), exact)
 
 
-def _trainer_run(path: Path, state: Path, records: Sequence[Path]) -> TrainingRun:
+def _trainer_run(path: Path, state: Path, folders: Sequence[Path]) -> TrainingRun:
     history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
     log = _numbers([row for row in history if "reward" in row or "eval_reward" in row])
-    return TrainingRun(path, path.resolve().name, _settings(records), log, {})
+    return TrainingRun(path, path.resolve().name, _settings(folders), log, {})
 
 
-def _settings(records: Sequence[Path]) -> str:
+def _settings(folders: Sequence[Path]) -> str:
     """Returns the settings in the first record of a checkpoint that holds them, without those of a single seed."""
-    for file in records:
+    for file in (file for folder in folders if (file := folder / "checkpoint.json").is_file()):
         settings: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8")).get("settings", {})
         shared = {name: value for name, value in settings.items() if name not in _OWN_SETTINGS}
         shared = {name: value for name, value in shared.items() if not name.endswith("_dir")}
@@ -154,8 +146,7 @@ def training_parts(runs: Sequence[TrainingRun]) -> list[Html]:
     groups = group_by_settings(runs)
     note = "Lines: mean over seeds of the mean of ten logged steps; bands: from the lowest seed to the highest."
     logs = {name: [run.log for run in group] for name, group in groups.items()}
-    plots = curve_plots(logs)
-    return [heading("Training"), _summary(groups), paragraph(note), *plots, *_scores(groups)]
+    return [heading("Training"), _summary(groups), paragraph(note), *curve_plots(logs), *_scores(groups)]
 
 
 def group_by_settings(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
@@ -178,10 +169,10 @@ def curve_plots(logs: Mapping[str, Sequence[Log]]) -> list[Html]:
     logged = {name for group in logs.values() for log in group for row in log for name in row}
     terms = {name: f"reward term {name.removeprefix(_TERM)}" for name in sorted(logged) if name.startswith(_TERM)}
     titles = {name: title for name, title in ({"reward": CURVES["reward"]} | terms | CURVES).items() if name in logged}
-    figures = []
-    for name, title in titles.items():
-        series = {group: curve_over_seeds(group_logs, name) for group, group_logs in logs.items()}
-        figures.append(curves(title, series))
+    figures = [
+        curves(title, {group: curve_over_seeds(group_logs, name) for group, group_logs in logs.items()})
+        for name, title in titles.items()
+    ]
     return [legend(list(logs)), grid(figures)]
 
 
@@ -210,15 +201,8 @@ def _summary(groups: Mapping[str, Sequence[TrainingRun]]) -> Html:
         steps = [int(max((row["step"] for row in run.log), default=0)) for run in group]
         curve = curve_over_seeds([run.log for run in group], "reward")
         ends = [_over_seeds(curve.y[at], seeds=len(group)) if curve.y else None for at in (0, -1)]
-        rows.append(
-            [
-                name,
-                str(len(group)),
-                ", ".join(map(str, sorted(set(steps)))),
-                *ends,
-                ", ".join(run.path.name for run in group),
-            ]
-        )
+        reached = ", ".join(map(str, sorted(set(steps))))
+        rows.append([name, str(len(group)), reached, *ends, ", ".join(run.path.name for run in group)])
     header = ("run", "seeds", "steps", "return, first", "return, last", "folders")
     return table("Training runs: mean over seeds [lowest, highest]", header, rows)
 
@@ -233,13 +217,7 @@ def _scores(groups: Mapping[str, Sequence[TrainingRun]]) -> list[Html]:
         sets = list(next(iter(scores[0].values())))
         agents = [agent for agent in scores[0] if all(agent in run_scores for run_scores in scores)]
         rows = [
-            [
-                agent,
-                *(
-                    _over_seeds(_range([run_scores[agent][part] for run_scores in scores]), seeds=len(scores))
-                    for part in sets
-                ),
-            ]
+            [agent, *(_over_seeds(_range([run[agent][part] for run in scores]), seeds=len(scores)) for part in sets)]
             for agent in agents
         ]
         caption = f"{name}: exact match, mean over {len(scores)} seeds [lowest, highest]"

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.retrieval import store
 from agent_r1_gym.retrieval.base import Hit, Retriever, check_k, clean_query
 from agent_r1_gym.types import Passage
 
@@ -110,7 +111,6 @@ class BM25Retriever(Retriever):
             return
         if fingerprint is None:
             raise ConfigurationError("BM25Retriever(cache_dir=...) also needs fingerprint=..., the corpus's identity.")
-        from agent_r1_gym.retrieval import store
 
         def build(directory: Path) -> None:
             store.PassageStore.write(passages, directory)
@@ -133,9 +133,6 @@ class BM25Retriever(Retriever):
 
     def __len__(self) -> int:
         return len(self._passages)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> BM25Retriever:
-        return self
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ if self._directory is None else {"_directory": self._directory}
@@ -176,8 +173,6 @@ def _build_index(passages: Iterable[Passage], k1: float, b: float) -> Any:
 
 
 def _load_index(directory: Path) -> tuple[Any, Sequence[Passage]]:
-    from agent_r1_gym.retrieval import store
-
     passages = store.PassageStore(directory)
     if not (directory / "params.index.json").exists():
         return None, passages

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError, RetrievalError
+from agent_r1_gym.retrieval import store
 from agent_r1_gym.retrieval.base import Hit, Retriever, check_k, clean_query
 from agent_r1_gym.support.checks import check_choice, check_integer
 from agent_r1_gym.support.openmp import spin_briefly
@@ -74,7 +75,6 @@ class DenseRetriever(Retriever):
             return
         if fingerprint is None:
             raise ConfigurationError("DenseRetriever(cache_dir=...) also needs fingerprint=..., the corpus's identity.")
-        from agent_r1_gym.retrieval import store
 
         def build(directory: Path) -> None:
             store.PassageStore.write(passages, directory)
@@ -104,9 +104,6 @@ class DenseRetriever(Retriever):
 
     def __len__(self) -> int:
         return len(self._passages)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> DenseRetriever:
-        return self
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_index": _faiss().serialize_index(self._index)}
@@ -232,8 +229,6 @@ def _declared_pooling(folder: Path) -> Pooling:
 
 
 def _load_index(directory: Path) -> tuple[Any, Sequence[Passage]]:
-    from agent_r1_gym.retrieval import store
-
     passages = store.PassageStore(directory)
     try:
         index = _faiss().read_index(str(directory / "vectors.faiss"))

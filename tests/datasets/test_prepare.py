@@ -1,7 +1,6 @@
 import errno
 import json
 import logging
-import multiprocessing
 
 import pytest
 
@@ -11,12 +10,8 @@ from agent_r1_gym.datasets.prepare import prepare
 from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.support import files
 from tests.kit.examples import HOTPOTQA_ROW, MUSIQUE_ROW, TWOWIKI_ROW, changed, write_json, write_jsonl
+from tests.kit.processes import in_processes
 from tests.kit.shared_data import shared_file
-
-
-@pytest.fixture(autouse=True)
-def fresh_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
 
 
 def left_behind(name):
@@ -188,19 +183,13 @@ def test_a_file_whose_name_says_no_split_needs_one(tmp_path):
 
 
 def _prepare(source):
-    prepare("musique", source=source, force=True, progress=False)
+    return prepare("musique", source=source, force=True, progress=False)
 
 
 def test_two_processes_at_once_write_one_whole_split(tmp_path):
     rows = [changed(MUSIQUE_ROW, id=f"2hop__{number}") for number in range(200)]
     source = write_jsonl(tmp_path / "train.jsonl", rows)
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_prepare, args=(source,)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=60)
-    assert [process.exitcode for process in processes] == [0, 0]
+    assert in_processes("fork", _prepare, [(source,)] * 2) == [[prepared_folder("musique") / "train.jsonl"]] * 2
     assert len(load_dataset("musique")) == 200
     assert left_behind("musique") == ["train.jsonl"]
 

@@ -5,23 +5,18 @@ import os
 import subprocess
 import sys
 import threading
-import warnings
 import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from agent_r1_gym.datasets import load
 from agent_r1_gym.datasets.load import SampleDataWarning, load_dataset, prepared_folder
 from agent_r1_gym.datasets.prepare import prepare
 from agent_r1_gym.errors import ConfigurationError, DatasetError, MissingDependencyError
 from tests.kit.examples import HOTPOTQA_ROW, MUSIQUE_ROW, TWOWIKI_ROW, changed, write_json, write_jsonl
 
-
-@pytest.fixture(autouse=True)
-def fresh_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(load, "_warned", set())
+pytestmark = pytest.mark.filterwarnings("error")
 
 
 def write_hub_folder(folder, rows, *, split):
@@ -51,9 +46,7 @@ def hub_row(row):
     ],
 )
 def test_the_sample_says_that_it_is_fictional_and_has_the_shape_of_its_data_set(name, types):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        dataset = load_dataset(name, "sample")
+    dataset = load_dataset(name, "sample")
     assert dataset.name == f"{name}-sample"
     assert "FICTIONAL" in dataset.describe()
     assert len(dataset) == 200
@@ -71,9 +64,7 @@ def test_auto_without_prepared_data_warns_once_a_name_and_says_how_to_get_it():
     with pytest.warns(SampleDataWarning, match=r"No HotpotQA data .* FICTIONAL .*`agent-r1 prepare hotpotqa`"):
         dataset = load_dataset("hotpotqa")
     assert dataset.name == "hotpotqa-sample"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert load_dataset("hotpotqa", "auto") is dataset
+    assert load_dataset("hotpotqa", "auto") is dataset
     with pytest.warns(SampleDataWarning, match="No MuSiQue data"):
         load_dataset("musique")
 
@@ -82,9 +73,7 @@ def test_auto_serves_prepared_data_without_a_warning():
     folder = prepared_folder("hotpotqa")
     folder.mkdir(parents=True)
     write_jsonl(folder / "validation.jsonl", [HOTPOTQA_ROW])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        dataset = load_dataset("hotpotqa")
+    dataset = load_dataset("hotpotqa")
     assert (dataset.name, dataset.split, dataset[0].answers) == ("hotpotqa", "validation", ("Marnby",))
     write_jsonl(folder / "train.jsonl", [HOTPOTQA_ROW, changed(HOTPOTQA_ROW, _id="2")])
     assert len(load_dataset("hotpotqa")) == 2  # train comes first
@@ -94,9 +83,7 @@ def test_auto_serves_prepared_data_without_a_warning():
 
 
 def test_fiction_is_its_own_data_set():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        dataset = load_dataset("fiction")
+    dataset = load_dataset("fiction")
     assert dataset.name == "fiction"
     assert load_dataset("fiction", "sample") is dataset
     assert load_dataset("fiction", split="ood").split == "ood"
@@ -194,18 +181,9 @@ def test_nobody_holds_it_nobody_pays_for_it(tmp_path):
 
 def test_threads_share_one_object(tmp_path):
     path = write_json(tmp_path / "a.json", [changed(HOTPOTQA_ROW, _id=str(number)) for number in range(300)])
-    loaded, barrier = [], threading.Barrier(8)
-
-    def load():
-        barrier.wait()
-        loaded.append(load_dataset("hotpotqa", path))
-
-    threads = [threading.Thread(target=load) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(loaded) == 8
+    barrier = threading.Barrier(8)
+    with ThreadPoolExecutor(8) as pool:
+        loaded = list(pool.map(lambda _: (barrier.wait(20), load_dataset("hotpotqa", path))[1], range(8)))
     assert len(set(map(id, loaded))) == 1
 
 
@@ -261,27 +239,6 @@ def test_importing_and_sampling_stays_light(tmp_path):
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("as_array", [False, True])
-@pytest.mark.parametrize(
-    ("broken", "complaint"),
-    [
-        ('"answer": "Marnby", "answer": "Oslo"', "an object has the key 'answer' twice"),
-        ('"answer": {"a": 1, "b": 2, "a": 3}', "an object has the key 'a' twice"),
-        (f'"answer": {"9" * 5000}', "Exceeds the limit"),
-        (f'"answer": {"[" * 100_000}', "recursion"),
-    ],
-    ids=["two answers", "deeper", "a long integer", "depth"],
-)
-def test_an_ambiguous_or_monstrous_row_is_named_with_its_file(tmp_path, as_array, broken, complaint):
-    rows = [json.dumps(HOTPOTQA_ROW), json.dumps(changed(HOTPOTQA_ROW, _id="2"))]
-    rows[1] = rows[1].replace('"answer": "Marnby"', broken)
-    path = tmp_path / "train.json"
-    path.write_text(f"[{', '.join(rows)}]" if as_array else "\n".join(rows))
-    place = "row 1" if as_array else "line 2"
-    with pytest.raises(DatasetError, match=rf"train\.json, {place}: .*{complaint}"):
-        load_dataset("hotpotqa", path)
-
-
 def test_gold_answers_that_normalise_to_nothing_are_told_of(tmp_path):
     rows = [HOTPOTQA_ROW, changed(HOTPOTQA_ROW, _id="2", answer="The"), changed(HOTPOTQA_ROW, _id="3", answer="!")]
     path = tmp_path / "train.jsonl"
@@ -289,9 +246,7 @@ def test_gold_answers_that_normalise_to_nothing_are_told_of(tmp_path):
     with pytest.warns(UserWarning, match=r"2 gold answers normalise to nothing \(first: 'The' of question '2'\)"):
         assert len(load_dataset("hotpotqa", path)) == 3
     write_jsonl(path, rows[:1])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load_dataset("hotpotqa", path)
+    load_dataset("hotpotqa", path)
 
 
 BARE = {"question": "Who wrote Low Tide?", "answer": "Ada Quill"}
@@ -305,53 +260,6 @@ def test_questions_and_answers_are_enough(tmp_path, name):
         ("1", ("Ada Quill",), ()),
     ]
     assert list(dataset.passages()) == []
-
-
-@pytest.mark.parametrize("answer", [..., None, ""], ids=["missing", "null", "empty"])
-@pytest.mark.parametrize(
-    ("name", "row"), [("hotpotqa", HOTPOTQA_ROW), ("2wiki", TWOWIKI_ROW), ("musique", MUSIQUE_ROW)]
-)
-def test_a_row_without_an_answer_is_refused_at_load(tmp_path, name, row, answer):
-    key = "id" if name == "musique" else "_id"
-    rows = [row, changed(row, **{key: "2hop__2", "answer": answer})]
-    for file in ("train.jsonl", "validation.jsonl", "test.jsonl", "mine.jsonl"):
-        with pytest.raises(DatasetError, match=rf"{file}, line 2, field 'answer': expected a non-empty string"):
-            load_dataset(name, write_jsonl(tmp_path / file, rows))
-    with pytest.raises(DatasetError, match=r"test\.jsonl, line 2, field 'answer': expected no answer"):
-        load_dataset(name, write_jsonl(tmp_path / "test.jsonl", rows[::-1]))
-    with pytest.raises(DatasetError, match=r"train\.jsonl, line 1, field 'answer'"):
-        load_dataset(name, write_jsonl(tmp_path / "train.jsonl", rows[1:]))
-    assert load_dataset(name, write_jsonl(tmp_path / "test.jsonl", rows[1:]))[0].answers == ()
-
-
-def test_a_row_that_lacks_the_paragraphs_of_the_others_is_refused_at_load(tmp_path):
-    rows = [HOTPOTQA_ROW, changed(HOTPOTQA_ROW, _id="2", context=None)]
-    with pytest.raises(DatasetError, match=r"a\.json, row 1: has no paragraphs of its own, but the first row has some"):
-        load_dataset("hotpotqa", write_json(tmp_path / "a.json", rows))
-
-
-def test_a_supporting_fact_that_points_nowhere_is_refused_at_load(tmp_path):
-    astray = changed(HOTPOTQA_ROW, _id="2", supporting_facts=[["Low Tide", 0], ["High Tide", 0]])
-    for file in ("train.json", "mine.json"):
-        with pytest.raises(DatasetError, match=rf"{file}, row 1, field 'supporting_facts': .*'High Tide' is none"):
-            load_dataset("hotpotqa", write_json(tmp_path / file, [HOTPOTQA_ROW, astray]))
-    without = changed(astray, context=...)  # it is asked of a corpus, which may have the passage
-    assert load_dataset("hotpotqa", write_json(tmp_path / "without.json", [without]))[0].supporting_titles
-    step = changed(MUSIQUE_ROW["question_decomposition"][0], paragraph_support_idx=9)
-    with pytest.raises(DatasetError, match=r"line 1, field 'question_decomposition': .*; 9 is none"):
-        load_dataset(
-            "musique", write_jsonl(tmp_path / "m.jsonl", [changed(MUSIQUE_ROW, question_decomposition=[step])])
-        )
-
-
-def test_supporting_facts_that_official_files_lose_are_told_of(tmp_path):
-    """Fullwiki's paragraphs are retrieved, and some sentences lie past the end of their passage, in training too."""
-    retrieved = changed(HOTPOTQA_ROW, supporting_facts=[["High Tide", 0]])
-    with pytest.warns(UserWarning, match=r"1 supporting facts name no sentence .*sentence 0 of 'High Tide'"):
-        load_dataset("hotpotqa", write_json(tmp_path / "hotpot_dev_fullwiki_v1.json", [retrieved]))
-    past_the_end = changed(HOTPOTQA_ROW, supporting_facts=[["Low Tide", 0], ["Marnby", 1]])
-    with pytest.warns(UserWarning, match="sentence 1 of 'Marnby' in question '5a7a0693'"):
-        load_dataset("hotpotqa", write_json(tmp_path / "train.json", [past_the_end]))
 
 
 def test_without_the_library_nothing_is_begun(monkeypatch, capsys):

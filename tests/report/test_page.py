@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,11 @@ def trajectory(**changes: Any) -> Trajectory:
     if fields["gold_answers"]:
         fields.setdefault("scores", {"em": exact_match(fields["answer"] or "", fields["gold_answers"])})
     return Trajectory(**fields)
+
+
+def page_of(folder: Path, items: Sequence[Item], **options: Any) -> str:
+    write_page(folder / "page.html", "T", viewer(items, **options))
+    return (folder / "page.html").read_text(encoding="utf-8")
 
 
 def item(text: str, role: str = "tool") -> Item:
@@ -122,8 +128,7 @@ def test_nothing_foreign_becomes_markup(tmp_path: Path) -> None:
 
 def test_every_text_comes_back_whole(tmp_path: Path) -> None:
     rows = episodes(150, corpus=30)
-    write_page(tmp_path / "page.html", "T", viewer([episode_item(row) for row in rows]))
-    found = sides((tmp_path / "page.html").read_text(encoding="utf-8"))
+    found = sides(page_of(tmp_path, [episode_item(row) for row in rows]))
     assert [[block[2] for block in item[0][2]] for item in found] == [
         [message.content for message in row.messages] for row in rows
     ]
@@ -131,8 +136,8 @@ def test_every_text_comes_back_whole(tmp_path: Path) -> None:
 
 def test_filters_count_and_mark_their_episodes(tmp_path: Path) -> None:
     rows = episodes(80, corpus=10)
-    write_page(tmp_path / "page.html", "T", viewer([episode_item(row) for row in rows], selected={"outcome": "wrong"}))
-    facets = {f["name"]: f for f in chunks((tmp_path / "page.html").read_text())["index"]["facets"]}
+    page = page_of(tmp_path, [episode_item(row) for row in rows], selected={"outcome": "wrong"})
+    facets = {facet["name"]: facet for facet in chunks(page)["index"]["facets"]}
     outcome = facets["outcome"]
     wrong = [number for number, row in enumerate(rows) if row.scores["em"] == 0]
     at = outcome["options"].index("wrong")
@@ -145,9 +150,8 @@ def test_filters_count_and_mark_their_episodes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ten_thousand_episodes_fit_into_twenty_megabytes(tmp_path: Path) -> None:
-    write_page(tmp_path / "page.html", "T", viewer([episode_item(row) for row in episodes(10_000, corpus=2_000)]))
-    assert (tmp_path / "page.html").stat().st_size < 20e6
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    page = page_of(tmp_path, [episode_item(row) for row in episodes(10_000, corpus=2_000)])
+    assert len(page.encode()) < 20e6
     assert len(chunks(page)["index"]["titles"]) == 10_000
 
 

@@ -6,11 +6,27 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from agent_r1_gym.retrieval.corpus import read_corpus
 from agent_r1_gym.types import Passage
 from tests.kit.shared_data import shared_file
+
+PASSAGES = (
+    Passage("a", "Henry V", "Henry V was King of England from 1413.", (38,)),
+    Passage("b", "Lothair II", 'Lothair II was the "king" of Lotharingia.\nHe married Teutberga.'),
+    Passage("c", "Été à Paris", "A film about the summer in Paris, directed by Zoë."),
+    Passage("d", "", "Untitled text about kings and queens."),
+)
+
+
+WORDS = ["king", "england", "paris", "film", "married", "lothair"]
+
+
+def count_words(texts):
+    """An encoder that a person can follow: how often each of a few words occurs, plus a little of everything."""
+    return np.array([[0.01 + text.lower().count(word) for word in WORDS] for text in texts])
 
 
 class RealCorpus(NamedTuple):
@@ -26,12 +42,7 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def passages() -> list[Passage]:
-    return [
-        Passage("a", "Henry V", "Henry V was King of England from 1413.", (38,)),
-        Passage("b", "Lothair II", 'Lothair II was the "king" of Lotharingia.\nHe married Teutberga.'),
-        Passage("c", "Été à Paris", "A film about the summer in Paris, directed by Zoë."),
-        Passage("d", "", "Untitled text about kings and queens."),
-    ]
+    return list(PASSAGES)
 
 
 @pytest.fixture(scope="session")

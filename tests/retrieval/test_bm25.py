@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import pickle
-import subprocess
-import sys
-import threading
 import time
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,40 +49,14 @@ def test_equal_scores_are_in_corpus_order_for_every_k():
         assert _ids(retriever.search("same words", k)) == expected[:k]
 
 
-@pytest.mark.parametrize("query", BAD_QUERIES.values(), ids=BAD_QUERIES)
-def test_every_text_is_a_valid_query(passages, query):
-    retriever = BM25Retriever(passages)
-    bad, good = retriever.search_batch([query, "Lothair"], 3)
-    assert _ids(good) == ["b"]
-    assert all(hit.score > 0 for hit in bad)
-
-
 @pytest.mark.parametrize("kind", ["empty", "blank", "no known term", "stop words"])
 def test_nothing_known_finds_nothing(passages, kind):
     assert BM25Retriever(passages).search(BAD_QUERIES[kind], 3) == []
 
 
 def test_repeated_queries_get_their_own_answers(passages):
-    assert (
-        BM25Retriever(passages).search_batch(["king", "Paris", "king"], 2)[0::2]
-        == [BM25Retriever(passages).search("king", 2)] * 2
-    )
-
-
-@pytest.mark.parametrize("query", [None, 3, b"king", ["king"]])
-def test_a_query_must_be_text(passages, query):
-    with pytest.raises(TypeError, match="must be a string"):
-        BM25Retriever(passages).search(query, 3)
-
-
-@pytest.mark.parametrize("k", [0, -1, True, 2.0, "3", None])
-def test_k_must_be_a_positive_integer(passages, k):
-    with pytest.raises(ConfigurationError, match="positive integer"):
-        BM25Retriever(passages).search("king", k)
-
-
-def test_numpy_integers_are_integers(passages):
-    assert len(BM25Retriever(passages).search("king", np.int64(1))) == 1
+    retriever = BM25Retriever(passages)
+    assert retriever.search_batch(["king", "Paris", "king"], 2)[0::2] == [retriever.search("king", 2)] * 2
 
 
 @pytest.mark.parametrize("options", [{"k1": -1}, {"b": 1.5}, {"b": -0.1}])
@@ -96,70 +65,26 @@ def test_parameters_are_checked(passages, options):
         BM25Retriever(passages, **options)
 
 
-@pytest.mark.parametrize("passages", [[], [Passage("a", "", "")], [Passage("a", "The", "of and")]])
+@pytest.mark.parametrize("passages", [[Passage("a", "", "")], [Passage("a", "The", "of and")]])
 def test_a_corpus_without_terms_finds_nothing(passages, tmp_path):
     assert BM25Retriever(passages).search("king", 3) == []
     for _ in range(2):
         assert BM25Retriever(passages, cache_dir=tmp_path, fingerprint="f").search("king", 3) == []
 
 
-def test_copies_are_the_object_itself_and_pickles_answer_alike(passages):
-    retriever = BM25Retriever(passages)
-    assert copy.deepcopy([retriever])[0] is retriever
-    assert pickle.loads(pickle.dumps(retriever)).search("king", 3) == retriever.search("king", 3)
-
-
-def test_a_cached_index_answers_alike_and_does_not_read_the_corpus(passages, tmp_path):
-    expected = BM25Retriever(passages).search_batch(["king", "Paris Zoë"], 3)
-    built = BM25Retriever(iter(passages), cache_dir=tmp_path, fingerprint="f")
-
-    def unread():
-        raise AssertionError("the corpus was read")
-        yield
-
-    opened = BM25Retriever(unread(), cache_dir=tmp_path, fingerprint="f")
-    again = pickle.loads(pickle.dumps(opened))
-    assert len(pickle.dumps(opened)) < 1000
-    for retriever in (built, opened, again):
-        assert retriever.search_batch(["king", "Paris Zoë"], 3) == expected
-        assert len(retriever) == len(passages)
-
-
-def test_the_cache_tells_corpora_and_settings_apart(passages, tmp_path):
+def test_the_cache_tells_settings_apart(passages, tmp_path):
     BM25Retriever(passages, cache_dir=tmp_path, fingerprint="f")
-    other = BM25Retriever(passages[:1], cache_dir=tmp_path, fingerprint="g")
-    assert len(other) == 1
     flat = BM25Retriever(passages, cache_dir=tmp_path, fingerprint="f", b=0.0)
     assert flat.search("king", 1) == BM25Retriever(passages, b=0.0).search("king", 1)
-
-
-def test_a_cache_needs_a_fingerprint(passages, tmp_path):
-    with pytest.raises(ConfigurationError, match="fingerprint"):
-        BM25Retriever(passages, cache_dir=tmp_path)
 
 
 def test_a_pickle_whose_cache_is_gone_says_so(passages, tmp_path):
     retriever = BM25Retriever(passages, cache_dir=tmp_path / "cache", fingerprint="f")
     pickled = pickle.dumps(retriever)
+    assert len(pickled) < 1000
     (tmp_path / "cache").rename(tmp_path / "moved")
     with pytest.raises(pickle.UnpicklingError, match="gone or damaged"):
         pickle.loads(pickled)
-
-
-def test_threads_may_share_one_retriever(passages):
-    corpus = passages * 50
-    queries = [f"king {word}" for passage in corpus[:40] for word in passage.text.split()]
-    retriever = BM25Retriever(corpus)
-    expected = BM25Retriever(corpus).search_batch(queries, 3)
-    answers: dict[int, object] = {}
-    threads = [
-        threading.Thread(target=lambda n=n: answers.update({n: retriever.search_batch(queries, 3)})) for n in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(answers[number] == expected for number in range(4))
 
 
 def test_building_writes_nothing_to_the_terminal_or_the_log(passages, capfd, caplog):
@@ -167,13 +92,6 @@ def test_building_writes_nothing_to_the_terminal_or_the_log(passages, capfd, cap
         BM25Retriever(passages).search("", 1)
     assert capfd.readouterr() == ("", "")
     assert [record for record in caplog.records if record.name.startswith("bm25s")] == []
-
-
-def test_importing_the_module_loads_no_library():
-    code = (
-        "import agent_r1_gym.retrieval.bm25, sys; print([m for m in ('bm25s', 'Stemmer', 'tqdm') if m in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
 @given(st.text(max_size=200))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -69,15 +69,8 @@ def test_equal_specs_are_one_shared_object_while_it_lives(source, calls):
 
 
 def test_threads_get_the_same_object(source, calls):
-    made = []
-    threads = [
-        threading.Thread(target=lambda: made.append(make_retriever("bm25", passages=source, fingerprint="f")))
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: make_retriever("bm25", passages=source, fingerprint="f"), range(8)))
     assert len(set(map(id, made))) == 1
     assert len(calls) == 1
 
@@ -123,7 +116,7 @@ def test_what_names_no_retriever_is_refused(source, spec, complaint):
 def test_dense_is_cached(source, passages, calls, tmp_path, monkeypatch):
     pytest.importorskip("faiss", reason="faiss is not installed")
     from agent_r1_gym.retrieval import dense
-    from tests.retrieval.test_dense import count_words
+    from tests.retrieval.conftest import count_words
 
     monkeypatch.setattr(dense, "SentenceEncoder", lambda source, pooling: count_words)
     for _ in range(2):
@@ -153,5 +146,6 @@ def test_lucene_builds_its_own_index_once(source, calls):
 
 def test_importing_the_package_loads_no_heavy_library():
     heavy = ["bm25s", "Stemmer", "urllib3", "faiss", "torch", "fastapi", "uvicorn", "pyserini", "tqdm", "filelock"]
-    code = f"import agent_r1_gym.retrieval, sys; print([name for name in {heavy} if name in sys.modules])"
+    modules = "agent_r1_gym.retrieval.make, agent_r1_gym.retrieval.bm25, agent_r1_gym.retrieval.dense"
+    code = f"import {modules}, sys; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -41,6 +41,9 @@ print("stopped", flush=True)
 """
 
 
+KING = BM25Retriever([Passage("a", "T", "king")])
+
+
 class Broken(Retriever):
     def search_batch(self, queries, k):
         raise RetrievalError("the disk is on fire")
@@ -49,7 +52,7 @@ class Broken(Retriever):
 @pytest.fixture(scope="module")
 def strict_url() -> Iterator[str]:
     limits = {"max_queries": 8, "max_k": 50, "max_passages": 100, "max_bytes": 150_000}
-    with served(BM25Retriever([Passage("a", "T", "king")]), **limits) as url:
+    with served(KING, **limits) as url:
         yield url
 
 
@@ -75,10 +78,8 @@ def test_search_r1s_own_request_gets_what_its_client_reads(passages):
 def test_agent_r1s_own_requests_get_what_its_client_reads(passages):
     with served(BM25Retriever(passages)) as url:
         _, batch = _ask(url, "/search", {"queries": ["Lothair", "zzz"], "top_k": 2})
-        with urllib.request.urlopen(f"{url}/search?query=Lothair&top_k=2", timeout=10) as response:
-            single = json.load(response)
-        with urllib.request.urlopen(f"{url}/health", timeout=10) as response:
-            assert json.load(response)["status"] == "ok"
+        _, single = _ask(url, "/search?query=Lothair&top_k=2", b"", "GET")
+        assert _ask(url, "/health", b"", "GET")[1]["status"] == "ok"
     first, second = batch["query_results"]
     assert first == single["query_results"][0]
     assert (first["query"], second) == ("Lothair", {"query": "zzz", "results": []})
@@ -87,12 +88,14 @@ def test_agent_r1s_own_requests_get_what_its_client_reads(passages):
     assert hit["document"]["contents"].startswith('"Lothair II"\nLothair II was')
 
 
-def test_our_client_gets_the_very_hits_of_the_backend(passages):
+def test_our_client_gets_the_very_hits_of_the_backend_also_in_parts(passages):
     backend = BM25Retriever(passages)
     queries = ["king", "Zoë", *BAD_QUERIES.values()]
+    expected = backend.search_batch(queries, 3)
     with served(backend) as url:
         for protocol in ("search-r1", "agent-r1"):
-            assert HTTPRetriever(url, protocol=protocol).search_batch(queries, 3) == backend.search_batch(queries, 3)
+            assert HTTPRetriever(url, protocol=protocol).search_batch(queries * 10, 3) == expected * 10
+        assert _ask(url, "/retrieve", {"queries": []}) == (200, {"result": []})
 
 
 @pytest.mark.parametrize(
@@ -163,32 +166,15 @@ class Gate(Retriever):
         return [[] for _ in queries]
 
 
-def _in_thread(function, *arguments):
-    thread = threading.Thread(target=function, args=arguments)
-    thread.start()
-    return thread
-
-
 def test_a_long_request_takes_turns_with_others():
     gate = Gate()
-    with served(gate) as url:
-        long = _in_thread(_ask, url, "/retrieve", {"queries": ["a"] * 192, "topk": 1})
+    with served(gate) as url, ThreadPoolExecutor() as pool:
+        pool.submit(_ask, url, "/retrieve", {"queries": ["a"] * 192, "topk": 1})
         assert gate.started.wait(10)
-        short = _in_thread(_ask, url, "/retrieve", {"queries": ["b"], "topk": 1})
+        pool.submit(_ask, url, "/retrieve", {"queries": ["b"], "topk": 1})
         time.sleep(0.5)  # it waits for its turn now
         gate.open.set()
-        long.join()
-        short.join()
     assert gate.batches == [64, 1, 64, 64]
-
-
-def test_an_answer_in_parts_is_the_answer(passages):
-    queries = ["king", "Lothair", "zzz"] * 50
-    backend = BM25Retriever(passages)
-    with served(backend) as url:
-        for protocol in ("search-r1", "agent-r1"):
-            assert HTTPRetriever(url, protocol=protocol).search_batch(queries, 3) == backend.search_batch(queries, 3)
-        assert _ask(url, "/retrieve", {"queries": []}) == (200, {"result": []})
 
 
 def test_nobody_works_for_a_client_that_has_gone():
@@ -196,7 +182,7 @@ def test_nobody_works_for_a_client_that_has_gone():
     body = json.dumps({"queries": ["a"] * 192}).encode()
     head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     with served(gate) as url:
-        clients = [socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) for _ in range(3)]
+        clients = [_connect(url) for _ in range(3)]
         for client in clients:
             client.sendall(head % len(body) + body)
         assert gate.started.wait(10)
@@ -211,14 +197,14 @@ def test_nobody_works_for_a_client_that_has_gone():
 
 def test_more_requests_than_may_wait_are_told_to_come_again():
     gate = Gate()
-    with served(gate, max_waiting=1) as url:
-        first = _in_thread(_ask, url, "/retrieve", {"queries": ["a"]})
+    with served(gate, max_waiting=1) as url, ThreadPoolExecutor() as pool:
+        first = pool.submit(_ask, url, "/retrieve", {"queries": ["a"]})
         assert gate.started.wait(10)
         status, answer = _ask(url, "/search?query=b", b"", "GET")
         assert (status, answer) == (503, {"error": "1 requests are being served; ask again later."})
         assert _ask(url, "/health", b"", "GET")[0] == 200
         gate.open.set()
-        first.join()
+        assert first.result()[0] == 200
         assert _ask(url, "/search?query=b", b"", "GET")[0] == 200
 
 
@@ -231,7 +217,7 @@ def test_what_any_web_page_may_send_is_refused(strict_url, kind):
 
 
 def test_a_foreign_name_is_refused_by_a_server_of_this_machine_only():
-    with served(BM25Retriever([Passage("a", "T", "king")]), hosts=["mine.test"]) as url:
+    with served(KING, hosts=["mine.test"]) as url:
         for path in ("/health", "/search?query=king"):
             for host in ("127.0.0.1:8000", "localhost:8000", "LOCALHOST", "[::1]:80", "192.168.0.7", "mine.test:8000"):
                 assert urllib3.request("GET", url + path, headers={"Host": host}).status == 200
@@ -241,13 +227,16 @@ def test_a_foreign_name_is_refused_by_a_server_of_this_machine_only():
                 assert "is not called" in json.loads(response.data)["error"]
 
 
-def _serve_in_thread(**limits):
-    """Returns the port of a server that leaves when nobody is connected any more."""
+def _serve_in_thread(retriever, **limits):
+    """Returns the address of a server that leaves when nobody is connected any more."""
     urls: Any = queue.SimpleQueue()
-    retriever = BM25Retriever([Passage("a", "T", "king")])
     options = {"port": 0, "limits": Limits(**limits), "idle_exit": 2.0, "on_ready": urls.put}
     threading.Thread(target=serve, args=(retriever,), kwargs=options, daemon=True).start()
-    return int(urls.get(timeout=20).rpartition(":")[2])
+    return urls.get(timeout=20)
+
+
+def _connect(url):
+    return socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20)
 
 
 @pytest.mark.parametrize(
@@ -263,8 +252,7 @@ def _serve_in_thread(**limits):
     ],
 )
 def test_a_half_sent_request_is_cut(sent, answer):
-    port = _serve_in_thread(request_timeout=0.3)
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+    with _connect(_serve_in_thread(KING, request_timeout=0.3)) as client:
         client.sendall(sent)
         received = b""
         with contextlib.suppress(ConnectionResetError):
@@ -280,22 +268,13 @@ def test_a_whole_request_may_take_longer_than_its_sending():
             time.sleep(0.6)
             return [[] for _ in queries]
 
-    urls: Any = queue.SimpleQueue()
-    options = {"port": 0, "limits": Limits(request_timeout=0.3), "idle_exit": 2.0, "on_ready": urls.put}
-    threading.Thread(target=serve, args=(Slow(),), kwargs=options, daemon=True).start()
-    retriever = HTTPRetriever(urls.get(timeout=20), max_retries=0, pool_size=1)
+    retriever = HTTPRetriever(_serve_in_thread(Slow(), request_timeout=0.3), max_retries=0, pool_size=1)
     assert retriever.search("king") == []
     time.sleep(0.6)  # idle, which is not half-sent
     assert retriever.search("king") == []
 
 
-CROWDED = (
-    """
-import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
-"""
-    + PROGRAM
-)
+CROWDED = f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))\n{PROGRAM}"
 
 
 @pytest.mark.parametrize(
@@ -308,12 +287,10 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
 )
 def test_half_sent_requests_leave_room_for_good_clients(sent):
     process, url = _started(0, CROWDED)
-    port = int(url.rpartition(":")[2])
     with contextlib.ExitStack() as stack:
         for _ in range(3):
             for _ in range(100):
-                client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-                client.sendall(sent)
+                stack.enter_context(_connect(url)).sendall(sent)
             retriever = HTTPRetriever(url, timeout=20, max_retries=0)
             assert len(retriever.search("king", 1)) == 1
             retriever.close()

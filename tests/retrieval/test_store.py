@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 import time
 
 import pytest
@@ -13,6 +10,7 @@ from agent_r1_gym.errors import RetrievalError
 from agent_r1_gym.retrieval.bm25 import BM25Retriever
 from agent_r1_gym.retrieval.store import PassageStore, find_damage, open_or_build
 from agent_r1_gym.types import Passage
+from tests.kit.processes import files_of_at_most, in_processes, kill_at_its_first_line
 
 SLOW_BUILD = """
 import sys, time
@@ -25,20 +23,6 @@ def build(directory):
     time.sleep(60)
 
 open_or_build(Path(sys.argv[1]), build, load=lambda directory: directory)
-"""
-SMALL_DISK = """
-import resource, sys
-from pathlib import Path
-from agent_r1_gym.errors import RetrievalError
-from agent_r1_gym.retrieval.bm25 import BM25Retriever
-from agent_r1_gym.types import Passage
-
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-corpus = [Passage(str(n), "", f"word{n} and word{n + 1}") for n in range(5000)]
-try:
-    BM25Retriever(corpus, cache_dir=Path(sys.argv[1]), fingerprint="f")
-except RetrievalError as error:
-    print(error)
 """
 
 
@@ -80,37 +64,6 @@ def test_a_damaged_index_is_built_again_with_one_line(tmp_path, damage, caplog):
     assert "is damaged (" in record.getMessage() and "\n" not in record.getMessage()
 
 
-def test_a_bm25_cache_with_one_changed_byte_in_any_file_is_built_again(passages, tmp_path, caplog):
-    """Its searches would find nothing, other passages or other words, without an error."""
-    expected = BM25Retriever(passages, cache_dir=tmp_path, fingerprint="f").search("king", 3)
-    (index,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    files = [path for path in index.iterdir() if path.name != "manifest.json"]
-    assert len(files) > 5
-    for path in files:
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(content)
-        again = BM25Retriever(passages, cache_dir=tmp_path, fingerprint="f")
-        assert again.search("king", 3) == expected
-        assert f"is damaged ({path.name} is not what was written)" in caplog.text
-        caplog.clear()
-
-
-def test_what_killed_builds_left_is_removed_by_the_next(tmp_path):
-    index = tmp_path / "index"
-    with _run(SLOW_BUILD, str(index)) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "building\n"
-        process.kill()
-    (tmp_path / ".index.0123abc_.old.tmp").mkdir()
-    (tmp_path / ".index.0123abc_.tmp.log").touch()
-    others = [".index.other.0123abc_.tmp", ".other.0123abc_.tmp", "index.tmp"]
-    for name in others:
-        (tmp_path / name).mkdir()
-    open_or_build(index, _build("one"), load=_read)
-    assert {path.name for path in tmp_path.iterdir()} == {"index", "index.lock", *others}
-
-
 def test_a_failed_build_leaves_nothing_and_the_next_one_works(tmp_path):
     def failing(directory):
         (directory / "part").write_text("half")
@@ -122,32 +75,30 @@ def test_a_failed_build_leaves_nothing_and_the_next_one_works(tmp_path):
     assert open_or_build(tmp_path / "index", _build("one"), load=_read) == "one"
 
 
-def _run(code, *arguments):
-    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True)
-
-
 @pytest.mark.parametrize("old", [True, False])
-def test_a_killed_build_leaves_the_old_index_or_none_and_no_lock(tmp_path, old, monkeypatch):
+def test_a_killed_build_leaves_the_old_index_or_none_and_what_the_next_one_removes(tmp_path, old, monkeypatch):
     index = tmp_path / "index"
     if old:
         open_or_build(index, _build("old"), load=_read)
         (index / "manifest.json").unlink()
-    with _run(SLOW_BUILD, str(index)) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "building\n"
-        process.kill()
+    kill_at_its_first_line(SLOW_BUILD, index)
     assert index.exists() == old
     if old:
         assert _read(index) == "old"
+    (tmp_path / ".index.0123abc_.old.tmp").mkdir()
+    (tmp_path / ".index.0123abc_.tmp.log").touch()
+    others = [".index.other.0123abc_.tmp", ".other.0123abc_.tmp", "index.tmp"]
+    for name in others:
+        (tmp_path / name).mkdir()
     monkeypatch.setattr("agent_r1_gym.retrieval.store._LONGEST_BUILD", 0.0)  # who waits fails
     assert open_or_build(index, _build("one"), load=_read) == "one"
+    assert {path.name for path in tmp_path.iterdir()} == {"index", "index.lock", *others}
 
 
 def test_a_full_disk_is_an_error_that_names_the_index_and_leaves_none(tmp_path):
-    with _run(SMALL_DISK, str(tmp_path)) as process:
-        said = process.communicate(timeout=60)[0]
-    assert "cannot be written" in said
-    assert "bm25-f" in said
+    corpus = [Passage(str(number), "", f"word{number} and word{number + 1}") for number in range(5000)]
+    with files_of_at_most(20_000), pytest.raises(RetrievalError, match=r"bm25-f.* cannot be written"):
+        BM25Retriever(corpus, cache_dir=tmp_path, fingerprint="f")
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
@@ -157,27 +108,19 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path):
         open_or_build(tmp_path / "file" / "index", _build("one"), load=_read)
 
 
-def _build_slowly(directory, log, queue):
+def _build_slowly(directory, log):
     def build(empty):
         with log.open("a") as file:
             file.write("built\n")
         time.sleep(0.3)
         (empty / "part").write_text("one")
 
-    queue.put(open_or_build(directory, build, load=_read))
+    return open_or_build(directory, build, load=_read)
 
 
 def test_of_processes_that_want_one_index_one_builds_and_all_get_it(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
     log = tmp_path / "log"
-    arguments = (tmp_path / "index", log, queue)
-    processes = [context.Process(target=_build_slowly, args=arguments) for _ in range(3)]
-    for process in processes:
-        process.start()
-    assert [queue.get(timeout=60) for _ in processes] == ["one"] * 3
-    for process in processes:
-        process.join()
+    assert in_processes("spawn", _build_slowly, [(tmp_path / "index", log)] * 3) == ["one"] * 3
     assert log.read_text() == "built\n"
 
 
@@ -191,8 +134,3 @@ def test_stored_passages_are_the_same_in_every_process(passages, tmp_path):
     if child == 0:
         os._exit(0 if list(stored) == odd else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_an_empty_store(tmp_path):
-    PassageStore.write([], tmp_path)
-    assert list(PassageStore(tmp_path)) == []

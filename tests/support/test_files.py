@@ -1,18 +1,16 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
-import signal
-import subprocess
-import sys
-import threading
-import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from agent_r1_gym.support.files import atomic_directory, atomic_file, home, locked
+from tests.kit.processes import kill_at_its_first_line
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -40,22 +38,6 @@ def test_a_file_appears_whole_with_its_folders(tmp_path: Path) -> None:
     assert leftovers(path.parent) == []
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_failed_file_leaves_the_old_one(tmp_path: Path, error: BaseException) -> None:
-    path = tmp_path / "data.json"
-    path.write_text("old")
-
-    def write() -> None:
-        with atomic_file(path) as temporary:
-            temporary.write_text("ha")
-            raise error
-
-    with pytest.raises(type(error)):
-        write()
-    assert path.read_text() == "old"
-    assert leftovers(tmp_path) == []
-
-
 def test_a_directory_replaces_the_old_one_whole(tmp_path: Path) -> None:
     path = tmp_path / "index"
     for content in ("old", "new"):
@@ -68,21 +50,25 @@ def test_a_directory_replaces_the_old_one_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("existing", [False, True])
-def test_a_failed_directory_leaves_the_old_one_or_none(tmp_path: Path, existing: bool, error: BaseException) -> None:
+@pytest.mark.parametrize("atomic", [atomic_file, atomic_directory])
+def test_a_failed_write_leaves_the_old_one_or_none(
+    tmp_path: Path, atomic: Callable[[Path], AbstractContextManager[Path]], existing: bool, error: BaseException
+) -> None:
     path = tmp_path / "index"
+    part = path if atomic is atomic_file else path / "part"
     if existing:
-        path.mkdir()
-        (path / "part").write_text("old")
+        part.parent.mkdir(exist_ok=True)
+        part.write_text("old")
 
     def write() -> None:
-        with atomic_directory(path) as temporary:
-            (temporary / "part").write_text("ha")
+        with atomic(path) as temporary:
+            (temporary / part.relative_to(path)).write_text("ha")
             raise error
 
     with pytest.raises(type(error)):
         write()
     assert path.exists() == existing
-    assert not existing or (path / "part").read_text() == "old"
+    assert not existing or part.read_text() == "old"
     assert leftovers(tmp_path) == []
 
 
@@ -152,52 +138,15 @@ with atomic_file(path / "file") as file, atomic_directory(path / "folder") as fo
 
 def test_a_kill_in_the_middle_leaves_what_was_there(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
-    writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert writer.stdout is not None
-    assert writer.stdout.readline() == "writing\n"
-    os.kill(writer.pid, signal.SIGKILL)
-    writer.wait()
-    writer.stdout.close()
+    kill_at_its_first_line(_WRITER, tmp_path)
     assert (tmp_path / "file").read_text() == "old"
     assert not (tmp_path / "folder").exists()
 
 
-def _append_slowly(path: Path) -> None:
-    with locked(path):
-        lines = path.read_text() if path.exists() else ""
-        time.sleep(0.05)
-        path.write_text(lines + "x")
-
-
-def test_one_process_builds_at_a_time(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "log"
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_append_slowly, args=(path,)) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert path.read_text() == "xxxx"
-
-
 def test_waiting_for_a_lock_has_an_end(tmp_path: Path) -> None:
     path = tmp_path / "index"
-    held, free = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with locked(path):
-            held.set()
-            free.wait(10)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    held.wait(10)
-    try:
-        with pytest.raises(TimeoutError, match=r"index\.lock.*0\.1 s"), locked(path, timeout=0.1):
-            pass
-    finally:
-        free.set()
-        holder.join()
+    with locked(path), ThreadPoolExecutor(1) as other, pytest.raises(TimeoutError, match=r"index\.lock.*0\.1 s"):
+        other.submit(locked(path, timeout=0.1).__enter__).result()
     with locked(path, timeout=1):
         pass
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,27 +13,17 @@ from agent_r1_gym.errors import DatasetError
 from agent_r1_gym.support.json_lines import JsonLinesWriter, drop_torn_line, read_json_lines
 
 
-class NearlyFull:
+class NearlyFull(io.FileIO):
     """A file that takes a few bytes of each write, and after `room` bytes none."""
 
-    def __init__(self, path: Path, room: int) -> None:
-        self._file, self._room = path.open("ab", buffering=0), room
+    room = 40
 
-    def write(self, data: bytes) -> int:
-        if not self._room:
+    def write(self, data: Any) -> int:
+        if not self.room:
             raise OSError(errno.ENOSPC, "No space left on device")
-        part = data[: min(7, self._room)]
-        self._room -= len(part)
-        return int(self._file.write(part) or 0)
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-    def truncate(self, size: int) -> int:
-        return self._file.truncate(size)
-
-    def close(self) -> None:
-        self._file.close()
+        part = data[: min(7, self.room)]
+        self.room -= len(part)
+        return super().write(part)
 
 
 def test_a_short_write_goes_on_or_leaves_the_file_as_it_was(tmp_path: Path) -> None:
@@ -39,7 +31,7 @@ def test_a_short_write_goes_on_or_leaves_the_file_as_it_was(tmp_path: Path) -> N
     writer = JsonLinesWriter(path)
     writer.add({"row": 0})
     writer.close()
-    writer._file = NearlyFull(path, room=40)  # type: ignore[assignment]
+    writer._file = NearlyFull(path, "ab")
     writer.add({"row": 1, "text": "é" * 5})
     before = path.read_bytes()
     with pytest.raises(OSError, match="No space left"):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -71,12 +72,7 @@ def test_all_calls_are_one_batch_and_duplicates_are_asked_once() -> None:
 
 def test_tools_over_one_retriever_share_a_batch_if_they_show_the_same() -> None:
     retriever = StubRetriever(PASSAGES)
-    tools = [
-        SearchTool(retriever),
-        SearchTool(retriever),
-        SearchTool(retriever, top_k=1),
-        SearchTool(StubRetriever([])),
-    ]
+    tools = [*(SearchTool(retriever, top_k=k) for k in (5, 5, 1)), SearchTool(StubRetriever([]))]
     outcomes = execute_calls([PendingCall(tool, ToolCall("search", {"query": "city."})) for tool in tools])
     assert retriever.batches == [["city."], ["city."]]
     assert [len(outcome.data) for outcome in outcomes] == [3, 3, 1, 0]
@@ -110,23 +106,17 @@ def test_garbage_of_a_backend_never_becomes_hits(garbage: Any) -> None:
 
 
 def test_the_tool_takes_its_time_limit_from_the_retriever() -> None:
-    class Slow(StubRetriever):
-        call_timeout = 12.5  # type: ignore[assignment]
-
-    assert SearchTool(Slow([])).timeout == 12.5
-    assert SearchTool(StubRetriever([])).timeout is None
+    retriever = StubRetriever([])
+    assert SearchTool(retriever).timeout is None
+    retriever.call_timeout = 12.5  # type: ignore[assignment]
+    assert SearchTool(retriever).timeout == 12.5
 
 
 def test_closing_the_tool_leaves_the_shared_retriever_open() -> None:
-    class Closing(StubRetriever):
-        closed = False
-
-        def close(self) -> None:
-            self.closed = True
-
-    retriever = Closing(PASSAGES)
-    SearchTool(retriever).close()
-    assert not retriever.closed
+    retriever = StubRetriever(PASSAGES)
+    with mock.patch.object(retriever, "close") as close:
+        SearchTool(retriever).close()
+    close.assert_not_called()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from string import Formatter
 
 from agent_r1_gym.datasets.fiction.phrases import LAYOUTS, MONTHS, PHRASES, SENTENCES
@@ -43,8 +43,6 @@ _COMPANIES = words(
     "Consolidated|International|Concern|Corporation",
     separator="|",
 )
-_PRESSES = ("Press", "Books", "Publishing", "Editions")
-_SCHOOLS = ("University", "College", "Academy", "Institute")
 _ADJECTIVES = words(
     """
     Silent Golden Broken Distant Hidden Last Crimson Paper Winter Hollow Patient Burning Forgotten Glass Iron Quiet
@@ -84,30 +82,6 @@ def _spell_person(digits: Sequence[int]) -> str:
     return f"{_FIRST_NAMES[first]} {_stem(middle, opening, closing)}{_SURNAMES[ending]}"
 
 
-def _spell_town(digits: Sequence[int]) -> str:
-    return _stem(*digits[:3]) + _TOWNS[digits[3]]
-
-
-def _spell_country(digits: Sequence[int]) -> str:
-    return _stem(*digits[:3]) + _COUNTRIES[digits[3]]
-
-
-def _spell_company(digits: Sequence[int]) -> str:
-    return f"{_stem(*digits[:3])} {_COMPANIES[digits[3]]}"
-
-
-def _spell_press(digits: Sequence[int]) -> str:
-    return f"{_stem(*digits[:3])} {_PRESSES[digits[3]]}"
-
-
-def _spell_school(digits: Sequence[int]) -> str:
-    return f"{_stem(*digits[:3])} {_SCHOOLS[digits[3]]}"
-
-
-def _spell_river(digits: Sequence[int]) -> str:
-    return f"{_stem(*digits[:3])} River"
-
-
 def _spell_work(digits: Sequence[int]) -> str:
     tail, adjective, noun = digits
     name = f"The {_ADJECTIVES[adjective]} {_NOUNS[noun]}"
@@ -116,6 +90,15 @@ def _spell_work(digits: Sequence[int]) -> str:
     if tail <= len(_TAILS):
         return f"{name} of {_TAILS[tail - 1]}"
     return f"{name} of {_stem(0, *divmod(tail - len(_TAILS) - 1, len(_MIDDLES)))}"
+
+
+def _with_ending(endings: Sequence[str], between: str, digits: Sequence[int]) -> str:
+    return f"{_stem(*digits[:3])}{between}{endings[digits[3]]}"
+
+
+def _ending_in(endings: Sequence[str], between: str = "") -> NameSpace:
+    """Returns the names that are a stem and one of `endings`."""
+    return NameSpace(_LONGER, (*_STEM, len(endings)), partial(_with_ending, endings, between))
 
 
 _LONG_SUBJECT = 6  # words
@@ -219,12 +202,12 @@ _VALUES = {
 _NAMES = {
     "work": NameSpace(_WORK_TAILS, (len(_ADJECTIVES), len(_NOUNS)), _spell_work),
     "person": NameSpace(_LONGER, (len(_FIRST_NAMES), *_STEM, len(_SURNAMES)), _spell_person),
-    "company": NameSpace(_LONGER, (*_STEM, len(_COMPANIES)), _spell_company),
-    "press": NameSpace(_LONGER, (*_STEM, len(_PRESSES)), _spell_press),
-    "school": NameSpace(_LONGER, (*_STEM, len(_SCHOOLS)), _spell_school),
-    "town": NameSpace(_LONGER, (*_STEM, len(_TOWNS)), _spell_town),
-    "country": NameSpace(_LONGER, (*_STEM, len(_COUNTRIES)), _spell_country),
-    "river": NameSpace(_LONGER, _STEM, _spell_river),
+    "company": _ending_in(_COMPANIES, " "),
+    "press": _ending_in(("Press", "Books", "Publishing", "Editions"), " "),
+    "school": _ending_in(("University", "College", "Academy", "Institute"), " "),
+    "town": _ending_in(_TOWNS),
+    "country": _ending_in(_COUNTRIES),
+    "river": NameSpace(_LONGER, _STEM, lambda digits: f"{_stem(*digits)} River"),
 }
 
 
@@ -285,9 +268,8 @@ class NaturalStyle(Style):
         if "spouse" in fields:
             first_name, fields["short"] = fields["name"].split()
             fields["day"] = f"{noise % 28 + 1} {MONTHS[noise // 28 % len(MONTHS)]}"
-            fields["he"], fields["his"], fields["him"] = (
-                ("he", "his", "him") if first_name in _MEN else ("she", "her", "her")
-            )
+            pronouns = ("he", "his", "him") if first_name in _MEN else ("she", "her", "her")
+            fields |= zip(("he", "his", "him"), pronouns, strict=True)
             fields["He"], fields["His"] = fields["he"].capitalize(), fields["his"].capitalize()
         return fields
 

@@ -132,7 +132,7 @@ class FictionQuestions(LazySequence[Question]):
             level=_LEVELS[len(draft.hops)],
             hops=len(draft.hops),
             supporting_facts=tuple(
-                SupportingFact(world.title(fact[0]), _sentence(world, fact)) for fact in draft.facts
+                SupportingFact(world.title(fact.entity), world.style.sentence_of(world, *fact)) for fact in draft.facts
             ),
             context=tuple(self._corpus[world.number(entity)] for entity in context),
             decomposition=draft.hops,
@@ -160,10 +160,6 @@ class _Draft(NamedTuple):
     facts: tuple[_Fact, ...]
     hops: tuple[Hop, ...]
     metadata: Mapping[str, str] = {}
-
-
-def _sentence(world: World, fact: _Fact) -> int:
-    return world.style.sentence_of(world, fact.entity, fact.relation)
 
 
 def _hop(world: World, fact: _Fact, subject: str, rng: random.Random) -> Hop:

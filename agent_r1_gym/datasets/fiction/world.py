@@ -12,7 +12,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from math import isqrt, prod
 from typing import NamedTuple
@@ -218,8 +218,8 @@ class World:
         self.title = lru_cache(1 << 14)(self._title)
         self.noise = lru_cache(1 << 12)(self._noise)
 
-    def __reduce__(self) -> tuple[Callable[..., World], tuple[Style, int, int, str]]:
-        return _rebuild, (self.style, self.seed, self.entities, self.split)
+    def __reduce__(self) -> tuple[Callable[..., World], tuple[Style]]:
+        return partial(World, seed=self.seed, entities=self.entities, split=self.split), (self.style,)
 
     def entity(self, number: int) -> Entity:
         """Returns the entity with `number` in `range(entities)`, all kinds counted through."""
@@ -291,10 +291,6 @@ class World:
                 placed[kind] = (space, order, first)
                 first += self.counts[kind]
         return placed
-
-
-def _rebuild(style: Style, seed: int, entities: int, split: str) -> World:
-    return World(style, seed=seed, entities=entities, split=split)
 
 
 def largest_world(style: Style) -> int:

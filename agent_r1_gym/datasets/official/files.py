@@ -5,13 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from agent_r1_gym.datasets.official.formats import MODULES, SPLITS, check_signature, official_row, split_in_name
+from agent_r1_gym.datasets.official.rows import Row
 from agent_r1_gym.errors import DatasetError
 from agent_r1_gym.support.json_files import read_objects
-
-if TYPE_CHECKING:
-    from agent_r1_gym.datasets.official.rows import Row
 
 _IF_PARQUET = "serve its folder with dataset='hub', hub_id=FOLDER"
 
@@ -28,8 +26,6 @@ def find_file(path: Path, name: str, *, split: str | None) -> tuple[Path, str]:
     Raises:
         DatasetError: there is no such file or folder, or the folder does not hold that split.
     """
-    from agent_r1_gym.datasets.official.formats import split_in_name
-
     if path.is_file():
         return path, split or split_in_name(path.name) or f"file {path.name}"
     if not path.is_dir():
@@ -46,8 +42,6 @@ def find_file(path: Path, name: str, *, split: str | None) -> tuple[Path, str]:
 
 def find_splits(folder: Path, name: str) -> dict[str, Path]:
     """Returns the data file of each split that `folder` holds; a sole data file is a split whatever its name."""
-    from agent_r1_gym.datasets.official.formats import SPLITS, format_of, split_in_name
-
     files: dict[str, Path] = {}
     for split in SPLITS:
         named = (folder / f"{file}{packed}" for file in _expected_names(name, split) for packed in ("", ".gz"))
@@ -58,7 +52,7 @@ def find_splits(folder: Path, name: str) -> dict[str, Path]:
         data = [
             file
             for file in sorted(folder.iterdir())
-            if file.name.removesuffix(".gz").endswith((".json", ".jsonl")) and file.name != format_of(name).ALIASES_FILE
+            if file.name.removesuffix(".gz").endswith((".json", ".jsonl")) and file.name != MODULES[name].ALIASES_FILE
         ]
         if len(data) == 1:
             files[split_in_name(data[0].name) or "train"] = data[0]
@@ -75,9 +69,7 @@ def read_rows(path: Path, name: str) -> Iterator[Row]:
     Raises:
         DatasetError: the file cannot be read, is empty, truncated, no JSON, or of another data set.
     """
-    from agent_r1_gym.datasets.official.formats import check_signature, format_of, official_row
-
-    form = format_of(name)
+    form = MODULES[name]
     aliases = read_aliases(path.with_name(form.ALIASES_FILE)) if form.ALIASES_FILE else {}
     number = -1
     for number, (where, data) in enumerate(read_objects(path, if_parquet=_IF_PARQUET)):
@@ -108,13 +100,11 @@ def read_aliases(path: Path) -> dict[str, tuple[str, ...]]:
 
 
 def _expected_names(name: str, split: str | None) -> list[str]:
-    from agent_r1_gym.datasets.official.formats import SPLITS, format_of
-
     names: list[str] = []
     for candidate in [split] if split else SPLITS:
         stems = (candidate, "dev") if candidate == "validation" else (candidate,)
         names += [f"{stem}{suffix}" for stem in stems for suffix in (".jsonl", ".json")]
-        names += format_of(name).FILES[candidate]
+        names += MODULES[name].FILES[candidate]
     return names
 
 

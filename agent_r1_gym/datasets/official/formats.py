@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol
 
 from agent_r1_gym.datasets.base import QADataset, Question, SupportingFact
+from agent_r1_gym.datasets.official import hotpotqa, musique, twowiki
+from agent_r1_gym.datasets.official.rows import PassagePool, Row
 from agent_r1_gym.errors import DatasetError
+from agent_r1_gym.scoring import normalize_answer
 from agent_r1_gym.support.checks import check_choice
-
-if TYPE_CHECKING:
-    from agent_r1_gym.datasets.official.rows import PassagePool, Row
-
-MODULES: Mapping[str, str] = {"hotpotqa": "hotpotqa", "2wikimultihopqa": "twowiki", "musique": "musique"}
-"""Short name of each data set -> its module in this folder; a new data set is a module and a line here."""
 
 SPLITS = ("train", "validation", "test")
 """The splits in the order in which one is chosen if none is asked for."""
@@ -56,6 +52,10 @@ class Format(Protocol):
         """Returns the question of an official row, None if it is to be left out."""
 
 
+MODULES: Mapping[str, Format] = {"hotpotqa": hotpotqa, "2wikimultihopqa": twowiki, "musique": musique}
+"""Short name of each data set -> its module in this folder; a new data set is a module and an entry here."""
+
+
 def canonical_name(name: str) -> str:
     """Returns the short name of a data set that is read, whatever its case ("2wiki" is allowed too).
 
@@ -84,11 +84,6 @@ def split_in_name(file_name: str) -> str | None:
     return canonical_split(words[0]) if words else None
 
 
-def format_of(name: str) -> Format:
-    """Returns the module of the data set with this short name."""
-    return cast(Format, importlib.import_module(f"{__package__}.{MODULES[name]}"))
-
-
 def official_row(
     form: Format, data: Mapping[str, Any], *, number: int, where: str, aliases: Mapping[str, tuple[str, ...]]
 ) -> Row:
@@ -101,8 +96,6 @@ def official_row(
         where: file and line or row number, for error messages.
         aliases: other names of entities, where the data set brings a file of them.
     """
-    from agent_r1_gym.datasets.official.rows import Row
-
     official = form.official(data, aliases)
     return Row(official if form.ID in official else {form.ID: str(number)} | official, where)
 
@@ -113,12 +106,12 @@ def check_signature(row: Row, name: str) -> None:
     Raises:
         DatasetError: the row lacks the mark of data set `name` and bears that of another one.
     """
-    if format_of(name).SIGNATURE in row.data:
+    if MODULES[name].SIGNATURE in row.data:
         return
-    for candidate in map(format_of, MODULES.keys() - {name}):
+    for candidate in MODULES.values():
         if candidate.SIGNATURE in row.data:
             raise DatasetError(
-                f"{row.where}: expected {format_of(name).TITLE}, but this looks like {candidate.TITLE} "
+                f"{row.where}: expected {MODULES[name].TITLE}, but this looks like {candidate.TITLE} "
                 f"(it has the field {candidate.SIGNATURE!r}); use {candidate.ENVIRONMENT}"
             )
 
@@ -138,7 +131,7 @@ def parse_rows(
         DatasetError: a row is malformed, has no answer, lacks the paragraphs that the first row has, or its id occurs
             twice; outside of validation and test splits also if a supporting fact names none of its paragraphs.
     """
-    parse = format_of(name).parse
+    parse = MODULES[name].parse
     first: Question | None = None
     seen: set[str] = set()
     for row in rows:
@@ -181,12 +174,10 @@ def build_dataset(rows: Iterable[Row], name: str, *, split: str, source: str) ->
     Raises:
         DatasetError: a row is refused (see `parse_rows`), or there is no question at all.
     """
-    from agent_r1_gym.datasets.official.rows import PassagePool
-
     pool = PassagePool()
     questions = tuple(question for _, question in parse_rows(rows, name, split=split, pool=lambda: pool))
     if not questions:
-        raise DatasetError(f"{source} holds no question; expected at least one answerable {format_of(name).TITLE} row")
+        raise DatasetError(f"{source} holds no question; expected at least one answerable {MODULES[name].TITLE} row")
     _warn_of_empty_answers(questions, source)
     _warn_of_lost_facts(questions, source)
     return QADataset(
@@ -199,8 +190,6 @@ def _warn_of_empty_answers(questions: Iterable[Question], source: str) -> None:
 
     They are kept: official rows have them, and the official metrics count them so.
     """
-    from agent_r1_gym.scoring import normalize_answer
-
     empty = [
         (question.id, answer) for question in questions for answer in question.answers if not normalize_answer(answer)
     ]

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_r1_gym.datasets.base import Question, SupportingFact
+from agent_r1_gym.datasets.official.rows import PassagePool, Row, official_tables
 from agent_r1_gym.types import Passage
-
-if TYPE_CHECKING:
-    from agent_r1_gym.datasets.official.rows import PassagePool, Row
 
 TITLE = "HotpotQA"
 ENVIRONMENT = "AgentR1/HotpotQA-v0"
 ID = "_id"
 SIGNATURE = "level"
-ALIASES_FILE = None
+ALIASES_FILE: str | None = None
 FILES: Mapping[str, tuple[str, ...]] = {
     "train": ("hotpot_train_v1.1.json", "hotpot_train_v1.json"),
     "validation": ("hotpot_dev_distractor_v1.json", "hotpot_dev_fullwiki_v1.json"),
@@ -38,9 +36,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {"context": ("title", "sentences"), "sup
 
 def official(data: Mapping[str, Any], aliases: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Returns a row of any known copy in the official shape; HotpotQA has no `aliases`."""
-    from agent_r1_gym.datasets.official import rows
-
-    return rows.official(data, TABLES)
+    return official_tables(data, TABLES)
 
 
 def parse(row: Row, pool: PassagePool) -> Question:
@@ -65,11 +61,7 @@ def parse(row: Row, pool: PassagePool) -> Question:
 
 def parse_supporting_facts(row: Row) -> tuple[SupportingFact, ...]:
     """Returns the gold sentences, () if they are hidden; some official ones point past the end of their passage."""
-    facts = row.data.get("supporting_facts")
-    if facts is None:
-        return ()
-    if not isinstance(facts, list) or not all(map(_is_fact, facts)):
-        raise row.error("supporting_facts", "a list of [title, sentence index] pairs")
+    facts = row.items("supporting_facts", _is_fact, "a list of [title, sentence index] pairs")
     return tuple(SupportingFact(sys.intern(title), sentence) for title, sentence in facts)
 
 
@@ -78,20 +70,14 @@ def parse_context(row: Row, pool: PassagePool, *, separator: str = "") -> tuple[
 
     `separator` goes between sentences that do not bring their white space.
     """
-    paragraphs = row.data.get("context")
-    if paragraphs is None:
-        return ()
-    if not isinstance(paragraphs, list) or not all(map(_is_paragraph, paragraphs)):
-        raise row.error("context", "a list of [title, [sentences]] pairs")
+    paragraphs = row.items("context", _is_paragraph, "a list of [title, [sentences]] pairs")
     return tuple(pool.passage(title, sentences, separator=separator) for title, sentences in paragraphs)
 
 
 def _is_fact(value: Any) -> bool:
     match value:
-        case [str(), bool()]:
-            return False
         case [str(), int(sentence)]:
-            return sentence >= 0
+            return sentence >= 0 and not isinstance(sentence, bool)
     return False
 
 

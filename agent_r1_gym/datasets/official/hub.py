@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agent_r1_gym.datasets.official.formats import MODULES, official_row, split_in_name
+from agent_r1_gym.datasets.official.rows import Row
 from agent_r1_gym.errors import DatasetError, MissingDependencyError
-
-if TYPE_CHECKING:
-    from agent_r1_gym.datasets.official.rows import Row
 
 
 def hub_rows(name: str, *, hub_id: str, split: str) -> Iterator[Row]:
@@ -25,9 +24,7 @@ def hub_rows(name: str, *, hub_id: str, split: str) -> Iterator[Row]:
         MissingDependencyError: the library `datasets` is not installed.
         DatasetError: the hub cannot be reached, or does not hold that data set or split.
     """
-    from agent_r1_gym.datasets.official.formats import format_of, official_row
-
-    form, library = format_of(name), _library()
+    form, library = MODULES[name], _library()
     if Path(hub_id).is_dir():
         table = _open_folder(library, Path(hub_id), split)
     else:
@@ -39,8 +36,6 @@ def hub_rows(name: str, *, hub_id: str, split: str) -> Iterator[Row]:
 
 
 def _open_folder(library: Any, folder: Path, split: str) -> Iterable[Mapping[str, Any]]:
-    from agent_r1_gym.datasets.official.formats import split_in_name
-
     files = [str(file) for file in sorted(folder.glob("*.parquet")) if split_in_name(file.name) == split]
     if not files:
         held = ", ".join(sorted(file.name for file in folder.iterdir())[:10]) or "nothing"
@@ -55,8 +50,6 @@ def _open_folder(library: Any, folder: Path, split: str) -> Iterable[Mapping[str
 
 
 def _open_repository(library: Any, name: str, hub_id: str, split: str) -> Iterable[Mapping[str, Any]]:
-    from agent_r1_gym.datasets.official.formats import split_in_name
-
     repository, _, configuration = hub_id.partition(":")
     try:
         offered = library.get_dataset_split_names(repository, configuration or None)

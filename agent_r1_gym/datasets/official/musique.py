@@ -14,19 +14,17 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_r1_gym.datasets.base import Hop, Question, SupportingFact
+from agent_r1_gym.datasets.official.rows import PassagePool, Row, decoded
 from agent_r1_gym.types import Passage
-
-if TYPE_CHECKING:
-    from agent_r1_gym.datasets.official.rows import PassagePool, Row
 
 TITLE = "MuSiQue"
 ENVIRONMENT = "AgentR1/MuSiQue-v0"
 ID = "id"
 SIGNATURE = "paragraphs"
-ALIASES_FILE = None
+ALIASES_FILE: str | None = None
 FILES: Mapping[str, tuple[str, ...]] = {
     "train": ("musique_ans_v1.0_train.jsonl", "musique_full_v1.0_train.jsonl"),
     "validation": ("musique_ans_v1.0_dev.jsonl", "musique_full_v1.0_dev.jsonl"),
@@ -43,12 +41,10 @@ _KIND = re.compile(r"(\d)hop\d*(?=__)")
 
 def official(data: Mapping[str, Any], aliases: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Returns a row of any known copy in the official shape; MuSiQue's rows bring their own `aliases`."""
-    from agent_r1_gym.datasets.official import rows
-
     row = dict(data)
     for field in ("paragraphs", "question_decomposition"):
         if field in row:
-            row[field] = rows.decoded(row[field])
+            row[field] = decoded(row[field])
     return row
 
 
@@ -62,7 +58,7 @@ def parse(row: Row, pool: PassagePool) -> Question | None:
         return None
     identifier = row.text("id")
     kind = _KIND.match(identifier)
-    paragraphs = [] if row.data.get("paragraphs") is None else row.objects("paragraphs")
+    paragraphs = row.objects("paragraphs")
     context = tuple(_parse_paragraph(row, paragraph, pool) for paragraph in paragraphs)
     titles = {str(raw.get("idx")): passage.title for raw, passage in zip(paragraphs, context, strict=True)}
     gold = [passage for passage, raw in zip(context, paragraphs, strict=True) if raw.get("is_supporting")]
@@ -88,8 +84,6 @@ def _parse_paragraph(row: Row, paragraph: Mapping[str, Any], pool: PassagePool) 
 
 def _parse_decomposition(row: Row, titles: Mapping[str, str]) -> tuple[Hop, ...]:
     """Returns the gold steps; `titles` is the title of each paragraph by its `idx`."""
-    if row.data.get("question_decomposition") is None:
-        return ()
     hops = []
     for step in row.objects("question_decomposition"):
         question, answer = step.get("question"), step.get("answer")

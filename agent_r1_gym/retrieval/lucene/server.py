@@ -1,11 +1,10 @@
-"""The process that owns a JVM: `python -m agent_r1_gym.retrieval.lucene.server serve|build ...`.
+"""The process that owns a JVM: `python -m agent_r1_gym.retrieval.lucene.server serve|build ...` (see `main`).
 
 Started by `retriever.py`. It writes one line of JSON to stdout when it is ready, everything else goes to stderr.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import itertools
 import json
@@ -18,6 +17,8 @@ from typing import Any
 
 from agent_r1_gym.errors import AgentR1Error, ConfigurationError, RetrievalError, suggest
 from agent_r1_gym.retrieval.base import MAX_QUERY_CHARS, Hit, Retriever, check_k, clean_query
+from agent_r1_gym.retrieval.corpus import passage_from_document
+from agent_r1_gym.retrieval.server import serve
 
 _BATCH = 1000
 _USUAL_INDEXES = ("beir-v1.0.0-hotpotqa.flat", "wikipedia-dpr-100w", "wikipedia-kilt-doc")
@@ -107,8 +108,6 @@ class LuceneSearch(Retriever):
 
 
 def _hit(hit: Any) -> Hit:
-    from agent_r1_gym.retrieval.corpus import passage_from_document
-
     raw = hit.lucene_document.get("raw")
     try:
         document = json.loads(raw)
@@ -166,48 +165,35 @@ def _causes(error: Exception) -> str:
     return "; ".join(line.strip() for line in str(error).splitlines() if "Exception:" in line or "Error:" in line)
 
 
-def _serve(options: argparse.Namespace, report: Any) -> None:
-    from agent_r1_gym.retrieval.server import serve
-
-    retriever = LuceneSearch(options.index, k1=options.k1, b=options.b)
+def _serve(report: Any, *, index: str, k1: float, b: float, name: str, idle_exit: float) -> None:
+    """Serves an index; see `retriever.LuceneRetriever` and `serve`, which say what the options are."""
+    retriever = LuceneSearch(index, k1=k1, b=b)
 
     def ready(url: str) -> None:
         print(json.dumps({"url": url, "pid": os.getpid()}), file=report)
         report.close()
 
-    serve(retriever, port=0, name=options.name, idle_exit=options.idle_exit, on_ready=ready)
+    serve(retriever, port=0, name=name, idle_exit=idle_exit, on_ready=ready)
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="lucene_server", description="Owns a JVM; started by LuceneRetriever.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    serving = commands.add_parser("serve", help="serve an index until nobody is connected")
-    serving.add_argument("index", help="folder of the index, or name of a prebuilt one")
-    serving.add_argument("--name", default="", help="identity that /health reports")
-    serving.add_argument("--k1", type=float, default=0.9)
-    serving.add_argument("--b", type=float, default=0.4)
-    serving.add_argument(
-        "--idle-exit", type=float, default=60.0, help="seconds without a connection after which the server leaves"
-    )
-    building = commands.add_parser("build", help="index JSON documents from stdin")
-    building.add_argument("directory", help="empty folder for the index")
-    return parser.parse_args(arguments)
+def main(command: str, argument: str) -> int:
+    """Runs the process; returns its exit status.
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the process; returns its exit status."""
-    options = _parse(arguments)
+    Args:
+        command: "serve" an index until nobody is connected, or "build" one of the JSON documents on stdin.
+        argument: the options of `_serve` as JSON, or an empty folder for the index.
+    """
     # What Java and Pyserini print to stdout must not mix with the report.
     report = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     # The server outlives the process that started it: it must not become that process's zombie.
-    if options.command == "serve" and os.fork():
+    if command == "serve" and os.fork():
         os._exit(0)
     try:
-        if options.command == "serve":
-            _serve(options, report)
+        if command == "serve":
+            _serve(report, **json.loads(argument))
         else:
-            count = build(options.directory, sys.stdin.buffer)
+            count = build(argument, sys.stdin.buffer)
             print(json.dumps({"documents": count}), file=report)
     except AgentR1Error as error:
         kind = "configuration" if isinstance(error, ConfigurationError) else "retrieval"
@@ -217,6 +203,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    status = main()
+    status = main(*sys.argv[1:])
     sys.stderr.flush()
     os._exit(status)  # A JVM's own shutdown can hang; everything that matters is written.

@@ -1,4 +1,3 @@
-import gzip
 import json
 import pickle
 from collections import Counter
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from agent_r1_gym.datasets.load import SupportingFact, load_dataset
 from agent_r1_gym.datasets.official.rows import PassagePool
 from agent_r1_gym.errors import DatasetError
-from tests.kit.examples import HOTPOTQA_ROW, MUSIQUE_ROW, TWOWIKI_ROW, changed, write_json, write_jsonl
+from tests.kit.examples import HOTPOTQA_ROW, changed, write_json
 from tests.kit.shared_data import shared_file
 
 TITLES = st.sampled_from(["A", "B", "A#2", "A#3", "B#2", "é\ud800"])
@@ -61,26 +60,6 @@ def test_hidden_answers_of_a_test_file(tmp_path):
     assert (dataset[0].answers, dataset[0].supporting_facts, dataset[0].hops, dataset[0].type) == ((), (), None, "")
 
 
-@pytest.mark.parametrize("form", ["array", "pretty", "lines", "blank lines", "bom", "gz", "gz lines"])
-def test_every_way_to_write_the_same_rows_reads_the_same(tmp_path, form):
-    rows = [HOTPOTQA_ROW, changed(HOTPOTQA_ROW, _id="2")]
-    lines = "\n".join(map(json.dumps, rows))
-    text = {
-        "pretty": json.dumps(rows, indent=2),
-        "lines": lines,
-        "blank lines": f"\n\n{lines}\n\n",
-        "bom": "\ufeff" + lines,
-        "gz lines": lines,
-    }.get(form, json.dumps(rows))
-    data = text.encode()
-    path = tmp_path / "any.json"
-    path.write_bytes(gzip.compress(data) if form.startswith("gz") else data)
-    dataset = load(path)
-    plain = load(write_json(tmp_path / "plain.json", rows))
-    assert list(dataset) == list(plain)
-    assert dataset.fingerprint == plain.fingerprint
-
-
 def test_passages_that_questions_share_are_held_once_and_fingerprinted(tmp_path):
     context = [*HOTPOTQA_ROW["context"][:1], ["Marnby", ["Another Marnby."]]]
     other = changed(HOTPOTQA_ROW, _id="2", context=context, supporting_facts=[["Low Tide", 0]])
@@ -104,110 +83,8 @@ def test_passage_ids_are_unique_and_sentences_are_rebuilt(paragraphs):
     assert all(by_content[passage.title, passage.text] == passage.id for passage in passages)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "expected"),
-    [
-        ("_id", 7, "a non-empty string; got 7"),
-        ("question", "", "a non-empty string; got ''"),
-        ("question", ["x"], r"a non-empty string; got \['x'\]"),
-        ("answer", ["Marnby"], "a string"),
-        ("level", 3, "a string; got 3"),
-        ("context", "none", r"\[title, \[sentences\]\] pairs; got 'none'"),
-        ("context", [["Low Tide"]], r"pairs; got \[\['Low Tide'\]\]"),
-        ("context", [["Low Tide", "text"]], "pairs"),
-        ("context", [["Low Tide", ["a", 5]]], "pairs"),
-        ("context", {"title": ["a"], "sentences": []}, "pairs"),
-        ("supporting_facts", {"a": 1}, r"\[title, sentence index\] pairs"),
-        ("supporting_facts", [["Low Tide", "0"]], "pairs"),
-        ("supporting_facts", [["Low Tide", -1]], "pairs"),
-        ("supporting_facts", [["Low Tide", True]], "pairs"),
-    ],
-)
-def test_malformed_rows_are_named_by_file_row_and_field(tmp_path, field, value, expected):
-    bad = changed(HOTPOTQA_ROW, **{"_id": "2", field: value})
-    array = write_json(tmp_path / "rows.json", [HOTPOTQA_ROW, bad])
-    with pytest.raises(DatasetError, match=rf"rows\.json, row 1, field '{field}': expected .*{expected}"):
-        load(array)
-    lines = write_jsonl(tmp_path / "rows.jsonl", [HOTPOTQA_ROW, bad])
-    with pytest.raises(DatasetError, match=rf"rows\.jsonl, line 2, field '{field}'"):
-        load(lines)
-
-
-def test_long_values_are_shortened_in_messages(tmp_path):
-    bad = changed(HOTPOTQA_ROW, context="x" * 10_000)
-    with pytest.raises(DatasetError) as caught:
-        load(write_json(tmp_path / "rows.json", [bad]))
-    assert len(str(caught.value)) < 500
-
-
-def test_a_repeated_id_is_refused(tmp_path):
-    with pytest.raises(DatasetError, match=r"row 1: the id '5a7a0693' occurs a second time"):
-        load(write_json(tmp_path / "rows.json", [HOTPOTQA_ROW, HOTPOTQA_ROW]))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "is empty; expected a JSON array or JSON Lines with rows of HotpotQA"),
-        (b" \n\n ", "is empty"),
-        (b"[]", "is empty"),
-        (b"title,question\n", "line 1: not valid JSON"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
-        (b'{"_id":\n"x"}', r"line 1: not valid JSON .* truncated"),
-        (b"[1, 2]", "row 0: expected an object, got int"),
-        (b'"text"', "line 1: expected an object, got str"),
-        (b"[" * 100_000, "row 0: not valid JSON"),
-        (b"PK\x03\x04...", "zip archive"),
-        (b"PAR1...", "parquet file"),
-        (b'{"a": "\xff"}', "is no UTF-8 text"),
-        (b"\x1f\x8b\x08\x00broken", "cannot be read"),
-        (gzip.compress(b'{"_id": "a"}' * 100, mtime=0)[:-12], "cannot be read"),
-    ],
-)
-def test_files_that_are_no_data_files(tmp_path, content, message):
-    path = tmp_path / "rows.json"
-    path.write_bytes(content)
-    with pytest.raises(DatasetError, match=message) as caught:
-        load(path)
-    assert "rows.json" in str(caught.value)
-
-
-def test_a_truncated_array_names_the_row_where_it_ends(tmp_path):
-    text = json.dumps([HOTPOTQA_ROW, changed(HOTPOTQA_ROW, _id="2")])
-    for cut, message in ((len(text) - 30, "row 1: not valid JSON"), (len(text) - 1, "row 1: expected ',' or ']'")):
-        path = tmp_path / f"cut{cut}.json"
-        path.write_text(text[:cut], encoding="utf-8")
-        with pytest.raises(DatasetError, match=rf"{message}.*truncated"):
-            load(path)
-    path.write_text(text + " [1]", encoding="utf-8")
-    with pytest.raises(DatasetError, match="more text follows the end"):
-        load(path)
-
-
-def test_another_data_set_is_recognised(tmp_path):
-    with pytest.raises(DatasetError, match=r"expected HotpotQA, but this looks like MuSiQue.*AgentR1/MuSiQue-v0"):
-        load(write_jsonl(tmp_path / "a.jsonl", [MUSIQUE_ROW]))
-    with pytest.raises(DatasetError, match=r"looks like 2WikiMultihopQA.*AgentR1/2WikiMultihopQA-v0"):
-        load(write_json(tmp_path / "b.json", [TWOWIKI_ROW]))
-
-
-@given(data=st.binary(max_size=60) | st.text(max_size=60).map(str.encode) | st.sampled_from([b'[{"_id":"x"}', b"[{},"]))
-def test_any_bytes_give_a_data_set_error_and_nothing_else(tmp_path_factory, data):
-    path = tmp_path_factory.mktemp("fuzz") / "rows.json"
-    path.write_bytes(data)
-    with pytest.raises(DatasetError):
-        load(path)
-
-
-def test_the_hubs_shape_reads_the_same(tmp_path):
-    official = load(write_json(tmp_path / "a.json", [HOTPOTQA_ROW]))
-    titles, sentences = zip(*HOTPOTQA_ROW["context"], strict=True)
-    fact_titles, indexes = zip(*HOTPOTQA_ROW["supporting_facts"], strict=True)
-    hub = changed(
-        HOTPOTQA_ROW,
-        _id=...,
-        id=HOTPOTQA_ROW["_id"],
-        context={"title": list(titles), "sentences": list(sentences)},
-        supporting_facts={"title": list(fact_titles), "sent_id": list(indexes)},
-    )
-    assert list(load(write_jsonl(tmp_path / "b.jsonl", [hub]))) == list(official)
+@pytest.mark.parametrize("content", ["", " \n\n ", "[]"])
+def test_a_file_without_rows_is_refused(tmp_path, content):
+    (tmp_path / "rows.json").write_text(content)
+    with pytest.raises(DatasetError, match=r"is empty; expected a JSON array or JSON Lines with rows of HotpotQA"):
+        load(tmp_path / "rows.json")

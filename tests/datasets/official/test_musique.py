@@ -5,7 +5,7 @@ import pytest
 
 from agent_r1_gym.datasets.load import Hop, SupportingFact, load_dataset
 from agent_r1_gym.errors import DatasetError
-from tests.kit.examples import HOTPOTQA_ROW, MUSIQUE_ROW, changed, write_json, write_jsonl
+from tests.kit.examples import MUSIQUE_ROW, changed, write_jsonl
 from tests.kit.shared_data import shared_file
 
 
@@ -73,27 +73,3 @@ def test_hidden_answers_of_a_test_file(tmp_path):
 def test_an_id_of_another_form_leaves_the_hops_unknown(tmp_path):
     question = load(write_jsonl(tmp_path / "train.jsonl", [changed(MUSIQUE_ROW, id="mine-1")]))[0]
     assert (question.type, question.hops) == ("", None)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "expected"),
-    [
-        ("id", "", "a non-empty string"),
-        ("answer_aliases", "MCR", "a list of strings"),
-        ("answer_aliases", ["MCR", None], "a list of strings"),
-        ("paragraphs", [{"idx": 0, "title": "Marnia"}], "objects with the strings title and paragraph_text"),
-        ("paragraphs", ["Marnia"], "a list of objects"),
-        ("question_decomposition", [{"question": "Who?"}], "objects with the strings question and answer"),
-        ("question_decomposition", {"id": 1}, "a list of objects"),
-    ],
-)
-def test_malformed_rows_are_named_by_file_line_and_field(tmp_path, field, value, expected):
-    bad = changed(MUSIQUE_ROW, **{"id": "2hop__2", field: value})
-    path = write_jsonl(tmp_path / "rows.jsonl", [MUSIQUE_ROW, bad])
-    with pytest.raises(DatasetError, match=rf"rows\.jsonl, line 2, field '{field}': expected {expected}; got"):
-        load(path)
-
-
-def test_hotpotqa_is_recognised(tmp_path):
-    with pytest.raises(DatasetError, match=r"expected MuSiQue, but this looks like HotpotQA.*AgentR1/HotpotQA-v0"):
-        load(write_json(tmp_path / "train.json", [HOTPOTQA_ROW]))

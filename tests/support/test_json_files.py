@@ -1,0 +1,107 @@
+"""Files of JSON objects, through the two readers that users meet: of corpora and of data sets."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1_gym.datasets.load import load_dataset
+from agent_r1_gym.errors import DatasetError
+from agent_r1_gym.retrieval.corpus import read_corpus
+from tests.kit.examples import HOTPOTQA_ROW, changed, write_json
+
+Read = Callable[[Path], Any]
+ROWS = [changed(HOTPOTQA_ROW, _id=name, text="x") for name in "ab"]  # documents of a corpus as well
+LINES = "\n".join(map(json.dumps, ROWS)).encode()
+ARRAY = json.dumps(ROWS).encode()
+
+
+def read_data_set(path: Path) -> Any:
+    dataset = load_dataset("hotpotqa", path)
+    return [list(dataset), dataset.fingerprint]
+
+
+@pytest.fixture(params=[lambda path: list(read_corpus(path)), read_data_set], ids=["corpus", "data set"])
+def read(request: pytest.FixtureRequest) -> Read:
+    reader: Read = request.param
+    return reader
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("pretty.json", json.dumps(ROWS, indent=2).encode()),
+        ("lines.json", LINES),
+        ("blank_lines.jsonl", b"\n\n%s\n\n\n" % LINES.replace(b"\n", b"\n\n")),
+        ("mark.jsonl", b"\xef\xbb\xbf" + LINES),
+        ("packed_array.json", gzip.compress(ARRAY)),
+        ("packed_lines.json", gzip.compress(LINES)),
+        ("not_packed.jsonl.gz", LINES),
+    ],
+)
+def test_every_way_to_write_the_same_rows_reads_the_same(tmp_path: Path, read: Read, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert read(tmp_path / name) == read(write_json(tmp_path / "plain.json", ROWS))
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"title,question\n", "line 1: not valid JSON"),
+        (b'{"title": 1', r"line 1: not valid JSON .* truncated"),
+        (b'{"_id":\n"x"}', r"line 1: not valid JSON .* truncated"),
+        (LINES[:-9], r"line 2: not valid JSON .* truncated"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+        (b"[1, 2]", "row 0: expected an object, got int"),
+        (b'"text"', "line 1: expected an object, got str"),
+        (gzip.compress(LINES + b"\n[]"), "line 3: expected an object, got list|row 0: expected an object"),
+        (b"[" * 100_000, "row 0: not valid JSON"),
+        (b"PK\x03\x04...", "zip archive"),
+        (b"PAR1...", "parquet file: (convert it first|serve its folder with dataset='hub', hub_id=FOLDER);"),
+        (b'{"a": "\xff"}', "is no UTF-8 text"),
+        (b"\x1f\x8b\x08\x00broken", "cannot be read"),
+        (gzip.compress(LINES, mtime=0)[:-12], "cannot be read"),
+        (ARRAY[:-30], "row 1: not valid JSON.*truncated"),
+        (ARRAY[:-1], "row 1: expected ',' or ']'.*truncated"),
+        (ARRAY + b" [1]", "more text follows the end"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, read: Read, content: bytes, complaint: str) -> None:
+    (tmp_path / "rows.json").write_bytes(content)
+    with pytest.raises(DatasetError, match=rf"rows\.json.*({complaint})"):
+        read(tmp_path / "rows.json")
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+@pytest.mark.parametrize(
+    ("broken", "complaint"),
+    [
+        ('"answer": "Marnby", "answer": "Oslo"', "an object has the key 'answer' twice"),
+        ('"answer": {"a": 1, "b": 2, "a": 3}', "an object has the key 'a' twice"),
+        (f'"answer": {"9" * 5000}', "Exceeds the limit"),
+        (f'"answer": {"[" * 100_000}', "recursion"),
+    ],
+    ids=["two answers", "deeper", "a long integer", "depth"],
+)
+def test_an_ambiguous_or_monstrous_row_is_named(
+    tmp_path: Path, read: Read, as_array: bool, broken: str, complaint: str
+) -> None:
+    rows = [json.dumps(ROWS[0]), json.dumps(ROWS[1]).replace('"answer": "Marnby"', broken)]
+    (tmp_path / "rows.json").write_text(f"[{', '.join(rows)}]" if as_array else "\n".join(rows))
+    with pytest.raises(DatasetError, match=rf"rows\.json, {'row 1' if as_array else 'line 2'}: .*{complaint}"):
+        read(tmp_path / "rows.json")
+
+
+@given(data=st.binary(max_size=60) | st.text(max_size=60).map(str.encode) | st.sampled_from([b'[{"_id":"x"}', b"[{},"]))
+def test_any_bytes_give_a_data_set_error_and_nothing_else(tmp_path_factory: Any, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "rows.json"
+    path.write_bytes(data)
+    with pytest.raises(DatasetError):
+        read_data_set(path)
