@@ -13,8 +13,17 @@ from peft import LoraConfig
 from tests.kit.bandit import make_trainer
 from tests.kit.fixed import by_row
 from tests.kit.tiny_model import make_model
-from tests.trainers.test_trainer import TWO_PROCESSES, weights
 from trainers.algorithms.critic import Critic, CriticOptions, build_value_model
+from trainers.trainer import AgentTrainer
+
+TWO_PROCESSES = {"learning_rate": 1e-3, "critic_learning_rate": 1e-3, "num_generations": 4, "max_steps": 2}
+
+
+def weights(trainer: AgentTrainer) -> dict[str, torch.Tensor]:
+    """The policy's and the critic's."""
+    critic = {} if trainer.critic is None else trainer.critic.model.state_dict(prefix="critic.")
+    return {**trainer.model.state_dict(), **critic}
+
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

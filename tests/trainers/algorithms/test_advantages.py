@@ -331,11 +331,6 @@ class TestGroups:
 
 
 class TestOptions:
-    def test_an_option_without_effect_is_refused(self):
-        with pytest.raises(ConfigurationError, match=r"lam=0.95 has no effect on grpo, only on ppo. Leave it at 1.0."):
-            check_options("grpo", CreditOptions(lam=0.95))
-        check_options("ppo", CreditOptions(lam=0.95))
-
     def test_an_unknown_estimator_is_named(self):
         with pytest.raises(ConfigurationError, match="Did you mean 'grpo'"):
             check_options("grp", DEFAULT)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -16,11 +16,10 @@ from agent_r1_gym.play.jobs import Job
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.play.token_session import TokenLimits, TokenSession
-from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.types import Message
 from tests.kit.chat_families import FAMILIES
 from tests.kit.helpers import GivenTool, call, make_env, started
-from tests.trainers.engines.test_collect import CALL, LIMITS, lookup_env
+from tests.trainers.engines.test_collect import CALL, LIMITS, EchoEnv, lookup_env
 from trainers.algorithms.batch import tokens_of
 from trainers.engines.chat_format import ChatFormat, markup_of
 from trainers.engines.collect import Collector
@@ -278,22 +277,7 @@ def test_a_turn_with_two_outcomes_is_played_where_roles_must_alternate(name: str
     assert played.terminated and not tokens.context_starts
 
 
-class ThreeTurns(gym.Env[str, str]):
-    """A text environment of somebody else's, which ends after three turns."""
-
-    observation_space = action_space = UnicodeText(1000)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.turns = 0
-        return "who", {}
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        self.turns += 1
-        return "go on", 0.0, self.turns == 3, False, {}
-
-
-@pytest.mark.parametrize("env", [lookup_env, ThreeTurns], ids=["ToolEnv", "another Env"])
+@pytest.mark.parametrize("env", [lookup_env, partial(EchoEnv, turns=3, says="go on")], ids=["ToolEnv", "another Env"])
 def test_an_episode_begins_a_row_where_the_template_drops_thinking(env: Any, tmp_path: Path) -> None:
     chat = ChatFormat(FAMILIES["TRL lfm2_2_5.jinja"].tokenizer(tmp_path))
     thought = "<think>\nplan\n</think>\n\nhm"

@@ -252,13 +252,13 @@ def test_slow_tools_below_a_wrapper_run_outside_the_engine_too() -> None:
 
 
 class EchoEnv(gym.Env[str, str]):
-    """A text environment of somebody else's: says what it heard, ends after two turns."""
+    """A text environment of somebody else's: says what it heard, or `says`, and ends after some turns."""
 
     observation_space = UnicodeText(1000)
     action_space = UnicodeText(1000)
 
-    def __init__(self, reward: Any = 0.5) -> None:
-        self.reward = reward
+    def __init__(self, reward: Any = 0.5, *, turns: int = 2, says: str = "found {}") -> None:
+        self.reward, self.last, self.says = reward, turns, says
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
@@ -267,7 +267,7 @@ class EchoEnv(gym.Env[str, str]):
 
     def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
         self.turns += 1
-        return f"found {action}", self.reward, self.turns == 2, False, {}
+        return self.says.format(action, turn=self.turns), self.reward, self.turns == self.last, False, {}
 
 
 def test_any_text_environment_can_be_played() -> None:

@@ -8,9 +8,7 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +20,15 @@ from transformers import TrainerCallback
 from agent_r1_gym.errors import CheckpointError, ConfigurationError
 from tests.kit.bandit import make_trainer, play
 from tests.kit.killed_runs import timeless
+from tests.kit.scripts import run_script
 from trainers.running import checkpoints
 from trainers.trainer import AgentTrainer
-
-ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
 
 KILLS = (4, 66, 22, 12, 30)
 """While the first record is written, an old checkpoint is deleted, and tensors are written."""
-
-
-def run_script(module: str, *arguments: str, launch: Sequence[str] = (sys.executable,)) -> int:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
-    return subprocess.run([*launch, "-m", module, *arguments], env=environment, timeout=300).returncode
 
 
 @pytest.mark.slow
@@ -52,8 +44,7 @@ def test_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path:
 @pytest.mark.slow
 def test_two_processes_stop_together_and_resume(tmp_path: Path) -> None:
     """One of the two gets a signal, fails in its rollouts, and is killed while it saves."""
-    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    assert run_script("tests.kit.two_processes_stopped", str(tmp_path), launch=launch) != 0
+    assert run_script("tests.kit.two_processes_stopped", str(tmp_path), processes=2) != 0
     for name in ("stopped_by_signal", "failed"):
         for rank in (0, 1):
             ends = [torch.load(tmp_path / folder / f"end_{rank}.pt") for folder in ("whole", name)]
