@@ -22,7 +22,7 @@ from tests.kit.fixed import gradients, make_trajectory, multi_turn_batch
 from tests.kit.generate_engine import GenerateEngine
 from tests.kit.scripted import STOPS, make_causal_lm
 from tests.kit.small_env import ANSWER, SmallEnv, call
-from tests.trainers.engines.test_collect import EchoEnv, ScriptedEngine
+from tests.trainers.engines.test_collect import CHAT, EchoEnv, played
 from trainers.algorithms.batch import describe, tokens_of
 from trainers.algorithms.contexts import Contexts, context_numbers
 from trainers.engines.chat_format import ChatFormat
@@ -37,8 +37,6 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
 ]
 
-CHAT = ChatFormat(build_tokenizer())
-LIMITS = TokenLimits(max_prompt_tokens=1024, max_completion_tokens=512)
 TWO_ROWS = make_trajectory([2, 5, 11], [([12, 8, 3], 0.0, [2, 7, 13]), ([14, 3], 1.0, [])], rewritten=[0])
 """Prompt 2 5 11, sampled 12 8 3; then, with nothing before it, the context 2 7 13, sampled 14 3."""
 
@@ -125,12 +123,6 @@ class FreshEnv(EchoEnv):
         return *rest, {"context_rewritten": True}
 
 
-def collect(make_env: Any, *texts: str, limits: TokenLimits = LIMITS) -> Trajectory:
-    rows = [{"task_index": 0, "seed": 1}]
-    (found,) = Collector(Player(make_env, chat=CHAT, limits=limits)).collect(rows, ScriptedEngine(*texts))
-    return found
-
-
 def texts_of(trajectory: Trajectory) -> list[str]:
     tokens = tokens_of(trajectory)
     cuts = [0, *tokens.context_starts, len(tokens.completion_ids)]
@@ -140,7 +132,7 @@ def texts_of(trajectory: Trajectory) -> list[str]:
 
 class TestSession:
     def test_window_begins_a_row_where_seen_text_changes(self) -> None:
-        found = collect(windowed, call("aa bb"), call("cc dd"), ANSWER)
+        found = played(call("aa bb"), call("cc dd"), ANSWER, env=windowed)
         first, second = texts_of(found)
         assert "echo aa bb" in first
         assert first.endswith('cc dd"}}</tool_call><|im_end|>')
@@ -152,7 +144,7 @@ class TestSession:
         assert len(found.turns) == 3
 
     def test_fresh_observations_are_prompts_of_their_own(self) -> None:
-        found = collect(FreshEnv, "yes", "no", "yes")
+        found = played("yes", "no", "yes", env=FreshEnv)
         prompt = "<|im_start|>user\n{}<|im_end|><|im_start|>assistant\n{}<|im_end|>"
         assert texts_of(found) == [
             prompt.format(who, word) for who, word in (("who", "yes"), ("who 1", "no"), ("who 2", "yes"))
@@ -162,10 +154,10 @@ class TestSession:
 
     def test_budget_counts_the_context_as_it_is(self) -> None:
         limits = TokenLimits(max_prompt_tokens=1024, max_completion_tokens=12)
-        found = collect(lambda: FreshEnv(9), *["yes"] * 9, limits=limits)
+        found = played(*["yes"] * 9, env=lambda: FreshEnv(9), limits=limits)
         assert found.terminated
         assert len(tokens_of(found).completion_ids) > 12
-        longer = collect(lambda: FreshEnv(9), *["yes " * 20] * 9, limits=limits)
+        longer = played(*["yes " * 20] * 9, env=lambda: FreshEnv(9), limits=limits)
         assert longer.terminated
 
     def test_a_context_that_is_too_long_truncates(self) -> None:
@@ -176,19 +168,19 @@ class TestSession:
                 _, *rest = super().step(action)
                 return "who " * 3 * self.turns, *rest
 
-        found = collect(Growing, "yes", "no", "yes", limits=limits)
+        found = played("yes", "no", "yes", env=Growing, limits=limits)
         assert found.truncated
         assert len(found.turns) == 2
 
     def test_endless_rewriting_is_truncated(self) -> None:
         limits = TokenLimits(max_prompt_tokens=1024, max_completion_tokens=64, max_contexts=5)
-        found = collect(lambda: FreshEnv(10**9), *["yes"] * 100, limits=limits)
+        found = played(*["yes"] * 100, env=lambda: FreshEnv(10**9), limits=limits)
         assert found.truncated
         assert len(tokens_of(found).context_starts) == 4
         assert len(found.turns) == 5
 
     def test_a_row_without_a_turn_is_left_out(self) -> None:
-        found = collect(FreshEnv, "yes")  # the script ends before the episode does, as a full context would
+        found = played("yes", env=FreshEnv)  # the script ends before the episode does, as a full context would
         assert found.truncated
         assert tokens_of(found).context_starts == ()
         assert len(tokens_of(found).completion_ids) == tokens_of(found).spans[-1][1]

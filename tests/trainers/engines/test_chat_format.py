@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.jobs import Job
-from agent_r1_gym.play.player import Player
-from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.play.token_session import TokenLimits, TokenSession
 from agent_r1_gym.types import Message
 from tests.kit.chat_families import FAMILIES
 from tests.kit.helpers import GivenTool, call, make_env, started
-from tests.trainers.engines.test_collect import CALL, LIMITS, EchoEnv, lookup_env
+from tests.trainers.engines.test_collect import CALL, LIMITS, EchoEnv, lookup_env, played
 from trainers.algorithms.batch import tokens_of
 from trainers.engines.chat_format import ChatFormat, markup_of
-from trainers.engines.collect import Collector
 from trainers.engines.template_choice import bundled
 from trainers.toy.model import build_tokenizer
 
@@ -260,6 +257,7 @@ def test_a_history_without_something_to_learn_is_refused(roles: Any) -> None:
 
 # --- played ----------------------------------------------------------------------------------------------------------
 
+LONG = TokenLimits(max_prompt_tokens=4096, max_completion_tokens=4096)
 TWO = f"{CALL}\n{CALL}"
 BROKEN = f"{CALL}\n<tool_call>\n{{\n</tool_call>"
 
@@ -268,36 +266,20 @@ BROKEN = f"{CALL}\n<tool_call>\n{{\n</tool_call>"
 @pytest.mark.parametrize("text", [TWO, BROKEN], ids=["two calls", "a call beside an error"])
 def test_a_turn_with_two_outcomes_is_played_where_roles_must_alternate(name: str, text: str, tmp_path: Path) -> None:
     chat = ChatFormat(FAMILIES[name].tokenizer(tmp_path))
-    (played,) = play(lookup_env(), chat, text, "<answer>yes</answer>")
-    tokens = tokens_of(played)
+    found = played(text, "<answer>yes</answer>", chat=chat, limits=LONG)
+    tokens = tokens_of(found)
     assert [chat.action(tokens.completion_ids[start:end]) for start, end in tokens.spans] == [
         text,
         "<answer>yes</answer>",
     ]
-    assert played.terminated and not tokens.context_starts
+    assert found.terminated and not tokens.context_starts
 
 
 @pytest.mark.parametrize("env", [lookup_env, partial(EchoEnv, turns=3, says="go on")], ids=["ToolEnv", "another Env"])
 def test_an_episode_begins_a_row_where_the_template_drops_thinking(env: Any, tmp_path: Path) -> None:
     chat = ChatFormat(FAMILIES["TRL lfm2_2_5.jinja"].tokenizer(tmp_path))
     thought = "<think>\nplan\n</think>\n\nhm"
-    (played,) = play(env(), chat, "hm", thought, "<answer>yes</answer>")
-    tokens = tokens_of(played)
+    tokens = tokens_of(played("hm", thought, "<answer>yes</answer>", env=env, chat=chat, limits=LONG))
     assert tokens.context_starts == (tokens.spans[1][1],)
     row = chat.tokenizer.decode(tokens.completion_ids[tokens.context_starts[0] :])
     assert row.count("hm<|im_end|>") == 2 and "plan" not in row
-
-
-def play(env: Any, chat: ChatFormat, *texts: str) -> list[Trajectory]:
-    class Speaker:
-        def run(self, sessions: Any) -> None:
-            for session in sessions:
-                for text in texts:
-                    ids = [*chat.tokenizer.encode(text, add_special_tokens=False), chat.stop_id]
-                    reply = session.finish_turn(ids, [-0.5] * len(ids), True)
-                    reply = reply.result() if isinstance(reply, Future) else reply
-                    if reply is None:
-                        break
-
-    limits = TokenLimits(max_prompt_tokens=4096, max_completion_tokens=4096)
-    return Collector(Player(lambda: env, chat=chat, limits=limits)).collect([{"task_index": 0, "seed": 0}], Speaker())
