@@ -32,7 +32,7 @@ from trainers.algorithms.batch import (
 )
 from trainers.algorithms.contexts import score_contexts
 from trainers.algorithms.credit import Credit, CreditInputs
-from trainers.algorithms.critic import Critic, CriticOptions, ValueBatch, policy_value_model
+from trainers.algorithms.critic import Critic, ValueBatch, policy_value_model
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
 from trainers.running import checkpoints
@@ -126,7 +126,7 @@ class AgentTrainer(ResumableTrainer):
             self.remove_callback(ProgressCallback)
             self.add_callback(RolloutProgress())
         if value_model is not None:
-            self.critic = Critic(value_model, CriticOptions.of(args), accelerator=self.accelerator)
+            self.critic = Critic(value_model, args, accelerator=self.accelerator)
         self._rows: list[Row] = []  # that TRL is having rolled out
         self._batch: Batch  # of the latest rollouts
         # Of the lines that TRL is scoring, a part of the batch: its method gets token ids only.

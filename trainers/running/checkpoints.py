@@ -23,7 +23,7 @@ from accelerate.utils import broadcast_object_list, set_seed  # type: ignore[imp
 
 from agent_r1_gym.errors import AgentR1Error, CheckpointError, ConfigurationError
 from agent_r1_gym.support.files import atomic_directory, atomic_file
-from trainers.algorithms.weights import check_weights
+from trainers.algorithms.critic import check_weights
 from trainers.running.sharding import sharding_of
 
 RECORD = "checkpoint.json"

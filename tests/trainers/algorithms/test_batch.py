@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,17 @@ def test_spread_of_groups_leaves_out_what_does_not_count() -> None:
         valid=torch.tensor([True, True, False, True, True]),
     )
     assert batch.group_spreads(inputs).tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "returns", "expected"),
+    [
+        ([0.0, 1.0, 3.0], [0.0, 1.0, 3.0], 1.0),
+        ([7.0, 7.0, 7.0], [0.0, 1.0, 3.0], 0.0),
+        ([0.0, -1.0, -3.0], [0.0, 1.0, 3.0], -3.0),
+        ([1.0], [2.0], math.nan),
+        ([], [], math.nan),
+    ],
+)
+def test_explained_variance(values: list[float], returns: list[float], expected: float) -> None:
+    assert batch.explained_variance(torch.tensor(values), torch.tensor(returns)) == pytest.approx(expected, nan_ok=True)
