@@ -218,12 +218,12 @@ class AgentTrainer(ResumableTrainer):
 
     def _credit_inputs(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> CreditInputs:
         """Returns the rollouts of all processes, padded to one shape, in the order in which TRL groups them."""
-        fields = batch.credit_fields()
+        fields = dict(batch.credit)
         if self._kl_in_reward():
             assert logps is not None
             fields["token_rewards"] = -self.args.beta * self._token_kl(batch, logps - output["ref_per_token_logps"])
         if self.critic is not None:
-            width, numbers = batch.turn_ids.size(1), batch.context_numbers
+            width, numbers = output["completion_ids"].size(1), batch.context_numbers
             fields["values"] = self.critic.values(*_model_inputs(output), length=width, context_numbers=numbers)
         everywhere = {name: self._gather(local, pad=PADDING.get(name, 0)) for name, local in fields.items()}
         groups = torch.arange(len(everywhere["valid"]), device=self.accelerator.device) // self.num_generations

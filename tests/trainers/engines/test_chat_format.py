@@ -19,7 +19,7 @@ from tests.kit.chat_families import FAMILIES
 from tests.kit.helpers import GivenTool, call, make_env, started
 from tests.trainers.engines.test_collect import CALL, LIMITS, EchoEnv, lookup_env, played
 from trainers.algorithms.batch import tokens_of
-from trainers.engines.chat_format import ChatFormat, markup_of
+from trainers.engines.chat_format import ChatFormat
 from trainers.engines.template_choice import bundled
 from trainers.toy.model import build_tokenizer
 
@@ -159,7 +159,7 @@ def test_no_special_token_of_a_tokenizer_comes_out_of_a_document(name: str, tmp_
     assert {chat.tokenizer.convert_ids_to_tokens(index) for index in special} <= set(chat.markup)
 
     def specials_after(document: str) -> int:
-        env = started(make_env(tools=[GivenTool(document)], markup=markup_of(chat.tokenizer)))
+        env = started(make_env(tools=[GivenTool(document)], markup=chat.markup))
         *_, info = env.step(call("given"))
         return sum(token in special for token in chat.gap_ids(info["new_messages"][1:], stopped=True))
 
