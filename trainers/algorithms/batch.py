@@ -235,14 +235,6 @@ def repetition(tokens: Tokens, *, size: int = 4) -> float:
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def credited(inputs: CreditInputs, options: CreditOptions) -> Tensor:
-    """Returns (B, T) bool: the tokens that carry advantages."""
-    tokens = inputs.turn_ids >= 0
-    if not options.advantage_mask and inputs.token_mask is not None:
-        tokens = tokens | inputs.token_mask
-    return tokens & inputs.valid[:, None]
-
-
 def valid_share(inputs: CreditInputs) -> float:
     """Returns the share of rollouts that count; 1 where none does, as there is nothing to be shared then."""
     return inputs.valid.float().mean().item() or 1.0
@@ -254,14 +246,13 @@ def mean_advantages(inputs: CreditInputs, credit: Credit) -> Tensor:
     return (credit.advantages * sampled).sum(1) / sampled.sum(1).clamp(min=1)
 
 
-def credit_metrics(inputs: CreditInputs, credit: Credit, options: CreditOptions) -> dict[str, float]:
+def credit_metrics(inputs: CreditInputs, credit: Credit) -> dict[str, float]:
     """Returns numbers to log: the spread of advantages and of returns in their groups, and how good the critic was.
 
     Raises:
         ValueError: an advantage is not finite.
     """
-    mask = credited(inputs, options)
-    advantages = credit.advantages[mask]
+    advantages = credit.advantages[credit.credited]
     if not torch.isfinite(advantages).all():
         raise ValueError(f"Advantages must be finite; the rewards of the turns were {inputs.turn_rewards.tolist()}.")
     numbers = {}
@@ -274,7 +265,9 @@ def credit_metrics(inputs: CreditInputs, credit: Credit, options: CreditOptions)
         numbers["group/return_std"] = spreads.mean().item()
         numbers["group/without_signal"] = (spreads < NO_SPREAD).float().mean().item()
     if inputs.values is not None and credit.returns is not None:
-        numbers["critic/explained_variance"] = explained_variance(inputs.values[mask], credit.returns[mask])
+        numbers["critic/explained_variance"] = explained_variance(
+            inputs.values[credit.credited], credit.returns[credit.credited]
+        )
     return numbers
 
 
