@@ -157,27 +157,32 @@ class TestFaults:
         assert not (tmp_path / "checkpoint-2").exists()
         make_trainer(tmp_path, play, max_steps=3).train(resume_from_checkpoint=True)
 
-    def test_environment_that_raises_leaves_a_saved_state(self, tmp_path: Path) -> None:
-        settings = {"max_steps": 4, "learning_rate": 1e-2, "logging_steps": 3}
+    @pytest.mark.parametrize("where", ["rollout", "log"])
+    def test_failure_leaves_a_saved_state(self, where: str, tmp_path: Path) -> None:
+        settings = {"max_steps": 4, "learning_rate": 1e-2, "logging_steps": {"rollout": 3, "log": 1}[where]}
 
-        def breaks(rows: Any, trainer: AgentTrainer) -> Any:
-            torch.rand(7)  # has drawn some random numbers by then
-            if trainer.batches == 2:
+        def plays(rows: Any, trainer: AgentTrainer) -> Any:
+            torch.rand(7)  # has drawn some random numbers when it breaks
+            if trainer is broken and trainer.batches == 2:
                 raise OSError("the environment broke")
             return play(rows, trainer)
 
-        def plays(rows: Any, trainer: AgentTrainer) -> Any:
-            torch.rand(7)
-            return play(rows, trainer)
+        class Broken(TrainerCallback):
+            def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+                if state.global_step == 2:
+                    raise OSError("the service broke")
 
-        whole = make_trainer(tmp_path / "whole", plays, **settings)
-        whole.train()
-        with pytest.raises(OSError, match="the environment broke") as caught:
-            make_trainer(tmp_path / "run", breaks, **settings).train()
+        broken = make_trainer(tmp_path / "run", plays, **settings)
+        if where == "log":
+            broken.add_callback(Broken())
+        with pytest.raises(OSError, match=r"the (environment|service) broke") as caught:
+            broken.train()
         assert caught.value.__notes__[-1] == (
             f"The state of the last step is saved in {tmp_path / 'run' / 'checkpoint-2'}; go on with "
             "resume_from_checkpoint."
         )
+        whole = make_trainer(tmp_path / "whole", plays, **settings)  # seeds the random numbers
+        whole.train()
         resumed = make_trainer(tmp_path / "run", plays, **settings)
         resumed.train(resume_from_checkpoint=True)
         assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
