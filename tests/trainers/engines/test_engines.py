@@ -163,48 +163,37 @@ class LateSession(ScriptedSession):
         return self.executor.submit(tool)
 
 
-class LastSession(ScriptedSession):
-    """Opens a gate when it has ended."""
-
-    def __init__(self, gate: threading.Event, **script: Any) -> None:
-        super().__init__(**script)
-        self.gate = gate
-
-    def finish_turn(self, ids: list[int], logprobs: list[float], stopped: bool) -> Any:
-        reply = super().finish_turn(ids, logprobs, stopped)
-        if reply is None:
-            self.gate.set()
-        return reply
-
-
 class TestScheduling:
     def test_slots_are_refilled_lazily(self) -> None:
-        ended = 0
-        most_live = 0
+        everyone = make_sessions(20)
+        live: list[int] = []
 
-        class Counted(ScriptedSession):
-            def finish_turn(self, *turn: Any) -> Any:
-                nonlocal ended
-                reply = super().finish_turn(*turn)
-                ended += reply is None
-                return reply
+        def has_ended(session: ScriptedSession) -> bool:
+            return len(session.turns) > len(session.script)
 
-        def sessions() -> Iterator[Counted]:
-            nonlocal most_live
-            for index, session in enumerate(make_sessions(20)):
-                most_live = max(most_live, index + 1 - ended)
-                yield Counted(session.prompt_ids, session.script)
+        def sessions() -> Iterator[ScriptedSession]:
+            for index, session in enumerate(everyone):
+                live.append(index + 1 - sum(map(has_ended, everyone)))
+                yield session
 
         slot_engine(make_causal_lm(), slots=4).run(sessions())
-        assert ended == 20
-        assert most_live == 4
+        assert all(map(has_ended, everyone))
+        assert max(live) == 4
 
     def test_a_late_tool_blocks_nobody(self) -> None:
         gate = threading.Event()
+
+        class Last(ScriptedSession):
+            def finish_turn(self, *turn: Any) -> Any:
+                reply = super().finish_turn(*turn)
+                if reply is None:
+                    gate.set()
+                return reply
+
         with ThreadPoolExecutor(1) as executor:
             late = LateSession(executor, gate, prompt=[9, 10], script=[[11], [12, 13]])
             others = [ScriptedSession(s.prompt_ids, s.script) for s in make_sessions(9)]
-            last = LastSession(gate, prompt=[14, 15], script=[[16], [17]])
+            last = Last([14, 15], [[16], [17]])
             model = make_causal_lm()
             slot_engine(model, slots=3).run([late, *others, last])
         alone = ScriptedSession([9, 10], [[11], [12, 13]])
