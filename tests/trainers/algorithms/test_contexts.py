@@ -20,7 +20,7 @@ from tests.kit import tiny_model
 from tests.kit.bandit import COLOURS, learns, make_args, make_rows, run, score
 from tests.kit.fixed import gradients, make_trajectory, multi_turn_batch
 from tests.kit.generate_engine import GenerateEngine
-from tests.kit.scripted import STOPS, make_causal_lm
+from tests.kit.scripted import STOPS, ScriptedSession, make_causal_lm
 from tests.kit.small_env import ANSWER, SmallEnv, call
 from tests.trainers.engines.test_collect import CHAT, EchoEnv, played
 from trainers.algorithms.batch import describe, tokens_of
@@ -66,29 +66,15 @@ class TestRows:
         assert (described["contexts"], described["environment_tokens"]) == (2, 0)
 
 
-class Rewriting:
-    """A session that plays a script of replies."""
-
-    def __init__(self, prompt: Sequence[int], replies: Sequence[Any]) -> None:
-        self.prompt_ids, self.replies = list(prompt), list(replies)
-        self.tokens: list[list[int]] = []
-        self.logprobs: list[float] = []
-
-    def finish_turn(self, ids: list[int], logprobs: list[float], stopped: bool) -> Any:
-        self.tokens.append(ids)
-        self.logprobs += logprobs
-        return self.replies.pop(0) if self.replies else None
-
-
-def scripts() -> list[Rewriting]:
+def scripts() -> list[ScriptedSession]:
     """Contexts that share nothing, something or everything with the first one, and several alike."""
     prompt, fresh = [9, 10, 11, 12], NewContext([30, 31, 32, 33, 34])
     return [
-        Rewriting(prompt, [NewContext([9, 10, 20, 21, 22]), [40], NewContext([9, 10, 20, 23])]),
-        Rewriting(prompt, [[41, 42], fresh]),
-        Rewriting(prompt, [fresh, fresh, [43]]),
-        Rewriting([30, 31], [[44], NewContext([30, 31]), NewContext([9])]),
-        Rewriting(prompt, [NewContext(prompt), NewContext([*prompt, 50, 51, 52, 53, 54, 55])]),
+        ScriptedSession(prompt, [NewContext([9, 10, 20, 21, 22]), [40], NewContext([9, 10, 20, 23])]),
+        ScriptedSession(prompt, [[41, 42], fresh]),
+        ScriptedSession(prompt, [fresh, fresh, [43]]),
+        ScriptedSession([30, 31], [[44], NewContext([30, 31]), NewContext([9])]),
+        ScriptedSession(prompt, [NewContext(prompt), NewContext([*prompt, 50, 51, 52, 53, 54, 55])]),
     ]
 
 
