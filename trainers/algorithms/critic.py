@@ -135,9 +135,10 @@ class Critic:
 
     Args:
         model: the value model (`build_value_model`).
-        args: the trainer's: the critic's own fields, and `weight_decay`, `max_grad_norm`, `seed` (of the order in which
-            trajectories are fitted) and `per_device_train_batch_size` (trajectories per forward pass) as the policy's.
-            The learning rate is constant, so that values follow the policy to the end.
+        args: the trainer's: the critic's own fields, and the policy's `weight_decay`, `max_grad_norm` (0: gradients are
+            never scaled down), `seed` (of the order in which trajectories are fitted) and
+            `per_device_train_batch_size` (trajectories per forward pass). The learning rate is constant, so that values
+            follow the policy to the end.
         accelerator: the trainer's.
     """
 

@@ -46,18 +46,23 @@ def tokenizer_with(template: str | None) -> Any:
     return tokenizer
 
 
-@pytest.mark.parametrize("template", [None, CHATML], ids=["own", "chatml"])
+TRIMS = CHATML.replace("m.content +", "(m.content | trim) +")
+
+
+@pytest.mark.parametrize("template", [None, CHATML, TRIMS], ids=["own", "chatml", "trims"])
+@pytest.mark.parametrize("content", ["", " a\n", '"\\n"', "<é>", "7fa2r", "<tool_response>\nx\n</tool_response>"])
 @pytest.mark.parametrize("stopped", [True, False])
-def test_gap_continues_the_rendering_of_the_whole_history(template: str | None, stopped: bool) -> None:
+def test_a_gap_continues_the_rendering_of_the_whole_history(template: str | None, content: str, stopped: bool) -> None:
     tokenizer = build_tokenizer() if template is None else tokenizer_with(template)
     chat = ChatFormat(tokenizer)
     history = [Message("user", "who is it")]
-    new = [Message("tool", "nothing found", name="search"), Message("user", "error no_action")]
+    new = [Message("tool", content, name="search"), Message("user", "error no_action")]
     turn = tokenizer("yes", add_special_tokens=False)["input_ids"]
     sampled = [*turn, chat.stop_id] if stopped else turn
-    ids = [*chat.prompt_ids(history), *sampled, *chat.gap_ids(new, stopped=stopped)]
     whole = [{"role": m.role, "content": m.content} for m in (*history, Message("assistant", "yes"), *new)]
-    assert ids == tokenizer.apply_chat_template(whole, add_generation_prompt=True, return_dict=False)
+    for _ in range(2):  # at first the template is run, then what it puts around the contents is known
+        ids = [*chat.prompt_ids(history), *sampled, *chat.gap_ids(new, stopped=stopped)]
+        assert ids == tokenizer.apply_chat_template(whole, add_generation_prompt=True, return_dict=False)
 
 
 def test_action_is_the_turn_without_its_end() -> None:
@@ -78,39 +83,20 @@ def test_tool_turns_become_user_turns_where_the_template_knows_no_tools() -> Non
 
 
 @pytest.mark.parametrize(
-    ("template", "words"),
-    [(None, "no chat template"), (REWRITES, "rewrites earlier turns"), (NO_END, "no special token")],
+    ("attribute", "value", "words"),
+    [
+        ("chat_template", None, "no chat template; use an instruct model"),
+        ("chat_template", REWRITES, "rewrites earlier turns"),
+        ("chat_template", NO_END, "no special token"),
+        ("eos_token", None, "no eos_token_id"),
+        ("pad_token", None, "no pad_token_id"),
+    ],
 )
-def test_unfit_templates_are_refused(template: str | None, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        ChatFormat(tokenizer_with(template))
-
-
-@pytest.mark.parametrize("token", ["eos_token", "pad_token"])
-def test_missing_special_tokens_are_refused(token: str) -> None:
+def test_unfit_tokenizers_are_refused(attribute: str, value: str | None, words: str) -> None:
     tokenizer = build_tokenizer()
-    setattr(tokenizer, token, None)
-    with pytest.raises(ConfigurationError, match=token):
+    setattr(tokenizer, attribute, value)
+    with pytest.raises(ConfigurationError, match=words):
         ChatFormat(tokenizer)
-
-
-TRIMS = CHATML.replace("m.content +", "(m.content | trim) +")
-
-
-@pytest.mark.parametrize("template", [None, CHATML, TRIMS], ids=["own", "chatml", "trims"])
-@pytest.mark.parametrize("content", ["", " a\n", '"\\n"', "<é>", "7fa2r", "<tool_response>\nx\n</tool_response>"])
-def test_a_gap_is_what_the_template_renders_for_any_content(template: str | None, content: str) -> None:
-    tokenizer = build_tokenizer() if template is None else tokenizer_with(template)
-    chat = ChatFormat(tokenizer)
-    new = [Message("tool", content), Message("user", "who")]
-    for _ in range(2):  # at first the template is run, then what it puts around the contents is known
-        ids = chat.gap_ids(new, stopped=True)
-        turns = [
-            {"role": role, "content": text} for role, text in (("assistant", "yes"), ("tool", content), ("user", "who"))
-        ]
-        rendered = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-        after = rendered.split("yes<|im_end|>", 1)[1]
-        assert ids == tokenizer(after, add_special_tokens=False)["input_ids"]
 
 
 def test_the_template_is_run_once_per_sequence_of_roles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from transformers import AutoConfig
 from trl import ModelConfig
 
 from agent_r1_gym.errors import ConfigurationError
-from tests.trainers.engines.test_chat_format import CHATML, REWRITES, tokenizer_with
+from tests.trainers.engines.test_chat_format import CHATML, tokenizer_with
 from tests.trainers.test_train import config
 from trainers.engines.chat_format import ChatFormat
 from trainers.running import preflight
@@ -118,20 +118,6 @@ class TestTokenizer:
         (tmp_path / "mine.jinja").write_text(CHATML)
         chat = self.load_chat(tokenizer_with(QWEN3), tmp_path, chat_template=str(tmp_path / "mine.jinja"))
         assert chat.template.source == chat.tokenizer.chat_template == CHATML
-
-    @pytest.mark.parametrize(
-        ("attribute", "value", "words"),
-        [
-            ("eos_token", None, "no eos_token_id"),
-            ("chat_template", None, "no chat template; use an instruct model"),
-            ("chat_template", REWRITES, "rewrites earlier turns"),
-        ],
-    )
-    def test_unfit(self, attribute: str, value: str | None, words: str, tmp_path: Path) -> None:
-        tokenizer = build_tokenizer()
-        setattr(tokenizer, attribute, value)
-        with pytest.raises(ConfigurationError, match=words):
-            self.load_chat(tokenizer, tmp_path)
 
 
 def change(folder: Path, **values: Any) -> None:
