@@ -25,14 +25,13 @@ from trainers.algorithms.batch import (
     check_trajectories,
     credit_metrics,
     credit_options,
-    credited,
     describe,
     mean_advantages,
     valid_share,
 )
 from trainers.algorithms.contexts import score_contexts
 from trainers.algorithms.credit import Credit, CreditInputs
-from trainers.algorithms.critic import Critic, CriticOptions, ValueBatch, policy_value_model
+from trainers.algorithms.critic import Critic, ValueBatch, policy_value_model
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
 from trainers.running import checkpoints
@@ -126,7 +125,7 @@ class AgentTrainer(ResumableTrainer):
             self.remove_callback(ProgressCallback)
             self.add_callback(RolloutProgress())
         if value_model is not None:
-            self.critic = Critic(value_model, CriticOptions.of(args), accelerator=self.accelerator)
+            self.critic = Critic(value_model, args, accelerator=self.accelerator)
         self._rows: list[Row] = []  # that TRL is having rolled out
         self._batch: Batch  # of the latest rollouts
         # Of the lines that TRL is scoring, a part of the batch: its method gets token ids only.
@@ -157,7 +156,9 @@ class AgentTrainer(ResumableTrainer):
         if self.loss_type in MEANS_OVER_ROLLOUTS:
             output["valid_share"] = torch.tensor(valid_share(everywhere))
         self._log_rollouts(batch)
-        self._log_credit(everywhere, credit)
+        for name, number in credit_metrics(everywhere, credit).items():
+            self._log(name, number)
+        trl_seams.set_logged_advantages(self, mean_advantages(everywhere, credit).tolist())
         self._check_drift(batch, output, logps)
         self._write_traces(batch, output["advantages"])
         if self.critic is not None:
@@ -218,22 +219,19 @@ class AgentTrainer(ResumableTrainer):
 
     def _credit_inputs(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> CreditInputs:
         """Returns the rollouts of all processes, padded to one shape, in the order in which TRL groups them."""
-        fields = batch.credit_fields()
+        fields = dict(batch.credit)
         if self._kl_in_reward():
             assert logps is not None
-            fields["token_rewards"] = -self.args.beta * self._token_kl(batch, logps - output["ref_per_token_logps"])
+            # log p - log p_ref of sampled tokens, 0 for others: its mean over samples is the KL.
+            kl = torch.where(batch.sampled, logps - output["ref_per_token_logps"], 0.0)
+            self._log("kl", self._mean(kl, batch.sampled))
+            fields["token_rewards"] = -self.args.beta * kl
         if self.critic is not None:
-            width, numbers = batch.turn_ids.size(1), batch.context_numbers
+            width, numbers = output["completion_ids"].size(1), batch.context_numbers
             fields["values"] = self.critic.values(*_model_inputs(output), length=width, context_numbers=numbers)
         everywhere = {name: self._gather(local, pad=PADDING.get(name, 0)) for name, local in fields.items()}
         groups = torch.arange(len(everywhere["valid"]), device=self.accelerator.device) // self.num_generations
         return CreditInputs(groups=groups, **everywhere)
-
-    def _token_kl(self, batch: Batch, difference: Tensor) -> Tensor:
-        """Returns log p - log p_ref (B, T) of the sampled tokens, 0 for others: its mean over samples is the KL."""
-        kl = torch.where(batch.sampled, difference, 0.0)
-        self._log("kl", self._mean(kl, batch.sampled))
-        return kl
 
     def _kl_in_reward(self) -> bool:
         return self.args.kl_placement == "reward" and self.args.beta > 0
@@ -257,7 +255,7 @@ class AgentTrainer(ResumableTrainer):
     def _fit_critic(self, critic: Critic, output: dict[str, Any], everywhere: CreditInputs, credit: Credit) -> None:
         assert everywhere.values is not None
         assert credit.returns is not None
-        tensors = credited(everywhere, self.credit_options), credit.returns, everywhere.values
+        tensors = credit.credited, credit.returns, everywhere.values
         mask, returns, values = (self._own(tensor, output) for tensor in tensors)
         batch = ValueBatch(*_model_inputs(output), mask, returns, values, output.get("context_numbers"))
         for name, number in critic.fit(batch).items():
@@ -288,11 +286,6 @@ class AgentTrainer(ResumableTrainer):
         for name in sorted(set().union(*described)):
             numbers = [numbers[name] for numbers in described if name in numbers]
             self._log(f"rollout/{name}", sum(numbers) / len(numbers))
-
-    def _log_credit(self, everywhere: CreditInputs, credit: Credit) -> None:
-        for name, number in credit_metrics(everywhere, credit, self.credit_options).items():
-            self._log(name, number)
-        trl_seams.set_logged_advantages(self, mean_advantages(everywhere, credit).tolist())
 
     def _check_drift(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> None:
         """Logs by how much the engine's log-probs differ from those that the loss will compute.

@@ -13,7 +13,7 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from agent_r1_gym.play.record import Trajectory
-from tests.kit.fixed import make_trajectory
+from tests.kit.fixed import give, make_trajectory
 from tests.kit.tiny_model import make_model, make_tokenizer
 from trainers.config import AgentConfig
 from trainers.trainer import AgentTrainer, Collect
@@ -48,16 +48,45 @@ def make_args(folder: Path, **settings: Any) -> AgentConfig:
     return AgentConfig(output_dir=str(folder), **(defaults | fixed | settings))
 
 
-def make_trainer(folder: Path, collect: Collect, *, lora: bool = False, **settings: Any) -> AgentTrainer:
-    """A trainer of the tiny model on `make_rows`."""
+def make_trainer(
+    folder: Path, collect: Collect, *, model: Any = None, lora: bool = False, **settings: Any
+) -> AgentTrainer:
+    """A trainer of the tiny model, or of `model`, on `make_rows`."""
     return AgentTrainer(
-        make_model(),
+        model or make_model(),
         make_args(folder, **settings),
         collect=collect,
         train_dataset=make_rows(),
         processing_class=make_tokenizer(),
         peft_config=LoraConfig(r=8, target_modules="all-linear") if lora else None,
     )
+
+
+def score(trainer: Any, count: int = 8) -> dict[str, Any]:
+    """What TRL makes of `count` rows rolled out, advantages included."""
+    trainer.model.train()
+    rows = [{"prompt": [{"role": "user", "content": "say red"}]} for _ in range(count)]
+    output: dict[str, Any] = trainer._generate_and_score_completions(rows)
+    return output
+
+
+def run(folder: Path, trajectories: Sequence[Trajectory], **settings: Any) -> tuple[AgentTrainer, dict[str, Any]]:
+    """A trainer of fixed rollouts, in groups of four at most, and its scored batch."""
+    size = len(trajectories)
+    defaults = {"per_device_train_batch_size": size, "num_generations": min(4, size)}
+    trainer = make_trainer(folder, give(trajectories), **(defaults | settings))
+    return trainer, score(trainer, size)
+
+
+def learns(folder: Path, collect: Collect, *, algorithm: str, **settings: Any) -> None:
+    """Trains from chance to nearly every reward."""
+    rates = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "entropy_coef": 0.05}
+    sizes = {"per_device_train_batch_size": 48, "num_generations": 16}
+    trainer = make_trainer(folder, collect, algorithm=algorithm, **rates, **sizes, **settings)
+    trainer.train()
+    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    assert rewards[0] < 0.7
+    assert rewards[-1] >= 0.95
 
 
 def play(rows: list[dict[str, Any]], trainer: AgentTrainer) -> list[Trajectory]:

@@ -16,6 +16,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from agent_r1_gym.play.token_session import Answer, NewContext
+
 VOCABULARY = 64
 PAD = 0
 STOPS = tuple(range(1, 9))
@@ -51,26 +53,27 @@ def make_causal_lm(
 
 
 class ScriptedSession:
-    """Appends the tokens of a script after each turn and records what it was given."""
+    """Appends the tokens of a script after each turn, or begins a context anew, and records what it was given."""
 
-    def __init__(self, prompt: Sequence[int], script: Sequence[Sequence[int]]) -> None:
+    def __init__(self, prompt: Sequence[int], script: Sequence[Sequence[int] | NewContext]) -> None:
         self.prompt_ids = list(prompt)
-        self.script = [list(tokens) for tokens in script]
+        self.script = list(script)
         self.turns: list[tuple[list[int], list[float], bool]] = []
         self.context = list(prompt)
         self.sampled_at: list[int] = []
 
-    def finish_turn(
-        self, ids: list[int], logprobs: list[float], stopped: bool
-    ) -> list[int] | Future[list[int] | None] | None:
+    def finish_turn(self, ids: list[int], logprobs: list[float], stopped: bool) -> Answer | Future[Answer]:
         self.turns.append((ids, logprobs, stopped))
         self.sampled_at += range(len(self.context), len(self.context) + len(ids))
         self.context += ids
         if len(self.turns) > len(self.script) or not ids:
             return None
         reply = self.script[len(self.turns) - 1]
+        if isinstance(reply, NewContext):
+            self.context = list(reply.ids)
+            return reply
         self.context += reply
-        return reply
+        return list(reply)
 
     @property
     def tokens(self) -> list[list[int]]:

@@ -13,8 +13,17 @@ from peft import LoraConfig
 from tests.kit.bandit import make_trainer
 from tests.kit.fixed import by_row
 from tests.kit.tiny_model import make_model
-from tests.trainers.test_trainer import TWO_PROCESSES, weights
-from trainers.algorithms.critic import Critic, CriticOptions, build_value_model
+from trainers.algorithms.critic import Critic, build_value_model
+from trainers.trainer import AgentTrainer
+
+TWO_PROCESSES = {"learning_rate": 1e-3, "critic_learning_rate": 1e-3, "num_generations": 4, "max_steps": 2}
+
+
+def weights(trainer: AgentTrainer) -> dict[str, torch.Tensor]:
+    """The policy's and the critic's."""
+    critic = {} if trainer.critic is None else trainer.critic.model.state_dict(prefix="critic.")
+    return {**trainer.model.state_dict(), **critic}
+
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
@@ -28,7 +37,7 @@ if __name__ == "__main__":
             torch.save(weights(trainer), folder / f"{algorithm}.pt")
     set_seed(1, device_specific=True)  # as TRL leaves it: another random state in each process
     model = build_value_model(make_model(), peft_config=LoraConfig(r=4, target_modules="all-linear"))
-    critic = Critic(model, CriticOptions(learning_rate=1e-2), accelerator=trainer.accelerator)
+    critic = Critic(model, trainer.args, accelerator=trainer.accelerator)
     sums = trainer.accelerator.gather(torch.stack([parameter.abs().sum() for parameter in critic.parameters])[None])
     if not torch.equal(sums[0], sums[1]):
         raise SystemExit("the processes' critics differ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium as gym
 import pytest
@@ -66,11 +67,9 @@ def test_it_plays_its_own_tasks_in_whole_batches_once_each(tmp_path: Path) -> No
     training, evaluation = trainer.train_dataset["prompt"], trainer.eval_dataset["prompt"]
     assert len(evaluation) == 16
     assert not set(evaluation) & set(training)
-    seen: list[int] = []
-    collect = trainer.collect
-    trainer.collect = lambda rows, own: seen.extend(row["task_index"] for row in rows) or collect(rows, own)
+    trainer.collect = Mock(wraps=trainer.collect)
     trainer.evaluate()
-    assert sorted(seen) == list(range(16))
+    assert sorted(row["task_index"] for call in trainer.collect.mock_calls for row in call.args[0]) == list(range(16))
     copies = build_trainer(
         config(tmp_path, **EVALUATION, num_generations_eval=4), build_model(TOKENIZER), tokenizer=TOKENIZER
     )
@@ -81,19 +80,11 @@ def test_greedy_evaluations_do_not_depend_on_the_seed(tmp_path: Path) -> None:
     def answers(seed: int, **changes: Any) -> list[Any]:
         args = config(tmp_path, **EVALUATION, seed=seed, **changes)
         trainer = build_trainer(args, build_model(TOKENIZER), tokenizer=TOKENIZER)
-        found: list[Any] = []
+        records: list[Any] = []
         collect = trainer.collect
-
-        def note(rows: Any, own: Any) -> Any:
-            trajectories = collect(rows, own)
-            found.extend(
-                (row["task_index"], t.tokens.completion_ids) for row, t in zip(rows, trajectories, strict=True)
-            )
-            return trajectories
-
-        trainer.collect = note
+        trainer.collect = lambda rows, own: records.extend(collect(rows, own)) or records[-len(rows) :]
         trainer.evaluate()
-        return sorted(found)
+        return sorted((record.task_index, record.tokens.completion_ids) for record in records)
 
     assert answers(1, eval_temperature=0.0) == answers(2, eval_temperature=0.0)
     assert answers(1) != answers(2)

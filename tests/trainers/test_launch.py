@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from tests.trainers.test_train import COMPACT
+from tests.kit.scripts import training_words
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "trainers" / "launch").glob("*.yaml"))
@@ -42,14 +41,11 @@ def test_two_processes_train_and_resume_with_sharded_weights(form: str, model_fo
     (tmp_path / "fsdp2.yaml").write_text(config.replace("FULL_STATE_DICT", form), encoding="utf-8")
     launch = ["--config_file", str(tmp_path / "fsdp2.yaml"), "--num_processes", "2"]
     launch += ["--mixed_precision", "no", "--main_process_port", "0", str(ROOT / "tests" / "kit" / "cpu_launch.py")]
-    options = {
-        **{"env": "AgentR1/FictionQA-v0", "env_kwargs": json.dumps(COMPACT), "algorithm": "ppo", "max_steps": 3},
-        **{"model_name_or_path": model_folder, "num_generations": 2, "num_iterations": 2, "learning_rate": 1e-3},
-        **{"per_device_train_batch_size": 4, "max_turn_tokens": 8, "max_completion_length": 32},
-        **{"max_prompt_length": 64, "save_steps": 1, "bf16": False, "gradient_checkpointing": False},
-        "entropy_coef": 0.1,  # all rewards are 0, and so is the KL of a policy that has not moved
-    }
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    words = training_words(
+        **{"algorithm": "ppo", "max_steps": 3, "model_name_or_path": model_folder, "num_iterations": 2},
+        **{"learning_rate": 1e-3, "save_steps": 1},
+        entropy_coef=0.1,  # all rewards are 0, and so is the KL of a policy that has not moved
+    )
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     again = ["--output_dir", str(resumed), "--resume_from_checkpoint", str(whole / "checkpoint-1")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "ACCELERATE_TORCH_DEVICE": "cpu"}

@@ -7,29 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig
 
-from tests.kit.bandit import make_args, make_rows, play
-from tests.kit.tiny_model import make_model, make_tokenizer
+from tests.kit.bandit import make_trainer, play
 from trainers.config import ALGORITHMS
-from trainers.trainer import AgentTrainer
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
-ADAPTERS = {"full": None, "lora": LoraConfig(r=4, target_modules="all-linear")}
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")]
 
 
-def trains(folder: Path, adapter: LoraConfig | None = None, **settings: Any) -> None:
+def trains(folder: Path, **settings: Any) -> None:
     torch.manual_seed(0)
-    trainer = AgentTrainer(
-        make_model(),
-        make_args(folder, **({"learning_rate": 1e-2} | settings)),
-        collect=play,
-        train_dataset=make_rows(),
-        processing_class=make_tokenizer(),
-        peft_config=adapter,
-    )
+    trainer = make_trainer(folder, play, **({"learning_rate": 1e-2} | settings))
     weights = {name: weight for name, weight in trainer.model.named_parameters() if weight.requires_grad}
     before = {name: weight.detach().clone() for name, weight in weights.items()}
     trainer.train()
@@ -38,10 +27,10 @@ def trains(folder: Path, adapter: LoraConfig | None = None, **settings: Any) -> 
     assert any(not torch.equal(weight, before[name]) for name, weight in weights.items())
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_algorithm(algorithm: str, adapter: str, tmp_path: Path) -> None:
-    trains(tmp_path, ADAPTERS[adapter], algorithm=algorithm, num_generations=4)
+def test_algorithm(algorithm: str, lora: bool, tmp_path: Path) -> None:
+    trains(tmp_path, lora=lora, algorithm=algorithm, num_generations=4)
 
 
 @pytest.mark.parametrize("loss_type", LOSSES)

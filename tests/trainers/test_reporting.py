@@ -23,7 +23,8 @@ from trl import ModelConfig
 from agent_r1_gym.errors import ConfigurationError
 from tests.kit.bandit import make_trainer
 from tests.kit.fixed import give, make_trajectory, multi_turn_batch
-from tests.trainers.test_train import COMPACT, config
+from tests.kit.scripts import training_words
+from tests.trainers.test_train import config
 from trainers.algorithms.batch import tokens_of
 from trainers.running.preflight import check_packages
 from trainers.toy.model import build_model, build_tokenizer
@@ -32,10 +33,8 @@ from trainers.train import build_trainer
 ROOT = Path(__file__).parents[2]
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "eval_episodes": 8, "eval_env_kwargs": {}}
 OPTIONS = {
-    **{"env": "AgentR1/FictionQA-v0", "env_kwargs": json.dumps(COMPACT), "max_steps": 1, "num_generations": 2},
-    **{"per_device_train_batch_size": 4, "max_turn_tokens": 8, "max_completion_length": 32, "max_prompt_length": 64},
-    **{"eval_strategy": "steps", "eval_steps": 1, "eval_env_kwargs": "{}", "eval_episodes": 8, "logging_steps": 1},
-    **{"log_completions": True, "save_strategy": "no", "use_cpu": True, "bf16": False, "disable_tqdm": True},
+    **{"max_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "eval_env_kwargs": "{}", "eval_episodes": 8},
+    **{"logging_steps": 1, "log_completions": True, "save_strategy": "no", "use_cpu": True},
 }
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -140,8 +139,7 @@ def test_services_hold_every_name_and_ask_nothing(
     environment = os.environ | {name: str(tmp_path / place) for name, place in places.items()}
     environment |= {"WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    options = OPTIONS | {"model_name_or_path": model_folder, "output_dir": run, "report_to": service}
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    words = training_words(**OPTIONS, model_name_or_path=model_folder, output_dir=run, report_to=service)
     command = [sys.executable, "-m", "trainers.train", *words]
     subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=True, timeout=240)
     expected = expected_names(run)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,41 +15,22 @@ from transformers import Qwen3ForCausalLM
 from trl import GRPOTrainer
 
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.play.record import Trajectory
-from tests.kit.bandit import make_args, make_rows, make_trainer, play
+from agent_r1_gym.play.record import Tokens, Trajectory
+from tests.kit.bandit import learns, make_args, make_rows, make_trainer, play, run, score
 from tests.kit.fixed import by_row, give, gradients, make_trajectory, multi_turn_batch, one_turn_batch
+from tests.kit.scripts import run_script
 from tests.kit.tiny_model import make_model, make_tokenizer
+from tests.kit.two_processes import TWO_PROCESSES, weights
 from trainers.algorithms.batch import tokens_of
 from trainers.trainer import AgentTrainer
 
-ROOT = Path(__file__).parents[2]
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 PAPERS = ("grpo", "rloo", "reinforce++", "reinforce++-baseline", "ppo")
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # matrices are tiny
-    yield
-    torch.set_num_threads(before)
-
-
-def rows_of(count: int) -> list[dict[str, Any]]:
-    return [{"prompt": [{"role": "user", "content": "say red"}]} for _ in range(count)]
-
-
-def score(trainer: Any, count: int = 8) -> dict[str, Any]:
-    trainer.model.train()
-    output: dict[str, Any] = trainer._generate_and_score_completions(rows_of(count))
-    return output
-
-
-def run(folder: Path, trajectories: Sequence[Trajectory], **settings: Any) -> tuple[AgentTrainer, dict[str, Any]]:
-    trainer = make_trainer(folder, give(trajectories), **settings)
-    return trainer, score(trainer, len(trajectories))
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 
 def trl_twin(folder: Path, trajectories: Sequence[Trajectory], **settings: Any) -> GRPOTrainer:
@@ -79,19 +57,14 @@ def assert_same_update(ours: tuple[float, dict[str, Any]], theirs: tuple[float, 
 
 
 class TestEqualsTRL:
-    @pytest.mark.parametrize("loss_type", LOSSES)
-    def test_one_turn_gives_trls_loss_and_gradients(self, tmp_path: Path, loss_type: str) -> None:
-        settings = {"loss_type": loss_type, "logprob_check_steps": 0}
+    @pytest.mark.parametrize(
+        "settings", [*({"loss_type": name} for name in LOSSES), {"scale_rewards": "batch"}, {"scale_rewards": "none"}]
+    )
+    def test_one_turn_gives_trls_loss_and_gradients(self, tmp_path: Path, settings: dict[str, Any]) -> None:
+        settings["logprob_check_steps"] = 0
         twin = trl_twin(tmp_path, one_turn_batch(), **settings)
         trainer, output = run(tmp_path, one_turn_batch(), **settings)
         assert_same_update(gradients(trainer, output), gradients(twin, score(twin)))
-
-    @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-    def test_advantages_equal_trls(self, tmp_path: Path, scale: str) -> None:
-        expected = score(trl_twin(tmp_path, one_turn_batch(), scale_rewards=scale))["advantages"]
-        _, output = run(tmp_path, one_turn_batch(), scale_rewards=scale)
-        mask = output["completion_mask"] * output["tool_mask"]
-        assert_close(output["advantages"], expected[:, None] * mask, rtol=1e-5, atol=1e-6)
 
     def test_one_step_of_training_ends_at_trls_weights(self, tmp_path: Path) -> None:
         twin = trl_twin(tmp_path, one_turn_batch(), learning_rate=1e-2)
@@ -105,9 +78,6 @@ class TestEqualsTRL:
 
 
 class TestGradientSeesOnlySampledTokens:
-    def environment_tokens(self, output: dict[str, Any]) -> torch.Tensor:
-        return (output["completion_mask"] == 1) & (output["tool_mask"] == 0)
-
     @pytest.mark.parametrize("algorithm", [*PAPERS, "turn_group", "gigpo"])
     def test_advantages_of_environment_tokens_do_not_matter(self, tmp_path: Path, algorithm: str) -> None:
         trainer, output = run(tmp_path, multi_turn_batch(), algorithm=algorithm)
@@ -121,7 +91,7 @@ class TestGradientSeesOnlySampledTokens:
     def test_labels_of_environment_tokens_do_not_matter(self, tmp_path: Path) -> None:
         trainer, output = run(tmp_path, multi_turn_batch(), loss_type="dapo")
         expected = gradients(trainer, output)
-        environment = self.environment_tokens(output)
+        environment = (output["completion_mask"] == 1) & (output["tool_mask"] == 0)
         assert environment.any()
         logps_of = trainer._get_per_token_logps_and_entropies
 
@@ -147,22 +117,14 @@ class TestGradientSeesOnlySampledTokens:
 
 
 class TestCredit:
-    def test_equal_rewards_give_no_advantage_when_one_trajectory_ends_in_tool_text(self, tmp_path: Path) -> None:
-        """Agent-R1 lost the reward of such a trajectory and gave the two +0.707 and -0.707."""
-        pair = [
-            make_trajectory([2, 5], [([12, 8, 3], 1.0, [2, 7, 13, 13])]),
-            make_trajectory([2, 5], [([12, 8, 3], 0.0, [2, 7]), ([14, 8, 3], 1.0, [])]),
-        ]
-        for algorithm in ("grpo", "rloo", "reinforce++", "reinforce++-baseline"):
-            _, output = run(tmp_path, pair, algorithm=algorithm, num_generations=2, per_device_train_batch_size=2)
-            assert torch.all(output["advantages"] == 0), algorithm
-
     def test_tail_of_tool_text_keeps_its_reward(self, tmp_path: Path) -> None:
-        pair = [
-            make_trajectory([2, 5], [([12, 8, 3], 1.0, [2, 7, 13, 13])]),
-            make_trajectory([2, 5], [([14, 3], 0.0, [])]),
-        ]
-        _, output = run(tmp_path, pair, algorithm="rloo", num_generations=2, per_device_train_batch_size=2)
+        """Agent-R1 lost the reward of such a trajectory and gave two of equal reward +0.707 and -0.707."""
+        tail = make_trajectory([2, 5], [([12, 8, 3], 1.0, [2, 7, 13, 13])])
+        equal = make_trajectory([2, 5], [([12, 8, 3], 0.0, [2, 7]), ([14, 8, 3], 1.0, [])])
+        for algorithm in ("grpo", "rloo", "reinforce++", "reinforce++-baseline"):
+            _, output = run(tmp_path, [tail, equal], algorithm=algorithm)
+            assert torch.all(output["advantages"] == 0), algorithm
+        _, output = run(tmp_path, [tail, make_trajectory([2, 5], [([14, 3], 0.0, [])])], algorithm="rloo")
         assert output["advantages"].tolist() == [[1, 1, 1, 0, 0, 0, 0], [-1, -1, 0, 0, 0, 0, 0]]
 
     def test_dropped_rollout_leaves_its_group_and_the_gradient(self, tmp_path: Path) -> None:
@@ -205,26 +167,21 @@ class TestCredit:
     ) -> None:
         """One rollout of four earns 1: 3/4 above the mean, 1 above the others' mean, deviation 1/2."""
         batch = [make_trajectory([2, 5], [([12, 3], float(index == 0), [])]) for index in range(4)]
-        _, output = run(tmp_path, batch, algorithm=algorithm, num_generations=4, per_device_train_batch_size=4)
+        _, output = run(tmp_path, batch, algorithm=algorithm)
         assert output["advantages"][0, 0].item() == pytest.approx(expected, rel=1e-5)
 
     def test_loss_and_advantage_mask_can_be_taken_off(self, tmp_path: Path) -> None:
-        batch = multi_turn_batch()
-        environment = ~torch.tensor([True] * 3 + [False] * 3 + [True] * 3)
+        batch, environment = multi_turn_batch(), torch.arange(9) // 3 == 1
         _, masked = run(tmp_path, batch, algorithm="rloo", advantage_mask=False)
         assert torch.all(masked["advantages"][0, :9][environment] != 0)
         assert masked["tool_mask"][0, :9][environment].tolist() == [0, 0, 0]
         _, bare = run(tmp_path, batch, algorithm="rloo", advantage_mask=False, loss_mask=False)
         assert bare["tool_mask"][0, :9].tolist() == [1] * 9
         assert bare["num_items_in_batch"] == bare["completion_mask"].sum()
-
-    def test_without_loss_mask_the_text_of_the_environment_has_a_gradient(self, tmp_path: Path) -> None:
-        environment = ~torch.tensor([True] * 3 + [False] * 3 + [True] * 3)
-        trainer, output = run(tmp_path, multi_turn_batch(), loss_mask=False)
+        trainer, output = run(tmp_path, batch, loss_mask=False)
         assert torch.all(output["advantages"][0, :9][environment] == output["advantages"][0, 0])
-        _, expected = gradients(trainer, output)
-        sampled = run(tmp_path, multi_turn_batch())[1]["tool_mask"]
-        _, found = gradients(trainer, output | {"advantages": output["advantages"] * sampled})
+        _, expected = gradients(trainer, output)  # of the environment's text too
+        _, found = gradients(trainer, output | {"advantages": output["advantages"] * masked["tool_mask"]})
         assert not torch.allclose(found["model.norm.weight"], expected["model.norm.weight"], rtol=0.1)
 
     def test_truncated_rollouts_can_be_left_out_of_the_loss(self, tmp_path: Path) -> None:
@@ -236,14 +193,8 @@ class TestCredit:
         assert_close(output["advantages"], kept["advantages"])
 
     def test_kl_in_the_reward_is_taken_off_the_returns_and_not_in_the_loss(self, tmp_path: Path) -> None:
-        settings = {
-            "algorithm": "rloo",
-            "kl_placement": "reward",
-            "beta": 0.5,
-            "lora": True,
-            "use_bias_correction_kl": False,
-        }
-        trainer, output = run(tmp_path, multi_turn_batch(), **settings)
+        settings = {"kl_placement": "reward", "beta": 0.5, "lora": True, "use_bias_correction_kl": False}
+        trainer, output = run(tmp_path, multi_turn_batch(), algorithm="rloo", **settings)
         sampled = output["completion_mask"] * output["tool_mask"]
         assert trainer._metrics["train"]["kl"] == [0.0]  # the policy is the reference, whatever the engine said
         with torch.no_grad():
@@ -264,43 +215,51 @@ class TestCredit:
         without = {key: value for key, value in output.items() if key != "ref_per_token_logps"}
         assert gradients(trainer, without)[0] == loss
 
-    def test_process_rewards_are_normalised_apart_from_the_outcome(self, tmp_path: Path) -> None:
-        pair = [
-            make_trajectory([2, 5], [([12, 3], -0.5, [7]), ([12, 3], -1.5 + 1.0, [])], outcomes=[0.0, 1.0]),
-            make_trajectory([2, 5], [([14, 3], 0.0, [])]),
-        ]
-        settings = {"algorithm": "rloo", "num_generations": 2, "per_device_train_batch_size": 2}
-        _, output = run(tmp_path, pair, normalise_process_rewards=True, **settings)
-        assert_close(output["advantages"][0, 0].item(), 1.0 - 2.0 / 2.0, rtol=0, atol=1e-5)
-
-    def test_what_is_all_outcome_is_not_normalised(self, tmp_path: Path) -> None:
-        pair = [make_trajectory([2, 5], [([12, 3], reward, [])], outcomes=[reward]) for reward in (5.0, 0.0)]
-        settings = {"algorithm": "rloo", "num_generations": 2, "per_device_train_batch_size": 2}
-        _, output = run(tmp_path, pair, normalise_process_rewards=True, **settings)
-        assert_close(output["advantages"][0, 0].item(), 5.0)
+    @pytest.mark.parametrize(
+        ("turns", "outcomes", "expected"),
+        [
+            ([([12, 3], -0.5, [7]), ([12, 3], -1.5 + 1.0, [])], [0.0, 1.0], 1.0 - 2.0 / 2.0),
+            ([([12, 3], 5.0, [])], [5.0], 5.0),
+        ],
+        ids=["apart from the outcome", "not where all is outcome"],
+    )
+    def test_process_rewards_are_normalised(
+        self, tmp_path: Path, turns: Any, outcomes: list[float], expected: float
+    ) -> None:
+        pair = [make_trajectory([2, 5], turns, outcomes=outcomes), make_trajectory([2, 5], [([14, 3], 0.0, [])])]
+        _, output = run(tmp_path, pair, normalise_process_rewards=True, algorithm="rloo")
+        assert_close(output["advantages"][0, 0].item(), expected, rtol=0, atol=1e-5)
 
 
 class TestFaults:
-    def test_trajectory_without_a_sampled_token(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("turns", "words"),
+        [
+            ([], r"Trajectory 2 of the batch holds no token .* max_completion_length"),
+            ([([3], 0.0, [7]), ([3], math.nan, [])], "Trajectory 2 of the batch, turn 1: the reward is nan"),
+        ],
+    )
+    def test_trajectory_that_cannot_be_trained_on(self, tmp_path: Path, turns: Any, words: str) -> None:
         batch = multi_turn_batch()
-        batch[2] = make_trajectory([2, 5], [])
-        with pytest.raises(ValueError, match=r"Trajectory 2 of the batch holds no token .* max_completion_length"):
-            run(tmp_path, batch)
-
-    def test_reward_that_is_not_finite(self, tmp_path: Path) -> None:
-        batch = multi_turn_batch()
-        batch[2] = make_trajectory([2, 5], [([3], 0.0, [7]), ([3], float("nan"), [])])
-        with pytest.raises(ValueError, match="Trajectory 2 of the batch, turn 1: the reward is nan"):
+        batch[2] = make_trajectory([2, 5], turns)
+        with pytest.raises(ValueError, match=words):
             run(tmp_path, batch)
 
     def test_too_few_trajectories(self, tmp_path: Path) -> None:
         trainer = make_trainer(tmp_path, give(multi_turn_batch()[:7]))
         with pytest.raises(ValueError, match="each of the 8 rows, got 7"):
-            score(trainer, 8)
+            score(trainer)
 
-    def test_option_that_the_estimator_would_not_use(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigurationError, match=r"lam=0\.5 has no effect on grpo"):
-            make_trainer(tmp_path, play, lam=0.5)
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"lam": 0.95}, r"lam=0\.95 has no effect on grpo, only on ppo\. Leave it at 1\.0\."),
+            ({"per_device_train_batch_size": 64}, "has 12 rows, but one generation batch takes 16 prompts"),
+        ],
+    )
+    def test_options_that_do_not_fit(self, tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+        with pytest.raises(ConfigurationError, match=words):
+            make_trainer(tmp_path, play, **settings)
 
     def test_engine_whose_log_probs_are_of_another_model_is_refused_at_its_first_batch(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match=r"differ from the trainer's by \d\.\d\d nats .*learned positions"):
@@ -316,10 +275,6 @@ class TestFaults:
         assert "truncated" not in caplog.text
         make_trainer(tmp_path, play, top_p=0.9)
         assert "top_p=0.9, top_k=0: rollouts are sampled from a truncated distribution" in caplog.text
-
-    def test_fewer_rows_than_a_generation_batch_takes(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigurationError, match="has 12 rows, but one generation batch takes 16 prompts"):
-            make_trainer(tmp_path, play, per_device_train_batch_size=64)
 
     def test_whole_batch_dropped_changes_nothing_and_warns_in_the_metrics(self, tmp_path: Path) -> None:
         trainer, output = run(tmp_path, [make_trajectory([], [], error="dead")] * 8)
@@ -337,14 +292,8 @@ class TestReference:
         model = Qwen3ForCausalLM.from_pretrained(tmp_path / "saved")
         with torch.no_grad():
             model.model.embed_tokens.weight.mul_(2.0)
-        args = make_args(tmp_path, beta=0.1, num_iterations=2, learning_rate=1e-2)
-        trainer = AgentTrainer(
-            model,
-            args,
-            collect=give(multi_turn_batch()),
-            train_dataset=make_rows(),
-            processing_class=make_tokenizer(),
-        )
+        settings = {"beta": 0.1, "num_iterations": 2, "learning_rate": 1e-2}
+        trainer = make_trainer(tmp_path, give(multi_turn_batch()), model=model, **settings)
         output = score(trainer)
         sampled = (output["completion_mask"] * output["tool_mask"]).bool()
         assert_close(output["ref_per_token_logps"][sampled], output["old_per_token_logps"][sampled])
@@ -356,12 +305,10 @@ class TestReference:
 
 class TestLogProbsThatNobodyReports:
     def unreported(self) -> list[Trajectory]:
-        return [
-            dataclasses.replace(record, tokens=dataclasses.replace(tokens, logprobs=unknown))
-            for record in multi_turn_batch()
-            for tokens in (tokens_of(record),)
-            for unknown in (tuple(None if p is None else math.nan for p in tokens.logprobs),)
-        ]
+        def forget(tokens: Tokens) -> Tokens:
+            return replace(tokens, logprobs=tuple(None if p is None else math.nan for p in tokens.logprobs))
+
+        return [replace(record, tokens=forget(tokens_of(record))) for record in multi_turn_batch()]
 
     def test_are_refused_from_the_engine_that_always_does(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="Trajectory 0 of the batch has a log-probability that is NaN"):
@@ -393,24 +340,18 @@ def test_critic_keeps_its_learning_rate_under_the_policys_schedule(tmp_path: Pat
 
 @pytest.mark.slow
 class TestResume:
+    @pytest.mark.parametrize("collect", [play, by_row], ids=["one context", "rewritten contexts"])
     @pytest.mark.parametrize(("algorithm", "placement"), [("grpo", "loss"), ("ppo", "reward")])
-    def test_goes_on_as_if_never_stopped(self, tmp_path: Path, algorithm: str, placement: str) -> None:
+    def test_goes_on_as_if_never_stopped(self, tmp_path: Path, algorithm: str, placement: str, collect: Any) -> None:
         """Saved in the middle of a generation batch that serves four steps."""
         settings = {
-            "algorithm": algorithm,
-            "beta": 0.1,
-            "kl_placement": placement,
-            "num_generations": 4,
-            "steps_per_generation": 2,
-            "num_iterations": 2,
-            "learning_rate": 1e-2,
-            "critic_learning_rate": 1e-2,
-            "max_steps": 7,
-            "logging_steps": 1,
+            **{"algorithm": algorithm, "beta": 0.1, "kl_placement": placement, "num_generations": 4},
+            **{"steps_per_generation": 2, "num_iterations": 2, "max_steps": 7, "logging_steps": 1},
+            **{"learning_rate": 1e-2, "critic_learning_rate": 1e-2},
         }
-        whole = make_trainer(tmp_path / "whole", play, **settings, save_strategy="steps", save_steps=3)
+        whole = make_trainer(tmp_path / "whole", collect, **settings, save_strategy="steps", save_steps=3)
         whole.train()
-        resumed = make_trainer(tmp_path / "resumed", play, **settings)
+        resumed = make_trainer(tmp_path / "resumed", collect, **settings)
         resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
         assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
         rewards = [
@@ -442,10 +383,7 @@ class TestResume:
 
 @pytest.mark.slow
 def test_two_processes_give_the_update_of_one(tmp_path: Path) -> None:
-    script = ROOT / "tests" / "kit" / "two_processes.py"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run([*launch, str(script), str(tmp_path)], env=environment, check=True, timeout=240)
+    assert run_script("tests.kit.two_processes", str(tmp_path), processes=2) == 0
     for algorithm in ("grpo", "ppo"):
         trainer = make_trainer(tmp_path, by_row, **TWO_PROCESSES, algorithm=algorithm, per_device_train_batch_size=16)
         before = {name: weight.clone() for name, weight in weights(trainer).items()}
@@ -455,31 +393,7 @@ def test_two_processes_give_the_update_of_one(tmp_path: Path) -> None:
         assert not any(torch.equal(before[name], weight) for name, weight in after.items() if "proj" in name)
 
 
-def weights(trainer: AgentTrainer) -> dict[str, torch.Tensor]:
-    """The policy's and the critic's."""
-    critic = {} if trainer.critic is None else trainer.critic.model.state_dict(prefix="critic.")
-    return {**trainer.model.state_dict(), **critic}
-
-
-TWO_PROCESSES = {"learning_rate": 1e-3, "critic_learning_rate": 1e-3, "num_generations": 4, "max_steps": 2}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", PAPERS)
 def test_learns_a_bandit(tmp_path: Path, algorithm: str) -> None:
-    trainer = make_trainer(
-        tmp_path,
-        play,
-        algorithm=algorithm,
-        per_device_train_batch_size=48,
-        num_generations=16,
-        max_steps=90,
-        learning_rate=3e-3,
-        critic_learning_rate=3e-3,
-        entropy_coef=0.05,
-        logging_steps=15,
-    )
-    trainer.train()
-    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
-    assert rewards[0] < 0.7
-    assert rewards[-1] >= 0.95
+    learns(tmp_path, play, algorithm=algorithm, max_steps=90, logging_steps=15)

@@ -77,6 +77,11 @@ class Stub:
         self.output: dict[str, Any] = self.trainer._generate_and_score_completions(rows)
 
 
+@pytest.fixture
+def stub(tmp_path: Path) -> Stub:
+    return Stub(tmp_path)
+
+
 class TestSignatures:
     @pytest.mark.parametrize(("name", "expected"), [*OVERRIDDEN.items(), *CALLED.items()])
     def test_methods_that_are_overridden_or_called(self, name: str, expected: tuple[Any, ...]) -> None:
@@ -119,36 +124,26 @@ class TestSignatures:
 
 
 class TestRollout:
-    def test_rollout_func_gets_one_prompt_per_completion_and_its_fields_reach_the_rewards(self, tmp_path: Path) -> None:
-        stub = Stub(tmp_path)
+    def test_rollout_func_gets_one_prompt_per_completion_and_its_fields_reach_the_rewards(self, stub: Stub) -> None:
         assert len(stub.prompts) == 8, moved("rollout_func gets the copies of each prompt")
         assert stub.columns["extra_field"] == [float(index) for index in range(8)], moved(
             "extra fields of rollout_func"
         )
         assert stub.columns["row"] == list(range(8)), moved("columns of the rows")
 
-    def test_keys_of_the_scored_batch(self, tmp_path: Path) -> None:
-        output = Stub(tmp_path).output
+    def test_scored_batch(self, stub: Stub, tmp_path: Path) -> None:
+        output = stub.output
         assert set(output) == KEYS | {"tool_mask", "sampling_per_token_logps"}, moved("keys of the scored batch")
         assert set(Stub(tmp_path, mask=False, logprobs=False).output) == KEYS, moved("keys of the scored batch")
-        rows, width = output["completion_ids"].shape
-        assert (rows, width) == (8, 3)
         assert output["advantages"].shape == (8,), moved("shape of advantages")
-        for key in ("completion_mask", "tool_mask", "sampling_per_token_logps"):
+        for key in ("completion_ids", "completion_mask", "tool_mask", "sampling_per_token_logps"):
             assert output[key].shape == (8, 3), moved(f"shape of {key}")
-
-    def test_mask_of_the_rollout_counts_the_tokens_of_the_loss(self, tmp_path: Path) -> None:
-        output = Stub(tmp_path).output
         lengths = [len(tokens_of(t).completion_ids) for t in one_turn_batch()]
         assert output["num_items_in_batch"] == sum(lengths) - 8, moved("num_items_in_batch follows env_mask")
+        assert output["prompt_mask"][7].tolist() == [0, 1, 1, 1], moved("padding of prompts, at the left")
+        assert output["completion_mask"][7].tolist() == [1, 0, 0], moved("padding of completions, at the right")
 
-    def test_prompts_are_padded_left_and_completions_right(self, tmp_path: Path) -> None:
-        output = Stub(tmp_path).output
-        assert output["prompt_mask"][7].tolist() == [0, 1, 1, 1], moved("padding of prompts")
-        assert output["completion_mask"][7].tolist() == [1, 0, 0], moved("padding of completions")
-
-    def test_rollout_without_reward_is_in_no_statistic(self, tmp_path: Path) -> None:
-        stub = Stub(tmp_path)
+    def test_rollout_without_reward_is_in_no_statistic(self, stub: Stub) -> None:
         rewards = torch.tensor([t.turns[0].reward for t in one_turn_batch()][1:])
         assert stub.trainer._metrics["train"]["reward"] == [pytest.approx(rewards.mean().item())], moved("reward None")
         assert stub.output["advantages"][0] == 0, moved("reward None")
@@ -157,8 +152,8 @@ class TestRollout:
         output = Stub(tmp_path, num_iterations=2).output
         assert "old_per_token_logps" in output, moved("old_per_token_logps")
 
-    def test_state_that_checkpoints_keep(self, tmp_path: Path) -> None:
-        trainer = Stub(tmp_path).trainer
+    def test_state_that_checkpoints_keep(self, stub: Stub) -> None:
+        trainer = stub.trainer
         for name in ATTRIBUTES:
             assert hasattr(trainer, name), moved(f"GRPOTrainer.{name}")
         assert trainer._step == 0, moved("GRPOTrainer._step")

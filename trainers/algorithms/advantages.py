@@ -74,11 +74,7 @@ def grpo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     With `turn_returns`, A_ik = (G_ik - mean_j G_jk) / (std_j R_j + 1e-4), where a trajectory that has ended stands for
     later turns with its last return (see `turn_group`): unscaled, its expected gradient is (n - 1) / n of the true one.
     """
-    episodes = prepare(inputs, options)
-    returns = _turn_returns(episodes, options.gamma, by_turn=options.turn_returns)
-    return episodes.credit(
-        episodes.spread(_relative(returns, episodes.groups, episodes.counted, options.scale or "group"))
-    )
+    return _group_relative(inputs, options, by_turn=options.turn_returns, scale="group")
 
 
 @_estimator("rloo", "scale")
@@ -88,10 +84,7 @@ def rloo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     A_i = R_i - mean over j != i of R_j = n / (n - 1) (R_i - mean_j R_j). Unscaled by default. A group of one has
     nothing to be compared with and gets 0.
     """
-    episodes = prepare(inputs, options)
-    returns = _turn_returns(episodes, options.gamma, by_turn=False)
-    advantages = _relative(returns, episodes.groups, episodes.counted, options.scale or "none", leave_one_out=True)
-    return episodes.credit(episodes.spread(advantages))
+    return _group_relative(inputs, options, by_turn=False, leave_one_out=True)
 
 
 @_estimator("turn_group", "scale")
@@ -112,10 +105,7 @@ def turn_group(inputs: CreditInputs, options: CreditOptions) -> Credit:
     With rewards at the end only and gamma = 1 this is `rloo`. `scale` divides all turns of a group by the deviation of
     R_j, which keeps the balance between turns; by default nothing is divided. A group of one gets 0.
     """
-    episodes = prepare(inputs, options)
-    returns = _turn_returns(episodes, options.gamma, by_turn=True)
-    advantages = _relative(returns, episodes.groups, episodes.counted, options.scale or "none", leave_one_out=True)
-    return episodes.credit(episodes.spread(advantages))
+    return _group_relative(inputs, options, by_turn=True, leave_one_out=True)
 
 
 @_estimator("gigpo", "scale", "step_weight")
@@ -270,6 +260,18 @@ def whiten(numbers: Tensor, mask: Tensor) -> Tensor:
     count = mask.sum().clamp(min=1)
     centred = torch.where(mask, numbers - numbers.where(mask, 0.0).sum() / count, 0.0)
     return centred / (centred.square().sum() / count).clamp(min=WHITEN_EPS).sqrt()
+
+
+def _group_relative(
+    inputs: CreditInputs, options: CreditOptions, *, by_turn: bool, scale: str = "none", leave_one_out: bool = False
+) -> Credit:
+    """The returns less those of the group; `scale` where the options leave it open."""
+    episodes = prepare(inputs, options)
+    returns = _turn_returns(episodes, options.gamma, by_turn=by_turn)
+    scale = options.scale or scale
+    return episodes.credit(
+        episodes.spread(_relative(returns, episodes.groups, episodes.counted, scale, leave_one_out=leave_one_out))
+    )
 
 
 def _token_discounts(episodes: Episodes, gamma: float) -> Tensor:

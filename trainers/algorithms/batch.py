@@ -96,27 +96,16 @@ class Batch:
         rows: what the rollouts were played for.
         records: the rollouts, in the order of the rows.
         loss_masks: for each rollout, 1 for each completion token that the loss sees.
-        turn_rewards: as all that follow but the last: see the field of that name in `CreditInputs`.
-        outcome_rewards: (B, K).
-        turn_mask: (B, K).
-        turn_ids: (B, T), as wide as TRL will pad the completions.
-        token_mask: (B, T).
-        valid: (B,).
-        state_ids: (B, K), where the estimator needs them.
+        credit: the fields of `CreditInputs` that rollouts alone determine, by name, as wide as TRL will pad the
+            completions; `PADDING` says how to pad them further.
         context_numbers: (B, T), see `contexts.context_numbers`.
     """
 
     rows: Sequence[Mapping[str, Any]]
     records: Trajectories
     loss_masks: Sequence[list[int]]
-    turn_rewards: Tensor
-    outcome_rewards: Tensor
-    turn_mask: Tensor
-    turn_ids: Tensor
-    token_mask: Tensor
-    valid: Tensor
-    state_ids: Tensor | None = None
-    context_numbers: Tensor | None = None
+    credit: Mapping[str, Tensor]
+    context_numbers: Tensor | None
 
     @classmethod
     def of(
@@ -132,7 +121,7 @@ class Batch:
         multiple = int(args.pad_to_multiple_of or 1)
         width = -(-max(1, *(len(tokens.completion_ids) for tokens in batch)) // multiple) * multiple
         rewards, mask = turn_rewards(records)
-        tensors = {
+        credit = {
             "turn_rewards": rewards,
             "outcome_rewards": _padded([[turn.outcome_reward for turn in t.turns] for t in records], 0.0),
             "turn_mask": mask,
@@ -141,16 +130,18 @@ class Batch:
                 [[not other for other in rewritten_tokens(tokens)] for tokens in batch], False, width
             ),
             "valid": torch.tensor([not t.infrastructure_error for t in records]),
-            "state_ids": state_ids(records) if args.preset.estimator == "gigpo" else None,
-            "context_numbers": context_numbers(batch, width=width),
         }
-        on_device = {name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None}
-        return cls(rows, records, [loss_mask(record, args) for record in records], **on_device)
+        if args.preset.estimator == "gigpo":
+            credit["state_ids"] = state_ids(records)
+        on_device = {name: tensor.to(device) for name, tensor in credit.items()}
+        numbers = context_numbers(batch, width=width)
+        loss_masks = [loss_mask(record, args) for record in records]
+        return cls(rows, records, loss_masks, on_device, None if numbers is None else numbers.to(device))
 
     @property
     def sampled(self) -> Tensor:
         """(B, T) bool: the tokens that the model sampled, in rollouts that count."""
-        return (self.turn_ids >= 0) & self.valid[:, None]
+        return (self.credit["turn_ids"] >= 0) & self.credit["valid"][:, None]
 
     @property
     def sampled_tokens(self) -> int:
@@ -172,11 +163,6 @@ class Batch:
             "env_mask": list(self.loss_masks),
             "episode_return": [None if t.infrastructure_error else t.episode_return for t in self.records],
         }
-
-    def credit_fields(self) -> dict[str, Tensor]:
-        """Returns the fields of `CreditInputs` that rollouts alone determine; `PADDING` says how to pad them."""
-        names = ("turn_rewards", "outcome_rewards", "turn_mask", "turn_ids", "token_mask", "valid", "state_ids")
-        return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
 
 
 def loss_mask(record: Trajectory, args: AgentConfig) -> list[int]:
@@ -249,14 +235,6 @@ def repetition(tokens: Tokens, *, size: int = 4) -> float:
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def credited(inputs: CreditInputs, options: CreditOptions) -> Tensor:
-    """Returns (B, T) bool: the tokens that carry advantages."""
-    tokens = inputs.turn_ids >= 0
-    if not options.advantage_mask and inputs.token_mask is not None:
-        tokens = tokens | inputs.token_mask
-    return tokens & inputs.valid[:, None]
-
-
 def valid_share(inputs: CreditInputs) -> float:
     """Returns the share of rollouts that count; 1 where none does, as there is nothing to be shared then."""
     return inputs.valid.float().mean().item() or 1.0
@@ -268,14 +246,13 @@ def mean_advantages(inputs: CreditInputs, credit: Credit) -> Tensor:
     return (credit.advantages * sampled).sum(1) / sampled.sum(1).clamp(min=1)
 
 
-def credit_metrics(inputs: CreditInputs, credit: Credit, options: CreditOptions) -> dict[str, float]:
+def credit_metrics(inputs: CreditInputs, credit: Credit) -> dict[str, float]:
     """Returns numbers to log: the spread of advantages and of returns in their groups, and how good the critic was.
 
     Raises:
         ValueError: an advantage is not finite.
     """
-    mask = credited(inputs, options)
-    advantages = credit.advantages[mask]
+    advantages = credit.advantages[credit.credited]
     if not torch.isfinite(advantages).all():
         raise ValueError(f"Advantages must be finite; the rewards of the turns were {inputs.turn_rewards.tolist()}.")
     numbers = {}
@@ -288,7 +265,9 @@ def credit_metrics(inputs: CreditInputs, credit: Credit, options: CreditOptions)
         numbers["group/return_std"] = spreads.mean().item()
         numbers["group/without_signal"] = (spreads < NO_SPREAD).float().mean().item()
     if inputs.values is not None and credit.returns is not None:
-        numbers["critic/explained_variance"] = explained_variance(inputs.values[mask], credit.returns[mask])
+        numbers["critic/explained_variance"] = explained_variance(
+            inputs.values[credit.credited], credit.returns[credit.credited]
+        )
     return numbers
 
 

@@ -131,11 +131,13 @@ class Credit:
     Attributes:
         advantages: (B, T), 0 outside sampled tokens and for trajectories left out. Without advantage mask the
             environment's tokens have advantages too.
-        returns: (B, T), what the critic should have said, 0 where `advantages` is 0 by definition; None without critic.
+        credited: (B, T) bool, the tokens that carry advantages.
+        returns: (B, T), what the critic should have said, 0 where nothing is credited; None without critic.
     """
 
     advantages: Tensor
-    returns: Tensor | None = None
+    credited: Tensor
+    returns: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +182,9 @@ class Episodes:
 
     def credit(self, advantages: Tensor, returns: Tensor | None = None) -> Credit:
         """Packs (B, T) results."""
-        dtype = torch.promote_types(self.like.dtype, torch.float32)
-        results = (None if result is None else result.to(self.like.device, dtype) for result in (advantages, returns))
-        return Credit(*results)  # type: ignore[arg-type]
+        device, dtype = self.like.device, torch.promote_types(self.like.dtype, torch.float32)
+        targets = None if returns is None else returns.to(device, dtype)
+        return Credit(advantages.to(device, dtype), self.active.to(device), targets)
 
 
 def prepare(inputs: CreditInputs, options: CreditOptions) -> Episodes:

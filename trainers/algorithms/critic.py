@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from agent_r1_gym.errors import ConfigurationError
 from trainers.algorithms.contexts import Contexts
-from trainers.algorithms.weights import check_weights
 from trainers.config import AgentConfig
 
 CHECKPOINT = "critic.pt"
@@ -106,45 +106,6 @@ def policy_value_model(policy: Any, args: AgentConfig, *, peft_config: PeftConfi
 
 
 @dataclass(frozen=True)
-class CriticOptions:
-    """How a critic is fitted.
-
-    Attributes:
-        learning_rate: learning rate of AdamW; constant, so that values follow the policy to the end.
-        epochs: number of passes over each batch.
-        minibatches: number of optimiser steps per pass.
-        clip: how far a value may move from the rollout's in one `fit`; None: any.
-        max_grad_norm: gradients are scaled down to this norm; 0: never.
-        weight_decay: weight decay of AdamW.
-        micro_batch: trajectories per forward pass of one process.
-        seed: seed of the order in which trajectories are fitted.
-    """
-
-    learning_rate: float
-    epochs: int = 1
-    minibatches: int = 1
-    clip: float | None = None
-    max_grad_norm: float = 1.0
-    weight_decay: float = 0.0
-    micro_batch: int = 8
-    seed: int = 0
-
-    @classmethod
-    def of(cls, args: AgentConfig) -> CriticOptions:
-        """Returns what the trainer's configuration says about its critic."""
-        return cls(
-            learning_rate=args.critic_learning_rate,
-            epochs=args.critic_epochs,
-            minibatches=args.critic_minibatches,
-            clip=args.critic_clip,
-            max_grad_norm=args.max_grad_norm,
-            weight_decay=args.weight_decay,
-            micro_batch=args.per_device_train_batch_size,
-            seed=args.seed,
-        )
-
-
-@dataclass(frozen=True)
 class ValueBatch:
     """One process's trajectories to fit; every process has as many.
 
@@ -174,17 +135,22 @@ class Critic:
 
     Args:
         model: the value model (`build_value_model`).
-        options: how to fit.
+        args: the trainer's: the critic's own fields, and the policy's `weight_decay`, `max_grad_norm` (0: gradients are
+            never scaled down), `seed` (of the order in which trajectories are fitted) and
+            `per_device_train_batch_size` (trajectories per forward pass). The learning rate is constant, so that values
+            follow the policy to the end.
         accelerator: the trainer's.
     """
 
-    def __init__(self, model: torch.nn.Module, options: CriticOptions, *, accelerator: Accelerator) -> None:
+    def __init__(self, model: torch.nn.Module, args: AgentConfig, *, accelerator: Accelerator) -> None:
         self.model = model.to(accelerator.device)
-        self.options = options
+        self.args = args
         self.accelerator = accelerator
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=options.learning_rate, weight_decay=options.weight_decay)
-        self.generator = torch.Generator().manual_seed(options.seed)
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=args.critic_learning_rate, weight_decay=args.weight_decay
+        )
+        self.generator = torch.Generator().manual_seed(args.seed)
         if accelerator.num_processes > 1:  # adapters are drawn at random, and generators may differ by process
             for parameter in self.parameters:
                 parameter.data.copy_(broadcast(parameter.data))
@@ -203,12 +169,12 @@ class Critic:
                 self._forward(
                     input_ids[chunk], attention_mask[chunk], length, None if numbers is None else numbers[chunk]
                 )
-                for chunk in torch.split(torch.arange(len(input_ids)), self.options.micro_batch)
+                for chunk in torch.split(torch.arange(len(input_ids)), self.args.per_device_train_batch_size)
             ]
         return torch.cat(chunks)
 
     def fit(self, batch: ValueBatch) -> dict[str, float]:
-        """Takes `epochs * minibatches` optimiser steps towards the returns.
+        """Takes `critic_epochs * critic_minibatches` optimiser steps towards the returns.
 
         Loss of a minibatch: the mean over its tokens, on all processes, of max((V - R)^2, (V_clip - R)^2) / 2, where
         V_clip = V_old + clamp(V - V_old, -clip, clip).
@@ -221,8 +187,8 @@ class Critic:
         offset = size * self.accelerator.process_index
         metrics = []
         self.model.train()  # dropout is off; gradient checkpointing needs the flag
-        for _ in range(self.options.epochs):
-            for chosen in torch.randperm(total, generator=self.generator).chunk(self.options.minibatches):
+        for _ in range(self.args.critic_epochs):
+            for chosen in torch.randperm(total, generator=self.generator).chunk(self.args.critic_minibatches):
                 local = chosen[(chosen >= offset) & (chosen < offset + size)] - offset
                 metrics.append(self._step(batch, local.to(batch.input_ids.device)))
         mean = torch.stack(metrics).mean(0).tolist()
@@ -231,12 +197,12 @@ class Critic:
     def _step(self, batch: ValueBatch, chosen: Tensor) -> Tensor:
         tokens = self.accelerator.reduce(batch.mask[chosen].sum().float(), reduction="sum").clamp(min=1.0)
         sums = torch.zeros(2, device=batch.input_ids.device)
-        for chunk in torch.split(chosen, self.options.micro_batch) if len(chosen) else ():
+        for chunk in torch.split(chosen, self.args.per_device_train_batch_size) if len(chosen) else ():
             loss, clipped = self._loss(batch, chunk)
             (loss / tokens).backward()
             sums += torch.stack([loss.detach(), clipped])
         self._sum_gradients()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.options.max_grad_norm or float("inf"))
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.args.max_grad_norm or float("inf"))
         self.optimizer.step()
         self.optimizer.zero_grad()
         return torch.cat([self.accelerator.reduce(sums, reduction="sum") / tokens, norm.reshape(1)])
@@ -246,9 +212,9 @@ class Critic:
         numbers = None if batch.context_numbers is None else batch.context_numbers[chunk]
         new = self._forward(batch.input_ids[chunk], batch.attention_mask[chunk], mask.size(1), numbers)
         error = (new - returns).square()
-        clipped = torch.zeros_like(error)
-        if self.options.clip is not None:
-            held = (old + (new - old).clamp(-self.options.clip, self.options.clip) - returns).square()
+        clipped, clip = torch.zeros_like(error), self.args.critic_clip
+        if clip is not None:
+            held = (old + (new - old).clamp(-clip, clip) - returns).square()
             clipped = (held > error).float()
             error = torch.maximum(error, held)
         return (error * mask).sum() / 2, (clipped * mask).sum()
@@ -297,3 +263,19 @@ class Critic:
                 value.copy_(state["model"][name])
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
+
+
+def check_weights(path: Path, *, own: Mapping[str, list[int]], saved: Mapping[str, list[int]], what: str) -> None:
+    """Refuses saved weights of other names or shapes than a model's.
+
+    Raises:
+        ConfigurationError: they differ; the message names the first.
+    """
+    different = sorted(name for name in own.keys() | saved.keys() if own.get(name) != saved.get(name))
+    if different:
+        first = different[0]
+        raise ConfigurationError(
+            f"{path} holds another {what}: {len(different)} weights differ in name or shape, first {first}: expected "
+            f"{own.get(first)}, got {saved.get(first)}. Resume with the model and the LoRA settings that it was "
+            "trained with."
+        )

@@ -7,9 +7,10 @@ how; evaluation and further training read it back.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ _VERSION = 1
 _TEXTS = (" \n\"a\\b'<é>\n ", "<think>a</think>\n", "4be7u", " a")
 """What a copy of a tokenizer's core must turn into the same tokens as the tokenizer itself."""
 
+Encode = Callable[[str], list[int]]
+Decode = Callable[[Sequence[int]], str]
 Row = tuple[list[int], list[int]]
 """Token ids, and a mask: 1 where the model wrote the token."""
 
@@ -63,7 +66,7 @@ class ChatFormat:
             else ChatTemplate(tokenizer, template, options=template_options)
         )
         self._more_stops = tuple(more_stops)
-        self._backend = _own_backend(tokenizer)
+        self._encode, self._decode = _codec(tokenizer)
         self._last_prompt: tuple[tuple[Message, ...], list[int]] = ((), [])
 
     @property
@@ -78,8 +81,10 @@ class ChatFormat:
 
     @property
     def markup(self) -> tuple[str, ...]:
-        """See `markup_of`."""
-        return markup_of(self.tokenizer)
+        """Texts of the tokenizer's special tokens, none of which a document may forge."""
+        # `all_special_tokens` lists named ones only; a tokenizer holds more.
+        added = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        return tuple(sorted(added | set(self.tokenizer.all_special_tokens)))
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Returns the tokens of a history up to the header of the next model turn."""
@@ -115,8 +120,7 @@ class ChatFormat:
 
     def action(self, ids: Sequence[int]) -> str:
         """Returns the text of a sampled turn, without the token that ended it."""
-        kept = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        return _decode(self.tokenizer, kept) if self._backend is None else _decode_fast(self._backend, kept)
+        return self._decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
 
     def encode(self, messages: Sequence[Message]) -> Row:
         """Returns a history as tokens, and a mask that is 1 on what the model wrote, ends of turn included.
@@ -196,7 +200,7 @@ class ChatFormat:
         Raises:
             ConfigurationError: the saved format cannot be read, or renders otherwise with this tokenizer.
         """
-        name = _home(name)
+        name = home_of(name, FILE)
         record, source = _saved(name, revision)
         options = record.get("template_options") if template_options is None else template_options
         if template is not None:
@@ -226,18 +230,6 @@ class ChatFormat:
                 f"format was saved: restore them, or name a template (chat_template), or remove {FILE}."
             )
 
-    def _encode(self, text: str) -> list[int]:
-        return _encode(self.tokenizer, text) if self._backend is None else _encode_fast(self._backend, text)
-
-
-def markup_of(tokenizer: Any) -> tuple[str, ...]:
-    """Returns the texts of a tokenizer's special tokens, none of which a document may forge.
-
-    `all_special_tokens` lists named ones only; a tokenizer holds more.
-    """
-    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return tuple(sorted(added | set(tokenizer.all_special_tokens)))
-
 
 def _check_tokenizer(tokenizer: Any, template: str | None) -> None:
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
@@ -263,10 +255,10 @@ def _turns(messages: Sequence[Message]) -> list[int]:
     return turns
 
 
-def _home(name: str | Path) -> str | Path:
-    """Returns where the format of a model is: an adapter that was saved without one has its base model's."""
+def home_of(name: str | Path, file: str) -> str | Path:
+    """Returns where a file of a model or adapter is: an adapter that was saved without it has its base model's."""
     adapter = Path(name) / "adapter_config.json"
-    if not adapter.is_file() or (Path(name) / FILE).is_file():
+    if not adapter.is_file() or (Path(name) / file).is_file():
         return name
     return str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
 
@@ -314,35 +306,31 @@ def _file_of(name: str | Path, file: str, revision: str) -> Path | None:
     return None if cached is None else Path(cached)
 
 
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+def _codec(tokenizer: Any) -> tuple[Encode, Decode]:
+    """Returns a tokenizer's ways from text to tokens and back, past the layers of transformers if these add nothing.
 
-
-def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def _encode_fast(backend: Tokenizer, text: str) -> list[int]:
-    return list(backend.encode(text, add_special_tokens=False).ids)
-
-
-def _decode_fast(backend: Tokenizer, ids: Sequence[int]) -> str:
-    return backend.decode(ids, skip_special_tokens=False)
-
-
-def _own_backend(tokenizer: Any) -> Tokenizer | None:
-    """Returns a copy of what a fast tokenizer stands on: the same tokens, without the cost of transformers' layers.
-
-    A copy, because others set padding and truncation on the original. None for tokenizers that do more than that.
+    Then they stand on a copy of a fast tokenizer's core: others set padding and truncation on the original.
     """
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     try:
-        backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     except Exception:  # no fast tokenizer, or with parts written in Python; the library raises bare Exceptions
-        return None
-    backend.no_padding()
-    backend.no_truncation()
+        return encode, decode
+    core.no_padding()
+    core.no_truncation()
+
+    def encode_fast(text: str) -> list[int]:
+        return list(core.encode(text, add_special_tokens=False).ids)
+
+    decode_fast = functools.partial(core.decode, skip_special_tokens=False)
     for text in (*_TEXTS, "".join(tokenizer.all_special_tokens)):
-        ids = _encode(tokenizer, text)
-        if _encode_fast(backend, text) != ids or _decode_fast(backend, ids) != _decode(tokenizer, ids):
-            return None
-    return backend
+        ids = encode(text)
+        if encode_fast(text) != ids or decode_fast(ids) != decode(ids):
+            return encode, decode
+    return encode_fast, decode_fast

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.play.token_session import TokenLimits
-from trainers.engines.chat_format import ChatFormat
+from trainers.engines.chat_format import ChatFormat, home_of
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
 
@@ -153,7 +151,7 @@ def load_model(options: LocalOptions, *, rank: int = 0) -> tuple[Any, Any]:
     dtype = options.dtype or ("auto" if device.startswith("cuda") else "float32")
     try:
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
-        tokenizer = AutoTokenizer.from_pretrained(_tokenizer_source(options.model))
+        tokenizer = AutoTokenizer.from_pretrained(home_of(options.model, "tokenizer_config.json"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"No model can be loaded from {options.model!r}: {error}") from error
     if tokenizer.pad_token_id is None:
@@ -161,11 +159,3 @@ def load_model(options: LocalOptions, *, rank: int = 0) -> tuple[Any, Any]:
     model.to(torch.device(device))  # type: ignore[arg-type]  # transformers wraps `to`
     model.train(False)
     return model, tokenizer
-
-
-def _tokenizer_source(model: str) -> str:
-    """Returns where the tokenizer is: an adapter that was saved without one has its base model's."""
-    adapter = Path(model) / "adapter_config.json"
-    if adapter.is_file() and not (Path(model) / "tokenizer_config.json").is_file():
-        return str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
-    return model

@@ -145,15 +145,15 @@ def _twins(tokenizer: Any, source: str, options: Mapping[str, Any] | None) -> It
 
 
 def _renderings(tokenizer: Any, source: str, options: Mapping[str, Any] | None) -> list[str]:
-    return [_rendering(tokenizer, source, chat, options) for chat in _CONVERSATIONS]
-
-
-def _rendering(tokenizer: Any, source: str, chat: list[dict[str, Any]], options: Mapping[str, Any] | None) -> str:
     fixed = {**(options or {}), "chat_template": source, "tokenize": False, "add_generation_prompt": True}
-    try:
-        return str(tokenizer.apply_chat_template(chat, **fixed))
-    except Exception as error:  # of the template's own making: two that refuse alike are alike
-        return f"{type(error).__name__}: {error}"
+
+    def rendering(chat: list[dict[str, Any]]) -> str:
+        try:
+            return str(tokenizer.apply_chat_template(chat, **fixed))
+        except Exception as error:  # of the template's own making: two that refuse alike are alike
+            return f"{type(error).__name__}: {error}"
+
+    return [rendering(chat) for chat in _CONVERSATIONS]
 
 
 def _normalised(source: str) -> str:

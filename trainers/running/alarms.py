@@ -48,11 +48,9 @@ class CollapseAlarm(TrainerCallback):
 
     def __init__(self, args: AgentConfig) -> None:
         self.reason: str | None = None
-        self._patience = args.alarm_patience
-        self._thresholds = {option: getattr(args, option) for option, _, _ in THRESHOLDS}
+        self._args = args
         self._warned = False
-        self._without_signal, self._stops_without_signal = args.alarm_without_signal, args.stop_without_signal
-        self.beyond = dict.fromkeys((*self._thresholds, WITHOUT_SIGNAL), 0)
+        self.beyond = dict.fromkeys((*(option for option, _, _ in THRESHOLDS), WITHOUT_SIGNAL), 0)
 
     def on_log(
         self,
@@ -74,13 +72,14 @@ class CollapseAlarm(TrainerCallback):
 
     def _watch_signal(self, logs: dict[str, Any], state: TrainerState, control: TrainerControl) -> None:
         share = logs.get("group/without_signal")
-        if not self._without_signal or share is None:
+        patience = self._args.alarm_without_signal
+        if not patience or share is None:
             return
         self.beyond[WITHOUT_SIGNAL] = steps = self.beyond[WITHOUT_SIGNAL] + 1 if share == 1 else 0
-        if steps != self._without_signal:
+        if steps != patience:
             return
         reason = NO_SIGNAL.format(steps=steps, reward=logs.get("reward") or 0.0)
-        if self._stops_without_signal:
+        if self._args.stop_without_signal:
             control.should_save = True
             self._stop(reason, state, control)
         elif not self._warned:
@@ -90,7 +89,7 @@ class CollapseAlarm(TrainerCallback):
     def _watch(
         self, option: str, name: str, side: int, logs: dict[str, Any], state: TrainerState, control: TrainerControl
     ) -> None:
-        threshold, value = self._thresholds[option], logs.get(name)
+        threshold, value = getattr(self._args, option), logs.get(name)
         if threshold is None:
             return
         if value is None:  # a step that reused a batch logs no rollouts, and dropped ones bring nothing
@@ -100,7 +99,7 @@ class CollapseAlarm(TrainerCallback):
                 )
             return
         self.beyond[option] = self.beyond[option] + 1 if side * (value - threshold) > 0 else 0
-        if self.beyond[option] >= self._patience:
+        if self.beyond[option] >= self._args.alarm_patience:
             control.should_save = True
             self._stop(f"{name} is {value:.3g}, beyond {option}={threshold}", state, control)
 

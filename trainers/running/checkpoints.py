@@ -23,7 +23,7 @@ from accelerate.utils import broadcast_object_list, set_seed  # type: ignore[imp
 
 from agent_r1_gym.errors import AgentR1Error, CheckpointError, ConfigurationError
 from agent_r1_gym.support.files import atomic_directory, atomic_file
-from trainers.algorithms.weights import check_weights
+from trainers.algorithms.critic import check_weights
 from trainers.running.sharding import sharding_of
 
 RECORD = "checkpoint.json"
@@ -65,7 +65,8 @@ def writing(folder: Path, *, identity: Mapping[str, Any], args: Any, accelerator
         yield
         accelerator.wait_for_everyone()
         if args.should_save:
-            sizes = {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder)}
+            files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != RECORD)
+            sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
             settings = json.loads(args.to_json_string())  # tokens of the hub are left out there
             _write_record(folder, {"complete": True, "identity": identity, "files": sizes, "settings": settings})
     except AgentR1Error:
@@ -224,10 +225,6 @@ def _folders(directory: Path) -> list[Path]:
     steps = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in directory.glob("checkpoint-*")}
     numbered = [(int(match[1]), path) for path, match in steps.items() if match and path.is_dir()]
     return [path for _, path in sorted(numbered)]
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != RECORD)
 
 
 def _record(folder: Path) -> dict[str, Any]:

@@ -239,33 +239,26 @@ def check_adapter(peft_config: Any, source: Source) -> None:
     config = AutoConfig.from_pretrained(source.name, **source.options)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=source.trust_remote_code)  # type: ignore[no-untyped-call]
-    check_targets(peft_config.modules_to_save or (), model, option="lora_modules_to_save")
+    linear = [path for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    _check_targets(peft_config.modules_to_save or (), model, linear, option="lora_modules_to_save")
     targets = peft_config.target_modules or ()
     if not isinstance(targets, str):
-        check_targets(targets, model)
+        _check_targets(targets, model, linear, option="lora_target_modules")
     elif targets != "all-linear" and not any(re.fullmatch(targets, path) for path, _ in model.named_modules()):
         raise ConfigurationError(
             f"lora_target_modules: {targets!r} alone is a pattern of whole paths and matches no module of "
-            f"{type(model).__name__}, such as {_a_linear_path(model)!r}. Write '.*{targets}', or take all-linear."
+            f"{type(model).__name__}, such as {next(iter(linear), None)!r}. Write '.*{targets}', or take all-linear."
         )
 
 
-def _a_linear_path(model: torch.nn.Module) -> str | None:
-    return next((path for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)), None)
-
-
-def check_targets(targets: Iterable[str], model: torch.nn.Module, *, option: str = "lora_target_modules") -> None:
-    """Refuses names that are no module's, nor the end of a module's.
-
-    Raises:
-        ConfigurationError: names the linear modules that exist.
-    """
-    modules = dict(model.named_modules())
-    linear = {path.rpartition(".")[2] for path, module in modules.items() if isinstance(module, torch.nn.Linear)}
+def _check_targets(targets: Iterable[str], model: torch.nn.Module, linear: Iterable[str], *, option: str) -> None:
+    """Refuses names that are no module's, nor the end of a module's."""
+    paths = [path for path, _ in model.named_modules()]
     for target in targets:
-        if target not in modules and not any(path.endswith(f".{target}") for path in modules):
+        if target not in paths and not any(path.endswith(f".{target}") for path in paths):
+            names = {path.rpartition(".")[2] for path in linear}
             raise ConfigurationError(
-                f"{option}: {type(model).__name__} has no module {target!r}. {suggest(target, linear)}"
+                f"{option}: {type(model).__name__} has no module {target!r}. {suggest(target, names)}"
                 + (" Or take all-linear." if option == "lora_target_modules" else "")
             )
 

@@ -25,6 +25,10 @@ def numbers(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
+def whitened(values):
+    return (numbers(values) - numbers(values).mean()) / numbers(values).std(correction=0)
+
+
 def sampled(name, inputs, options=DEFAULT):
     """Advantages of the sampled tokens alone, row after row."""
     return advantages(name, inputs, options)[inputs.turn_ids >= 0]
@@ -50,194 +54,120 @@ class TestReturns:
         assert close(estimate, torch.where(mask, rewards_to_go(rewards, mask, 0.9) - values, 0.0))
 
 
-class TestGRPO:
-    def test_by_hand(self):
-        inputs = batch(("00.1", [0.5, 0.5]), ("0", [0.0]), ("00", [0.0]), ("0", [1.0]))
-        # Mean 0.5; squares of the distances 0.25 each; 1 / (4 - 1) of their sum: deviation 0.5773502692.
-        a = 0.5 / (0.5773502692 + 1e-4)
-        assert close(advantages("grpo", inputs), [[a, a, 0, a], [-a, 0, 0, 0], [-a, -a, 0, 0], [a, 0, 0, 0]])
-        assert close(sampled("grpo", inputs, UNSCALED), [0.5, 0.5, 0.5, -0.5, -0.5, -0.5, 0.5])
+OUTCOMES = batch(("00.1", [0.5, 0.5]), ("0", [0.0]), ("00", [0.0]), ("0", [1.0]))
+"""Mean 0.5; squares of the distances 0.25 each; 1 / (4 - 1) of their sum: deviation 0.5773502692."""
+A = 0.5 / (0.5773502692 + 1e-4)
+FOUR = batch(("0", [1.0]), ("0", [3.0]), ("0", [5.0]), ("0", [7.0]), groups=[4, 4, 9, 9])
+TWO_TURNS = batch(("0.1", [0.5, 1.0]), ("0", [0.25]))
+"""Returns 1.5, 1.0 and 0.25, which also stands at turn 1; means 0.875 and 0.625; deviation 1.25 / sqrt(2)."""
+CENTRED = numbers([0.625, 0.375, -0.625])
+DEVIATION = 1.25 / 2**0.5 + 1e-4
+STATES = batch(("0.1", [0.0, 1.0]), ("0.1", [0.0, 0.0]), state_ids=[[7, 8], [7, 7]])
+"""Episodes: 1 and 0. Steps, gamma 0.5: state 7 has returns 0.5, 0, 0 with mean 1/6; state 8 occurs once. Deviation of
+0.5, 0, 0: sqrt((1/9 + 2/36) / 2) = sqrt(1/12); of 1, 0: sqrt(1/2)."""
+E, S = 0.5 / (0.5**0.5 + 1e-4), 1 / ((1 / 12) ** 0.5 + 1e-4)
+APART = replace(STATES, groups=torch.tensor([0, 1]), state_ids=torch.tensor([[7, 8], [7, 9]]))
+TWO_GROUPS = batch(("0", [1.0]), ("0", [0.0]), ("0", [7.0]), ("0", [7.0]), groups=[0, 0, 1, 1])
+OUTCOME_LAST = ("00.1", [0.0, 1.0])
+ONE_TOKEN_TURNS = ("0.1", [0.0, 1.0])
+BY_TURN = CreditOptions(turn_returns=True)
+HALF = CreditOptions(gamma=0.5, scale="none")
+NO_MASK = CreditOptions(advantage_mask=False)
+GAE = CreditOptions(gamma=0.9, lam=0.5, whiten=False)
 
-    def test_batch_scale_takes_the_deviation_of_all_returns(self):
-        inputs = batch(("0", [1.0]), ("0", [3.0]), ("0", [5.0]), ("0", [7.0]), groups=[4, 4, 9, 9])
-        deviation = (20 / 3) ** 0.5
-        expected = numbers([-1.0, 1.0, -1.0, 1.0]) / (deviation + 1e-4)
-        assert close(sampled("grpo", inputs, CreditOptions(scale="batch")), expected)
+BY_HAND = [
+    ("grpo", OUTCOMES, DEFAULT, [[A, A, 0, A], [-A, 0, 0, 0], [-A, -A, 0, 0], [A, 0, 0, 0]]),
+    ("grpo", OUTCOMES, UNSCALED, [0.5, 0.5, 0.5, -0.5, -0.5, -0.5, 0.5]),
+    ("grpo", FOUR, CreditOptions(scale="batch"), numbers([-1.0, 1.0, -1.0, 1.0]) / ((20 / 3) ** 0.5 + 1e-4)),
+    ("grpo", batch(("0.1", [0.2, 1.0]), ("0", [0.0])), HALF, [0.35, 0.35, -0.35]),
+    ("grpo", TWO_TURNS, replace(UNSCALED, turn_returns=True), CENTRED),
+    ("grpo", TWO_TURNS, BY_TURN, CENTRED / DEVIATION),
+    (
+        "rloo",
+        batch(("0", [1.0]), ("0.1", [0.0, 0.0]), ("0", [0.0])),
+        DEFAULT,
+        [[1, 0, 0], [-0.5, 0, -0.5], [-0.5, 0, 0]],
+    ),
+    ("turn_group", TWO_TURNS, DEFAULT, [[1.25, 0, 0.75], [-1.25, 0, 0]]),
+    ("turn_group", TWO_TURNS, CreditOptions(scale="group"), numbers([1.25, 0.75, -1.25]) / DEVIATION),
+    ("gigpo", STATES, HALF, [0.5 + 1 / 3, 0.5, -0.5 - 1 / 6, -0.5 - 1 / 6]),
+    ("gigpo", STATES, replace(HALF, step_weight=0.5), [0.5 + 1 / 6, 0.5, -0.5 - 1 / 12, -0.5 - 1 / 12]),
+    ("gigpo", STATES, CreditOptions(gamma=0.5), [E + S / 3, E, -E - S / 6, -E - S / 6]),
+    ("gigpo", APART, DEFAULT, [0.0] * 4),
+    # Returns of the tokens 1, 1, 0: mean 2/3, variance 2/9.
+    ("reinforce++", batch(("00", [1.0]), (".0", [0.0])), DEFAULT, [[0.5**0.5, 0.5**0.5], [0, -(2**0.5)]]),
+    # Between turns alone: 0.9, 0.9, 1 before whitening.
+    ("reinforce++", batch(OUTCOME_LAST, ("0", [0.0])), CreditOptions(gamma=0.9), whitened([0.9, 0.9, 1.0, 0.0])),
+    # Returns of the tokens -1 and -0.5.
+    ("reinforce++", batch(("00", [1.0]), token_rewards=[[-0.5, -1.5]]), DEFAULT, [-1.0, 1.0]),
+    # Returns 1, 0 (what follows is not the turn's doing) and 0: mean 1/3, variance 2/9.
+    ("reinforce++", batch(("0.", [1.0]), ("0", [0.0])), NO_MASK, [[2**0.5, -(0.5**0.5)], [-(0.5**0.5), 0]]),
+    # 0.5, -0.5, 0, 0 with variance 1/8.
+    ("reinforce++-baseline", TWO_GROUPS, DEFAULT, [2**0.5, -(2**0.5), 0.0, 0.0]),
+    ("reinforce++-baseline", TWO_TURNS, BY_TURN, whitened([0.625, 0.375, -0.625])),
+    # Nothing is discounted inside a turn: -0.175 + 0.45 * 0.75 = 0.1625; 0.4 - 0.5 = -0.1, plus 0.5 * 0.1625.
+    ("ppo", batch(OUTCOME_LAST, values=[[0.5, 0.4, 9, 0.25]]), GAE, [-0.01875, 0.1625, 0.75]),
+    # Through the environment's token: 0.75; 0.25 - 0.3 + 0.5 * 0.75 = 0.325; 0.9 * 0.3 - 0.5 + 0.45 * 0.325.
+    (
+        "ppo",
+        batch(ONE_TOKEN_TURNS, values=[[0.5, 0.3, 0.25]]),
+        replace(GAE, advantage_mask=False),
+        [[-0.08375, 0.325, 0.75]],
+    ),
+    # A perfect critic.
+    ("ppo", batch(("0.1", [0.5, 1.0]), values=[[1.5, 0, 1.0]]), CreditOptions(lam=0.3, whiten=False), [0.0, 0.0]),
+]
 
-    def test_discount_and_process_rewards(self):
-        inputs = batch(("0.1", [0.2, 1.0]), ("0", [0.0]))
-        assert close(sampled("grpo", inputs, CreditOptions(gamma=0.5, scale="none")), [0.35, 0.35, -0.35])
 
-    def test_turn_returns_by_hand(self):
-        inputs = batch(("0.1", [0.5, 1.0]), ("0", [0.25]))
-        # Returns 1.5, 1.0 and 0.25, which also stands at turn 1; means 0.875 and 0.625.
-        options = CreditOptions(scale="none", turn_returns=True)
-        assert close(sampled("grpo", inputs, options), [0.625, 0.375, -0.625])
-        scaled = CreditOptions(turn_returns=True)
-        assert close(sampled("grpo", inputs, scaled), numbers([0.625, 0.375, -0.625]) / (1.25 / 2**0.5 + 1e-4))
-
-    @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-    def test_equals_trl_with_one_turn(self, scale):
-        nanstd = pytest.importorskip("trl.trainer.utils").nanstd
-        rewards = torch.rand(12, generator=torch.Generator().manual_seed(1))
-        valid = torch.ones(12, dtype=torch.bool)
-        valid[[2, 5, 8, 9, 10]] = False
-        inputs = batch(*[("00", [reward]) for reward in rewards.tolist()], groups=[i // 3 for i in range(12)])
-        marked = torch.where(valid, rewards, torch.nan)
-        mean = marked.view(-1, 3).nanmean(1).repeat_interleave(3)
-        deviation = nanstd(marked.view(-1, 3), dim=1).repeat_interleave(3) if scale == "group" else nanstd(marked)
-        expected = (marked - mean) / (1.0 if scale == "none" else deviation + 1e-4)
-        actual = advantages("grpo", replace(inputs, valid=valid), CreditOptions(scale=scale))
-        assert close(actual[:, 0], expected.nan_to_num(nan=0.0), 1e-5)
-
-    def test_equal_rewards_are_equal_also_when_one_ends_in_tool_text(self):
-        assert close(sampled("grpo", batch(("00..", [1.0]), ("0..1", [0.0, 1.0]))), [0.0] * 4)
+@pytest.mark.parametrize(("name", "inputs", "options", "expected"), BY_HAND)
+def test_by_hand(name, inputs, options, expected):
+    """A matrix is of all tokens, a vector of the sampled ones."""
+    actual = advantages(name, inputs, options)
+    assert close(actual if torch.as_tensor(expected).dim() == 2 else actual[inputs.turn_ids >= 0], expected)
 
 
-class TestRLOO:
-    def test_by_hand(self):
-        inputs = batch(("0", [1.0]), ("00", [0.0]), ("0.1", [0.0, 0.0]))
-        assert close(advantages("rloo", inputs), [[1.0, 0, 0], [-0.5, -0.5, 0], [-0.5, 0, -0.5]])
+@pytest.mark.parametrize(
+    ("tokens", "values", "options", "expected", "returns"),
+    [
+        # Last: 1 - 0.25. First: 0.9 * 0.25 - 0.5 = -0.275, plus 0.9 * 0.5 * 0.75.
+        ("0.1..", [0.5, 9, 0.25, 9, 9], {}, [0.0625, 0, 0.75, 0, 0], [0.5625, 0, 1, 0, 0]),
+        ("00.11", [0.5, 7, 9, 0.25, 8], {"level": "turn"}, [0.0625, 0.0625, 0, 0.75, 0.75], [0.5625, 0.5625, 0, 1, 1]),
+        ("0.1", [0.5, 9, 0.25], {"whiten": True}, [-1.0, 0, 1.0], [0.5625, 0, 1]),  # which spares the targets
+    ],
+)
+def test_targets_of_the_critic_by_hand(tokens, values, options, expected, returns):
+    credit = ESTIMATORS["ppo"](batch((tokens, [0.0, 1.0]), values=[values]), replace(GAE, **options))
+    assert close(credit.advantages, [expected])
+    assert close(credit.returns, [returns])
 
-    def test_is_grpo_unscaled_times_n_over_n_minus_one(self):
+
+class TestIdentities:
+    def test_rloo_is_grpo_unscaled_times_n_over_n_minus_one(self):
         inputs = batch(("0", [0.3]), ("0", [0.9]), ("0", [0.5]), ("0", [0.1]))
         assert close(sampled("rloo", inputs), sampled("grpo", inputs, UNSCALED) * 4 / 3)
 
-    def test_a_row_left_out_leaves_its_group_smaller(self):
-        inputs = batch(("0", [1.0]), ("0", [9.0]), ("0", [0.0]), valid=[True, False, True])
-        assert close(sampled("rloo", inputs), [1.0, 0.0, -1.0])
-
-
-class TestTurnGroup:
-    def test_by_hand(self):
-        inputs = batch(("00.1", [0.5, 1.0]), ("0", [0.25]))
-        assert close(advantages("turn_group", inputs), [[1.25, 1.25, 0, 0.75], [-1.25, 0, 0, 0]])
-
-    def test_is_rloo_when_only_the_outcome_is_rewarded(self):
+    def test_turn_group_is_rloo_when_only_the_outcome_is_rewarded(self):
         inputs = batch(("0.1.2", [0, 0, 1.0]), ("0", [0.5]), ("0.1", [0, 0.0]), ("0", [2.0]), groups=[0, 0, 0, 1])
         assert close(sampled("turn_group", inputs), sampled("rloo", inputs))
 
-    def test_scale_divides_all_turns_of_a_group_alike(self):
-        inputs = batch(("0.1", [0.5, 1.0]), ("0", [0.25]))
-        ratio = sampled("turn_group", inputs) / sampled("turn_group", inputs, CreditOptions(scale="group"))
-        assert close(ratio, [1.25 / 2**0.5 + 1e-4] * 3)
-
-
-class TestGiGPO:
-    inputs = batch(("0.1", [0.0, 1.0]), ("0.1", [0.0, 0.0]), state_ids=[[7, 8], [7, 7]])
-
-    def test_by_hand(self):
-        # Episodes: 1 and 0. Steps, gamma 0.5: state 7 has returns 0.5, 0, 0 with mean 1/6; state 8 occurs once.
-        options = CreditOptions(gamma=0.5, scale="none")
-        assert close(sampled("gigpo", self.inputs, options), [0.5 + 1 / 3, 0.5, -0.5 - 1 / 6, -0.5 - 1 / 6])
-        halved = replace(options, step_weight=0.5)
-        assert close(sampled("gigpo", self.inputs, halved), [0.5 + 1 / 6, 0.5, -0.5 - 1 / 12, -0.5 - 1 / 12])
-
-    def test_scaled_by_hand(self):
-        # Deviation of 0.5, 0, 0: sqrt((1/9 + 2/36) / 2) = sqrt(1/12); of 1, 0: sqrt(1/2).
-        episode, step = 0.5 / (0.5**0.5 + 1e-4), 1 / ((1 / 12) ** 0.5 + 1e-4)
-        expected = [episode + step / 3, episode, -episode - step / 6, -episode - step / 6]
-        assert close(sampled("gigpo", self.inputs, CreditOptions(gamma=0.5)), expected)
-
-    def test_unknown_states_and_states_of_other_groups_stand_alone(self):
-        unknown = replace(self.inputs, state_ids=torch.full((2, 2), -1))
+    def test_gigpo_is_grpo_where_states_are_unknown(self):
+        unknown = replace(STATES, state_ids=torch.full((2, 2), -1))
         assert close(sampled("gigpo", unknown), sampled("grpo", unknown))
-        apart = replace(self.inputs, groups=torch.tensor([0, 1]), state_ids=torch.tensor([[7, 8], [7, 9]]))
-        assert close(sampled("gigpo", apart), [0.0] * 4)
 
-    def test_missing_states_are_refused(self):
-        with pytest.raises(ConfigurationError, match="gigpo needs `state_ids`"):
-            advantages("gigpo", batch(("0", [1.0])))
-
-
-class TestReinforcePlusPlus:
-    inputs = batch(("00", [1.0]), (".0", [0.0]), groups=[0, 1])
-
-    def test_by_hand(self):
-        # Returns of the tokens 1, 1, 0: mean 2/3, variance 2/9.
-        assert close(advantages("reinforce++", self.inputs), [[0.5**0.5, 0.5**0.5], [0, -(2**0.5)]])
-
-    def test_discount_between_turns(self):
-        # Two turns: 0.9, 0.9, 1 before whitening.
-        returns = numbers([0.9, 0.9, 1.0, 0.0])
-        actual = sampled("reinforce++", batch(("00.1", [0.0, 1.0]), ("0", [0.0])), CreditOptions(gamma=0.9))
-        assert close(actual, (returns - returns.mean()) / returns.std(correction=0), 1e-7)
-
-    def test_token_rewards_are_returns_of_the_tokens_before_them(self):
-        inputs = batch(("00", [1.0]), token_rewards=[[-0.5, -1.5]])
-        # Returns -1 and -0.5.
-        assert close(sampled("reinforce++", inputs), [-1.0, 1.0])
-
-    def test_without_advantage_mask_the_environment_enters_the_statistics(self):
-        inputs = batch(("0.", [1.0]), ("0", [0.0]))
-        # Returns 1, 0 (what follows is not the turn's doing) and 0: mean 1/3, variance 2/9.
-        actual = advantages("reinforce++", inputs, CreditOptions(advantage_mask=False))
-        assert close(actual, [[2**0.5, -(0.5**0.5)], [-(0.5**0.5), 0]])
-
-
-class TestReinforcePlusPlusBaseline:
-    def test_by_hand(self):
-        inputs = batch(("0", [1.0]), ("0", [0.0]), ("0", [7.0]), ("0", [7.0]), groups=[0, 0, 1, 1])
-        # 0.5, -0.5, 0, 0 with variance 1/8.
-        assert close(sampled("reinforce++-baseline", inputs), [2**0.5, -(2**0.5), 0.0, 0.0])
-
-    def test_one_rollout_a_prompt_leaves_reinforce_plus_plus(self):
+    def test_one_rollout_a_prompt_leaves_reinforce_plus_plus_of_its_baseline(self):
         inputs = batch(("00", [1.0]), ("0", [0.0]), ("0.1", [0.0, 0.5]), groups=[0, 1, 2])
         assert close(sampled("reinforce++-baseline", inputs), sampled("reinforce++", inputs))
 
-    def test_turn_returns(self):
-        inputs = batch(("0.1", [0.5, 1.0]), ("0", [0.25]))
-        centred = numbers([0.625, 0.375, -0.625])
-        actual = sampled("reinforce++-baseline", inputs, CreditOptions(turn_returns=True))
-        assert close(actual, (centred - centred.mean()) / centred.std(correction=0), 1e-7)
-
-
-class TestPPO:
-    options = CreditOptions(gamma=0.9, lam=0.5, whiten=False)
-
-    def test_by_token(self):
-        credit = ESTIMATORS["ppo"](batch(("0.1..", [0.0, 1.0]), values=[[0.5, 9, 0.25, 9, 9]]), self.options)
-        # Last: 1 - 0.25. First: 0.9 * 0.25 - 0.5 = -0.275, plus 0.9 * 0.5 * 0.75.
-        assert close(credit.advantages, [[0.0625, 0, 0.75, 0, 0]])
-        assert close(credit.returns, [[0.5625, 0, 1.0, 0, 0]])
-
-    def test_nothing_is_discounted_inside_a_turn(self):
-        inputs = batch(("00.1", [0.0, 1.0]), values=[[0.5, 0.4, 9, 0.25]])
-        # -0.175 + 0.45 * 0.75 = 0.1625; 0.4 - 0.5 = -0.1, plus 0.5 * 0.1625.
-        assert close(sampled("ppo", inputs, self.options), [-0.01875, 0.1625, 0.75])
-
-    def test_by_turn(self):
-        inputs = batch(("00.11", [0.0, 1.0]), values=[[0.5, 7, 9, 0.25, 8]])
-        credit = ESTIMATORS["ppo"](inputs, replace(self.options, level="turn"))
-        assert close(credit.advantages, [[0.0625, 0.0625, 0, 0.75, 0.75]])
-        assert close(credit.returns, [[0.5625, 0.5625, 0, 1.0, 1.0]])
-
-    def test_without_advantage_mask_the_chain_runs_through_the_environments_tokens(self):
-        inputs = batch(("0.1", [0.0, 1.0]), values=[[0.5, 0.3, 0.25]])
-        # 0.75; 0.25 - 0.3 + 0.5 * 0.75 = 0.325; 0.9 * 0.3 - 0.5 + 0.45 * 0.325.
-        actual = advantages("ppo", inputs, replace(self.options, advantage_mask=False))
-        assert close(actual, [[-0.08375, 0.325, 0.75]])
-
-    def test_whitening_spares_the_targets(self):
-        inputs = batch(("0.1", [0.0, 1.0]), values=[[0.5, 9, 0.25]])
-        credit = ESTIMATORS["ppo"](inputs, replace(self.options, whiten=True))
-        assert close(credit.advantages, [[-1.0, 0, 1.0]])
-        assert close(credit.returns, [[0.5625, 0, 1.0]])
-
     def test_turns_of_one_token_are_tokens(self):
         inputs = batch(("0.1.2", [0.3, 0.0, 1.0]), ("01", [0.5, -1.0]), values=[[0.1, 0, 0.2, 0, 0.3], [0.4, 0.5]])
-        by_token, by_turn = (
-            ESTIMATORS["ppo"](inputs, replace(self.options, level=level)) for level in ("token", "turn")
-        )
+        by_token, by_turn = (ESTIMATORS["ppo"](inputs, replace(GAE, level=level)) for level in ("token", "turn"))
         assert close(by_token.advantages, by_turn.advantages) and close(by_token.returns, by_turn.returns)
 
-    def test_a_perfect_critic_leaves_no_advantage(self):
-        inputs = batch(("0.1", [0.5, 1.0]), values=[[1.5, 0, 1.0]])
-        assert close(sampled("ppo", inputs, CreditOptions(lam=0.3, whiten=False)), [0.0, 0.0])
 
-    def test_missing_values_are_refused(self):
-        with pytest.raises(ConfigurationError, match="ppo needs `values`"):
-            advantages("ppo", batch(("0", [1.0])))
+@pytest.mark.parametrize(("name", "field"), [("gigpo", "state_ids"), ("ppo", "values")])
+def test_missing_fields_are_refused(name, field):
+    with pytest.raises(ConfigurationError, match=f"{name} needs `{field}`"):
+        advantages(name, batch(("0", [1.0])))
 
 
 @st.composite
@@ -400,100 +330,7 @@ class TestGroups:
             assert variance == pytest.approx(1.0) or variance < 1e-9
 
 
-class TestBias:
-    """A toy decision process with unequal turn counts, and groups of three enumerated exactly.
-
-    Turn 0 and turn 1 stop or go on, turn 2 wins or loses: four trajectories, 64 groups.
-    """
-
-    choices = ((0,), (1, 0), (1, 1, 0), (1, 1, 1))
-
-    def trajectories(self, gains):
-        """Rewards of each trajectory; gains are (stop, go on) of turn 0, of turn 1, and (lose, win) of turn 2."""
-        return [[gains[turn][choice] for turn, choice in enumerate(choices)] for choices in self.choices]
-
-    def expected_gradient(self, gains, logits, by_turn):
-        """Expectation of the policy gradient estimate; `by_turn` maps a batch of groups to (B, 3) advantages."""
-        rewards = self.trajectories(gains)
-        groups = torch.cartesian_prod(*[torch.arange(4)] * 3)
-        inputs = batch(
-            *[("012"[: len(rewards[t])], rewards[t]) for t in groups.flatten().tolist()],
-            groups=torch.arange(64).repeat_interleave(3).tolist(),
-        )
-        scores = self.log_probs(logits)
-        chance = scores.detach().sum(1).exp()[groups].prod(1)
-        weighted = (by_turn(inputs) * scores[groups.flatten()]).sum(1).view(64, 3).mean(1)
-        return torch.autograd.grad((chance * weighted).sum(), logits)[0]
-
-    def true_gradient(self, gains, logits):
-        returns = numbers([sum(rewards) for rewards in self.trajectories(gains)])
-        return torch.autograd.grad((self.log_probs(logits).sum(1).exp() * returns).sum(), logits)[0]
-
-    def log_probs(self, logits):
-        """(4, 3) log-probability of each trajectory's choices, 0 where it has ended."""
-        table = torch.stack([torch.nn.functional.logsigmoid(-logits), torch.nn.functional.logsigmoid(logits)], dim=1)
-        rows = [[table[turn, choice] for turn, choice in enumerate(choices)] for choices in self.choices]
-        return torch.stack([torch.stack(row + [logits.new_zeros(())] * (3 - len(row))) for row in rows])
-
-    def naive(self, inputs):
-        """MT-GRPO's way: each turn's reward less the mean of its turn index in the group, then summed from there on."""
-        rewards = inputs.turn_rewards.view(64, 3, 3)
-        mask = inputs.turn_mask.view(64, 3, 3)
-        means = (rewards * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-        return rewards_to_go(torch.where(mask, rewards - means, 0.0).view(192, 3), inputs.turn_mask, 1.0)
-
-    reals = st.floats(-2, 2).map(lambda x: round(x, 3))
-
-    @quickly
-    @given(gains=st.lists(st.tuples(reals, reals), min_size=3, max_size=3), start=st.tuples(*[reals] * 3))
-    def test_turn_group_and_rloo_are_unbiased_and_grpo_by_turn_shrinks_by_the_group(self, gains, start):
-        logits = torch.tensor(start, dtype=torch.float64, requires_grad=True)
-        truth = self.true_gradient(gains, logits)
-        for name, factor, options in (
-            ("turn_group", 1, DEFAULT),
-            ("rloo", 1, DEFAULT),
-            ("grpo", 2 / 3, UNSCALED),
-            ("grpo", 2 / 3, replace(UNSCALED, turn_returns=True)),
-        ):
-            estimate = self.expected_gradient(gains, logits, lambda i, n=name, o=options: advantages(n, i, o))
-            assert close(estimate, truth * factor, 1e-12)
-
-    def test_normalising_by_turn_index_is_blind_to_what_going_on_earns(self):
-        gains = [(0.0, 0.0), (1.0, 1.0), (0.0, 0.0)]  # whoever goes on after turn 0 earns 1 in turn 1
-        logits = torch.zeros(3, dtype=torch.float64, requires_grad=True)
-        assert close(self.true_gradient(gains, logits), [0.25, 0.0, 0.0])
-        assert close(self.expected_gradient(gains, logits, lambda i: advantages("turn_group", i)), [0.25, 0, 0])
-        assert close(self.expected_gradient(gains, logits, self.naive), [0.0, 0.0, 0.0])
-
-    def test_normalising_by_turn_index_can_point_the_wrong_way(self):
-        gains = [(0.5, 0.0), (0.0, 0.0), (1.0, 1.0)]  # stop at once for 0.5, or go on twice for 1
-        logits = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64, requires_grad=True)
-        truth = self.true_gradient(gains, logits)
-        assert truth[0] > 0.05
-        assert close(self.expected_gradient(gains, logits, lambda i: advantages("turn_group", i)), truth)
-        assert self.expected_gradient(gains, logits, self.naive)[0] < -0.05
-
-    def test_turn_group_varies_less_than_whole_trajectories(self):
-        gains = [(0.0, 1.0), (0.0, 1.0), (0.0, 1.0)]
-        logits = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64, requires_grad=True)
-
-        def second_moment(name):
-            squares = self.expected_gradient(gains, logits, lambda i: advantages(name, i).square())
-            return squares.abs().sum().item()
-
-        assert second_moment("turn_group") < second_moment("rloo")
-
-
 class TestOptions:
-    def test_defaults_are_fit_for_all(self):
-        for name in ESTIMATORS:
-            check_options(name, DEFAULT)
-
-    def test_an_option_without_effect_is_refused(self):
-        with pytest.raises(ConfigurationError, match=r"lam=0.95 has no effect on grpo, only on ppo. Leave it at 1.0."):
-            check_options("grpo", CreditOptions(lam=0.95))
-        check_options("ppo", CreditOptions(lam=0.95))
-
     def test_an_unknown_estimator_is_named(self):
         with pytest.raises(ConfigurationError, match="Did you mean 'grpo'"):
             check_options("grp", DEFAULT)

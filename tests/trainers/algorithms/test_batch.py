@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def test_turns_are_laid_over_the_tokens(tmp_path: Path) -> None:
     torch.testing.assert_close(rewards, torch.tensor([[0.1, 1.0], [0.0, 0.0]]))
     assert mask.tolist() == [[True, True], [False, False]]
     made = batch.Batch.of([FIRST, DROPPED], [{}, {}], make_args(tmp_path, pad_to_multiple_of=10))
-    assert made.turn_ids.tolist() == indices.tolist()
+    assert made.credit["turn_ids"].tolist() == indices.tolist()
     assert made.sampled[0].tolist() == [index >= 0 for index in indices[0]]
     assert not made.sampled[1].any()
     assert made.loss_masks == [[1, 1, 1, 0, 0, 0, 1, 1, 1], [0]]
@@ -48,7 +49,7 @@ def test_states_are_equal_where_the_last_observation_is(tmp_path: Path) -> None:
     assert ids[0, 1] == ids[1, 2]
     assert ids[0, 2] == -1
     assert len(ids.unique()) == 4
-    fields = batch.Batch.of([one, other], [{}, {}], make_args(tmp_path, algorithm="gigpo")).credit_fields()
+    fields = batch.Batch.of([one, other], [{}, {}], make_args(tmp_path, algorithm="gigpo")).credit
     credit = ESTIMATORS["gigpo"](CreditInputs(groups=torch.zeros(2, dtype=torch.long), **fields), CreditOptions())
     assert credit.advantages[0, 0] > 0
 
@@ -99,3 +100,17 @@ def test_spread_of_groups_leaves_out_what_does_not_count() -> None:
         valid=torch.tensor([True, True, False, True, True]),
     )
     assert batch.group_spreads(inputs).tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "returns", "expected"),
+    [
+        ([0.0, 1.0, 3.0], [0.0, 1.0, 3.0], 1.0),
+        ([7.0, 7.0, 7.0], [0.0, 1.0, 3.0], 0.0),
+        ([0.0, -1.0, -3.0], [0.0, 1.0, 3.0], -3.0),
+        ([1.0], [2.0], math.nan),
+        ([], [], math.nan),
+    ],
+)
+def test_explained_variance(values: list[float], returns: list[float], expected: float) -> None:
+    assert batch.explained_variance(torch.tensor(values), torch.tensor(returns)) == pytest.approx(expected, nan_ok=True)

@@ -16,10 +16,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from agent_r1_gym.errors import ConfigurationError
 from tests.kit.bandit import make_args
 from tests.kit.tiny_model import make_model
-from trainers.algorithms.batch import explained_variance
-from trainers.algorithms.critic import Critic, CriticOptions, ValueBatch, build_value_model, policy_value_model
+from trainers.algorithms.critic import Critic, ValueBatch, build_value_model, policy_value_model
 
-OPTIONS = CriticOptions(learning_rate=1e-2, epochs=2, minibatches=2, micro_batch=3)
+OPTIONS = {"critic_learning_rate": 1e-2, "critic_epochs": 2, "critic_clip": None, "per_device_train_batch_size": 3}
+ONCE = {"critic_epochs": 1, "critic_minibatches": 1}
 
 
 def lora_config(**settings: Any) -> LoraConfig:
@@ -27,9 +27,10 @@ def lora_config(**settings: Any) -> LoraConfig:
     return LoraConfig(r=4, target_modules="all-linear", **settings)
 
 
-def make_critic(*, lora: bool = False, **options: Any) -> Critic:
-    model = build_value_model(make_model(), peft_config=lora_config() if lora else None)
-    return Critic(model, dataclasses.replace(OPTIONS, **options), accelerator=Accelerator(cpu=True))
+def make_critic(model: Any = None, *, lora: bool = False, **options: Any) -> Critic:
+    model = model or build_value_model(make_model(), peft_config=lora_config() if lora else None)
+    args = make_args(Path("unused"), algorithm="ppo", **(OPTIONS | {"num_generations": 1} | options))
+    return Critic(model, args, accelerator=Accelerator(cpu=True))
 
 
 def make_batch(critic: Critic, *, rows: int = 8) -> ValueBatch:
@@ -73,7 +74,7 @@ class TestValues:
         expected = critic.values(batch.input_ids, batch.attention_mask, length=7)
         ids = torch.nn.functional.pad(batch.input_ids, (3, 2))
         attention = torch.nn.functional.pad(batch.attention_mask, (3, 2))
-        critic.options = dataclasses.replace(critic.options, micro_batch=8)
+        critic.args.per_device_train_batch_size = 8
         values = critic.values(ids, attention, length=9)
         assert_close(values[:, :7], expected, rtol=1e-4, atol=1e-5)
 
@@ -120,20 +121,13 @@ class TestModel:
     def test_other_architecture_without_dropout(self) -> None:
         config = GPT2Config(vocab_size=20, n_embd=16, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=None)
         model = build_value_model(GPT2LMHeadModel(config))
-        ids = torch.arange(6)[None]
         model.train()
-        assert torch.all(model(ids).logits == 0)
-        assert torch.equal(
-            model(ids, output_hidden_states=True).hidden_states[-1],
-            model(ids, output_hidden_states=True).hidden_states[-1],
-        )
+        first, again = (model(torch.arange(6)[None], output_hidden_states=True) for _ in range(2))
+        assert torch.all(first.logits == 0)
+        assert torch.equal(first.hidden_states[-1], again.hidden_states[-1])
 
     def test_has_no_dropout_in_its_adapter_either(self) -> None:
-        critic = Critic(
-            build_value_model(make_model(), peft_config=lora_config(lora_dropout=0.5)),
-            OPTIONS,
-            accelerator=Accelerator(cpu=True),
-        )
+        critic = make_critic(build_value_model(make_model(), peft_config=lora_config(lora_dropout=0.5)))
         batch = make_batch(critic)
         critic.fit(batch)  # leaves the model in training mode, and values that are not all 0
         first, again = (critic.values(batch.input_ids, batch.attention_mask, length=7) for _ in range(2))
@@ -153,7 +147,7 @@ class TestModel:
         start = {name: value.clone() for name, value in models[0].state_dict().items()}
         for model in models:
             model.load_state_dict(start)
-            critic = Critic(model, OPTIONS, accelerator=Accelerator(cpu=True))
+            critic = make_critic(model)
             batch = make_batch(critic)
             critic.fit(batch)
             errors.append(error_of(critic, batch))
@@ -173,7 +167,7 @@ class TestFit:
         assert metrics["clip_fraction"] == 0
 
     def test_loss_is_the_mean_over_masked_tokens_of_half_the_square(self) -> None:
-        critic = make_critic(epochs=1, minibatches=1)
+        critic = make_critic(**ONCE)
         batch = make_batch(critic)
         expected = batch.returns[batch.mask].square().mean().item() / 2
         assert critic.fit(batch)["loss"] == pytest.approx(expected, rel=1e-5)
@@ -185,17 +179,16 @@ class TestFit:
         assert_close(other.model.state_dict(), critic.model.state_dict(), rtol=0, atol=0)
 
     def test_size_of_chunks_does_not_matter(self) -> None:
-        critic, _ = trained(micro_batch=3)
-        other, _ = trained(micro_batch=1)
+        critic, _ = trained(per_device_train_batch_size=3)
+        other, _ = trained(per_device_train_batch_size=2)
         assert_close(other.model.state_dict(), critic.model.state_dict(), rtol=1e-3, atol=1e-5)
 
     def test_clip_takes_the_worse_of_both_errors(self) -> None:
         """Values have moved from 0 by more than the clip: the loss is that of the clipped value, without gradient."""
-        critic = make_critic(clip=0.1, epochs=1, minibatches=1)
+        critic = make_critic(critic_clip=0.1, **ONCE)
         batch = make_batch(critic)
-        head = critic.model.score
         with torch.no_grad():
-            head.bias.fill_(0.5)
+            critic.model.score.bias.fill_(0.5)
         batch = dataclasses.replace(batch, returns=torch.ones_like(batch.returns))
         metrics = critic.fit(batch)
         assert metrics["loss"] == pytest.approx(0.9**2 / 2)
@@ -219,24 +212,9 @@ class TestCheckpoint:
         assert_close(resumed.model.state_dict(), critic.model.state_dict(), rtol=0, atol=0)
         assert [path.name for path in tmp_path.iterdir()] == ["critic.pt"]
 
-    def test_missing(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigurationError, match=r"critic\.pt is missing: .* was not saved by ppo"):
-            make_critic().load(tmp_path)
-
-    def test_of_another_model(self, tmp_path: Path) -> None:
+    def test_none_and_one_of_another_model(self, tmp_path: Path) -> None:
         make_critic(lora=True).save(tmp_path)
+        with pytest.raises(ConfigurationError, match=r"critic\.pt is missing: .* was not saved by ppo"):
+            make_critic().load(tmp_path / "none")
         with pytest.raises(ConfigurationError, match=r"another value model: \d+ weights differ"):
             make_critic().load(tmp_path)
-
-
-class TestExplainedVariance:
-    def test_perfect_and_constant(self) -> None:
-        returns = torch.tensor([0.0, 1.0, 3.0])
-        assert explained_variance(returns, returns) == 1
-        assert explained_variance(torch.full((3,), 7.0), returns) == 0
-        assert explained_variance(-returns, returns) == pytest.approx(-3)
-
-    def test_is_not_a_number_without_variance(self) -> None:
-        assert explained_variance(torch.tensor([1.0]), torch.tensor([2.0])) != explained_variance(
-            torch.zeros(0), torch.zeros(0)
-        )

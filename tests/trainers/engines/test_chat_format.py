@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.jobs import Job
-from agent_r1_gym.play.player import Player
-from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.play.token_session import TokenLimits, TokenSession
-from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.types import Message
 from tests.kit.chat_families import FAMILIES
 from tests.kit.helpers import GivenTool, call, make_env, started
-from tests.trainers.engines.test_collect import CALL, LIMITS, lookup_env
+from tests.trainers.engines.test_collect import CALL, LIMITS, EchoEnv, lookup_env, played
 from trainers.algorithms.batch import tokens_of
-from trainers.engines.chat_format import ChatFormat, markup_of
-from trainers.engines.collect import Collector
+from trainers.engines.chat_format import ChatFormat
 from trainers.engines.template_choice import bundled
 from trainers.toy.model import build_tokenizer
 
@@ -50,18 +46,23 @@ def tokenizer_with(template: str | None) -> Any:
     return tokenizer
 
 
-@pytest.mark.parametrize("template", [None, CHATML], ids=["own", "chatml"])
+TRIMS = CHATML.replace("m.content +", "(m.content | trim) +")
+
+
+@pytest.mark.parametrize("template", [None, CHATML, TRIMS], ids=["own", "chatml", "trims"])
+@pytest.mark.parametrize("content", ["", " a\n", '"\\n"', "<é>", "7fa2r", "<tool_response>\nx\n</tool_response>"])
 @pytest.mark.parametrize("stopped", [True, False])
-def test_gap_continues_the_rendering_of_the_whole_history(template: str | None, stopped: bool) -> None:
+def test_a_gap_continues_the_rendering_of_the_whole_history(template: str | None, content: str, stopped: bool) -> None:
     tokenizer = build_tokenizer() if template is None else tokenizer_with(template)
     chat = ChatFormat(tokenizer)
     history = [Message("user", "who is it")]
-    new = [Message("tool", "nothing found", name="search"), Message("user", "error no_action")]
+    new = [Message("tool", content, name="search"), Message("user", "error no_action")]
     turn = tokenizer("yes", add_special_tokens=False)["input_ids"]
     sampled = [*turn, chat.stop_id] if stopped else turn
-    ids = [*chat.prompt_ids(history), *sampled, *chat.gap_ids(new, stopped=stopped)]
     whole = [{"role": m.role, "content": m.content} for m in (*history, Message("assistant", "yes"), *new)]
-    assert ids == tokenizer.apply_chat_template(whole, add_generation_prompt=True, return_dict=False)
+    for _ in range(2):  # at first the template is run, then what it puts around the contents is known
+        ids = [*chat.prompt_ids(history), *sampled, *chat.gap_ids(new, stopped=stopped)]
+        assert ids == tokenizer.apply_chat_template(whole, add_generation_prompt=True, return_dict=False)
 
 
 def test_action_is_the_turn_without_its_end() -> None:
@@ -82,39 +83,20 @@ def test_tool_turns_become_user_turns_where_the_template_knows_no_tools() -> Non
 
 
 @pytest.mark.parametrize(
-    ("template", "words"),
-    [(None, "no chat template"), (REWRITES, "rewrites earlier turns"), (NO_END, "no special token")],
+    ("attribute", "value", "words"),
+    [
+        ("chat_template", None, "no chat template; use an instruct model"),
+        ("chat_template", REWRITES, "rewrites earlier turns"),
+        ("chat_template", NO_END, "no special token"),
+        ("eos_token", None, "no eos_token_id"),
+        ("pad_token", None, "no pad_token_id"),
+    ],
 )
-def test_unfit_templates_are_refused(template: str | None, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        ChatFormat(tokenizer_with(template))
-
-
-@pytest.mark.parametrize("token", ["eos_token", "pad_token"])
-def test_missing_special_tokens_are_refused(token: str) -> None:
+def test_unfit_tokenizers_are_refused(attribute: str, value: str | None, words: str) -> None:
     tokenizer = build_tokenizer()
-    setattr(tokenizer, token, None)
-    with pytest.raises(ConfigurationError, match=token):
+    setattr(tokenizer, attribute, value)
+    with pytest.raises(ConfigurationError, match=words):
         ChatFormat(tokenizer)
-
-
-TRIMS = CHATML.replace("m.content +", "(m.content | trim) +")
-
-
-@pytest.mark.parametrize("template", [None, CHATML, TRIMS], ids=["own", "chatml", "trims"])
-@pytest.mark.parametrize("content", ["", " a\n", '"\\n"', "<é>", "7fa2r", "<tool_response>\nx\n</tool_response>"])
-def test_a_gap_is_what_the_template_renders_for_any_content(template: str | None, content: str) -> None:
-    tokenizer = build_tokenizer() if template is None else tokenizer_with(template)
-    chat = ChatFormat(tokenizer)
-    new = [Message("tool", content), Message("user", "who")]
-    for _ in range(2):  # at first the template is run, then what it puts around the contents is known
-        ids = chat.gap_ids(new, stopped=True)
-        turns = [
-            {"role": role, "content": text} for role, text in (("assistant", "yes"), ("tool", content), ("user", "who"))
-        ]
-        rendered = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-        after = rendered.split("yes<|im_end|>", 1)[1]
-        assert ids == tokenizer(after, add_special_tokens=False)["input_ids"]
 
 
 def test_the_template_is_run_once_per_sequence_of_roles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +145,7 @@ def test_no_special_token_of_a_tokenizer_comes_out_of_a_document(name: str, tmp_
     assert {chat.tokenizer.convert_ids_to_tokens(index) for index in special} <= set(chat.markup)
 
     def specials_after(document: str) -> int:
-        env = started(make_env(tools=[GivenTool(document)], markup=markup_of(chat.tokenizer)))
+        env = started(make_env(tools=[GivenTool(document)], markup=chat.markup))
         *_, info = env.step(call("given"))
         return sum(token in special for token in chat.gap_ids(info["new_messages"][1:], stopped=True))
 
@@ -261,6 +243,7 @@ def test_a_history_without_something_to_learn_is_refused(roles: Any) -> None:
 
 # --- played ----------------------------------------------------------------------------------------------------------
 
+LONG = TokenLimits(max_prompt_tokens=4096, max_completion_tokens=4096)
 TWO = f"{CALL}\n{CALL}"
 BROKEN = f"{CALL}\n<tool_call>\n{{\n</tool_call>"
 
@@ -269,51 +252,20 @@ BROKEN = f"{CALL}\n<tool_call>\n{{\n</tool_call>"
 @pytest.mark.parametrize("text", [TWO, BROKEN], ids=["two calls", "a call beside an error"])
 def test_a_turn_with_two_outcomes_is_played_where_roles_must_alternate(name: str, text: str, tmp_path: Path) -> None:
     chat = ChatFormat(FAMILIES[name].tokenizer(tmp_path))
-    (played,) = play(lookup_env(), chat, text, "<answer>yes</answer>")
-    tokens = tokens_of(played)
+    found = played(text, "<answer>yes</answer>", chat=chat, limits=LONG)
+    tokens = tokens_of(found)
     assert [chat.action(tokens.completion_ids[start:end]) for start, end in tokens.spans] == [
         text,
         "<answer>yes</answer>",
     ]
-    assert played.terminated and not tokens.context_starts
+    assert found.terminated and not tokens.context_starts
 
 
-class ThreeTurns(gym.Env[str, str]):
-    """A text environment of somebody else's, which ends after three turns."""
-
-    observation_space = action_space = UnicodeText(1000)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.turns = 0
-        return "who", {}
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        self.turns += 1
-        return "go on", 0.0, self.turns == 3, False, {}
-
-
-@pytest.mark.parametrize("env", [lookup_env, ThreeTurns], ids=["ToolEnv", "another Env"])
+@pytest.mark.parametrize("env", [lookup_env, partial(EchoEnv, turns=3, says="go on")], ids=["ToolEnv", "another Env"])
 def test_an_episode_begins_a_row_where_the_template_drops_thinking(env: Any, tmp_path: Path) -> None:
     chat = ChatFormat(FAMILIES["TRL lfm2_2_5.jinja"].tokenizer(tmp_path))
     thought = "<think>\nplan\n</think>\n\nhm"
-    (played,) = play(env(), chat, "hm", thought, "<answer>yes</answer>")
-    tokens = tokens_of(played)
+    tokens = tokens_of(played("hm", thought, "<answer>yes</answer>", env=env, chat=chat, limits=LONG))
     assert tokens.context_starts == (tokens.spans[1][1],)
     row = chat.tokenizer.decode(tokens.completion_ids[tokens.context_starts[0] :])
     assert row.count("hm<|im_end|>") == 2 and "plan" not in row
-
-
-def play(env: Any, chat: ChatFormat, *texts: str) -> list[Trajectory]:
-    class Speaker:
-        def run(self, sessions: Any) -> None:
-            for session in sessions:
-                for text in texts:
-                    ids = [*chat.tokenizer.encode(text, add_special_tokens=False), chat.stop_id]
-                    reply = session.finish_turn(ids, [-0.5] * len(ids), True)
-                    reply = reply.result() if isinstance(reply, Future) else reply
-                    if reply is None:
-                        break
-
-    limits = TokenLimits(max_prompt_tokens=4096, max_completion_tokens=4096)
-    return Collector(Player(lambda: env, chat=chat, limits=limits)).collect([{"task_index": 0, "seed": 0}], Speaker())

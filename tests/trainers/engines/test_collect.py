@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium as gym
 import pytest
@@ -13,11 +14,12 @@ import pytest
 from agent_r1_gym import RewardTerm, Task, ToolEnv, tool
 from agent_r1_gym.errors import ConfigurationError, RetrievalError
 from agent_r1_gym.play.player import Player
-from agent_r1_gym.play.record import Tokens, Trajectory
+from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.play.token_session import TokenLimits
 from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.wrappers import ContextWindow
 from tests.kit.generate_engine import GenerateEngine
+from trainers.algorithms.batch import tokens_of
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector
 from trainers.engines.sampling import SamplingOptions
@@ -33,15 +35,15 @@ CALL = '<tool_call>\n{"name": "look", "arguments": {"query": "x"}}\n</tool_call>
 class ScriptedEngine:
     """Says the given texts, turn by turn, in every session."""
 
-    def __init__(self, *texts: str, stopped: bool = True) -> None:
-        self.texts, self.stopped = texts, stopped
+    def __init__(self, *texts: str, stopped: bool = True, chat: ChatFormat = CHAT) -> None:
+        self.texts, self.stopped, self.chat = texts, stopped, chat
 
     def run(self, sessions: Iterable[Any]) -> None:
         for session in sessions:
             assert session.prompt_ids
             for text in self.texts:
-                ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
-                ids = [*ids, CHAT.stop_id] if self.stopped else ids
+                ids = self.chat.tokenizer(text, add_special_tokens=False)["input_ids"]
+                ids = [*ids, self.chat.stop_id] if self.stopped else ids
                 reply = session.finish_turn(ids, [-0.5] * len(ids), self.stopped)
                 reply = reply.result() if isinstance(reply, Future) else reply
                 if reply is None:
@@ -50,36 +52,49 @@ class ScriptedEngine:
                 assert session.finish_turn([], [], False) is None
 
 
-def collector(make_env: Callable[[], Any], limits: TokenLimits = LIMITS, **options: Any) -> Collector:
-    return Collector(Player(make_env, chat=CHAT, limits=limits), pause=0.0, **options)
+def collector(
+    make_env: Callable[[], Any], limits: TokenLimits = LIMITS, *, chat: ChatFormat = CHAT, **options: Any
+) -> Collector:
+    return Collector(Player(make_env, chat=chat, limits=limits), pause=0.0, **options)
 
 
-def tokens(record: Trajectory) -> Tokens:
-    assert record.tokens is not None
-    return record.tokens
+def played(
+    *texts: str,
+    env: Callable[[], Any] | None = None,
+    limits: TokenLimits = LIMITS,
+    stopped: bool = True,
+    chat: ChatFormat = CHAT,
+    **options: Any,
+) -> Trajectory:
+    """The first task of an environment, by default of `lookup_env`, played by a script."""
+    games = collector(env or lookup_env, limits, chat=chat, **options)
+    engine = ScriptedEngine(*texts, stopped=stopped, chat=chat)
+    (found,) = games.collect([{"task_index": 0, "seed": 1}], engine)
+    return found
 
 
-def lookup_env(**options: Any) -> ToolEnv:
-    @tool(timeout=None)
+def lookup_env(
+    look_up: Callable[[], str] = lambda: "nothing found", *, timeout: float | None = None, **options: Any
+) -> ToolEnv:
+    @tool(timeout=timeout)
     def look(query: str) -> str:
         """Looks up."""
-        return "nothing found"
+        return look_up()
 
     tasks = [Task("a", "who", ("yes",)), Task("b", "what", ("no",))]
-    return ToolEnv(tasks=tasks, tools=[look], system_prompt="", feedback="short", **options)
+    return ToolEnv(tasks=tasks, tools=[look], **{"system_prompt": "", "feedback": "short", **options})
 
 
 def test_tokens_masks_and_spans_are_exact() -> None:
-    engine = ScriptedEngine(CALL, "<answer>yes</answer>")
-    (found,) = collector(lookup_env).collect([{"task_index": 0, "seed": 1}], engine)
-    ids = tokens(found).completion_ids
-    text = TOKENIZER.decode(tokens(found).prompt_ids + ids)
-    assert text == (
+    found = played(CALL, "<answer>yes</answer>")
+    tokens = tokens_of(found)
+    ids = tokens.completion_ids
+    assert TOKENIZER.decode(tokens.prompt_ids + ids) == (
         f"<|im_start|>user\nwho<|im_end|><|im_start|>assistant\n{CALL}<|im_end|>"
         "<|im_start|>tool\nnothing found<|im_end|>"
         "<|im_start|>assistant\n<answer>yes</answer><|im_end|>"
     )
-    said = [TOKENIZER.decode(ids[start:end]) for start, end in tokens(found).spans]
+    said = [TOKENIZER.decode(ids[start:end]) for start, end in tokens.spans]
     assert said == [f"{CALL}<|im_end|>", "<answer>yes</answer><|im_end|>"]
     assert [turn.reward for turn in found.turns] == [0.0, 1.0]
     assert found.terminated
@@ -96,34 +111,34 @@ def test_rows_come_back_in_order() -> None:
 
 
 def test_a_forced_end_of_turn_is_never_trained_on() -> None:
-    (found,) = collector(lookup_env).collect(
-        [{"task_index": 0}], ScriptedEngine("who", "<answer>yes</answer>", stopped=False)
-    )
-    after_first = tokens(found).spans[0][1]
-    assert tokens(found).completion_ids[after_first] == CHAT.stop_id
-    assert tokens(found).loss_mask[after_first] == 0
-    assert tokens(found).logprobs[after_first] is None
+    tokens = tokens_of(played("who", "<answer>yes</answer>", stopped=False))
+    after_first = tokens.spans[0][1]
+    assert tokens.completion_ids[after_first] == CHAT.stop_id
+    assert tokens.loss_mask[after_first] == 0
+    assert tokens.logprobs[after_first] is None
 
 
-def test_outcome_is_kept_when_the_episode_ends_in_tool_text() -> None:
-    """Agent-R1 lost it there, so that equal rewards got different advantages."""
-    (found,) = collector(lambda: lookup_env(max_turns=1, reward="agent_r1")).collect(
-        [{"task_index": 0}], ScriptedEngine(CALL)
-    )
-    assert found.truncated
-    assert found.turns[-1].reward == -0.5
-
-
-def test_token_budget_truncates_cleanly_and_the_end_is_rewarded() -> None:
-    limits = TokenLimits(max_prompt_tokens=512, max_completion_tokens=40)
-    (found,) = collector(lambda: lookup_env(reward="agent_r1", max_turns=50), limits).collect(
-        [{"task_index": 0}], ScriptedEngine(*["who"] * 50)
-    )
-    assert found.truncated
-    assert not found.terminated
-    assert len(tokens(found).completion_ids) <= 40
-    assert found.turns[-1].reward == -0.5  # no answer, all calls well-formed
-    assert tokens(found).loss_mask[-1] == 1  # nothing stands after the last turn
+@pytest.mark.parametrize(
+    ("texts", "options", "room"),
+    [
+        (["who"] * 50, {"max_turns": 50}, 40),
+        (["who"], {}, 512),  # the context leaves no room for another turn
+        (["who"] * 2, {"max_turns": 2}, 512),
+        ([CALL], {"max_turns": 1}, 512),  # ends in tool text, where Agent-R1 lost the reward
+    ],
+)
+def test_an_end_by_a_budget_is_booked_as_outcome(texts: list[str], options: dict[str, Any], room: int) -> None:
+    """As the environment's own truncation is; else it would count as a process reward."""
+    limits = TokenLimits(max_prompt_tokens=512, max_completion_tokens=room)
+    found = played(*texts, env=lambda: lookup_env(reward="agent_r1", **options), limits=limits)
+    assert found.truncated and not found.terminated
+    assert len(tokens_of(found).completion_ids) <= room
+    assert found.turns[-1].reward == sum(turn.reward for turn in found.turns) == -0.5  # no answer, no malformed call
+    assert found.outcome_reward == found.reward_terms["agent_r1"] == -0.5
+    if room == 40:
+        assert tokens_of(found).loss_mask[-1] == 1  # nothing stands after the last turn
+    else:
+        assert len(found.turns) == len(texts)
 
 
 def test_no_turn_goes_beyond_the_token_budget() -> None:
@@ -133,24 +148,9 @@ def test_no_turn_goes_beyond_the_token_budget() -> None:
     engines = SlotEngine(model, options, slots=4, max_length=528), GenerateEngine(model, options, max_length=528)
     for engine in engines:
         found = collector(lookup_env, limits).collect([{"task_index": index % 2} for index in range(6)], engine)
-        assert max(len(tokens(record).completion_ids) for record in found) == 16
-        assert all(record.truncated for record in found if len(tokens(record).completion_ids) == 16)
-
-
-def test_the_end_by_budget_is_booked_as_outcome() -> None:
-    """As the environment's own truncation is; else it would count as a process reward."""
-    limits = TokenLimits(max_prompt_tokens=512, max_completion_tokens=40)
-    rows = [{"task_index": 0}]
-    (by_budget,) = collector(lambda: lookup_env(reward="agent_r1", max_turns=50), limits).collect(
-        rows, ScriptedEngine(*["who"] * 50)
-    )
-    (before_turn,) = collector(lambda: lookup_env(reward="agent_r1")).collect(rows, ScriptedEngine("who"))
-    (by_turns,) = collector(lambda: lookup_env(reward="agent_r1", max_turns=2)).collect(
-        rows, ScriptedEngine(*["who"] * 2)
-    )
-    for found in (by_budget, before_turn, by_turns):
-        assert sum(turn.reward for turn in found.turns) == -0.5
-        assert found.outcome_reward == found.reward_terms["agent_r1"] == -0.5
+        lengths = [len(tokens_of(record).completion_ids) for record in found]
+        assert max(lengths) == 16
+        assert all(record.truncated for record, length in zip(found, lengths, strict=True) if length == 16)
 
 
 def test_a_users_own_outcome_is_booked_as_outcome() -> None:
@@ -159,106 +159,56 @@ def test_a_users_own_outcome_is_booked_as_outcome() -> None:
         RewardTerm("goal", lambda transition: float(transition.terminated), 2.0),
         RewardTerm("tries", lambda _: 1.0, -0.5, kind="process"),
     )
-    engine = ScriptedEngine(CALL, "<answer>yes</answer>")
-    (found,) = collector(lambda: lookup_env(reward=terms)).collect([{"task_index": 0}], engine)
+    found = played(CALL, "<answer>yes</answer>", env=lambda: lookup_env(reward=terms))
     assert [turn.reward for turn in found.turns] == [-0.5, 1.5]
     assert found.outcome_reward == 2.0
-
-
-def test_a_context_without_room_for_a_turn_ends_the_episode() -> None:
-    (found,) = collector(lambda: lookup_env(reward="agent_r1")).collect([{"task_index": 0}], ScriptedEngine("who"))
-    assert found.truncated
-    assert len(found.turns) == 1
-    assert found.turns[-1].reward == -0.5
 
 
 def test_an_overlong_prompt_is_refused_with_the_option_to_change() -> None:
     limits = TokenLimits(max_prompt_tokens=3, max_completion_tokens=40)
     with pytest.raises(ConfigurationError, match=r"more than the 3 that are allowed \(max_prompt_length\)"):
-        collector(lookup_env, limits).collect([{"task_index": 0}], ScriptedEngine("who"))
-
-
-def failing_env(failures: list[int]) -> ToolEnv:
-    @tool(timeout=None)
-    def look(query: str) -> str:
-        """Looks up."""
-        if failures[0] > 0:
-            failures[0] -= 1
-            raise RetrievalError("connection refused")
-        return "nothing found"
-
-    return ToolEnv(tasks=[Task("a", "who", ("yes",))], tools=[look], system_prompt="")
+        played("who", limits=limits)
 
 
 @pytest.mark.parametrize(("failures", "retries", "lost"), [(1, 2, False), (2, 2, False), (3, 2, True), (1, 0, True)])
 def test_lost_episodes_are_played_again_then_marked(failures: int, retries: int, lost: bool) -> None:
-    left = [failures]
-    (found,) = collector(lambda: failing_env(left), retries=retries).collect(
-        [{"task_index": 0}], ScriptedEngine(CALL, "<answer>yes</answer>")
-    )
+    look_up = Mock(side_effect=[*[RetrievalError("connection refused")] * failures, "nothing found"])
+    found = played(CALL, "<answer>yes</answer>", env=lambda: lookup_env(look_up), retries=retries)
     assert (found.infrastructure_error is not None) == lost
 
 
-def test_slow_tools_run_outside_the_engine() -> None:
+@pytest.mark.parametrize("wrap", [lambda env: env, ContextWindow], ids=["bare", "wrapped"])
+def test_slow_tools_run_outside_the_engine(wrap: Callable[[ToolEnv], Any]) -> None:
     meeting = threading.Barrier(16)
-
-    @tool(timeout=30.0)
-    def look(query: str) -> str:
-        """Looks up slowly."""
-        meeting.wait(timeout=20)
-        return "found"
-
-    replies: list[Any] = []
 
     class Watching(ScriptedEngine):
         def run(self, sessions: Iterable[Any]) -> None:
             ids = [*TOKENIZER(CALL, add_special_tokens=False)["input_ids"], CHAT.stop_id]
             started = list(sessions)
-            replies.extend(session.finish_turn(ids, [-1.0] * len(ids), True) for session in started)
+            replies = [session.finish_turn(ids, [-1.0] * len(ids), True) for session in started]
             assert all(isinstance(reply, Future) for reply in replies)
-            assert all(reply.result() for reply in replies)
+            assert all(TOKENIZER.decode(reply.result()).startswith("<|im_start|>tool\nfound") for reply in replies)
             for session in started:
                 session.truncate()
 
-    def make_env() -> ToolEnv:
-        return ToolEnv(tasks=[Task("a", "who", ("yes",))], tools=[look], system_prompt="")
-
-    found = collector(make_env).collect([{"task_index": 0}] * 16, Watching())
-    assert all(record.counts()["failed_calls"] == 0 for record in found)
-
-
-def test_slow_tools_below_a_wrapper_run_outside_the_engine_too() -> None:
-    @tool(timeout=30.0)
-    def look(query: str) -> str:
-        """Looks up slowly."""
+    def look_up() -> str:
+        meeting.wait(timeout=20)
         return "found"
 
-    replies: list[Any] = []
-
-    class Watching(ScriptedEngine):
-        def run(self, sessions: Iterable[Any]) -> None:
-            ids = [*TOKENIZER(CALL, add_special_tokens=False)["input_ids"], CHAT.stop_id]
-            for session in sessions:
-                replies.append(session.finish_turn(ids, [-1.0] * len(ids), True))
-                assert TOKENIZER.decode(replies[0].result()).startswith("<|im_start|>tool\nfound")
-                session.truncate()
-
-    def make_env() -> Any:
-        return ContextWindow(ToolEnv(tasks=[Task("a", "who", ("yes",))], tools=[look], system_prompt=""))
-
-    (found,) = collector(make_env).collect([{"task_index": 0}], Watching())
-    assert isinstance(replies[0], Future)
-    assert found.counts()["calls"] == 1
+    make_env = collector(lambda: wrap(lookup_env(look_up, timeout=30.0)))
+    found = make_env.collect([{"task_index": 0}] * 16, Watching())
+    assert all(record.counts() == found[0].counts() for record in found)
+    assert (found[0].counts()["calls"], found[0].counts()["failed_calls"]) == (1, 0)
 
 
 class EchoEnv(gym.Env[str, str]):
-    """A text environment of somebody else's: says what it heard, ends after two turns."""
+    """A text environment of somebody else's: says what it heard, or `says`, and ends after some turns."""
 
     observation_space = UnicodeText(1000)
     action_space = UnicodeText(1000)
 
-    def __init__(self, reward: Any = 0.5) -> None:
-        self.reward = reward
+    def __init__(self, reward: Any = 0.5, *, turns: int = 2, says: str = "found {}") -> None:
+        self.reward, self.last, self.says = reward, turns, says
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
@@ -267,32 +217,27 @@ class EchoEnv(gym.Env[str, str]):
 
     def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
         self.turns += 1
-        return f"found {action}", self.reward, self.turns == 2, False, {}
+        return self.says.format(action, turn=self.turns), self.reward, self.turns == self.last, False, {}
 
 
 def test_any_text_environment_can_be_played() -> None:
-    (found,) = collector(EchoEnv).collect([{"seed": 3}], ScriptedEngine("yes", "no"))
+    found = played("yes", "no", env=EchoEnv)
     assert [turn.reward for turn in found.turns] == [0.5, 0.5]
-    assert "<|im_start|>user\nfound yes<|im_end|>" in TOKENIZER.decode(tokens(found).completion_ids)
+    assert "<|im_start|>user\nfound yes<|im_end|>" in TOKENIZER.decode(tokens_of(found).completion_ids)
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), None, "much"])
 def test_a_reward_that_is_no_number_is_refused(reward: Any) -> None:
     with pytest.raises(ConfigurationError, match="EchoEnv returned the reward"):
-        collector(lambda: EchoEnv(reward)).collect([{}], ScriptedEngine("yes"))
+        played("yes", env=lambda: EchoEnv(reward))
 
 
 def test_environments_are_used_again() -> None:
-    made: list[ToolEnv] = []
-
-    def make_env() -> ToolEnv:
-        made.append(lookup_env())
-        return made[-1]
-
+    make_env = Mock(side_effect=lookup_env)
     games = collector(make_env)
     for _ in range(3):
         games.collect([{"task_index": 0}] * 4, ScriptedEngine("<answer>yes</answer>"))
-    assert len(made) == 1
+    assert make_env.call_count == 1
     games.close()
 
 

@@ -63,15 +63,6 @@ def test_logs_of_an_evaluation_are_let_pass(tmp_path: Path) -> None:
     assert not control.should_training_stop
 
 
-def test_training_whose_backend_is_dead_stops_with_a_saved_state(tmp_path: Path) -> None:
-    dead = give([make_trajectory([], [], error="retriever: refused")] * 8)
-    trainer = make_trainer(tmp_path, dead, max_steps=9, logging_steps=1, alarm_patience=3)
-    trainer.train()
-    assert trainer.state.global_step == 3
-    assert trainer.alarm.reason == "rollout/dropped is 1, beyond alarm_dropped_above=0.5"
-    assert (tmp_path / "checkpoint-3" / "trainer_state.json").is_file()
-
-
 SAME = {"group/without_signal": 1.0, "reward": 0.0}
 
 
@@ -88,25 +79,30 @@ def test_groups_without_signal_for_many_steps_warn_once_and_say_why(
         assert words in record.getMessage()
 
 
-def test_groups_without_signal_stop_where_the_option_says_so(tmp_path: Path) -> None:
-    same = give([make_trajectory([2, 5], [([12, 3], 0.1, [])])] * 8)
-    settings = {"alarm_without_signal": 3, "stop_without_signal": True}
-    trainer = make_trainer(tmp_path, same, max_steps=9, logging_steps=1, **settings)
+@pytest.mark.parametrize(
+    ("returns", "algorithm", "stopped_at"),
+    [
+        ([0.1] * 8, {"algorithm": "grpo"}, 3),
+        ([0.1] * 8, {"algorithm": "reinforce++", "num_generations": 1}, 3),
+        ([0.1] * 7 + [0.2], {"algorithm": "reinforce++", "num_generations": 1}, 5),  # the batch is one group
+    ],
+)
+def test_groups_without_signal_stop_where_the_option_says_so(
+    tmp_path: Path, returns: list[float], algorithm: dict[str, Any], stopped_at: int
+) -> None:
+    batch = give([make_trajectory([2, 5], [([12, 3], each, [])]) for each in returns])
+    settings = {"alarm_without_signal": 3, "stop_without_signal": True, "max_steps": 5, "logging_steps": 1}
+    trainer = make_trainer(tmp_path, batch, **algorithm, **settings)
     trainer.train()
-    assert trainer.state.global_step == 3
-    assert str(trainer.alarm.reason).startswith("In 3 logged steps in a row every rollout returned the same")
-    assert (tmp_path / "checkpoint-3" / "trainer_state.json").is_file()
+    assert trainer.state.global_step == stopped_at
+    if stopped_at == 3:
+        assert str(trainer.alarm.reason).startswith("In 3 logged steps in a row every rollout returned the same")
+        assert (tmp_path / "checkpoint-3" / "trainer_state.json").is_file()
+
+
+def test_stopping_without_an_alarm_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="stop_without_signal has no effect without alarm_without_signal"):
         make_args(tmp_path, stop_without_signal=True, alarm_without_signal=0)
-
-
-@pytest.mark.parametrize("returns", [[0.1] * 8, [0.1] * 7 + [0.2]])
-def test_signal_of_one_rollout_per_prompt_is_that_of_the_batch(tmp_path: Path, returns: list[float]) -> None:
-    batch = give([make_trajectory([2, 5], [([12, 3], each, [])]) for each in returns])
-    settings = {"alarm_without_signal": 2, "stop_without_signal": True, "logging_steps": 1, "max_steps": 4}
-    trainer = make_trainer(tmp_path, batch, algorithm="reinforce++", num_generations=1, **settings)
-    trainer.train()
-    assert trainer.state.global_step == (2 if len(set(returns)) == 1 else 4)
 
 
 def test_healthy_training_is_left_alone(tmp_path: Path) -> None:

@@ -8,9 +8,7 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +20,15 @@ from transformers import TrainerCallback
 from agent_r1_gym.errors import CheckpointError, ConfigurationError
 from tests.kit.bandit import make_trainer, play
 from tests.kit.killed_runs import timeless
+from tests.kit.scripts import run_script
 from trainers.running import checkpoints
 from trainers.trainer import AgentTrainer
-
-ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
 
 KILLS = (4, 66, 22, 12, 30)
 """While the first record is written, an old checkpoint is deleted, and tensors are written."""
-
-
-def run_script(module: str, *arguments: str, launch: Sequence[str] = (sys.executable,)) -> int:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
-    return subprocess.run([*launch, "-m", module, *arguments], env=environment, timeout=300).returncode
 
 
 @pytest.mark.slow
@@ -52,8 +44,7 @@ def test_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path:
 @pytest.mark.slow
 def test_two_processes_stop_together_and_resume(tmp_path: Path) -> None:
     """One of the two gets a signal, fails in its rollouts, and is killed while it saves."""
-    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    assert run_script("tests.kit.two_processes_stopped", str(tmp_path), launch=launch) != 0
+    assert run_script("tests.kit.two_processes_stopped", str(tmp_path), processes=2) != 0
     for name in ("stopped_by_signal", "failed"):
         for rank in (0, 1):
             ends = [torch.load(tmp_path / folder / f"end_{rank}.pt") for folder in ("whole", name)]
@@ -166,27 +157,32 @@ class TestFaults:
         assert not (tmp_path / "checkpoint-2").exists()
         make_trainer(tmp_path, play, max_steps=3).train(resume_from_checkpoint=True)
 
-    def test_environment_that_raises_leaves_a_saved_state(self, tmp_path: Path) -> None:
-        settings = {"max_steps": 4, "learning_rate": 1e-2, "logging_steps": 3}
+    @pytest.mark.parametrize("where", ["rollout", "log"])
+    def test_failure_leaves_a_saved_state(self, where: str, tmp_path: Path) -> None:
+        settings = {"max_steps": 4, "learning_rate": 1e-2, "logging_steps": {"rollout": 3, "log": 1}[where]}
 
-        def breaks(rows: Any, trainer: AgentTrainer) -> Any:
-            torch.rand(7)  # has drawn some random numbers by then
-            if trainer.batches == 2:
+        def plays(rows: Any, trainer: AgentTrainer) -> Any:
+            torch.rand(7)  # has drawn some random numbers when it breaks
+            if trainer is broken and trainer.batches == 2:
                 raise OSError("the environment broke")
             return play(rows, trainer)
 
-        def plays(rows: Any, trainer: AgentTrainer) -> Any:
-            torch.rand(7)
-            return play(rows, trainer)
+        class Broken(TrainerCallback):
+            def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+                if state.global_step == 2:
+                    raise OSError("the service broke")
 
-        whole = make_trainer(tmp_path / "whole", plays, **settings)
-        whole.train()
-        with pytest.raises(OSError, match="the environment broke") as caught:
-            make_trainer(tmp_path / "run", breaks, **settings).train()
+        broken = make_trainer(tmp_path / "run", plays, **settings)
+        if where == "log":
+            broken.add_callback(Broken())
+        with pytest.raises(OSError, match=r"the (environment|service) broke") as caught:
+            broken.train()
         assert caught.value.__notes__[-1] == (
             f"The state of the last step is saved in {tmp_path / 'run' / 'checkpoint-2'}; go on with "
             "resume_from_checkpoint."
         )
+        whole = make_trainer(tmp_path / "whole", plays, **settings)  # seeds the random numbers
+        whole.train()
         resumed = make_trainer(tmp_path / "run", plays, **settings)
         resumed.train(resume_from_checkpoint=True)
         assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ from transformers import AutoConfig
 from trl import ModelConfig
 
 from agent_r1_gym.errors import ConfigurationError
-from tests.trainers.engines.test_chat_format import CHATML, REWRITES, tokenizer_with
+from tests.trainers.engines.test_chat_format import CHATML, tokenizer_with
 from tests.trainers.test_train import config
 from trainers.engines.chat_format import ChatFormat
 from trainers.running import preflight
@@ -108,16 +110,6 @@ class TestTokenizer:
         source = Source(str(folder / "model"))
         return preflight.load_chat(source, preflight.load_tokenizer(source), config(folder / "run", **settings))
 
-    def test_without_eos(self, tmp_path: Path) -> None:
-        tokenizer = build_tokenizer()
-        tokenizer.eos_token = None
-        with pytest.raises(ConfigurationError, match="no eos_token_id"):
-            self.load_chat(tokenizer, tmp_path)
-
-    def test_without_chat_template(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigurationError, match="no chat template; use an instruct model"):
-            self.load_chat(tokenizer_with(None), tmp_path)
-
     def test_template_that_rewrites_is_replaced_where_trl_knows_a_better_one(self, tmp_path: Path) -> None:
         chat = self.load_chat(tokenizer_with(QWEN3), tmp_path)
         assert chat.template.source == chat.tokenizer.chat_template != QWEN3
@@ -127,52 +119,43 @@ class TestTokenizer:
         chat = self.load_chat(tokenizer_with(QWEN3), tmp_path, chat_template=str(tmp_path / "mine.jinja"))
         assert chat.template.source == chat.tokenizer.chat_template == CHATML
 
-    def test_template_that_loses_what_was_said(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigurationError, match="rewrites earlier turns"):
-            self.load_chat(tokenizer_with(REWRITES), tmp_path)
+
+def change(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 24, "n_head": 2, "n_layer": 1}
 
 
 class TestWeights:
-    def check(self, folder: Path) -> None:
-        preflight.check_model(Source(str(folder)), build_tokenizer())
-
-    def change(self, folder: Path, **values: Any) -> None:
-        path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-    @pytest.fixture
-    def folder(self, model_folder: Path, tmp_path: Path) -> Path:
-        return Path(shutil.copytree(model_folder, tmp_path / "model"))
-
     def test_whole_model(self, model_folder: Path) -> None:
-        self.check(model_folder)
-
-    def test_damaged(self, folder: Path) -> None:
-        os.truncate(folder / "model.safetensors", 1000)
-        with pytest.raises(ConfigurationError, match=r"model\.safetensors is damaged"):
-            self.check(folder)
-
-    def test_missing(self, folder: Path) -> None:
-        (folder / "model.safetensors").unlink()
-        with pytest.raises(ConfigurationError, match=r"model_name_or_path=.* holds no weights"):
-            self.check(folder)
+        preflight.check_model(Source(str(model_folder)), build_tokenizer())
 
     @pytest.mark.parametrize(
-        ("values", "words"),
+        ("damage", "words"),
         [
-            ({"vocab_size": 100}, r"embeds 100 tokens, but its tokenizer has ids up to \d+"),
-            ({"model_type": "bert", "architectures": ["BertModel"]}, "is a BertModel, which does not generate text"),
+            (lambda folder: os.truncate(folder / "model.safetensors", 1000), r"model\.safetensors is damaged"),
+            (lambda folder: (folder / "model.safetensors").unlink(), r"model_name_or_path=.* holds no weights"),
+            (partial(change, vocab_size=100), r"embeds 100 tokens, but its tokenizer has ids up to \d+"),
             (
-                {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 24, "n_head": 2, "n_layer": 1},
+                partial(change, model_type="bert", architectures=["BertModel"]),
+                "is a BertModel, which does not generate text",
+            ),
+            (
+                partial(change, **GPT2),
                 r"is a GPT2LMHeadModel, whose positions are learned \(transformer\.wpe\).* rotary positions",
             ),
-            ({"model_type": "nosuch"}, "model_name_or_path=.* has no configuration that loads"),
+            (partial(change, model_type="nosuch"), "model_name_or_path=.* has no configuration that loads"),
         ],
     )
-    def test_of_another_kind(self, values: dict[str, Any], words: str, folder: Path) -> None:
-        self.change(folder, **values)
+    def test_model_that_cannot_be_trained(
+        self, damage: Callable[[Path], None], words: str, model_folder: Path, tmp_path: Path
+    ) -> None:
+        folder = Path(shutil.copytree(model_folder, tmp_path / "model"))
+        damage(folder)
         with pytest.raises(ConfigurationError, match=words):
-            self.check(folder)
+            preflight.check_model(Source(str(folder)), build_tokenizer())
 
 
 def test_learned_positions_of_pictures_are_none_of_the_texts() -> None:
@@ -197,21 +180,16 @@ class TestAdapter:
     def test_targets_that_exist(self, targets: Any, model_folder: Path) -> None:
         self.check(targets, model_folder)
 
-    def test_targets_that_do_not(self, model_folder: Path) -> None:
-        with pytest.raises(
-            ConfigurationError, match=r"no module 'q_pro'\. Did you mean 'q_proj'.*'up_proj'.*all-linear"
-        ):
-            self.check(["q_pro", "v_proj"], model_folder)
-
     @pytest.mark.parametrize(
         ("targets", "options", "words"),
         [
+            (["q_pro", "v_proj"], {}, r"no module 'q_pro'\. Did you mean 'q_proj'.*'up_proj'.*all-linear"),
             ("q_proj", {}, r"'q_proj' alone is a pattern .* Write '\.\*q_proj', or take all-linear"),
             ("all-linear", {"modules_to_save": ["head"]}, "lora_modules_to_save: .* no module 'head'"),
             ("all-linear", {"r": 0}, "lora_r must be at least 1, got 0"),
         ],
     )
-    def test_other_options(self, targets: str, options: dict[str, Any], words: str, model_folder: Path) -> None:
+    def test_options_that_do_not(self, targets: Any, options: dict[str, Any], words: str, model_folder: Path) -> None:
         with pytest.raises(ConfigurationError, match=words):
             self.check(targets, model_folder, **options)
 

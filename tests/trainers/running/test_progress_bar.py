@@ -1,17 +1,13 @@
-"""The progress bar: a step that brings no number, and a callback that fails."""
+"""The progress bar: a step that brings no number."""
 
 from __future__ import annotations
 
 import functools
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
-from torch.testing import assert_close
-from transformers import TrainerCallback
 
-from tests.kit.bandit import make_trainer, play
 from tests.trainers.engines.test_collect import ScriptedEngine
 from tests.trainers.test_train import COMPACT, config
 from trainers import train
@@ -46,28 +42,3 @@ def test_a_run_whose_every_rollout_loses_its_backend_stops_by_its_alarm_with_a_s
     assert [(logs["rollout/dropped"], logs["reward"]) for logs in steps] == [(1.0, None)] * 2
     assert trainer.alarm.reason == "rollout/dropped is 1, beyond alarm_dropped_above=0.5"
     assert checkpoints.last_complete(tmp_path) == tmp_path / "checkpoint-2"
-
-
-class Broken(TrainerCallback):
-    """Raises at the log of one step."""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        if state.global_step == 2:
-            raise ZeroDivisionError
-
-
-def test_a_callback_that_raises_at_a_log_leaves_a_checkpoint(tmp_path: Path) -> None:
-    settings = {"max_steps": 4, "logging_steps": 1, "learning_rate": 1e-2}
-    broken = make_trainer(tmp_path / "broken", play, **settings)
-    broken.add_callback(Broken())
-    with pytest.raises(ZeroDivisionError) as raised:
-        broken.train()
-    folder = tmp_path / "broken" / "checkpoint-2"
-    assert any(str(folder) in note for note in raised.value.__notes__)
-    whole = make_trainer(tmp_path / "whole", play, **settings)  # seeds the random numbers
-    whole.train()
-    resumed = make_trainer(tmp_path / "resumed", play, **settings)
-    resumed.train(resume_from_checkpoint=str(folder))
-    assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
-    losses = [[logs["loss"] for logs in run.state.log_history if "loss" in logs] for run in (resumed, whole)]
-    assert losses[0] == losses[1]

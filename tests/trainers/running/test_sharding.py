@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +10,8 @@ from accelerate.utils import DistributedType
 from torch.distributed.fsdp import StateDictType
 
 from agent_r1_gym.errors import ConfigurationError
+from tests.kit.scripts import run_script
 from trainers.running.sharding import check_sharding, sharding_of, whole_weights
-
-ROOT = Path(__file__).parents[3]
 
 
 def trainer_with(*, fsdp: int | None = None, zero: int | None = None, gather: bool = True) -> Any:
@@ -31,10 +26,7 @@ def trainer_with(*, fsdp: int | None = None, zero: int | None = None, gather: bo
 
 @pytest.mark.slow
 def test_two_processes_with_unequally_many_episodes() -> None:
-    script = ROOT / "tests" / "kit" / "sharded.py"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run([*launch, str(script)], env=environment, check=True, timeout=240)
+    assert run_script("tests.kit.sharded", processes=2) == 0
 
 
 @pytest.mark.parametrize(

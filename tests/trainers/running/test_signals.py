@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -18,25 +17,22 @@ from transformers import AutoModelForCausalLM, TrainerControl, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
 from tests.kit.bandit import make_args
-from tests.trainers.test_train import COMPACT
+from tests.kit.scripts import training_words
 from trainers import train
 from trainers.running import checkpoints, signals
 from trainers.running.signals import SignalStop
-from trainers.toy.model import build_model, build_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
 ALONE = SimpleNamespace(num_processes=1)
-OPTIONS = (
-    "--env AgentR1/FictionQA-v0 --max_steps 300 --num_generations 2 --per_device_train_batch_size 4 --beta 0 "
-    "--max_turn_tokens 4 --max_completion_length 12 --max_prompt_length 64 --save_strategy no --logging_steps 1 "
-    "--learning_rate 1e-3 --use_cpu True --bf16 False --gradient_checkpointing False --disable_tqdm True"
-)
 
 
 def words(model: Path, output: Path, *, steps: int = 300) -> list[str]:
-    paths = ["--model_name_or_path", str(model), "--output_dir", str(output), "--env_kwargs", json.dumps(COMPACT)]
-    return [*OPTIONS.split(), *paths, "--max_steps", str(steps)]
+    return training_words(
+        **{"model_name_or_path": model, "output_dir": output, "max_steps": steps, "max_turn_tokens": 4},
+        **{"max_completion_length": 12, "beta": 0, "save_strategy": "no", "logging_steps": 1, "learning_rate": 1e-3},
+        use_cpu=True,
+    )
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -44,11 +40,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    tokenizer = build_tokenizer()
-    build_model(tokenizer).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    command = [sys.executable, "-m", "agent_r1_gym", "train", *words(tmp_path / "model", tmp_path / "run")]
+@pytest.mark.usefixtures("one_thread")
+def test_sigterm_saves_and_the_same_command_goes_on(model_folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agent_r1_gym", "train", *words(model_folder, tmp_path / "run")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:
@@ -63,11 +57,8 @@ def test_sigterm_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
     steps = int(folder.name.split("-")[1]) + 2
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    train.main(words(tmp_path / "model", tmp_path / "whole", steps=steps))
-    train.main([*words(tmp_path / "model", tmp_path / "run", steps=steps), "--resume_from_checkpoint", "True"])
-    torch.set_num_threads(threads)
+    train.main(words(model_folder, tmp_path / "whole", steps=steps))
+    train.main([*words(model_folder, tmp_path / "run", steps=steps), "--resume_from_checkpoint", "True"])
     assert_close(weights(tmp_path / "run"), weights(tmp_path / "whole"), rtol=0, atol=0)
 
 
