@@ -46,6 +46,7 @@ FLOORS = {
         ("running",),
         ("trainer",),
         ("train",),
+        ("sft",),
         ("toy",),
     ),
     "benchmarks": (

@@ -128,6 +128,11 @@ class AgentConfig(GRPOConfig):
             "aliases": ["--env"],
         },
     )
+    warm_start: str | None = _help(
+        None,
+        "Folder of `agent-r1 sft`, or of any run, whose model training goes on from, instead of model_name_or_path; an "
+        "adapter is merged into its base model first, so that the KL is to the warm start.",
+    )
     env_kwargs: dict[str, Any] | str | None = _help(None, "Arguments for `gymnasium.make`, as a JSON object.")
     eval_env_kwargs: dict[str, Any] | str | None = _help(
         None,

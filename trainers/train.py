@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
+from accelerate import PartialState  # type: ignore[import-untyped]
 from accelerate.utils import set_seed  # type: ignore[import-untyped]
 from datasets import Dataset
 from transformers import TrainerCallback
@@ -42,6 +43,7 @@ from trainers.engines.template_choice import read_template
 from trainers.engines.turns import TRLEngine
 from trainers.running.checkpoints import check_unused, to_resume
 from trainers.running.command_line import read_options
+from trainers.running.merging import is_adapter, merge_adapter
 from trainers.running.preflight import (
     Source,
     check_adapter,
@@ -309,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     check_output(args.output_dir)
     check_unused(args.resume_from_checkpoint, directory=args.output_dir or "")
     checkpoint = to_resume(args.resume_from_checkpoint, directory=args.output_dir or "")
-    name = find_model(model_args.model_name_or_path, revision=model_args.model_revision)
+    name = find_model(_started(args, model_args.model_name_or_path), revision=model_args.model_revision)
     source = Source(name, model_args.model_revision, args.trust_remote_code)
     tokenizer = load_tokenizer(source)
     chat = load_chat(source, tokenizer, args)
@@ -338,6 +340,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(
             f"Training was stopped by an alarm: {trainer.alarm.reason}. The state is in {args.output_dir}."
         )
+
+
+def _started(args: AgentConfig, model: str | None) -> str | None:
+    """Returns what to train: the given model, or that of the warm start, merged by the first process if need be.
+
+    Raises:
+        ConfigurationError: both are given, or there is no such warm start.
+    """
+    if args.warm_start is None:
+        return model
+    if model is not None:
+        raise ConfigurationError(f"Give warm_start={args.warm_start!r} or model_name_or_path={model!r}, not both.")
+    folder = Path(args.warm_start)
+    if not folder.is_dir():
+        raise ConfigurationError(f"warm_start={args.warm_start!r}: no such folder; expected one of `agent-r1 sft`.")
+    if not is_adapter(folder):
+        return str(folder)
+    merged = folder / "merged"
+    with PartialState().main_process_first():
+        if not merged.is_dir():
+            merge_adapter(folder, merged)
+    return str(merged)
 
 
 def _farewell(trainer: AgentTrainer) -> str:

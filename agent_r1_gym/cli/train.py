@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from agent_r1_gym.support import plugins
 
-TRAINER_COMMANDS = ("quickstart", "train")
+TRAINER_COMMANDS = ("quickstart", "sft", "train")
 """Entry points of the group "agent_r1_gym.commands"; each has a parser of its own, which reads all that follows."""
 
 

@@ -31,11 +31,12 @@ from benchmarks.multihop_qa.paper import RUNS, SEEDS, TEST_SETS, collect, script
 from benchmarks.multihop_qa.settings import METHODS, PAPER, PROFILES, Method, Profile
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
+from trainers.sft.rows import training_row
 from trainers.toy.demonstrations import demonstrate
 from trainers.toy.held_out import ENV, play
 from trainers.toy.quickstart import configuration
 from trainers.toy.rejection import rejection_sampling
-from trainers.toy.supervised import fit, in_epochs, training_row
+from trainers.toy.supervised import fit, in_epochs
 from trainers.train import build_trainer
 
 RESULTS = Path(__file__).parent / "results"

@@ -143,10 +143,10 @@ def demonstrated_job(options: Mapping[str, Any], *, episodes: int = 128) -> Job:
     from agent_r1_gym.registry import make_tool_env
     from benchmarks.trainer_speed.scripted import make_model
     from trainers.engines.chat_format import ChatFormat
+    from trainers.sft.rows import NOT_TRAINED, training_row
     from trainers.toy.demonstrations import demonstrate
     from trainers.toy.held_out import ENV
     from trainers.toy.model import build_tokenizer
-    from trainers.toy.supervised import NOT_TRAINED, training_row
 
     env = make_tool_env(ENV, options)
     rng, chat = random.Random(0), ChatFormat(build_tokenizer())

@@ -7,14 +7,17 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import yaml  # type: ignore[import-untyped]
+from transformers import TrainingArguments
 from trl import ModelConfig, TrlParser  # type: ignore[attr-defined]
 
 from agent_r1_gym.cli.env_options import add_env_options, env_options
 from agent_r1_gym.errors import ConfigurationError, suggest
 from trainers.config import AgentConfig
+
+Config = TypeVar("Config", bound=TrainingArguments)
 
 
 @dataclass
@@ -27,16 +30,26 @@ class AgentModelConfig(ModelConfig):
 
 
 def read_options(words: Sequence[str]) -> tuple[AgentConfig, ModelConfig]:
+    """Returns the configuration of the trainer that a command line gives (see `read_config`)."""
+    return read_config(words, AgentConfig, prog="python -m trainers.train")
+
+
+def read_config(words: Sequence[str], config: type[Config], *, prog: str) -> tuple[Config, ModelConfig]:
     """Returns the configuration that a command line gives; `--config FILE` brings defaults for what it leaves out.
 
     The environment may stand first (`HotpotQA --dataset FILE --option top_k=3`), with the same options as in every
     command: they are entries of `env_kwargs`, and win over those that it names. An option of LoRA means an adapter,
     unless `use_peft` says otherwise.
 
+    Args:
+        words: the command line.
+        config: class of the configuration; has the fields `env_id` and `env_kwargs`.
+        prog: name of the program, for its help.
+
     Raises:
         ConfigurationError: an option that does not exist, a value of the wrong type, or a file that cannot be read.
     """
-    parser = OptionParser((AgentConfig, AgentModelConfig), prog="python -m trainers.train", allow_abbrev=False)  # type: ignore[arg-type]
+    parser = OptionParser((config, AgentModelConfig), prog=prog, allow_abbrev=False)  # type: ignore[arg-type]
     add_env_options(parser.add_argument_group("environment, named first or as --env"))
     if words and not words[0].startswith("-"):
         words = ["--env", *words]

@@ -17,7 +17,8 @@ from agent_r1_gym.errors import AgentR1Error
 from agent_r1_gym.play.record import Tokens
 from trainers.algorithms.batch import tokens_of
 from trainers.config import AgentConfig
-from trainers.toy.supervised import NOT_TRAINED, TokenRow, fit, in_epochs
+from trainers.sft.rows import TokenRow, labelled
+from trainers.toy.supervised import fit, in_epochs
 from trainers.train import MOST_SLOTS, chat_of, collector_of, dataset_of, slot_engine
 
 
@@ -71,7 +72,5 @@ def _played(model: Any, tokenizer: Any, args: AgentConfig, rollouts: int) -> Ite
 
 
 def _row(tokens: Tokens) -> TokenRow:
-    spoken = zip(tokens.completion_ids, tokens.loss_mask, strict=True)
-    labels = [token if sampled else NOT_TRAINED for token, sampled in spoken]
-    prompt = list(tokens.prompt_ids)
-    return {"input_ids": prompt + list(tokens.completion_ids), "labels": [NOT_TRAINED] * len(prompt) + labels}
+    ids = [*tokens.prompt_ids, *tokens.completion_ids]
+    return labelled(ids, [*[0] * len(tokens.prompt_ids), *tokens.loss_mask])

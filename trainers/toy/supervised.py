@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,28 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_callback import ProgressCallback
 from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]  # TRL imports them lazily
 
-from agent_r1_gym.types import Message
-from trainers.engines.chat_format import ChatFormat
 from trainers.running.progress_bar import RolloutProgress
-
-NOT_TRAINED = -100
-
-TokenRow = dict[str, list[int]]
-"""`input_ids` and `labels` of one sequence, equally long; `NOT_TRAINED` where a token is only read."""
-
-
-def training_row(chat: ChatFormat, messages: Sequence[Message], *, only: Collection[str] = ()) -> TokenRow:
-    """Returns a history as `input_ids` and `labels`; only what the model says has labels, its ends of turn included.
-
-    Args:
-        chat: how messages become tokens.
-        messages: the history.
-        only: words; if there are any, nothing else has labels.
-    """
-    ids, mask = chat.encode(messages)
-    wanted = {token for word in only for token in chat.tokenizer.encode(word)} or set(ids)
-    labels = [token if own and token in wanted else NOT_TRAINED for token, own in zip(ids, mask, strict=True)]
-    return {"input_ids": ids, "labels": labels}
+from trainers.sft.rows import TokenRow
 
 
 def fit(

@@ -16,10 +16,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trainers.engines.chat_format import ChatFormat
+from trainers.sft.rows import TokenRow, training_row
 from trainers.toy.demonstrations import IMPERFECT_HABITS, QUESTION_MIX, VERDICTS, Habits, demonstrations, drills
 from trainers.toy.model import SIZES, build_model, build_tokenizer
 from trainers.toy.muon import Muon
-from trainers.toy.supervised import TokenRow, fit, training_row
+from trainers.toy.supervised import fit
 
 
 def warm_start(

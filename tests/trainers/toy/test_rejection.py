@@ -12,10 +12,10 @@ from agent_r1_gym.errors import AgentR1Error
 from agent_r1_gym.play.record import Trajectory
 from tests.kit.fixed import make_trajectory
 from trainers.engines.collect import Collector
+from trainers.sft.rows import NOT_TRAINED
 from trainers.toy import rejection
 from trainers.toy.model import build_model, build_tokenizer
 from trainers.toy.quickstart import configuration
-from trainers.toy.supervised import NOT_TRAINED
 
 
 def trajectory(em: float) -> Trajectory:

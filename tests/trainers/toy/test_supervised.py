@@ -9,9 +9,10 @@ import torch
 
 from agent_r1_gym.types import Message
 from trainers.engines.chat_format import ChatFormat
+from trainers.sft.rows import NOT_TRAINED, training_row
 from trainers.toy.demonstrations import VERDICTS, drills
 from trainers.toy.model import build_model, build_tokenizer
-from trainers.toy.supervised import NOT_TRAINED, fit, training_row
+from trainers.toy.supervised import fit
 
 TOKENIZER = build_tokenizer()
 CHAT = ChatFormat(TOKENIZER)

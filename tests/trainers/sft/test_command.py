@@ -1,0 +1,93 @@
+"""`agent-r1 sft`: from a source to a model with its chat format; bad input in a line, before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.play.record import Trajectory
+from tests.kit.synthetic import episodes, write_run
+from tests.kit.tiny_model import make_model, make_tokenizer
+from trainers.engines.chat_format import ChatFormat
+from trainers.engines.local import LocalOptions, load_model
+from trainers.sft.command import FOLDER, run
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+SMALL = ["FictionQA", "--option", "questions=12", "--option", "style=compact", "--episodes", "6"]
+QUICK = ["--max_steps", "2", "--per_device_train_batch_size", "2", "--save_strategy", "no", "--disable_tqdm", "True"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    folder = tmp_path / "model"
+    tokenizer = make_tokenizer()
+    make_model(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("adapter", [[], ["--lora_r", "2", "--lora_target_modules", "all-linear"]])
+def test_what_it_writes_is_a_model_that_plays(
+    adapter: list[str], model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run([*SMALL, "--model", model, "--output_dir", str(out), *QUICK, *adapter]) == 0
+    said = capsys.readouterr().out
+    assert "demonstrations: 6 of 6 episodes" in said and f"--warm_start {out}" in said
+    assert (out / "adapter_config.json").is_file() == bool(adapter)
+    assert len(RunFolder(out / FOLDER).episodes()) == 6
+    loaded, tokenizer = load_model(LocalOptions(model=str(out)))
+    assert loaded.num_parameters() > 0
+    assert ChatFormat.load(out, tokenizer).template.source == make_tokenizer().chat_template
+    assert json.loads((out / "trainer_state.json").read_text())["global_step"] == 2
+
+
+def test_a_run_of_another_model_is_a_source(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = episodes(9, corpus=10)
+    teacher = write_run(tmp_path / "teacher", rows, env_options={"split": "validation"})
+    out = tmp_path / "out"
+    words = ["FictionQA", "--from", str(teacher), "--min_return", "-9", "--model", model, "--output_dir", str(out)]
+    assert run([*words, *QUICK]) == 0
+    captured = capsys.readouterr()
+    assert f"9 of 9 episodes in {teacher} succeeded" in captured.out
+    assert "held-out questions: measure on others" in captured.err
+    assert not (out / FOLDER).exists()
+
+
+def test_a_model_learns_from_its_own_successes(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    own = ["--from", "self", "--min_return", "-9", "--samples", "2", "--max_turn_tokens", "4", "--max_length", "4096"]
+    assert run([*SMALL, *own, "--model", model, "--output_dir", str(out), *QUICK]) == 0
+    assert "demonstrations: 12 of 12 episodes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "x"], "Name the environment"),
+        (["FictionQA", "--from", "orcale"], "Unknown policy 'orcale'"),
+        (["FictionQA", "--from", "./missing"], "no such folder"),
+        (["FictionQA", "--from", "openai:gpt"], "agent-r1 eval FictionQA --split train --policy openai:gpt --out RUN"),
+        (["FictionQA", "--from", "FAILED"], "None of the 3 episodes in .* nothing to learn from"),
+        (["FictionQA", "--from", "EMPTY"], "expected a folder that"),
+        (["FictionQA", "--samples", "0"], "samples must be at least 1"),
+        (["FictionQA", "--max_length", "5"], "Every row is longer than max_length=5"),
+        (["FictionQA", "--modle", "x"], "'--modle' is no option"),
+        (["FictionQA", "--model", "./nowhere"], "no such folder"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(
+    words: list[str], message: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = [Trajectory(task_index=index, scores={"em": 0.0}) for index in range(3)]
+    places = {"FAILED": str(write_run(tmp_path / "failed", failed, env_options={})), "EMPTY": str(tmp_path)}
+    words = [places.get(word, word) for word in words]
+    needs_model = "--max_length" in words or "orcale" in words
+    base = ["--output_dir", str(tmp_path / "out"), *QUICK, "--option", "questions=12"]
+    assert run([*words, *base, *(["--model", model] if needs_model else [])]) == 2
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert re.search(message, told)

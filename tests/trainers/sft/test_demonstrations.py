@@ -1,0 +1,104 @@
+"""Demonstrations: who plays them, which are kept, and what of them is learned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.parsing import HermesParser
+from agent_r1_gym.play.record import Trajectory, Turn
+from agent_r1_gym.registry import make_text_env
+from agent_r1_gym.types import Message, ToolCall
+from tests.kit.chat_families import FAMILIES
+from tests.kit.helpers import TASKS, EchoTool
+from trainers.engines.chat_format import ChatFormat
+from trainers.sft.demonstrations import histories, play_demonstrations, successes
+from trainers.sft.rows import NOT_TRAINED, training_rows
+
+PLAYED: dict[str, Any] = {"env_id": "AgentR1/FictionQA-v0", "env_options": {"questions": 12}, "policy": "oracle"}
+"""Arguments of `play_demonstrations`."""
+
+
+def episode(**changes: Any) -> Trajectory:
+    messages = (Message("user", "Why?"), Message("assistant", "<answer>b</answer>"))
+    return replace(Trajectory(task_id="t0", messages=messages, turns=(Turn("a", 0.0),)), **changes)
+
+
+class TestSuccesses:
+    def test_right_answers_are_kept_and_returns_where_nothing_scores(self) -> None:
+        right, wrong = episode(scores={"em": 1.0}), episode(scores={"em": 0.0}, turns=(Turn("a", 0.5),))
+        paid, unpaid = episode(turns=(Turn("a", 0.5),)), episode()
+        lost = episode(scores={"em": 1.0}, infrastructure_error="search: timeout")
+        assert successes([right, wrong, paid, unpaid, lost], min_return=None) == [right, paid]
+
+    def test_a_smallest_return_takes_the_place_of_the_scorer(self) -> None:
+        records = [episode(scores={"em": 1.0}), episode(turns=(Turn("a", 0.5), Turn("b", 0.25)))]
+        assert successes(records, min_return=0.75) == [records[1]]
+        assert successes(records, min_return=0.8) == []
+
+
+class TestPlayed:
+    def test_the_oracle_plays_the_training_tasks_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        env = make_text_env("FictionQA", {"questions": 12})
+        run = play_demonstrations(tmp_path / "run", env, **PLAYED, episodes=5)
+        records = run.episodes()
+        assert [record.task_index for record in records] == list(range(5))
+        assert all(record.solved for record in records)
+        before = run.episodes_path.read_bytes()
+        play_demonstrations(tmp_path / "run", env, **PLAYED, episodes=5)  # what is there is not played again
+        assert run.episodes_path.read_bytes() == before
+
+    def test_who_cannot_play_is_told_before_the_first_episode(self, tmp_path: Path) -> None:
+        env = make_text_env("FictionQA", {"questions": 12})
+        with pytest.raises(ConfigurationError, match="Unknown policy"):
+            play_demonstrations(tmp_path / "run", env, **{**PLAYED, "policy": "orcale"})
+        assert not (tmp_path / "run").exists()
+
+
+class TestHistories:
+    def test_structured_calls_are_written_as_the_model_under_training_would(self) -> None:
+        env = ToolEnv(tasks=TASKS, tools=[EchoTool()], parser=HermesParser())
+        call = ToolCall("echo", {"text": "hi"}, "call_1")
+        messages = (
+            Message("system", "Another system turn."),
+            Message("user", TASKS[1].prompt),
+            Message("assistant", "I look.", tool_calls=(call,)),
+            Message("tool", "echo hi", "echo", "call_1"),
+            Message("assistant", "<answer>Goethe</answer>"),
+        )
+        (history,) = histories([episode(task_id="t1", task_index=1, messages=messages)], env)
+        _, info = env.reset(options={"task_index": 1})
+        assert history[:2] == info["messages"]
+        assert history[2] == Message("assistant", f"I look.\n{env.parser.format_call(call)}")
+        assert history[3:] == (Message("tool", "echo hi", "echo"), messages[4])
+        assert env.parser.parse(history[2].content).calls == (ToolCall("echo", {"text": "hi"}),)
+
+    def test_structured_calls_of_another_task_are_refused(self) -> None:
+        env = ToolEnv(tasks=TASKS, tools=[EchoTool()])
+        messages = (Message("user", "x"), Message("assistant", "", tool_calls=(ToolCall("echo", {}),)))
+        with pytest.raises(ConfigurationError, match=r"task 0 is 'other', the environment's 't0'"):
+            list(histories([episode(task_id="other", messages=messages)], env))
+
+    def test_text_stays_as_it_was_said(self) -> None:
+        record = episode()
+        assert list(histories([record], ToolEnv(tasks=TASKS))) == [record.messages]
+
+
+@pytest.mark.parametrize("family", ["TRL qwen2_5.jinja", "TRL llama3_2.jinja", "TRL gemma3.jinja", "TRL qwen3.jinja"])
+def test_labels_are_exactly_what_the_agent_says(family: str, tmp_path: Path) -> None:
+    chat = ChatFormat(FAMILIES[family].tokenizer(tmp_path / "tokenizer"))
+    env = make_text_env("FictionQA", {"questions": 12})
+    records = play_demonstrations(tmp_path / "run", env, **PLAYED, episodes=3).episodes()
+    for messages in histories(records, env):
+        learned = [
+            chat.tokenizer.decode([token for token in row["labels"] if token != NOT_TRAINED])
+            for row in training_rows(chat, messages)
+        ]
+        said = [message.content for message in messages if message.role == "assistant"]
+        assert len(said) > 1
+        assert "".join(learned) == "".join(f"{text}{chat.template.stop_text}" for text in said)

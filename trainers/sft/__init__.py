@@ -1,0 +1,1 @@
+"""Supervised training on demonstrations of any environment: a cold start before reinforcement learning."""

@@ -1,0 +1,220 @@
+"""The command `sft`: `accelerate launch -m trainers.sft ENV --model ... --from SOURCE --output_dir ...`.
+
+Teaches a model what to do before reinforcement learning, which finds nothing where every episode fails. Of the episodes
+of the source those that succeeded become token rows; only what the agent says is learned. The result is a model, or an
+adapter, with its chat format; `agent-r1 train --warm_start DIR` goes on from it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState  # type: ignore[import-untyped]
+from datasets import Dataset
+from trl import SFTConfig, SFTTrainer, get_peft_config, get_quantization_config  # type: ignore[attr-defined]
+
+import agent_r1_gym.envs  # noqa: F401  # registers the environments
+from agent_r1_gym.cli.agents import split_policy
+from agent_r1_gym.errors import AgentR1Error, ConfigurationError
+from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.registry import TextEnv, make_text_env
+from agent_r1_gym.support.terminal import note, say
+from trainers.engines.chat_format import ChatFormat
+from trainers.engines.local import LocalOptions
+from trainers.running.command_line import read_config
+from trainers.running.preflight import Source, check_adapter, check_model, check_output, find_model, load_tokenizer
+from trainers.sft.demonstrations import SELF, histories, play_demonstrations, successes
+from trainers.sft.rows import TokenRow, training_rows
+
+FOLDER = "demonstrations"
+"""Where in `output_dir` the played episodes lie: a run folder like that of `agent-r1 eval`."""
+
+
+@dataclass
+class DemonstrationConfig(SFTConfig):
+    """Arguments of `sft`: all of `trl.SFTConfig`'s, and those below."""
+
+    _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "env_kwargs"]  # noqa: RUF012
+
+    env_id: str | None = field(
+        default=None,
+        metadata={"help": "Id of the text environment, such as AgentR1/HotpotQA-v0.", "aliases": ["--env"]},
+    )
+    env_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Options of the environment, a JSON object."}
+    )
+    source: str = field(
+        default="oracle",
+        metadata={
+            "help": "Who demonstrates: oracle, a policy MODULE:NAME, self (the model's own successes), or a run folder "
+            "of `agent-r1 eval`, of a stronger model say.",
+            "aliases": ["--from"],
+        },
+    )
+    episodes: int | None = field(
+        default=None, metadata={"help": "Number of tasks to play, the first ones; None: all, at most 1,000."}
+    )
+    samples: int | None = field(
+        default=None, metadata={"help": "Episodes per task that are played; None: 1, and 4 for self."}
+    )
+    min_return: float | None = field(
+        default=None,
+        metadata={
+            "help": "Smallest return of an episode that is learned; None: a right answer, or a return above 0 where "
+            "nothing scores answers."
+        },
+    )
+    sampling_temperature: float = field(
+        default=1.0, metadata={"help": "Temperature of the model's own samples (self)."}
+    )
+    max_turn_tokens: int = field(default=512, metadata={"help": "Maximum number of tokens per turn (self)."})
+    chat_template: str | None = field(
+        default=None, metadata={"help": "File with a chat template, or name of one of TRL's, instead of the model's."}
+    )
+    max_length: int | None = field(
+        default=8192, metadata={"help": "Longest row in tokens; longer ones are left out, never cut. None: any."}
+    )
+    report_to: str | None = field(default="none", metadata={"help": "Where to log: tensorboard, wandb, trackio."})
+
+    def __post_init__(self) -> None:
+        if self.bf16 is None and not self.fp16:
+            self.bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        if not torch.cuda.is_available():
+            self.use_cpu = True
+        self.dataset_kwargs = {"skip_prepare_dataset": True}
+        for name in ("episodes", "samples", "max_turn_tokens", "max_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} must be at least 1, got {value}.")
+        super().__post_init__()  # type: ignore[no-untyped-call]
+
+
+def main(words: Sequence[str]) -> None:
+    """Trains, and saves model or adapter, tokenizer and chat format in `output_dir`."""
+    args, model_args = read_config(words, DemonstrationConfig, prog="python -m trainers.sft")
+    if args.env_id is None:
+        raise ConfigurationError("Name the environment: agent-r1 sft ENV --model MODEL --from SOURCE --output_dir DIR.")
+    check_output(args.output_dir)
+    env = make_text_env(args.env_id, dict(args.env_kwargs or {}))  # type: ignore[arg-type]
+    source = _run_folder(args)
+    kept = _kept(source, args) if source is not None else None  # before any model is loaded
+    name = find_model(model_args.model_name_or_path, revision=model_args.model_revision)
+    model = Source(name, model_args.model_revision, args.trust_remote_code)
+    tokenizer = load_tokenizer(model)
+    check_model(model, tokenizer)
+    peft_config = get_peft_config(model_args)
+    check_adapter(peft_config, model)
+    chat = ChatFormat.load(name, tokenizer, template=args.chat_template, revision=model_args.model_revision)
+    if kept is None:
+        kept = _kept(_played(env, args, name), args)
+    rows = _rows(kept, env, chat, longest=args.max_length)
+    args.model_init_kwargs = {"revision": model_args.model_revision, "dtype": model_args.dtype}
+    trainer = SFTTrainer(
+        model=name,
+        args=args,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        peft_config=peft_config,
+        quantization_config=get_quantization_config(model_args),
+    )
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    trainer.save_state()
+    trainer.save_model(args.output_dir)
+    if trainer.is_world_process_zero():
+        tokenizer.save_pretrained(args.output_dir)
+        chat.save(str(args.output_dir))
+        say(
+            f"learned from {len(kept)} episodes ({len(rows)} rows); it lies in {args.output_dir}\n"
+            f"measure it:  agent-r1 eval {args.env_id} --policy local:{args.output_dir}\n"
+            f"go on by RL: agent-r1 train {args.env_id} --warm_start {args.output_dir} --output_dir ..."
+        )
+
+
+def _run_folder(args: DemonstrationConfig) -> RunFolder | None:
+    """Returns the run folder that is the source, None if somebody has to play."""
+    if Path(args.source).is_dir():
+        run = RunFolder(Path(args.source))
+        if run.settings()["env_options"].get("split") not in (None, "train"):
+            note(f"the demonstrations in {args.source} are of held-out questions: measure on others")
+        return run
+    if args.source.startswith((".", "/", "~")):
+        raise ConfigurationError(f"--from {args.source}: no such folder; expected one of `agent-r1 eval`.")
+    if split_policy(args.source)[0] is not None:
+        raise ConfigurationError(
+            f"--from {args.source}: have a model play first, on the training split, and name the folder: agent-r1 eval "
+            f"{args.env_id} --split train --policy {args.source} --out RUN; or take --from self for the model itself."
+        )
+    return None
+
+
+def _played(env: TextEnv, args: DemonstrationConfig, model: str) -> RunFolder:
+    """Returns the folder of the episodes that the source plays; on several processes the first one does it for all."""
+    own = None
+    if args.source == SELF:
+        own = LocalOptions(
+            model=model,
+            temperature=args.sampling_temperature,
+            max_turn_tokens=args.max_turn_tokens,
+            chat_template=args.chat_template,
+        )
+    folder = Path(args.output_dir or "") / FOLDER
+    state = PartialState()
+    if state.is_main_process:
+        play_demonstrations(
+            folder,
+            env,
+            env_id=str(args.env_id),
+            env_options=dict(args.env_kwargs or {}),  # type: ignore[arg-type]
+            policy=args.source,
+            model=own,
+            episodes=args.episodes,
+            samples=args.samples or (1 if own is None else 4),
+            seed=args.seed,
+        )
+    state.wait_for_everyone()
+    return RunFolder(folder)
+
+
+def _kept(run: RunFolder, args: DemonstrationConfig) -> list[Any]:
+    """Returns the episodes to learn from.
+
+    Raises:
+        AgentR1Error: there is none.
+    """
+    records = run.episodes()
+    kept = successes(records, min_return=args.min_return)
+    if not kept:
+        best = max((record.episode_return for record in records), default=0.0)
+        wanted = "succeeded" if args.min_return is None else f"has a return of {args.min_return:g}"
+        raise AgentR1Error(
+            f"None of the {len(records)} episodes in {run.path} {wanted} (best return: {best:g}), so that there is "
+            "nothing to learn from. Take another --from, more --samples, or a lower --min_return."
+        )
+    if PartialState().is_main_process:
+        say(f"demonstrations: {len(kept)} of {len(records)} episodes in {run.path} succeeded")
+    return kept
+
+
+def _rows(kept: Sequence[Any], env: TextEnv, chat: ChatFormat, *, longest: int | None) -> list[TokenRow]:
+    rows = [row for messages in histories(kept, env) for row in training_rows(chat, messages)]
+    fitting = [row for row in rows if longest is None or len(row["input_ids"]) <= longest]
+    if len(fitting) < len(rows):
+        note(f"{len(rows) - len(fitting)} of {len(rows)} rows are longer than max_length={longest} and left out")
+    if not fitting:
+        raise ConfigurationError(f"Every row is longer than max_length={longest} tokens; raise it.")
+    return fitting
+
+
+def run(words: Sequence[str] | None = None) -> int:
+    """Trains as the command line says; wrong input is one line and the exit status 2."""
+    try:
+        main(sys.argv[1:] if words is None else words)
+    except AgentR1Error as error:
+        sys.stderr.write(f"{Path(sys.argv[0]).name}: {error}\n")
+        return 2
+    return 0
