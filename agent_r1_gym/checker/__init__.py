@@ -303,7 +303,7 @@ def _default_actions(env: ToolEnv) -> Iterator[str]:
     """Yields one good call per tool, mistakes of several kinds, and an answer, in the environment's format."""
     good = [ToolCall(tool.name, _example(tool.parameters)) for tool in env.episode_tools]
     good = [call for call, tool in zip(good, env.episode_tools, strict=True) if tool.check(call.arguments) is None]
-    bad = [ToolCall("no_such_tool", {}), *(ToolCall(call.name, {"no_such": 1}) for call in good[:1])]
+    bad = [ToolCall("no_such_tool", {}), *(ToolCall(call.name, {"no_such": 1}) for call in good)]
     for call in (*good, *good[:1], *bad):
         try:
             yield env.parser.format_call(call)

@@ -192,12 +192,12 @@ class TokenSession(Session):
             return self._step(action) if is_instant else self._executor.submit(self._step, action)
         calls = self.tool_env.begin_step(action)  # below a wrapper only to look at: its step begins it again
         slow = [call for call in calls if not call.tool.is_instant]
-        if not slow:
-            return self._step(action)
         if not isinstance(self.env, ToolEnv):
-            return self._executor.submit(self._step, action) if len(slow) == len(calls) else self._step(action)
-        quick = execute_calls([call for call in calls if call.tool.is_instant])
-        return self._executor.submit(self._finish, action, calls, quick)
+            all_slow = bool(slow) and len(slow) == len(calls)
+            return self._executor.submit(self._step, action) if all_slow else self._step(action)
+        with self.named():
+            quick = execute_calls([call for call in calls if call.tool.is_instant])
+        return self._executor.submit(self._finish, action, calls, quick) if slow else self._finish(action, calls, quick)
 
     def _step(self, action: str) -> Answer:
         with self.named():

@@ -15,13 +15,18 @@ from agent_r1_gym import RewardTerm, Task, Tool, ToolCall, ToolEnv, Transition, 
 TASKS = Path(__file__).parent / "tasks.jsonl"
 
 
+def ordered(step: Transition) -> int:
+    """Returns how many were ordered in a turn; calls that were refused ordered nothing."""
+    calls = zip(step.parsed.calls, step.outcomes, strict=True)
+    return sum(call.arguments["quantity"] for call, outcome in calls if call.name == "order" and outcome.ok)
+
+
 def over_ordered(transition: Transition) -> float:
-    """1 if a turn orders although the task asks for no order, or for none at this stock; else 0."""
-    metadata = transition.task.metadata
-    wanted = metadata["quantity"] if metadata["stock"][metadata["item"]] < metadata["below"] else 0
-    ordered = sum(call.arguments["quantity"] for call in transition.parsed.calls if call.name == "order")
-    before = sum(c.arguments["quantity"] for step in transition.earlier for c in step.parsed.calls if c.name == "order")
-    return float(ordered > 0 and before + ordered > wanted)
+    """1 if a turn orders more than the task asks for, else 0."""
+    task = transition.task.metadata
+    wanted = task["quantity"] if task["stock"][task["item"]] < task["below"] else 0
+    now, before = ordered(transition), sum(map(ordered, transition.earlier))
+    return float(now > 0 and before + now > wanted)
 
 
 class WarehouseEnv(ToolEnv):
@@ -38,7 +43,7 @@ class WarehouseEnv(ToolEnv):
 
     def make_tools(self, task: Task) -> Sequence[Tool]:
         """Returns tools over a database that begins anew with each episode."""
-        database = sqlite3.connect(":memory:", check_same_thread=False)
+        database = sqlite3.connect(":memory:")
         database.execute("CREATE TABLE stock (item TEXT PRIMARY KEY, number INTEGER)")
         database.executemany("INSERT INTO stock VALUES (?, ?)", task.metadata["stock"].items())
 
