@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import torch
+from transformers.utils.import_utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig  # type: ignore[attr-defined]
 
 from agent_r1_gym.errors import ConfigurationError, suggest
@@ -105,6 +107,14 @@ _RANGES = ((_SHARES, 0.0, 1.0), (_COUNTS, 1, math.inf), (_AMOUNTS, 0, math.inf),
 
 def _help(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
+
+
+def settle_device(config: Any) -> None:
+    """Takes bf16 where a GPU has it, float32 elsewhere, and the CPU where there is no GPU, but for what was chosen."""
+    if not torch.accelerator.is_available():
+        config.use_cpu = True
+    if config.bf16 is None and not config.fp16:
+        config.bf16 = is_torch_bf16_gpu_available() and not config.use_cpu
 
 
 @dataclass
@@ -267,6 +277,7 @@ class AgentConfig(GRPOConfig):
         return ALGORITHMS[self.algorithm]
 
     def __post_init__(self) -> None:
+        settle_device(self)
         self._check_choice("algorithm")
         for name, value in self._defaults().items():
             if getattr(self, name) is None:
@@ -300,8 +311,7 @@ class AgentConfig(GRPOConfig):
         """Returns TRL's refusal of batch sizes, or of bf16, with the options to change; any other as it is."""
         if "bf16/gpu" in str(error):
             return ConfigurationError(
-                "bf16, the default, needs a GPU that has it, and there is none here. To train on a CPU, say "
-                "--use_cpu True --bf16 False; on an older GPU, --bf16 False."
+                "bf16 needs a GPU that has it, and there is none here. Leave it out: float32 is taken then."
             )
         if "divisible" not in str(error):
             return error

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import PartialState  # type: ignore[import-untyped]
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer, get_peft_config, get_quantization_config  # type: ignore[attr-defined]
@@ -24,6 +23,7 @@ from agent_r1_gym.errors import AgentR1Error, ConfigurationError
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.registry import TextEnv, make_text_env
 from agent_r1_gym.support.terminal import note, say
+from trainers.config import settle_device
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.local import LocalOptions
 from trainers.running.command_line import read_config
@@ -82,10 +82,7 @@ class DemonstrationConfig(SFTConfig):
     report_to: str | None = field(default="none", metadata={"help": "Where to log: tensorboard, wandb, trackio."})
 
     def __post_init__(self) -> None:
-        if self.bf16 is None and not self.fp16:
-            self.bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-        if not torch.cuda.is_available():
-            self.use_cpu = True
+        settle_device(self)
         self.dataset_kwargs = {"skip_prepare_dataset": True}
         for name in ("episodes", "samples", "max_turn_tokens", "max_length"):
             value = getattr(self, name)
