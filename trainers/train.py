@@ -18,7 +18,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
-from accelerate import PartialState  # type: ignore[import-untyped]
 from accelerate.utils import set_seed  # type: ignore[import-untyped]
 from datasets import Dataset
 from transformers import TrainerCallback
@@ -33,6 +32,7 @@ from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.play.token_session import TokenLimits
 from agent_r1_gym.registry import TextEnv, make_text_env
+from agent_r1_gym.support.terminal import say
 from agent_r1_gym.wrappers import ContextWindow
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
@@ -43,7 +43,7 @@ from trainers.engines.template_choice import read_template
 from trainers.engines.turns import TRLEngine
 from trainers.running.checkpoints import check_unused, to_resume
 from trainers.running.command_line import read_options
-from trainers.running.merging import is_adapter, merge_adapter
+from trainers.running.merging import model_to_train
 from trainers.running.preflight import (
     Source,
     check_adapter,
@@ -57,6 +57,7 @@ from trainers.running.preflight import (
 )
 from trainers.running.sharding import check_sharding, save_whole_model, whole_weights
 from trainers.running.signals import SignalStop
+from trainers.running.summary import closing, opening
 from trainers.trainer import AgentTrainer
 
 MOST_SLOTS = 128
@@ -311,7 +312,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     check_output(args.output_dir)
     check_unused(args.resume_from_checkpoint, directory=args.output_dir or "")
     checkpoint = to_resume(args.resume_from_checkpoint, directory=args.output_dir or "")
-    name = find_model(_started(args, model_args.model_name_or_path), revision=model_args.model_revision)
+    name = find_model(
+        model_to_train(args.warm_start, model_args.model_name_or_path), revision=model_args.model_revision
+    )
     source = Source(name, model_args.model_revision, args.trust_remote_code)
     tokenizer = load_tokenizer(source)
     chat = load_chat(source, tokenizer, args)
@@ -327,6 +330,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         peft_config=peft_config,
         quantization_config=get_quantization_config(model_args),
     )
+    if trainer.accelerator.is_main_process:
+        say(_first_screen(trainer, name))
     with SignalStop(trainer.accelerator) as stop:
         trainer.add_callback(stop)
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -340,28 +345,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(
             f"Training was stopped by an alarm: {trainer.alarm.reason}. The state is in {args.output_dir}."
         )
+    if trainer.accelerator.is_main_process:
+        say(closing(args))
 
 
-def _started(args: AgentConfig, model: str | None) -> str | None:
-    """Returns what to train: the given model, or that of the warm start, merged by the first process if need be.
-
-    Raises:
-        ConfigurationError: both are given, or there is no such warm start.
-    """
-    if args.warm_start is None:
-        return model
-    if model is not None:
-        raise ConfigurationError(f"Give warm_start={args.warm_start!r} or model_name_or_path={model!r}, not both.")
-    folder = Path(args.warm_start)
-    if not folder.is_dir():
-        raise ConfigurationError(f"warm_start={args.warm_start!r}: no such folder; expected one of `agent-r1 sft`.")
-    if not is_adapter(folder):
-        return str(folder)
-    merged = folder / "merged"
-    with PartialState().main_process_first():
-        if not merged.is_dir():
-            merge_adapter(folder, merged)
-    return str(merged)
+def _first_screen(trainer: AgentTrainer, model: str) -> str:
+    args = trainer.args
+    env = make_text_env(str(args.env_id), dict(cast("Mapping[str, Any]", args.env_kwargs or {})))
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
+    parameters = sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
+    text = opening(args, model, parameters, env, len(cast("Dataset", trainer.train_dataset)))
+    env.close()
+    return text
 
 
 def _farewell(trainer: AgentTrainer) -> str:

@@ -38,6 +38,7 @@ from trainers.running import checkpoints
 from trainers.running.alarms import CollapseAlarm
 from trainers.running.progress_bar import RolloutProgress
 from trainers.running.resumable import ResumableTrainer
+from trainers.running.summary import model_card
 from trainers.running.traces import trace_line, write_traces
 
 MEANS_OVER_ROLLOUTS = ("grpo", "sapo", "luspo", "dr_grpo")
@@ -137,6 +138,12 @@ class AgentTrainer(ResumableTrainer):
         super()._save(output_dir, state_dict)
         if self.chat is not None:
             self.chat.save(output_dir or self.args.output_dir or ".")
+
+    def create_model_card(self, *_arguments: Any, **_options: Any) -> None:
+        """Writes what was trained on what, where TRL would say what it does not know."""
+        if self.is_world_process_zero():
+            base = self.args.warm_start or getattr(self.model.config, "_name_or_path", "") or "a given model"
+            (Path(self.args.output_dir or "") / "README.md").write_text(model_card(self.args, base), encoding="utf-8")
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> dict[str, Any]:
         """Lets TRL roll out and score, then replaces its advantages (B,) by credit for each token (B, T)."""

@@ -1,4 +1,4 @@
-"""Merging: an adapter and its base model become one model of its own."""
+"""Where a run starts: a model, or a warm start, whose adapter and base model become one model first."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+from accelerate import PartialState  # type: ignore[import-untyped]
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -15,6 +16,28 @@ from trainers.engines.chat_format import FILE, TEMPLATE_FILE, home_of
 
 ADAPTER = "adapter_config.json"
 _BESIDE = (FILE, TEMPLATE_FILE)
+
+
+def model_to_train(warm_start: str | None, model: str | None) -> str | None:
+    """Returns what to train: the given model, or that of the warm start, merged by the first process if need be.
+
+    Raises:
+        ConfigurationError: both are given, or there is no such warm start.
+    """
+    if warm_start is None:
+        return model
+    if model is not None:
+        raise ConfigurationError(f"Give warm_start={warm_start!r} or model_name_or_path={model!r}, not both.")
+    folder = Path(warm_start)
+    if not folder.is_dir():
+        raise ConfigurationError(f"warm_start={warm_start!r}: no such folder; expected one of `agent-r1 sft`.")
+    if not is_adapter(folder):
+        return str(folder)
+    merged = folder / "merged"
+    with PartialState().main_process_first():
+        if not merged.is_dir():
+            merge_adapter(folder, merged)
+    return str(merged)
 
 
 def is_adapter(folder: Path) -> bool:

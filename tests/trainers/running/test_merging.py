@@ -11,11 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from agent_r1_gym.errors import ConfigurationError
 from tests.kit.tiny_model import make_model, make_tokenizer
-from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.local import LocalOptions, load_model
-from trainers.running.merging import is_adapter, merge_adapter
-from trainers.train import _started
+from trainers.running.merging import is_adapter, merge_adapter, model_to_train
 
 IDS = torch.tensor([[4, 5, 6, 7, 8]])
 
@@ -54,21 +52,17 @@ def test_without_its_base_model_an_adapter_cannot_be_merged(adapter: Path, tmp_p
     assert not (tmp_path / "merged").exists()
 
 
-def config(**options: str) -> AgentConfig:
-    return AgentConfig(output_dir="out", use_cpu=True, bf16=False, **options)
-
-
 def test_training_goes_on_from_a_warm_start(adapter: Path, tmp_path: Path) -> None:
-    assert _started(config(warm_start=str(tmp_path / "base")), None) == str(tmp_path / "base")
-    assert _started(config(warm_start=str(adapter)), None) == str(adapter / "merged")
+    assert model_to_train(str(tmp_path / "base"), None) == str(tmp_path / "base")
+    assert model_to_train(str(adapter), None) == str(adapter / "merged")
     written = (adapter / "merged" / "config.json").stat().st_mtime_ns
-    assert _started(config(warm_start=str(adapter)), None) == str(adapter / "merged")
+    assert model_to_train(str(adapter), None) == str(adapter / "merged")
     assert (adapter / "merged" / "config.json").stat().st_mtime_ns == written
-    assert _started(config(), "model") == "model"
+    assert model_to_train(None, "model") == "model"
 
 
 def test_a_warm_start_takes_the_place_of_a_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="not both"):
-        _started(config(warm_start=str(tmp_path)), "model")
+        model_to_train(str(tmp_path), "model")
     with pytest.raises(ConfigurationError, match="no such folder"):
-        _started(config(warm_start=str(tmp_path / "missing")), None)
+        model_to_train(str(tmp_path / "missing"), None)

@@ -1,0 +1,34 @@
+"""What a run says of itself is true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent_r1_gym.registry import make_text_env
+from tests.kit.bandit import make_args
+from trainers.running.summary import closing, model_card, opening
+
+
+def test_the_first_screen_names_what_is_trained_on_what_for_what(tmp_path: Path) -> None:
+    args = make_args(tmp_path, env_id="FictionQA", num_generations=4, per_device_train_batch_size=8, max_steps=7)
+    options = {"questions": 12, "reward": ["em", "agent_r1"], "reward_weights": {"agent_r1": 0.5}}
+    text = opening(args, "some/model", (1_234, 5_600_000), make_text_env("FictionQA", options), 12)
+    for words in (
+        *("some/model: 1.23k of 5.6M parameters", "FictionQA: fiction/train (12 questions)", "1 x em + 0.5 x agent_r1"),
+        *("grpo: 2 prompts x 4 rollouts per batch, 7 steps", "search", str(tmp_path)),
+    ):
+        assert words in text
+
+
+def test_the_last_screen_gives_commands_that_work_as_they_stand(tmp_path: Path) -> None:
+    text = closing(make_args(tmp_path, env_id="FictionQA"))
+    assert f"agent-r1 eval FictionQA --policy local:{tmp_path}" in text
+    assert f"--warm_start {tmp_path}" in text
+
+
+def test_the_card_says_what_is_known_and_claims_nothing_else(tmp_path: Path) -> None:
+    args = make_args(tmp_path, env_id="FictionQA", env_kwargs={"style": "compact"}, learning_rate=3e-4)
+    card = model_card(args, "runs/warm")
+    for words in ("`FictionQA`", '{"style": "compact"}', "`runs/warm`", "| learning rate | 0.0003 |", "agent-r1-gym"):
+        assert words in card
+    assert "None" not in card and "No scores are claimed" in card

@@ -1,0 +1,91 @@
+"""What a run says of itself: on its first screen, at its end, and in the model card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.registry import TextEnv
+from trainers.config import AgentConfig
+
+_PACKAGES = ("agent-r1-gym", "trl", "transformers", "torch")
+
+
+def opening(args: AgentConfig, model: str, parameters: tuple[int, int], env: TextEnv, rows: int) -> str:
+    """Returns the first screen of a run.
+
+    Args:
+        args: the configuration.
+        model: what is trained: a hub id or a folder.
+        parameters: number of trained parameters, and of all.
+        env: an environment of the run.
+        rows: number of training tasks.
+    """
+    bare = env.unwrapped
+    weights = bare.reward_weights if isinstance(bare, ToolEnv) else {"reward": 1.0}
+    tools = ", ".join(tool.name for tool in bare.tools) if isinstance(bare, ToolEnv) else ""
+    batch = args.generation_batch_size or args.per_device_train_batch_size
+    prompts = max(1, batch // args.num_generations)
+    steps = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} passes over the tasks"
+    trained, whole = parameters
+    lines = {
+        "model": f"{model}: {_short(trained)} of {_short(whole)} parameters are trained",
+        "environment": f"{args.env_id}: {bare.describe_dataset() if isinstance(bare, ToolEnv) else f'{rows} seeds'}",
+        "tools": tools or "made for each task",
+        "reward": " + ".join(f"{weight:g} x {name}" for name, weight in weights.items()),
+        "algorithm": f"{args.algorithm}: {prompts} prompts x {args.num_generations} rollouts per batch, {steps}",
+        "budget": f"{args.max_turn_tokens} tokens per turn, {args.max_completion_length} per episode after the prompt",
+        "output": f"{args.output_dir}",
+    }
+    return "\n".join(f"{name:12} {text}" for name, text in lines.items())
+
+
+def closing(args: AgentConfig) -> str:
+    """Returns the last screen of a run: where things lie, and what comes next."""
+    folder = args.output_dir
+    return (
+        f"trained; the model is in {folder}\n"
+        f"measure it:  agent-r1 eval {args.env_id} --policy local:{folder} --out {folder}/eval\n"
+        f"look at it:  agent-r1 report {folder} {folder}/eval\n"
+        f"go on:       agent-r1 train {args.env_id} --warm_start {folder} --output_dir ..."
+    )
+
+
+def model_card(args: AgentConfig, base: str) -> str:
+    """Returns the model card: what was trained, on what, with what, and what nobody has measured.
+
+    Args:
+        args: the configuration.
+        base: what was trained.
+    """
+    options: Any = args.env_kwargs or {}
+    settings = {
+        "environment": f"`{args.env_id}`",
+        "its options": f"`{json.dumps(options)}`" if isinstance(options, Mapping) else f"`{options}`",
+        "base model": f"`{base}`",
+        "algorithm": f"{args.algorithm} (loss {args.loss_type}, KL weight {args.beta:g})",
+        "learning rate": f"{args.learning_rate:g}",
+        "rollouts per prompt": f"{args.num_generations}",
+        "seed": f"{args.seed}",
+        "versions": ", ".join(f"{name} {version(name)}" for name in _PACKAGES),
+    }
+    rows = "\n".join(f"| {name} | {text} |" for name, text in settings.items())
+    return (
+        "---\nlibrary_name: transformers\ntags: [agent-r1-gym, tool-use, reinforcement-learning]\n---\n\n"
+        f"# An agent for {args.env_id}\n\n"
+        "Trained by reinforcement learning to solve tasks over several turns with tools. It expects the system turn "
+        "and the tools of its environment, and the chat format in `chat_format.json`; without them it is not what was "
+        f"trained.\n\n| | |\n| --- | --- |\n{rows}\n\n"
+        f"Play and measure it: `agent-r1 eval {args.env_id} --policy local:THIS_FOLDER`. No scores are claimed here: "
+        "those of a run stand in its `metrics.json`, with intervals.\n"
+    )
+
+
+def _short(number: int) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
