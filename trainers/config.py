@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from transformers.utils.import_utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig  # type: ignore[attr-defined]
 
@@ -109,10 +108,8 @@ def _help(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
-def settle_device(config: Any) -> None:
-    """Takes bf16 where a GPU has it, float32 elsewhere, and the CPU where there is no GPU, but for what was chosen."""
-    if not torch.accelerator.is_available():
-        config.use_cpu = True
+def settle_precision(config: Any) -> None:
+    """Takes bf16 where a GPU has it, float32 elsewhere, but for what was chosen."""
     if config.bf16 is None and not config.fp16:
         config.bf16 = is_torch_bf16_gpu_available() and not config.use_cpu
 
@@ -277,7 +274,7 @@ class AgentConfig(GRPOConfig):
         return ALGORITHMS[self.algorithm]
 
     def __post_init__(self) -> None:
-        settle_device(self)
+        settle_precision(self)
         self._check_choice("algorithm")
         for name, value in self._defaults().items():
             if getattr(self, name) is None:

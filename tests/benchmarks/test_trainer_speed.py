@@ -63,6 +63,7 @@ def test_uneven_episodes_differ_in_the_length_of_every_turn():
     assert all(3 <= len(thought) <= 9 for thought in thoughts)
 
 
+@pytest.mark.slow
 def test_episodes_that_cannot_be_told_apart_are_refused(monkeypatch):
     monkeypatch.setattr("benchmarks.trainer_speed.scripted._WORDS", ("baker", "miner", "novel", "paper", "sailor"))
     with pytest.raises(ValueError, match="told apart"):

@@ -262,6 +262,7 @@ def test_a_half_sent_request_is_cut(sent, answer):
     assert bool(received) == bool(answer)
 
 
+@pytest.mark.slow
 def test_a_whole_request_may_take_longer_than_its_sending():
     class Slow(Retriever):
         def search_batch(self, queries, k):

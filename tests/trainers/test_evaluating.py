@@ -76,6 +76,7 @@ def test_it_plays_its_own_tasks_in_whole_batches_once_each(tmp_path: Path) -> No
     assert len(copies.eval_dataset) == 4
 
 
+@pytest.mark.slow
 def test_greedy_evaluations_do_not_depend_on_the_seed(tmp_path: Path) -> None:
     def answers(seed: int, **changes: Any) -> list[Any]:
         args = config(tmp_path, **EVALUATION, seed=seed, **changes)

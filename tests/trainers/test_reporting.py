@@ -53,6 +53,7 @@ class Recorder(TrainerCallback):
 RECORDED: list[dict[str, Any]] = []
 
 
+@pytest.mark.slow
 def test_a_service_gets_finite_numbers_of_training_and_evaluation(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

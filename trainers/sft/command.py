@@ -23,7 +23,7 @@ from agent_r1_gym.errors import AgentR1Error, ConfigurationError
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.registry import TextEnv, make_text_env
 from agent_r1_gym.support.terminal import note, say
-from trainers.config import settle_device
+from trainers.config import settle_precision
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.local import LocalOptions
 from trainers.running.command_line import read_config
@@ -82,7 +82,7 @@ class DemonstrationConfig(SFTConfig):
     report_to: str | None = field(default="none", metadata={"help": "Where to log: tensorboard, wandb, trackio."})
 
     def __post_init__(self) -> None:
-        settle_device(self)
+        settle_precision(self)
         self.dataset_kwargs = {"skip_prepare_dataset": True}
         for name in ("episodes", "samples", "max_turn_tokens", "max_length"):
             value = getattr(self, name)

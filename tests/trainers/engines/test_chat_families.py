@@ -79,6 +79,7 @@ def test_a_saved_format_comes_back_the_same(name: str, tmp_path: Path) -> None:
     assert again._record() == chat._record()
 
 
+@pytest.mark.slow
 def test_the_table_is_not_stale(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     written = DOCUMENT.read_text(encoding="utf-8")

@@ -137,6 +137,7 @@ class TestFaults:
         with pytest.raises(ConfigurationError, match=words):
             make_trainer(run, play, max_steps=3).train(resume_from_checkpoint=True)
 
+    @pytest.mark.slow
     def test_full_disk_leaves_the_checkpoint_before(self, tmp_path: Path) -> None:
         """A limit on the size of files stands in for the disk: writing beyond it fails, in Python, torch and Rust."""
         trainer = make_trainer(tmp_path, play, max_steps=3, save_strategy="steps", save_steps=1, save_total_limit=1)
@@ -158,6 +159,7 @@ class TestFaults:
         make_trainer(tmp_path, play, max_steps=3).train(resume_from_checkpoint=True)
 
     @pytest.mark.parametrize("where", ["rollout", "log"])
+    @pytest.mark.slow
     def test_failure_leaves_a_saved_state(self, where: str, tmp_path: Path) -> None:
         settings = {"max_steps": 4, "learning_rate": 1e-2, "logging_steps": {"rollout": 3, "log": 1}[where]}
 

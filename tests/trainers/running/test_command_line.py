@@ -14,7 +14,7 @@ from agent_r1_gym.errors import ConfigurationError
 from trainers.running.command_line import read_options
 
 ROOT = Path(__file__).parents[3]
-EXAMPLE = ROOT / "trainers" / "launch" / "hotpotqa_grpo.yaml"
+EXAMPLE = ROOT / "examples" / "hotpotqa_grpo.yaml"
 CPU = ["--use_cpu", "True", "--bf16", "False"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -58,6 +58,7 @@ def test_a_run_of_another_model_is_a_source(model: str, tmp_path: Path, capsys: 
     assert not (out / FOLDER).exists()
 
 
+@pytest.mark.slow
 def test_a_model_learns_from_its_own_successes(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     own = ["--from", "self", "--min_return", "-9", "--samples", "2", "--max_turn_tokens", "4", "--max_length", "4096"]

@@ -86,6 +86,7 @@ def test_a_warm_start_that_is_none_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_shipped_warm_start_is_small_and_imperfect() -> None:
     assert sum(file.stat().st_size for file in quickstart.SHIPPED.iterdir()) < 3e6
     tokenizer = AutoTokenizer.from_pretrained(quickstart.SHIPPED)

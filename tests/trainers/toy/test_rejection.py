@@ -51,6 +51,7 @@ def test_only_sampled_tokens_of_successes_are_learned(tmp_path: Path, monkeypatc
     assert len({group[0] for group in groups}) == 48
 
 
+@pytest.mark.slow
 def test_without_successes_there_is_nothing_to_learn(tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     args = configuration(tmp_path, algorithm="grpo", steps=1, seed=0)
