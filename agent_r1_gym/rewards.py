@@ -87,7 +87,7 @@ class RewardSet:
         """
         reward, outcome, terms = 0.0, 0.0, {}
         for term in self.terms:
-            value = terms[term.name] = term.function(transition)
+            value = terms[term.name] = _number(term, transition)
             reward += term.weight * value
             if term.kind == "outcome":
                 outcome += term.weight * value
@@ -111,6 +111,21 @@ class RewardSet:
     def weights(self) -> dict[str, float]:
         """Weight by term name."""
         return {term.name: term.weight for term in self.terms}
+
+
+def _number(term: RewardTerm, transition: Transition) -> float:
+    """Returns what a term is worth, whatever type of number it came in.
+
+    Raises:
+        ConfigurationError: it is no number.
+    """
+    value: Any = term.function(transition)
+    if type(value) is float:
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"Reward term {term.name!r} must return a number, got {value!r:.80}.") from error
 
 
 # --- outcome ---------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def test_the_tasks_are_those_that_the_script_writes(warehouse: Path) -> None:
     run("python make_tasks.py")
     assert (warehouse / "tasks.jsonl").read_bytes() == before
     tasks = load_tasks(warehouse / "tasks.jsonl")
-    assert (len(tasks), len(tasks.part("validation"))) == (269, 31)
+    assert (len(tasks), len(tasks.part("validation"))) == (263, 37)
     assert json.loads(re.findall(r"```json\n(.*?)```", WALK, re.S)[0])["prompt"] in {
         task.prompt for task in tasks.part("all")
     }

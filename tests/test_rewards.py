@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
 import math
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -400,6 +403,19 @@ def test_presets_terms_and_functions_add_up() -> None:
     first, *_ = episode(GOOD_CALL)
     assert rewards.evaluate(first).terms == {"em": 0.0, "polite": 1.0, "used_tool": 1.0, "polite_too": 1.0}
     assert make_rewards(used_tool).weights == make_rewards(f"{__name__}:used_tool").weights == {"used_tool": 1.0}
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), True, 1, np.int64(1)])
+def test_a_term_may_return_any_kind_of_number(value: Any) -> None:
+    reward, terms, _ = make_rewards(RewardTerm("any", lambda _: value)).evaluate(episode(GOOD_CALL)[0])
+    assert (reward, terms) == (float(value), {"any": float(value)})
+    assert json.dumps(terms)
+
+
+@pytest.mark.parametrize("value", [None, "many", [1.0]])
+def test_a_term_that_returns_no_number_is_named(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"'any' must return a number, got"):
+        make_rewards(RewardTerm("any", lambda _: value)).evaluate(episode(GOOD_CALL)[0])
 
 
 POLITE_TOO = RewardTerm("polite_too", lambda _: 1.0, 2.0)

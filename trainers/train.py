@@ -207,6 +207,12 @@ def env_maker(args: AgentConfig, markup: Sequence[str], *, evaluating: bool = Fa
             f"env_id={args.env_id!r} would serve the bundled fictional sample. Prepare real data (`agent-r1 prepare`), "
             'set dataset in env_kwargs to a path, or say so with env_kwargs {"dataset": "sample"}.'
         )
+    split = getattr(getattr(env, "tasks", None), "split", "train")
+    if not evaluating and "split" not in options and split in ("validation", "test"):
+        raise ConfigurationError(
+            f"env_id={args.env_id!r} serves the split {split!r} only, which is not for training; name it "
+            f"(--split {split}) if you mean it."
+        )
     return functools.partial(_make, args.env_id, options, tuple(markup), args.context_window)
 
 

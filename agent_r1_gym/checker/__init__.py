@@ -110,6 +110,8 @@ def _check_oracle(probe: Probe) -> None:
             turn = probe.env.oracle(probe.env.task, probe.env.transitions)
             if turn is None:
                 break
+            if not isinstance(turn, ToolCall | str):
+                raise probe.fail(f"oracle() returned {turn!r:.80}", "Return one ToolCall, or the final answer as text.")
             parser = probe.env.parser
             step = probe.step(parser.format_call(turn) if isinstance(turn, ToolCall) else parser.format_answer(turn))
             refused = [outcome for outcome in step.info["tool_outcomes"] if outcome.error in _MISTAKES]

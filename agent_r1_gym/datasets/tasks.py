@@ -2,16 +2,16 @@
 
 A row becomes a `Task` by these fields; `fields=` names others, a dot leading into an object (`reward_model.target`):
 
-prompt: `prompt` (a text), `question`, `problem`, `instruction` or `input`; or `prompt` as chat messages, of which the
-    last user's is taken. A row without one is refused.
-answers: `answers`, `golden_answers`, `answer` or `target`: a text, a number, or a list of them. There may be none if
-    the reward needs none.
+prompt: `prompt` (a text), `question` or `problem`; or `prompt` as chat messages, of which the last user's is taken. A
+    row without one is refused.
+answers: `answers`, `golden_answers`, `answer` or `target`: a text, a number (whole ones lose their point), or a list of
+    them. There may be none if the reward needs none.
 id: `id`, `_id` or `task_id`; else the number of the row, from 0, in a folder after the split (`test/0`).
 split: `split`: "train", "validation" ("dev", "val") or "test".
 metadata: `metadata` (an object), and all other fields.
 
-Splits: a folder has a file per split (`train.jsonl`, `test.jsonl` ...); else the rows say theirs; else a share of the
-tasks (`hold_out`) is the split "validation", chosen by their ids, so that rows may be added without moving others.
+Splits: rows say theirs; else files are named after them (`train.jsonl`, `test.jsonl` ...); else a share of the tasks
+(`hold_out`) is the split "validation", chosen by what they say, so that rows may be added, moved or doubled.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
+import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -34,7 +37,7 @@ ALL = "all"
 """The split that holds every task."""
 SPLITS = ("train", "validation", "test")
 _FIELDS: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("prompt", "question", "problem", "instruction", "input"),
+    "prompt": ("prompt", "question", "problem"),
     "answers": ("answers", "golden_answers", "answer", "target"),
     "id": ("id", "_id", "task_id"),
     "split": ("split",),
@@ -117,12 +120,18 @@ def load_tasks(
         DatasetError: the data are missing or malformed; the message names file, row and field.
         MissingDependencyError: Parquet and the hub need the extra `data`.
     """
-    if not 0 <= hold_out < 1:
+    if not isinstance(hold_out, int | float) or not 0 <= hold_out < 1:
         raise ConfigurationError(f"hold_out must be a share in 0..1, got {hold_out!r}.")
+    if not isinstance(fields or {}, Mapping):
+        raise ConfigurationError(f"fields must be a dictionary from parts of a task to fields, got {fields!r:.80}.")
+    if not isinstance(split, str | None):
+        raise ConfigurationError(f"split must be a text, got {split!r:.80}.")
     mapping = dict(fields or {})
     for part, field in mapping.items():
         if part not in _FIELDS:
-            raise ConfigurationError(f"fields names {part!r}, which is no part of a task. {suggest(part, _FIELDS)}")
+            raise ConfigurationError(
+                f"fields names {part!r}, which is no part of a task. {suggest(str(part), _FIELDS)}"
+            )
         if not isinstance(field, str):
             raise ConfigurationError(f"fields[{part!r}] must be the name of a field, got {field!r:.80}.")
     name = os.fspath(source)
@@ -138,7 +147,7 @@ def _split_name(split: str) -> str:
 
 def _stamp(file: Path) -> tuple[str, int, int]:
     status = file.stat()
-    return str(file), status.st_mtime_ns, status.st_size
+    return str(file.resolve()), status.st_mtime_ns, status.st_size
 
 
 def _files(path: Path) -> list[Path]:
@@ -169,28 +178,33 @@ def _read(
         sources = list(_hub_tables(name.removeprefix(_HUB)))
     else:
         files = [Path(file) for file, _, _ in stamps]
-        whole = len(files) == 1 and Path(name).expanduser().is_file()
-        sources = [(None if whole else split_in_name(file.name), _rows(file)) for file in files]
+        sources = [(split_in_name(file.name), _rows(file)) for file in files]
     tasks: list[tuple[Task, str | None]] = []
-    places: dict[str, str] = {}
+    places: dict[tuple[str | None, str], str] = {}
+    numbers: Counter[str | None] = Counter()
     for split, rows in sources:
-        for number, row in enumerate(rows):
-            task, own = _task(row, fields, unnamed=f"{split}/{number}" if split else str(number))
-            if task.id in places:
-                raise DatasetError(f"{row.where}: the id {task.id!r} is already that of {places[task.id]}")
-            places[task.id] = row.where
+        for row in rows:
+            number = numbers[split]
+            numbers[split] += 1
+            task, own = _task(row, fields, unnamed=f"{split}/{number}" if split and len(sources) > 1 else str(number))
+            key = own or split, task.id
+            if key in places:
+                raise DatasetError(f"{row.where}: the id {task.id!r} is already that of {places[key]}")
+            places[key] = row.where
             tasks.append((task, own or split))
     if not tasks:
         raise DatasetError(f"{name} holds no task.")
     said = [own for _, own in tasks if own is not None]
     if said and len(said) < len(tasks):
         first = next(task.id for task, own in tasks if own is None)
-        raise DatasetError(f"{places[first]}: no split, though other rows of {name} say theirs")
-    return tuple((task, own or ("validation" if _held_out(task.id, hold_out) else "train")) for task, own in tasks)
+        raise DatasetError(f"{places[None, first]}: no split, though other rows of {name} say theirs")
+    return tuple((task, own or ("validation" if _held_out(task, hold_out) else "train")) for task, own in tasks)
 
 
-def _held_out(task_id: str, share: float) -> bool:
-    return int.from_bytes(hashlib.sha256(task_id.encode()).digest()[:4], "big") < share * 2**32
+def _held_out(task: Task, share: float) -> bool:
+    """Returns whether a task is held out: by what it says, so that equal tasks are on one side."""
+    said = json.dumps([task.prompt, task.answers, task.metadata], sort_keys=True, default=repr)
+    return int.from_bytes(hashlib.sha256(said.encode()).digest()[:4], "big") < share * 2**32
 
 
 def _task(row: Row, fields: Mapping[str, str], *, unnamed: str) -> tuple[Task, str | None]:
@@ -209,6 +223,7 @@ def _task(row: Row, fields: Mapping[str, str], *, unnamed: str) -> tuple[Task, s
     field, value = part("answers")
     answers = _answers(value, row, field)
     field, value = part("id")
+    value = _whole(value)
     if not isinstance(value, str | int | None) or isinstance(value, bool):
         raise row.error(field, "a text or an integer")
     task_id = unnamed if value is None else str(value)
@@ -250,9 +265,18 @@ def _chat_prompt(messages: Sequence[Any]) -> Any:
 
 def _answers(value: Any, row: Row, field: str) -> tuple[str, ...]:
     items = value if isinstance(value, list) else [] if value is None or value == "" else [value]
-    if not all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in items):
-        raise row.error(field, "a text, a number, or a list of them")
-    return tuple(dict.fromkeys(map(str, items)))
+    if isinstance(value, float) and math.isnan(value):  # what a table with gaps makes of a missing number
+        items = []
+    for item in items:
+        is_number = isinstance(item, int | float) and not isinstance(item, bool) and math.isfinite(item)
+        if not (is_number or isinstance(item, str)):
+            raise row.error(field, "a text, a finite number, or a list of them")
+    return tuple(dict.fromkeys(str(_whole(item)) for item in items))
+
+
+def _whole(value: Any) -> Any:
+    """Returns a whole float as an integer: a table of integers with a gap holds floats."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -260,6 +284,8 @@ def _answers(value: Any, row: Row, field: str) -> tuple[str, ...]:
 
 def _rows(file: Path) -> Iterator[Row]:
     suffix = _suffix(file)
+    if suffix in (".csv", ".tsv", ".parquet") and file.name.endswith(".gz"):
+        raise DatasetError(f"{file} is compressed: unpack it first; only JSON is read as .gz.")
     if suffix in (".csv", ".tsv"):
         return _table_rows(file, delimiter="\t" if suffix == ".tsv" else ",")
     if suffix == ".parquet":
@@ -310,8 +336,12 @@ def _hub_tables(name: str) -> Iterator[tuple[str | None, Iterator[Row]]]:
     except Exception as error:  # the library lets through errors of several HTTP clients that share no base class
         raise DatasetError(f"hub:{name} could not be loaded ({type(error).__name__}: {error})") from error
     for split, rows in table.items():
-        named = split_in_name(str(split))
-        yield named, (Row(row, f"hub:{name}, {split}, row {number}") for number, row in enumerate(rows))
+        yield split_in_name(str(split)), _hub_rows(f"hub:{name}, {split}", rows)
+
+
+def _hub_rows(place: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    for number, row in enumerate(rows):
+        yield Row(row, f"{place}, row {number}")
 
 
 def _missing(what: str) -> MissingDependencyError:

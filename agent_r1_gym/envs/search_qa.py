@@ -93,6 +93,8 @@ class SearchQAEnv(ToolEnv):
     ) -> None:
         if dataset is None:
             _warn_of_sample()
+        if dataset in (None, _SAMPLE) and (corpus is not None or retriever != "bm25"):
+            raise ConfigurationError("The sample brings its own corpus: name a dataset, or drop corpus and retriever.")
         if dataset is None or dataset == _SAMPLE:
             dataset, searched = _sample()
         else:

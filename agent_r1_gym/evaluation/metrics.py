@@ -64,7 +64,7 @@ def summarize(
     summary: Summary = {"overall": _group(records, seconds or {})}
     summary["by"] = {
         label: {
-            value: _group([record for record in records if str(record.labels.get(label)) == value], seconds or {})
+            value: _group([r for r in records if label in r.labels and str(r.labels[label]) == value], seconds or {})
             for value in values
         }
         for label, values in _label_values(records).items()
@@ -83,16 +83,23 @@ def summarize(
 
 def _label_values(records: Sequence[Trajectory]) -> dict[str, list[str]]:
     """Returns the labels to break results down by, and their values in order: numbers by size, texts by letter."""
-    values: dict[str, set[Any]] = {}
+    values: dict[str, set[str]] = {}
     for record in records:
         for label, value in record.labels.items():
-            values.setdefault(label, set()).add(value)
+            values.setdefault(label, set()).add(str(value))  # as texts: 1, 1.0 and True are one value of a set
     ordered = {
-        label: [str(value) for value in sorted(found, key=lambda value: (str(type(value)), value))]
+        label: sorted(found, key=_rank)
         for label, found in values.items()
         if label in _ALWAYS or 2 <= len(found) <= _MOST_VALUES
     }
     return {label: ordered[label] for label in (*_ALWAYS, *ordered) if label in ordered}
+
+
+def _rank(value: str) -> tuple[bool, float, str]:
+    try:
+        return False, float(value), value
+    except ValueError:
+        return True, 0.0, value
 
 
 def _answers(records: Sequence[Trajectory]) -> Summary:
@@ -107,7 +114,8 @@ def _answers(records: Sequence[Trajectory]) -> Summary:
 
 def _most_frequent_gold(records: Sequence[Trajectory]) -> Summary | None:
     """Returns the gold answer that most questions accept: what a run must beat that has learned anything."""
-    golds = [frozenset(map(normalize_answer, group[0].gold_answers)) for group in _by_task(records).values()]
+    groups = [group for group in _by_task(records).values() if group[0].gold_answers]
+    golds = [frozenset(map(normalize_answer, group[0].gold_answers)) for group in groups]
     accepted = Counter(answer for accepts in golds for answer in sorted(accepts))
     if not accepted:
         return None
@@ -150,7 +158,7 @@ def _group(records: Sequence[Trajectory], seconds: Mapping[Key, float]) -> Summa
         "questions": len(by_task),
         "episodes": len(records),
         "metrics": {name: interval._asdict() for name, interval in bootstrap(scores).items()},
-        "reward_terms": {name: interval._asdict() for name, interval in bootstrap(earned).items()},
+        "reward_terms": {name: interval._asdict() for name, interval in bootstrap(earned, proportions=()).items()},
         "failures": dict(sorted(failures.items())),
         "ends": dict(sorted(Counter(record.end_reason for record in records).items())),
     }

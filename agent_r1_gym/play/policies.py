@@ -100,6 +100,8 @@ class OraclePolicy(Policy):
                 f"Nobody knows the best turn of task {state.task.id!r}: it has no gold answers. Override "
                 "`oracle(task, history)` of its environment, which returns a ToolCall or the final answer."
             )
+        if not isinstance(turn, ToolCall | str):
+            raise ConfigurationError(f"oracle() returns one ToolCall, or the final answer as text; got {turn!r:.80}.")
         return parser.format_call(turn) if isinstance(turn, ToolCall) else parser.format_answer(turn)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ ROWS = [{"id": f"r{n}", "prompt": f"What is {n}?", "answers": [str(n)], "level":
 
 
 def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -36,6 +38,8 @@ class TestRows:
         [
             ({"prompt": "Why?"}, Task("0", "Why?")),
             ({"question": "Why?", "answer": 12, "_id": 7}, Task("7", "Why?", ("12",))),
+            ({"question": "Why?", "answer": 4.0, "id": 7.0}, Task("7", "Why?", ("4",))),
+            ({"question": "Why?", "answer": float("nan")}, Task("0", "Why?")),
             ({"problem": "Why?", "target": ["a", "b", "a", 1.5]}, Task("0", "Why?", ("a", "b", "1.5"))),
             (
                 {"prompt": "Why?", "hops": 2, "metadata": {"city": "Oslo"}},
@@ -75,9 +79,10 @@ class TestRows:
             ({"prompt": "  "}, r"field 'prompt'"),
             ({"prompt": 5}, r"field 'prompt': .*got 5"),
             ({"prompt": [{"role": "system", "content": "x"}]}, r"field 'prompt': .*a user's"),
-            ({"prompt": "a", "answers": {"x": 1}}, r"field 'answers': expected a text, a number, or a list"),
+            ({"prompt": "a", "answers": {"x": 1}}, r"field 'answers': expected a text, a finite number, or a list"),
             ({"prompt": "a", "answer": True}, r"field 'answer': .*got True"),
             ({"prompt": "a", "answers": ["x", None]}, r"field 'answers'"),
+            ({"prompt": "a", "answers": [float("nan")]}, r"field 'answers'"),
             ({"prompt": "a", "id": [1]}, r"field 'id': expected a text or an integer"),
             (
                 {"prompt": "a", "split": "holdout"},
@@ -102,6 +107,9 @@ class TestRows:
             ({"fields": {"prompt": 5}}, "name of a field, got 5"),
             ({"fields": {"prompt": "a.b"}}, r"there is no 'a\.b', which fields= names for the prompt"),
             ({"hold_out": 1.0}, "a share"),
+            ({"hold_out": "0.1"}, "a share"),
+            ({"fields": "question"}, "fields must be a dictionary"),
+            ({"split": ["train"]}, "split must be a text"),
             ({"split": "tain"}, "Did you mean 'train'"),
             ({"split": "test"}, r"has no split 'test'; it has train, validation"),
         ],
@@ -119,7 +127,7 @@ class TestSplits:
         assert len(train) + len(held_out) == len(load_tasks(path, split="all")) == 40
         assert 0 < len(held_out) < 12
         more = [{"id": f"more{n}", "prompt": "x"} for n in range(40)]
-        again = load_tasks(written(tmp_path / "more.jsonl", [*more, *ROWS]), split="validation")
+        again = load_tasks(written(tmp_path / "more.jsonl", [*more, *reversed(ROWS)]), split="validation")
         assert {task.id for task in held_out} <= {task.id for task in again}
         assert load_tasks(path, hold_out=0).held_out_splits == ()
 
@@ -143,6 +151,33 @@ class TestSplits:
         assert [task.id for task in tasks] == ["train/0", "train/1"]
         assert tasks.part("test")[0] == Task("test/0", "c", ("1",))
         assert tasks.held_out_splits == ("test",)
+
+    def test_equal_tasks_are_on_one_side_whatever_they_are_called(self, tmp_path: Path) -> None:
+        rows = [{"prompt": f"What is {n % 50}?", "answers": ["x"]} for n in range(200)]
+        path = written(tmp_path / "tasks.jsonl", rows)
+        sides = [{task.prompt for task in load_tasks(path, split=split)} for split in ("train", "validation")]
+        assert sides[1] and sides[0].isdisjoint(sides[1])
+
+    def test_a_file_that_is_named_after_a_split_holds_it(self, tmp_path: Path) -> None:
+        tasks = load_tasks(written(tmp_path / "test.jsonl", ROWS))
+        assert (tasks.split, len(tasks), tasks.held_out_splits) == ("test", 40, ("test",))
+
+    def test_files_of_one_split_count_on_and_splits_have_ids_of_their_own(self, tmp_path: Path) -> None:
+        for name in ("train-0-of-2", "train-1-of-2", "test"):
+            written(tmp_path / f"{name}.jsonl", [{"prompt": f"{name} a"}, {"prompt": f"{name} b"}])
+        assert [task.id for task in load_tasks(tmp_path)] == [f"train/{n}" for n in range(4)]
+        for name in ("train", "test"):
+            written(tmp_path / "two" / f"{name}.jsonl", [{"id": "0", "prompt": name}])
+        assert [load_tasks(tmp_path / "two", split=split)[0].prompt for split in ("train", "test")] == ["train", "test"]
+
+    def test_a_path_means_another_file_in_another_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        said = []
+        for name in ("one", "two"):
+            path = written(tmp_path / name / "t.jsonl", [{"prompt": name}])
+            os.utime(path, (1, 1))
+            monkeypatch.chdir(tmp_path / name)
+            said.append(load_tasks("t.jsonl", split="all")[0].prompt)
+        assert said == ["one", "two"]
 
     def test_a_changed_file_is_read_again(self, tmp_path: Path) -> None:
         path = written(tmp_path / "tasks.jsonl", ROWS[:3])
@@ -206,6 +241,13 @@ class TestFiles:
         tasks = load_tasks("hub:openai/gsm8k:main")
         assert (list(tasks), asked) == ([Task("train/0", "a", ("1",))], [("openai/gsm8k", "main")])
         assert tasks.part("test")[0].prompt == "b"
+
+    def test_rows_of_the_hub_are_named_by_their_own_split(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        datasets = pytest.importorskip("datasets", reason="the extra data is not installed")
+        table = {"train": [{"question": "a", "id": "x"}, {"question": "b", "id": "x"}], "test": [{"question": "c"}]}
+        monkeypatch.setattr(datasets, "load_dataset", lambda *_names: table)
+        with pytest.raises(DatasetError, match=r"hub:some/doubled, train, row 1: the id 'x' is already .*train, row 0"):
+            load_tasks("hub:some/doubled")
 
     def test_real_problems_load(self) -> None:
         tasks = load_tasks(shared_file("gsm8k_train_1000.jsonl"), split="all")

@@ -56,6 +56,27 @@ def test_reward_terms_are_summed_over_an_episode() -> None:
     assert {name: term["mean"] for name, term in terms.items()} == {"em": 0.5, "order": 2.0}
 
 
+def test_questions_without_gold_do_not_count_for_the_most_frequent_gold() -> None:
+    summary = summarize([answered(0, "3", ("3",)), answered(1, "3", ())], [], samples=1)
+    assert summary["most_frequent_gold"] == {"answer": "3", "em": 1.0}
+
+
+def test_every_labelled_episode_stands_in_one_row() -> None:
+    values: list[object] = [1, 1.0, True, 10, 9, "None"]
+    records = [answered(index, "0", level=value) for index, value in enumerate(values)]
+    by = summarize([*records, answered(9, "0")], [], samples=1)["by"]["level"]
+    assert {value: group["questions"] for value, group in by.items()} == {
+        **{"1": 1, "1.0": 1, "9": 1, "10": 1, "None": 1, "True": 1}
+    }
+    assert list(by) == ["1", "1.0", "9", "10", "None", "True"]
+
+
+def test_an_own_term_may_have_the_name_of_a_metric() -> None:
+    turns = (Turn("a", 0.0, {"support_recall": 2.0}),)
+    records = [Trajectory(task_index=index, turns=turns) for index in range(5)]
+    assert summarize(records, [], samples=1)["overall"]["reward_terms"]["support_recall"]["mean"] == 2.0
+
+
 def test_results_are_broken_down_by_labels_of_few_values() -> None:
     records = [
         answered(n, "0", level=("hard", "easy")[n % 2], hops=n % 12, row=n, city="Oslo", type="one") for n in range(40)

@@ -55,6 +55,15 @@ def test_without_an_oracle_of_its_own_an_environment_gives_the_gold_answer() -> 
     assert [record.answer for record in played(ToolEnv, 3, tasks=TASKS)] == [task.answers[0] for task in TASKS]
 
 
+def test_an_oracle_that_returns_something_else_is_refused() -> None:
+    class Listing(CountTo):
+        def oracle(self, task: Task, history: Sequence[Transition]) -> Any:
+            return [ToolCall("count", {})]
+
+    with pytest.raises(ConfigurationError, match="one ToolCall, or the final answer"):
+        played(Listing)
+
+
 def test_where_nobody_knows_the_best_turn_it_is_said() -> None:
     with pytest.raises(ConfigurationError, match=r"best turn of task 'n1'.*Override `oracle"):
         played(CountTo)

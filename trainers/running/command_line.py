@@ -17,6 +17,7 @@ from agent_r1_gym.cli.env_options import add_env_options, env_options
 from agent_r1_gym.errors import ConfigurationError, suggest
 from trainers.config import AgentConfig
 
+_OF_ENVIRONMENT = ("dataset", "split", "setting", "retriever", "max_turns", "reward", "parser", "option")
 Config = TypeVar("Config", bound=TrainingArguments)
 
 
@@ -53,6 +54,9 @@ def read_config(words: Sequence[str], config: type[Config], *, prog: str) -> tup
     add_env_options(parser.add_argument_group("environment, named first or as --env"))
     if words and not words[0].startswith("-"):
         words = ["--env", *words]
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
+    if words and words[-1] == "--config":
+        raise ConfigurationError("--config names no file.")
     for word, name in itertools.pairwise(words):
         if word == "--config":
             _check_file(Path(name))
@@ -88,6 +92,10 @@ class OptionParser(TrlParser):
         """
         actions = {action.dest: action for action in reversed(self._actions)}  # --no_x shares the name of --x
         for name, value in config.items():
+            if name in _OF_ENVIRONMENT:
+                raise ConfigurationError(
+                    f"The configuration file sets {name!r}, an option of the environment: write it under env_kwargs."
+                )
             if name not in actions:
                 raise ConfigurationError(
                     f"The configuration file names {name!r}, which is no option. {_near(name, actions)}"

@@ -10,12 +10,15 @@ from accelerate import PartialState  # type: ignore[import-untyped]
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agent_r1_gym.cli.agents import weights_fingerprint
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.files import atomic_directory
 from trainers.engines.chat_format import FILE, TEMPLATE_FILE, home_of
 
 ADAPTER = "adapter_config.json"
 _BESIDE = (FILE, TEMPLATE_FILE)
+_ORIGIN = "merged_from.txt"
+"""Fingerprint of the adapter that a merged model was made of."""
 
 
 def model_to_train(warm_start: str | None, model: str | None) -> str | None:
@@ -35,7 +38,7 @@ def model_to_train(warm_start: str | None, model: str | None) -> str | None:
         return str(folder)
     merged = folder / "merged"
     with PartialState().main_process_first():
-        if not merged.is_dir():
+        if not _is_merged(folder, merged):
             merge_adapter(folder, merged)
     return str(merged)
 
@@ -45,19 +48,26 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER).is_file()
 
 
+def _is_merged(folder: Path, merged: Path) -> bool:
+    """Returns whether a merged model is that of the adapter as it is now."""
+    origin = merged / _ORIGIN
+    return origin.is_file() and origin.read_text(encoding="utf-8") == str(weights_fingerprint(folder))
+
+
 def merge_adapter(folder: Path, out: Path) -> None:
     """Writes the model of an adapter and its base, with tokenizer and chat format, whole or not at all.
 
     Args:
         folder: of the adapter.
-        out: of the model; it must not exist.
+        out: of the model; what stands there is replaced.
 
     Raises:
         ConfigurationError: the base model or the adapter cannot be loaded.
     """
-    base = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    adapter = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+    base = adapter.get("base_model_name_or_path")
     try:
-        model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+        model = AutoModelForCausalLM.from_pretrained(base, revision=adapter.get("revision") or "main", dtype="auto")
         merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
         tokenizer = AutoTokenizer.from_pretrained(home_of(folder, "tokenizer_config.json"))
     except (OSError, ValueError, RuntimeError, TypeError) as error:
@@ -65,6 +75,7 @@ def merge_adapter(folder: Path, out: Path) -> None:
     with atomic_directory(out) as temporary:
         merged.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        (temporary / _ORIGIN).write_text(str(weights_fingerprint(folder)), encoding="utf-8")
         for name in _BESIDE:
             file = Path(home_of(folder, name)) / name
             if file.is_file():

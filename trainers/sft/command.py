@@ -8,7 +8,7 @@ adapter, with its chat format; `agent-r1 train --warm_start DIR` goes on from it
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,11 @@ def main(words: Sequence[str]) -> None:
     if args.env_id is None:
         raise ConfigurationError("Name the environment: agent-r1 sft ENV --model MODEL --from SOURCE --output_dir DIR.")
     check_output(args.output_dir)
+    made = [name for name in ("config.json", "adapter_config.json") if (Path(args.output_dir or "") / name).exists()]
+    if made:
+        raise ConfigurationError(f"{args.output_dir} holds a model already ({made[0]}); choose another output_dir.")
+    if not isinstance(args.env_kwargs or {}, Mapping):
+        raise ConfigurationError(f"env_kwargs must be a JSON object, got {args.env_kwargs!r:.80}.")
     env = make_text_env(args.env_id, dict(args.env_kwargs or {}))  # type: ignore[arg-type]
     source = _run_folder(args)
     kept = _kept(source, args) if source is not None else None  # before any model is loaded

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from agent_r1_gym.cli.agents import AgentSpec, check_policy, make_cast
+from agent_r1_gym.cli.agents import AgentSpec, check_policy, make_cast, weights_fingerprint
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.evaluate import evaluate
@@ -59,7 +59,8 @@ def play_demonstrations(
     bare = env.unwrapped
     available = len(bare.tasks) if isinstance(bare, ToolEnv) else EPISODES
     number = min(available, EPISODES) if episodes is None else min(available, episodes)
-    options = {} if model is None else asdict(model)
+    # With what changes if the weights do: the episodes of another model are not its own successes.
+    options = {} if model is None else {**asdict(model), "weights": weights_fingerprint(Path(model.model))}
     spec = AgentSpec(env=full_id(env_id), env_options=env_options, policy=name, model=options)
     settings = {
         **{"env_id": spec.env, "env_options": dict(env_options), "policy": name, "model": options},

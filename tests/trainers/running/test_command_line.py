@@ -125,6 +125,7 @@ def test_null_is_none(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("learning_rat: 1\n", r"'learning_rat', which is no option\. Did you mean 'learning_rate'"),
+        ("dataset: x\n", "'dataset', an option of the environment: write it under env_kwargs"),
         ("zzz: 1\n", r"'zzz', which is no option\. See --help"),
         ("max_steps: 1.5\n", r"max_steps: 1\.5; expected a value of type int"),
         ("gamma: high\n", r"gamma: 'high'; expected a value of type float"),
@@ -148,6 +149,8 @@ def test_files_are_refused(text: str, words: str, tmp_path: Path) -> None:
         (["--gamma", "high"], r"--gamma: invalid float value: 'high'"),
         (["--dtype", "float8"], r"--dtype: invalid choice: 'float8'"),
         (["--config", "missing.yaml"], r"missing\.yaml: no such file"),
+        (["--config"], "names no file"),
+        (["--config=missing.yaml"], r"missing\.yaml: no such file"),
         (["--option", "top_k"], r"--option takes NAME=VALUE, got 'top_k'"),
     ],
 )

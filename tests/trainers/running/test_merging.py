@@ -61,6 +61,16 @@ def test_training_goes_on_from_a_warm_start(adapter: Path, tmp_path: Path) -> No
     assert model_to_train(None, "model") == "model"
 
 
+def test_an_adapter_that_was_trained_anew_is_merged_anew(adapter: Path) -> None:
+    name = str(model_to_train(str(adapter), None))
+    before = load_model(LocalOptions(model=name))[0](IDS).logits
+    base = AutoModelForCausalLM.from_pretrained(adapter.parent / "base")
+    torch.manual_seed(1)
+    get_peft_model(base, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)).save_pretrained(adapter)
+    assert model_to_train(str(adapter), None) == name
+    assert not torch.allclose(load_model(LocalOptions(model=name))[0](IDS).logits, before, atol=1e-2)
+
+
 def test_a_warm_start_takes_the_place_of_a_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="not both"):
         model_to_train(str(tmp_path), "model")

@@ -44,6 +44,8 @@ def test_what_it_writes_is_a_model_that_plays(
     assert loaded.num_parameters() > 0
     assert ChatFormat.load(out, tokenizer).template.source == make_tokenizer().chat_template
     assert json.loads((out / "trainer_state.json").read_text())["global_step"] == 2
+    assert run([*SMALL, "--model", model, "--output_dir", str(out), *QUICK]) == 2
+    assert "holds a model already" in capsys.readouterr().err
 
 
 def test_a_run_of_another_model_is_a_source(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,6 +77,7 @@ def test_a_model_learns_from_its_own_successes(model: str, tmp_path: Path, capsy
         (["FictionQA", "--from", "openai:gpt"], "agent-r1 eval FictionQA --split train --policy openai:gpt --out RUN"),
         (["FictionQA", "--from", "FAILED"], "None of the 3 episodes in .* nothing to learn from"),
         (["FictionQA", "--from", "EMPTY"], "expected a folder that"),
+        (["FictionQA", "--env_kwargs", "[1]"], "env_kwargs must be a JSON object"),
         (["FictionQA", "--samples", "0"], "samples must be at least 1"),
         (["FictionQA", "--max_length", "5"], "Every row is longer than max_length=5"),
         (["FictionQA", "--modle", "x"], "'--modle' is no option"),
