@@ -301,12 +301,12 @@ def slot_engine(
     return engine
 
 
-def model_init_kwargs(args: AgentConfig, model_args: ModelConfig) -> dict[str, Any]:
+def model_init_kwargs(args: Any, model_args: ModelConfig) -> dict[str, Any]:
     """Returns how to load the model: TRL's options for it, over which `model_init_kwargs` wins."""
     chosen = {"revision": model_args.model_revision, "dtype": model_args.dtype}
     if model_args.attn_implementation is not None:
         chosen["attn_implementation"] = model_args.attn_implementation
-    return {**chosen, **(args.model_init_kwargs or {})}  # type: ignore[dict-item]
+    return {**chosen, **(args.model_init_kwargs or {})}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

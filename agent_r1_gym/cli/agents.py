@@ -5,20 +5,24 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agent_r1_gym.cli.env_options import check_search, check_tools
+from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.evaluate import Cast
+from agent_r1_gym.evaluation.run_folder import question_hash
 from agent_r1_gym.play.endpoint import ChatEndpoint, EndpointOptions
 from agent_r1_gym.play.endpoint_engine import EndpointEngine
 from agent_r1_gym.play.engine import ScriptedEngine
+from agent_r1_gym.play.jobs import HELD_OUT_SEED
 from agent_r1_gym.play.methods import METHODS, Method, make_method
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.policies import POLICIES, make_policy
+from agent_r1_gym.play.session import name_of
 from agent_r1_gym.registry import TextEnv, make_text_env
 from agent_r1_gym.support import plugins
 
@@ -148,6 +152,37 @@ def model_options(options: argparse.Namespace) -> dict[str, Any]:
     if kind == "openai":
         return asdict(EndpointOptions(model=name, **chosen))
     return {**asdict(local_engines().LocalOptions(model=name, **chosen)), "weights": weights_fingerprint(Path(name))}
+
+
+def run_settings(spec: AgentSpec, env: TextEnv, indices: Sequence[int], *, samples: int, seed: int) -> dict[str, Any]:
+    """Returns what decides the numbers of a run (see `evaluation.run_folder`).
+
+    Args:
+        spec: who plays.
+        env: an environment like those that are played.
+        indices: positions of the tasks.
+        samples: episodes per task.
+        seed: of the run.
+    """
+    bare = env.unwrapped
+    return {
+        "env_id": spec.env,
+        "env_options": dict(spec.env_options),
+        "policy": spec.policy,
+        "model": {name: value for name, value in spec.model.items() if name in DECIDES},
+        "samples": samples,
+        "seed": seed,
+        "questions": len(indices),
+        "dataset": served(env),
+        "question_hash": question_hash(bare.tasks[i] for i in indices) if isinstance(bare, ToolEnv) else None,
+        "corpus": getattr(getattr(bare, "dataset", None), "fingerprint", None),
+    }
+
+
+def served(env: TextEnv) -> str:
+    """Returns what is asked: the tasks, or the seeds of an environment without any."""
+    bare = env.unwrapped
+    return bare.describe_dataset() if isinstance(bare, ToolEnv) else f"{name_of(env)}, seeds from {HELD_OUT_SEED}"
 
 
 def weights_fingerprint(path: Path) -> str | None:

@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1_gym.cli.agents import (
-    DECIDES,
     POLICY_HELP,
     AgentSpec,
     add_model_arguments,
     check_policy,
     make_cast,
     model_options,
+    run_settings,
+    served,
 )
 from agent_r1_gym.cli.env_options import add_env_arguments, env_options, first_tasks, warn_of_lost
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.evaluation.evaluate import PATIENCE, evaluate
 from agent_r1_gym.evaluation.metrics import METRICS, Summary, answers_told
-from agent_r1_gym.evaluation.run_folder import RunFolder, question_hash
-from agent_r1_gym.play.jobs import HELD_OUT_SEED, evaluation_jobs
+from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.policies import ReplayPolicy, make_policy
-from agent_r1_gym.play.session import name_of
 from agent_r1_gym.registry import TextEnv, full_id, last_name, make_text_env
 from agent_r1_gym.support.terminal import note, say, table
 
@@ -102,7 +102,7 @@ def play(options: argparse.Namespace, *, command: str, most: int | None = None) 
     metrics = evaluate(
         folder,
         functools.partial(make_cast, spec),
-        settings=_settings(spec, env, indices, options),
+        settings=run_settings(spec, env, indices, samples=options.samples, seed=options.seed),
         jobs=evaluation_jobs(indices, samples=options.samples, seed=options.seed, has_tasks=has_tasks),
         samples=options.samples,
         processes=options.processes,
@@ -110,7 +110,7 @@ def play(options: argparse.Namespace, *, command: str, most: int | None = None) 
         patience=options.patience,
         name=command,
     )
-    return folder, metrics, _served(env)
+    return folder, metrics, served(env)
 
 
 def metrics_table(metrics: Summary) -> str:
@@ -213,27 +213,6 @@ def _indices(env: TextEnv, policy: str, questions: int | None, *, most: int | No
     else:
         available = list(range(WITHOUT_TASKS if questions is None else max(questions, 1)))
     return first_tasks(available, min(len(available), most or len(available)) if questions is None else questions)
-
-
-def _served(env: TextEnv) -> str:
-    bare = env.unwrapped
-    return bare.describe_dataset() if isinstance(bare, ToolEnv) else f"{name_of(env)}, seeds from {HELD_OUT_SEED}"
-
-
-def _settings(spec: AgentSpec, env: TextEnv, indices: list[int], options: argparse.Namespace) -> dict[str, Any]:
-    bare = env.unwrapped
-    return {
-        "env_id": spec.env,
-        "env_options": dict(spec.env_options),
-        "policy": spec.policy,
-        "model": {name: value for name, value in spec.model.items() if name in DECIDES},
-        "samples": options.samples,
-        "seed": options.seed,
-        "questions": len(indices),
-        "dataset": _served(env),
-        "question_hash": question_hash(bare.tasks[i] for i in indices) if isinstance(bare, ToolEnv) else None,
-        "corpus": getattr(getattr(bare, "dataset", None), "fingerprint", None),
-    }
 
 
 def _default_folder(spec: AgentSpec, command: str) -> Path:

@@ -30,6 +30,7 @@ from trainers.running.command_line import read_config
 from trainers.running.preflight import Source, check_adapter, check_model, check_output, find_model, load_tokenizer
 from trainers.sft.demonstrations import SELF, histories, play_demonstrations, successes
 from trainers.sft.rows import TokenRow, training_rows
+from trainers.train import model_init_kwargs
 
 FOLDER = "demonstrations"
 """Where in `output_dir` the played episodes lie: a run folder like that of `agent-r1 eval`."""
@@ -115,7 +116,7 @@ def main(words: Sequence[str]) -> None:
     if kept is None:
         kept = _kept(_played(env, args, name), args)
     rows = _rows(kept, env, chat, longest=args.max_length)
-    args.model_init_kwargs = {"revision": model_args.model_revision, "dtype": model_args.dtype}
+    args.model_init_kwargs = model_init_kwargs(args, model_args)
     trainer = SFTTrainer(
         model=name,
         args=args,
@@ -140,6 +141,11 @@ def main(words: Sequence[str]) -> None:
 def _run_folder(args: DemonstrationConfig) -> RunFolder | None:
     """Returns the run folder that is the source, None if somebody has to play."""
     if Path(args.source).is_dir():
+        for name in ("episodes", "samples"):
+            if getattr(args, name) is not None:
+                raise ConfigurationError(
+                    f"{name} has no effect beside --from {args.source}, which was played; drop it."
+                )
         run = RunFolder(Path(args.source))
         if run.settings()["env_options"].get("split") not in (None, "train"):
             note(f"the demonstrations in {args.source} are of held-out questions: measure on others")

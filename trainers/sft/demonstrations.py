@@ -8,11 +8,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from agent_r1_gym.cli.agents import AgentSpec, check_policy, make_cast, weights_fingerprint
+from agent_r1_gym.cli.agents import AgentSpec, check_policy, make_cast, run_settings, weights_fingerprint
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.evaluate import evaluate
-from agent_r1_gym.evaluation.run_folder import RunFolder, question_hash
+from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.parsing import Parser
 from agent_r1_gym.play.jobs import Job, evaluation_jobs
 from agent_r1_gym.play.record import Trajectory
@@ -62,18 +62,11 @@ def play_demonstrations(
     # With what changes if the weights do: the episodes of another model are not its own successes.
     options = {} if model is None else {**asdict(model), "weights": weights_fingerprint(Path(model.model))}
     spec = AgentSpec(env=full_id(env_id), env_options=env_options, policy=name, model=options)
-    settings = {
-        **{"env_id": spec.env, "env_options": dict(env_options), "policy": name, "model": options},
-        **{"samples": samples, "seed": seed, "questions": number},
-        "dataset": bare.describe_dataset() if isinstance(bare, ToolEnv) else spec.env,
-        "question_hash": question_hash(bare.tasks[i] for i in range(number)) if isinstance(bare, ToolEnv) else None,
-        "corpus": None,
-    }
     run = RunFolder(folder)
     evaluate(
         run,
         functools.partial(make_cast, spec),
-        settings=settings,
+        settings=run_settings(spec, env, range(number), samples=samples, seed=seed),
         jobs=_jobs(number, samples, seed, has_tasks=isinstance(bare, ToolEnv)),
         samples=samples,
         name="demonstrations",
