@@ -27,7 +27,7 @@ VectorStepReturn = tuple[Any, npt.NDArray[np.float64], Flags, Flags, dict[str, A
 
 
 class ToolVectorEnv(VectorEnv[Any, Any, Any]):
-    """N `ToolEnv`s, bare or wrapped, whose tool calls are gathered in each step and executed as one batch per tool.
+    """N tool environments, bare or wrapped; the tool calls of a step are gathered and executed as one batch per tool.
 
     Environments that share a tool object share its batch, and equal calls to a deterministic tool are executed once.
     The transitions are those of N single environments. Observations are a tuple of N texts, or batched as the space of

@@ -18,6 +18,7 @@ from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.types import Message
 from agent_r1_gym.wrappers import ContextWindow
+from tests.kit.pages import PAGES
 from tests.trainers.engines.test_collect import EchoEnv
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
@@ -229,13 +230,12 @@ def test_wrappers_of_a_registration_are_kept_and_checks_are_not(tmp_path: Path) 
     assert isinstance(env_maker(config(tmp_path), MARKUP)(), ToolEnv)
 
 
-def test_every_number_of_the_readme_is_logged(tmp_path: Path) -> None:
+def test_every_number_of_the_docs_is_logged(tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     changes = {"algorithm": "ppo", "num_generations": 2, "beta": 0.01, "logging_steps": 1, "max_steps": 1}
     trainer = build_trainer(config(tmp_path, **changes), build_model(tokenizer), tokenizer=tokenizer)
     trainer.train()
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    table = readme.split("**What is logged**")[1].split("\n###")[0].splitlines()[3:]
+    table = PAGES["docs/training.md"].split("## What is logged")[1].split("\n##")[0].splitlines()[3:]
     names = {name for row in table for name in re.findall(r"`([^`]+)`", row.split("|")[1] if "|" in row else "")}
     names = {name.replace("TERM", "em") for name in names}
     assert len(names) > 25

@@ -201,13 +201,13 @@ def table(setups: dict[str, Setup]) -> str:
     return "\n".join(lines)
 
 
-README_SETUPS = {
+DOCS_SETUPS = {
     "LoRA 16, bf16": Setup(lora_rank=16, weight_bytes=2),
     "full, 1 GPU": Setup(),
     "full, 4 GPUs sharded": Setup(shards=4),
     "full, 8 GPUs sharded": Setup(shards=8),
 }
-"""Rows of the table in the README: 32 slots of 8,192 tokens, one rollout a pass, checkpointing."""
+"""Rows of the table in docs/gpus.md: 32 slots of 8,192 tokens, one rollout a pass, checkpointing."""
 
 if __name__ == "__main__":
-    print(table(README_SETUPS))
+    print(table(DOCS_SETUPS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +10,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agent_r1_gym.errors import ConfigurationError
+from tests.kit.pages import PAGES
 from trainers.engines.cache import SlotCache
-from trainers.running.memory import QWEN25, README_SETUPS, ModelShape, Setup, estimate, kv_cache_bytes, table
+from trainers.running.memory import DOCS_SETUPS, QWEN25, ModelShape, Setup, estimate, kv_cache_bytes, table
 
-README = Path(__file__).parents[3] / "README.md"
 TINY = ModelShape(3, 48, 6, 2, 8, 80, 100)
 SHAPES = [TINY, ModelShape(2, 48, 6, 3, 16, 80, 100, tied=False, qkv_bias=False, qk_norm=True)]
 
@@ -88,5 +87,5 @@ def test_what_a_setup_adds() -> None:
         Setup(shards=0)
 
 
-def test_the_readme_shows_this_table() -> None:
-    assert table(README_SETUPS) in README.read_text(encoding="utf-8")
+def test_the_docs_show_this_table() -> None:
+    assert table(DOCS_SETUPS) in PAGES["docs/gpus.md"]
