@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,13 @@ def setup(app: Any) -> None:
     """Generates the pages of environments before Sphinx reads its sources, and llms.txt after it wrote all."""
     app.add_lexer("mermaid", TextLexer)  # drawn by GitHub; text here, where nothing is fetched
     environment_pages.write_all(HERE / "environments")
+    app.connect("autodoc-process-docstring", mend_plurals)
     app.connect("build-finished", write_llms_txt)
+
+
+def mend_plurals(_app: Any, _kind: str, _name: str, _owner: Any, _options: Any, lines: list[str]) -> None:
+    """Makes "`Message`s" what reStructuredText understands: it wants a blank after code."""
+    lines[:] = [re.sub(r"`([^`]+)`(?=s\b)", r"``\1``\\ ", line) for line in lines]
 
 
 def write_llms_txt(app: Any, exception: Exception | None) -> None:

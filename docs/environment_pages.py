@@ -25,6 +25,7 @@ from agent_r1_gym.text import render_text
 
 QUESTIONS = 50
 """Number of questions behind each floor and ceiling."""
+_IMPORTS = "import gymnasium as gym\nimport agent_r1_gym"
 PREPARED = {"dataset": "sample"}
 """Options of environments whose real data have to be fetched first: pages are made from the bundled sample."""
 
@@ -51,8 +52,7 @@ def page(identifier: str) -> str:
     lines = [
         f"# {last_name(identifier)}",
         title,
-        "```python\nimport gymnasium as gym\nimport agent_r1_gym\n",
-        f"env = gym.make({arguments(identifier, options)})\n```",
+        f"```python\n{_IMPORTS}\n\nenv = gym.make({arguments(identifier, options)})\n```",
         body.strip(),
         "## Floor and ceiling",
         f"Played over {QUESTIONS} questions of `{env.unwrapped.describe_dataset()}`:",
