@@ -18,7 +18,7 @@ from transformers.trainer_callback import ProgressCallback
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.record import Trajectory
 from trainers import trl_seams
-from trainers.algorithms.advantages import ESTIMATORS, check_options
+from trainers.algorithms.advantages import check_options
 from trainers.algorithms.batch import (
     PADDING,
     Batch,
@@ -32,6 +32,7 @@ from trainers.algorithms.batch import (
 from trainers.algorithms.contexts import score_contexts
 from trainers.algorithms.credit import Credit, CreditInputs
 from trainers.algorithms.critic import Critic, ValueBatch, policy_value_model
+from trainers.algorithms.registry import estimate
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
 from trainers.running import checkpoints
@@ -158,7 +159,7 @@ class AgentTrainer(ResumableTrainer):
             return output
         logps = self._logps_of(output)
         everywhere = self._credit_inputs(batch, output, logps)
-        credit = ESTIMATORS[self.args.preset.estimator](everywhere, self.credit_options)
+        credit = estimate(self.args.preset.estimator, everywhere, self.credit_options)
         output["advantages"] = self._own(credit.advantages, output)
         if self.loss_type in MEANS_OVER_ROLLOUTS:
             output["valid_share"] = torch.tensor(valid_share(everywhere))
