@@ -22,6 +22,8 @@ from trainers.algorithms.advantages import check_options
 from trainers.algorithms.batch import (
     PADDING,
     Batch,
+    answer_shares,
+    answered,
     check_trajectories,
     credit_metrics,
     credit_options,
@@ -129,7 +131,8 @@ class AgentTrainer(ResumableTrainer):
         if value_model is not None:
             self.critic = Critic(value_model, args, accelerator=self.accelerator)
         self._rows: list[Row] = []  # that TRL is having rolled out
-        self._batch: Batch  # of the latest rollouts
+        self.batch: Batch  # of the latest rollouts
+        self.rollout_seconds = 0.0  # in which the rollouts of training were played
         # Of the lines that TRL is scoring, a part of the batch: its method gets token ids only.
         self._context_numbers: Tensor | None = None
         self.evaluated = 0
@@ -150,7 +153,7 @@ class AgentTrainer(ResumableTrainer):
         """Lets TRL roll out and score, then replaces its advantages (B,) by credit for each token (B, T)."""
         self._rows = inputs
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        batch = self._batch
+        batch = self.batch
         if batch.context_numbers is not None:
             output["context_numbers"] = batch.context_numbers
         if not self.model.training:
@@ -181,9 +184,10 @@ class AgentTrainer(ResumableTrainer):
             records = self.collect(self._rows, self)
             self.model.train(training)  # TRL reads off this flag whether it trains or evaluates
             check_trajectories(records, rows=len(self._rows), engine=self.args.engine)
-        self._batch = batch = Batch.of(records, self._rows, self.args, device=self.accelerator.device)
+        self.batch = batch = Batch.of(records, self._rows, self.args, device=self.accelerator.device)
         self._context_numbers = batch.context_numbers
         seconds = time.perf_counter() - started
+        self.rollout_seconds += seconds if training else 0.0
         self._log("rollout/seconds", seconds)
         self._log("rollout/tokens_per_second", batch.sampled_tokens / seconds)
         reported = self.args.engine == "cached" or self.use_vllm
@@ -290,10 +294,12 @@ class AgentTrainer(ResumableTrainer):
 
     def _log_rollouts(self, batch: Batch) -> None:
         """Logs the mean, over all processes' rollouts, of every number that a trajectory brings."""
-        described: list[dict[str, float]] = gather_object([describe(t) for t in batch.records])
+        described, answers = zip(*gather_object([(describe(t), answered(t)) for t in batch.records]), strict=True)
         for name in sorted(set().union(*described)):
             numbers = [numbers[name] for numbers in described if name in numbers]
             self._log(f"rollout/{name}", sum(numbers) / len(numbers))
+        for name, share in answer_shares(answers).items():
+            self._log(f"rollout/{name}", share)
 
     def _check_drift(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> None:
         """Logs by how much the engine's log-probs differ from those that the loss will compute.

@@ -15,11 +15,24 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.terminal import say
 from trainers.running.help import check_words, help_text
+
+if TYPE_CHECKING:
+    from trainers.train.building import MOST_SLOTS as MOST_SLOTS
+    from trainers.train.building import TRAIN_SEEDS as TRAIN_SEEDS
+    from trainers.train.building import build_trainer as build_trainer
+    from trainers.train.building import chat_of as chat_of
+    from trainers.train.building import collector_of as collector_of
+    from trainers.train.building import dataset_of as dataset_of
+    from trainers.train.building import engine_of as engine_of
+    from trainers.train.building import env_maker as env_maker
+    from trainers.train.building import eval_dataset_of as eval_dataset_of
+    from trainers.train.building import model_init_kwargs as model_init_kwargs
+    from trainers.train.building import slot_engine as slot_engine
 
 
 def __getattr__(name: str) -> Any:

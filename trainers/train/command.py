@@ -15,6 +15,7 @@ from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.support.terminal import say
 from trainers.running.checkpoints import check_unused, to_resume
 from trainers.running.command_line import read_options
+from trainers.running.memory import ModelShape, Setup, describe, estimate
 from trainers.running.merging import model_to_train
 from trainers.running.preflight import (
     Source,
@@ -26,10 +27,11 @@ from trainers.running.preflight import (
     load_chat,
     load_tokenizer,
 )
-from trainers.running.sharding import save_whole_model
+from trainers.running.sharding import save_whole_model, sharding_of
 from trainers.running.signals import SignalStop
+from trainers.running.speaking import Speaker
 from trainers.running.summary import closing, opening
-from trainers.train.building import build_trainer, model_init_kwargs
+from trainers.train.building import MOST_SLOTS, build_trainer, model_init_kwargs
 from trainers.trainer import AgentTrainer
 
 
@@ -62,6 +64,7 @@ def train(words: Sequence[str]) -> None:
     )
     if trainer.accelerator.is_main_process:
         say(_first_screen(trainer, name))
+        trainer.add_callback(Speaker(trainer))
     with SignalStop(trainer.accelerator) as stop:
         trainer.add_callback(stop)
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -84,9 +87,37 @@ def _first_screen(trainer: AgentTrainer, model: str) -> str:
     env = make_text_env(str(args.env_id), dict(cast("Mapping[str, Any]", args.env_kwargs or {})))
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
     parameters = sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
-    text = opening(args, model, parameters, env, len(cast("Dataset", trainer.train_dataset)))
+    rows = len(cast("Dataset", trainer.train_dataset))
+    text = opening(args, model, parameters, env, rows, memory=_memory(trainer, parameters))
     env.close()
     return text
+
+
+def _memory(trainer: AgentTrainer, parameters: tuple[int, int]) -> str:
+    """Returns how much memory a device needs, "" where the model's shape is not known."""
+    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    adapter = getattr(model, "peft_config", {}).get("default")
+    config = model.config.get_text_config()
+    trained, whole = parameters
+    shape = ModelShape.of(config, whole - trained if adapter is not None else whole)
+    if shape is None or getattr(model, "is_quantized", False):
+        return ""
+    length = min(
+        args.max_prompt_length + args.max_completion_length, getattr(config, "max_position_embeddings", sys.maxsize)
+    )
+    setup = Setup(
+        lora_rank=None if adapter is None else adapter.r,
+        weight_bytes=model.dtype.itemsize,
+        compute_bytes=2 if args.bf16 or args.fp16 else model.dtype.itemsize,
+        slots=min(MOST_SLOTS, int(args.generation_batch_size or 0) // args.world_size),
+        length=length,
+        micro_batch=args.per_device_train_batch_size,
+        reference=bool(args.beta),
+        critic=trainer.critic is not None,
+        checkpointing=args.gradient_checkpointing,
+        shards=args.world_size if str(sharding_of(trainer.accelerator)).startswith(("FSDP", "ZeRO-3")) else 1,
+    )
+    return describe(estimate(shape, setup), length)
 
 
 def _farewell(trainer: AgentTrainer) -> str:
