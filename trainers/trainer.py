@@ -99,15 +99,14 @@ class AgentTrainer(ResumableTrainer):
         check_options(args.preset.estimator, self.credit_options)
         _check_size(train_dataset, args)
         _warn_of_truncation(args)
-        if args.preset.estimator == "ppo" and trl_arguments.get("quantization_config") is not None:
+        critic = "values" in args.preset.needs
+        if critic and trl_arguments.get("quantization_config") is not None:
             raise ConfigurationError(
-                "algorithm ppo cannot train a quantised model: its critic would be loaded whole, in float32. Leave "
-                "load_in_4bit and load_in_8bit out, or take an algorithm without critic."
+                f"algorithm {args.algorithm} cannot train a quantised model: its critic would be loaded whole, in "
+                "float32. Leave load_in_4bit and load_in_8bit out, or take an algorithm without critic."
             )
         # Before TRL wraps the model: the copy must not share its adapter.
-        value_model = (
-            policy_value_model(model, args, peft_config=peft_config) if args.preset.estimator == "ppo" else None
-        )
+        value_model = policy_value_model(model, args, peft_config=peft_config) if critic else None
         with trl_seams.reference_copied_from(None if peft_config or not args.beta else model):
             super().__init__(
                 model,
@@ -131,7 +130,7 @@ class AgentTrainer(ResumableTrainer):
         if value_model is not None:
             self.critic = Critic(value_model, args, accelerator=self.accelerator)
         self._rows: list[Row] = []  # that TRL is having rolled out
-        self.batch: Batch  # of the latest rollouts
+        self.batch: Batch | None = None  # of the latest rollouts of this process
         self.rollout_seconds = 0.0  # in which the rollouts of training were played
         # Of the lines that TRL is scoring, a part of the batch: its method gets token ids only.
         self._context_numbers: Tensor | None = None
@@ -154,6 +153,7 @@ class AgentTrainer(ResumableTrainer):
         self._rows = inputs
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         batch = self.batch
+        assert batch is not None
         if batch.context_numbers is not None:
             output["context_numbers"] = batch.context_numbers
         if not self.model.training:

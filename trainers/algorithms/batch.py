@@ -132,7 +132,7 @@ class Batch:
             ),
             "valid": torch.tensor([not t.infrastructure_error for t in records]),
         }
-        if args.preset.estimator == "gigpo":
+        if "state_ids" in args.preset.needs:
             credit["state_ids"] = state_ids(records)
         on_device = {name: tensor.to(device) for name, tensor in credit.items()}
         numbers = context_numbers(batch, width=width)

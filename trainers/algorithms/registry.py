@@ -10,7 +10,7 @@ from typing import Any
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.support.plugins import named_object
 from trainers.algorithms.credit import Credit, CreditInputs, CreditOptions
-from trainers.config.presets import REGISTERED, add_preset, make_preset
+from trainers.config.presets import ALGORITHMS, REGISTERED, add_preset, make_preset
 
 Estimator = Callable[[CreditInputs, CreditOptions], Credit]
 
@@ -35,7 +35,7 @@ def register_estimator(name: str, *options: str) -> Callable[[Estimator], Estima
 
 
 def register_algorithm(
-    name: str, *, options: Sequence[str] = (), single: bool = False, **preset: Any
+    name: str, *, options: Sequence[str] = (), single: bool = False, needs: Sequence[str] = (), **preset: Any
 ) -> Callable[[Estimator], Estimator]:
     """Registers a function of yours as an algorithm, for `--algorithm NAME` once its module is imported.
 
@@ -62,6 +62,8 @@ def register_algorithm(
         options: fields of `CreditOptions` that the function uses beside gamma, normalise_process and advantage_mask;
             others are refused where a user sets them.
         single: one rollout per prompt is enough.
+        needs: what it reads of `CreditInputs` beyond rewards and turns: "values" trains a critic beside the policy, on
+            the `returns` that the function puts into `Credit`; "state_ids" tells equal states.
         **preset: options of `AgentConfig` that the algorithm sets where the user does not, see
             `trainers.config.presets.PRESET_FIELDS`.
 
@@ -75,11 +77,18 @@ def register_algorithm(
         raise ConfigurationError(f"register_algorithm({name!r}): a name has no colon; MODULE:FUNCTION has.")
 
     def register(function: Estimator) -> Estimator:
-        add_preset(name, make_preset(name, single=single, **preset))
+        other = ESTIMATORS.get(name)
+        if name in ALGORITHMS and (other is None or _place(other) != _place(function)):  # a cell may run again
+            raise ConfigurationError(f"There is an algorithm {name!r} already; choose another name.")
+        add_preset(name, make_preset(name, single=single, needs=needs, **preset))
         setattr(function, REGISTERED, name)
         return register_estimator(name, *options)(function)
 
     return register
+
+
+def _place(function: Estimator) -> tuple[str, str]:
+    return function.__module__, function.__qualname__
 
 
 def estimate(name: str, inputs: CreditInputs, options: CreditOptions) -> Credit:

@@ -167,7 +167,9 @@ class AlarmOptions:
         None, "Stop when the share of 4-grams that repeat stays above this; None: never."
     )
     alarm_calls_below: float | None = _help(
-        None, "Stop when the mean number of calls per rollout stays below this; None: never."
+        None,
+        "Stop when the mean number of calls per rollout stays below this; None: never, but a warning comes once when "
+        "it stays below a tenth of what it was.",
     )
     alarm_dropped_above: float | None = _help(
         0.5, "Stop when more than this share of a batch's rollouts was dropped; None: never."

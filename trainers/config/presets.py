@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -33,23 +33,33 @@ class Preset:
         estimator: key in `advantages.ESTIMATORS`, or MODULE:NAME of a function like those in it.
         settings: value of each preset field that the user left at None.
         single: one rollout per prompt is enough.
+        needs: fields of `CreditInputs` that cost something and are made on demand: "values" (by a critic, trained on
+            the `returns` of the estimator's `Credit`), "state_ids".
     """
 
     estimator: str
     settings: Mapping[str, Any]
     single: bool = False
+    needs: tuple[str, ...] = ()
 
 
-def make_preset(estimator: str, *, single: bool = False, **settings: Any) -> Preset:
+ON_DEMAND = ("values", "state_ids")
+"""What a preset may need."""
+
+
+def make_preset(estimator: str, *, single: bool = False, needs: Sequence[str] = (), **settings: Any) -> Preset:
     """Returns a preset: the paper's settings, but for those that are named.
 
     Raises:
-        ConfigurationError: a setting that no preset has.
+        ConfigurationError: a setting that no preset has, or a need that nobody serves.
     """
+    for name in needs:
+        if name not in ON_DEMAND:
+            raise ConfigurationError(f"The preset of {estimator!r} needs {name!r}. {suggest(name, ON_DEMAND)}")
     for name in settings:
         if name not in PRESET_FIELDS:
             raise ConfigurationError(f"The preset of {estimator!r} sets {name!r}. {suggest(name, PRESET_FIELDS)}")
-    return Preset(estimator, MappingProxyType(PAPER | settings), single)
+    return Preset(estimator, MappingProxyType(PAPER | settings), single, tuple(needs))
 
 
 _ALGORITHMS = {
@@ -57,7 +67,7 @@ _ALGORITHMS = {
     "rloo": make_preset("rloo"),
     "reinforce++": make_preset("reinforce++", single=True, kl_placement="reward"),
     "reinforce++-baseline": make_preset("reinforce++-baseline"),
-    "ppo": make_preset("ppo", single=True, kl_placement="reward", num_generations=1),
+    "ppo": make_preset("ppo", single=True, needs=["values"], kl_placement="reward", num_generations=1),
     "dr_grpo": make_preset("grpo", loss_type="dr_grpo", scale_rewards="none", beta=0.0),
     "dapo": make_preset("grpo", epsilon_high=0.28, beta=0.0, mask_truncated_completions=True),
     "gspo": make_preset(
@@ -65,21 +75,15 @@ _ALGORITHMS = {
     ),
     "cispo": make_preset("grpo", loss_type="cispo", epsilon_high=CISPO_CLIP, beta=0.0),
     "turn_group": make_preset("turn_group"),
-    "gigpo": make_preset("gigpo"),
+    "gigpo": make_preset("gigpo", needs=["state_ids"]),
 }
 ALGORITHMS: Mapping[str, Preset] = MappingProxyType(_ALGORITHMS)
 """Presets by name: the paper's five, TRL's loss variants (each with its own paper's clip range), turn-level groups, and
-those of users (`advantages.register_algorithm`)."""
+those of users (`registry.register_algorithm`)."""
 
 
 def add_preset(name: str, preset: Preset) -> None:
-    """Adds an algorithm of a user's; `advantages.register_algorithm` is for users.
-
-    Raises:
-        ConfigurationError: another algorithm has the name.
-    """
-    if ALGORITHMS.get(name, preset) != preset:
-        raise ConfigurationError(f"There is an algorithm {name!r} already; choose another name.")
+    """Adds an algorithm; `registry.register_algorithm` is for users, and refuses a name that is taken."""
     _ALGORITHMS[name] = preset
 
 
@@ -102,8 +106,8 @@ def find_preset(name: str) -> Preset:
     function = named_object(name)
     if not callable(function):
         raise ConfigurationError(
-            f"algorithm: {name!r} is a {type(function).__name__}; expected a function from CreditInputs and "
-            "CreditOptions to Credit."
+            f"algorithm: {name!r} is {type(function).__name__} {function!r:.40}; expected a function from "
+            "CreditInputs and CreditOptions to Credit."
         )
     registered = getattr(function, REGISTERED, None)
     return make_preset(name) if registered is None else ALGORITHMS[registered]

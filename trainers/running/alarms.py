@@ -95,7 +95,9 @@ WITHOUT_SIGNAL = Symptom(
 ONE_ANSWER, MOST_GOLDS = 0.9, 0.7
 """A warning comes where one answer is given more often than the first, and no accepted one is as frequent as the
 second: there answering alike cannot be right."""
-_ANSWERS = "one answer"
+FALLEN, CALLS = 0.1, 0.5
+"""A warning comes where the mean number of calls falls to this share of the highest so far, if that was as many."""
+_ANSWERS, _FALL = "one answer", "calls have fallen"
 _UNSEEN = 20
 """Logs without a number that not every batch brings, after which its alarm is said to watch nothing."""
 
@@ -105,8 +107,8 @@ class CollapseAlarm(TrainerCallback):
 
     The state is saved first. A gradient that is not finite stops at once and saves nothing: the weights are spoilt, the
     last checkpoint is from before. Where no group of rollouts differs for `alarm_without_signal` logs in a row, it
-    warns once, or stops if `stop_without_signal` says so. Where nearly all rollouts answer alike, it warns once.
-    Whatever it says, likely reasons and what to try follow.
+    warns once, or stops if `stop_without_signal` says so. Where nearly all rollouts answer alike, or hardly one calls
+    a tool any more, it warns once. Whatever it says, likely reasons and what to try follow.
 
     Attributes:
         reason: why the run was stopped, None if it was not.
@@ -121,7 +123,8 @@ class CollapseAlarm(TrainerCallback):
         self._args = args
         self._warned: set[str] = set()
         self._unseen = 0
-        self.beyond = dict.fromkeys((*SYMPTOMS, "alarm_without_signal", _ANSWERS), 0)
+        self._most_calls = 0.0  # since this process began: a resumed run measures from where it stands
+        self.beyond = dict.fromkeys((*SYMPTOMS, "alarm_without_signal", _ANSWERS, _FALL), 0)
 
     def on_log(
         self,
@@ -141,6 +144,7 @@ class CollapseAlarm(TrainerCallback):
             self._watch(option, symptom, logs, state, control)
         self._watch_signal(logs, state, control)
         self._watch_answers(logs, state)
+        self._watch_calls(logs, state)
 
     def _watch_signal(self, logs: dict[str, Any], state: TrainerState, control: TrainerControl) -> None:
         share = logs.get(WITHOUT_SIGNAL.number)
@@ -171,6 +175,16 @@ class CollapseAlarm(TrainerCallback):
                 f"{accepted:.0%} of them"
             )
             self._warn(reason, state, SYMPTOMS[option], f"To stop then: --{option} {ONE_ANSWER}.")
+
+    def _watch_calls(self, logs: dict[str, Any], state: TrainerState) -> None:
+        option = "alarm_calls_below"
+        calls = logs.get("rollout/calls")
+        if calls is None or getattr(self._args, option) is not None:
+            return
+        self._most_calls = most = max(self._most_calls, calls)
+        if self._count(_FALL, beyond=most >= CALLS and calls < FALLEN * most) == self._args.alarm_patience:
+            reason = f"Calls per rollout have fallen from {most:.2g} to {calls:.2g}"
+            self._warn(reason, state, SYMPTOMS[option], f"To stop then: --{option} {FALLEN * most:.2g}.")
 
     def _watch(
         self, option: str, symptom: Symptom, logs: dict[str, Any], state: TrainerState, control: TrainerControl

@@ -90,11 +90,12 @@ class Speaker(TrainerCallback):
         self._show_sample(args.sample_steps, state.global_step)
 
     def _show_sample(self, every: int, step: int) -> None:
-        number = self._trainer.batches - 1
-        if not every or number % every or number == self._shown:
+        number, batch = self._trainer.batches - 1, self._trainer.batch
+        # A resumed run may train on the rest of a batch that another process rolled out.
+        if batch is None or not every or number % every or number == self._shown:
             return
         self._shown = number
-        text = sample(self._trainer.batch.records, group_size=self._trainer.num_generations)
+        text = sample(batch.records, group_size=self._trainer.num_generations)
         if text is not None:
             tqdm.write(f"step {step} says:\n{text}")
 

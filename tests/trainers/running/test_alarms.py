@@ -190,3 +190,14 @@ def test_the_share_of_the_most_frequent_answer_is_logged_where_tasks_differ(tmp_
     assert logged(answering("0", " 0", *["0"] * 4, "1", None)) == {"answer_share": 0.75, "gold_share": 0.5}
     same = [replace(record, gold_answers=("0",)) for record in answering(*["0"] * 8)]
     assert logged(same) == {"answer_share": None, "gold_share": None}
+
+
+def test_calls_that_fall_to_nearly_none_warn_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    few, many, none = ({"rollout/calls": calls} for calls in (0.3, 2.0, 0.1))
+    alarm = CollapseAlarm(make_args(tmp_path, alarm_patience=2))
+    feed(alarm, few, *[{"rollout/calls": 0.0}] * 5, many, none, many, none)  # never many, or not for long
+    assert not caplog.records
+    assert not any(stop for stop, _ in feed(alarm, *[none] * 5))
+    (record,) = caplog.records
+    assert "Calls per rollout have fallen from 2 to 0.1" in record.getMessage()
+    assert "To stop then: --alarm_calls_below 0.2." in record.getMessage()

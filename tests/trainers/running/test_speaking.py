@@ -83,3 +83,16 @@ def test_a_batch_that_several_steps_train_on_is_shown_once(tmp_path: Path, capsy
     trainer.add_callback(Speaker(trainer))
     trainer.train()
     assert re.findall(r"step (\d+) says:", capsys.readouterr().out) == ["1", "3"]
+
+
+def test_a_batch_that_the_run_before_rolled_out_is_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"num_iterations": 2, "save_strategy": "steps", "save_steps": 1, "sample_steps": 1}
+    make_trainer(tmp_path, play, **settings, max_steps=1).train()
+    resumed = make_trainer(tmp_path, play, **settings, max_steps=3)
+    resumed.add_callback(Speaker(resumed))
+    resumed.train(resume_from_checkpoint=True)
+    out = capsys.readouterr().out
+    assert re.findall(r"step (\d+) says:", out) == ["3"]
+    assert "step 2 took" in out
