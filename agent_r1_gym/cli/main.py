@@ -15,6 +15,7 @@ from agent_r1_gym.support.versions import installed_version
 
 _COMMANDS = {
     "quickstart": "train a tiny agent in minutes and show what it has learned (`python -m trainers.toy.quickstart`)",
+    "new": "write an environment of your own that runs as it is: tasks, tool, reward, oracle, tests, training file",
     "envs": "list the environments, or show one's specification",
     "play": "play an episode yourself, in the terminal",
     "eval": "measure a policy on a fixed set of questions, with intervals; can be resumed",
