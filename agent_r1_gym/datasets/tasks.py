@@ -31,6 +31,7 @@ from agent_r1_gym.datasets.official.formats import canonical_split, split_in_nam
 from agent_r1_gym.datasets.official.rows import Row
 from agent_r1_gym.errors import ConfigurationError, DatasetError, MissingDependencyError, suggest
 from agent_r1_gym.support.json_files import read_objects
+from agent_r1_gym.support.versions import install_command
 from agent_r1_gym.types import Task
 
 ALL = "all"
@@ -346,5 +347,5 @@ def _hub_rows(place: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
 
 def _missing(what: str) -> MissingDependencyError:
     return MissingDependencyError(
-        f'{what} needs more packages: pip install "agent-r1-gym[data]"; or convert it to JSON Lines.'
+        f"{what} needs more packages: {install_command('data')}; or convert it to JSON Lines."
     )
