@@ -139,7 +139,7 @@ class HTTPClient:
                     raise InfrastructureError(f"{self.url}{path} sent more than {self._max_bytes} bytes.")
             response.release_conn()
         except urllib3.exceptions.NewConnectionError as error:  # A refusal, though urllib3 derives it from timeouts.
-            raise InfrastructureError(f"{self.url} cannot be reached: {_reason(error)}.") from error
+            raise InfrastructureError(f"{self.url} cannot be reached: {reason(error)}.") from error
         except (urllib3.exceptions.TimeoutError, TimeoutError) as error:
             raise InfrastructureTimeout(f"{self.url}{path} gave no full answer within {timeout:.3g} s.") from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -232,7 +232,7 @@ class CircuitBreaker:
         self._probe_at = 0.0
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """Returns why there is no connection: what the system said, without urllib3's words around it."""
     cause = error.__cause__
     return cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,11 @@ from agent_r1_gym.datasets.official.formats import MODULES, official_row, split_
 from agent_r1_gym.datasets.official.rows import Row
 from agent_r1_gym.errors import DatasetError, MissingDependencyError
 from agent_r1_gym.support.versions import install_command
+
+
+def is_installed() -> bool:
+    """Returns whether the library is there."""
+    return importlib.util.find_spec("datasets") is not None
 
 
 def hub_rows(name: str, *, hub_id: str, split: str) -> Iterator[Row]:
