@@ -33,7 +33,8 @@ def add_env_options(parser: argparse._ActionsContainer) -> None:
     """Adds the options that choose what an environment serves; `agent-r1 train` has them too."""
     parser.add_argument(
         "--dataset",
-        help="data set: a path, or a word that the environment knows, such as 'sample' (default: the environment's)",
+        help="data set: a file or folder of tasks, hub:NAME, or a word that the environment itself knows, such as "
+        "'sample' for the registered QA environments (default: the environment's)",
     )
     parser.add_argument("--split", help="split of the data set (default: the environment's)")
     parser.add_argument(

@@ -65,13 +65,13 @@ def _downloaded(url: str, progress: bool) -> Iterator[Path]:
 @contextlib.contextmanager
 def _unpacked(archive: Path, name: str) -> Iterator[Path]:
     """Yields a folder with the official files of an archive, wherever they lie in it."""
-    wanted = {*expected_names(name, None), MODULES[name].ALIASES_FILE}
+    wanted = {*expected_names(name, None), MODULES[name].ALIASES_FILE or ""}
     place = files.home() / "downloads"  # beside what is prepared: a system's own folder for this may be small
     place.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=place) as folder:
         try:
             with zipfile.ZipFile(archive) as packed:
-                members = {PurePosixPath(member.filename).name: member for member in packed.infolist()}
+                members = {PurePosixPath(file.filename).name: file for file in packed.infolist() if not file.is_dir()}
                 for own in wanted & members.keys():  # by their last name: no path of an archive is followed
                     with packed.open(members[own]) as read, (Path(folder) / own).open("wb") as written:
                         shutil.copyfileobj(read, written)
