@@ -59,9 +59,6 @@ def download(url: str, path: Path, *, label: str, progress: bool = True, pause: 
         try:
             _attempt(url, part, label, progress)
             break
-        except DatasetError:
-            part.drop()
-            raise
         except _Broken as error:
             left = ATTEMPTS - 1 if part.size > most else left - 1
             most = max(most, part.size)
@@ -94,11 +91,6 @@ class _Part:
         self.path.write_bytes(b"")
         self._about.write_text(json.dumps({"validator": self.validator}), encoding="utf-8")
 
-    def drop(self) -> None:
-        """Removes what there is."""
-        self.path.unlink(missing_ok=True)
-        self._about.unlink(missing_ok=True)
-
     def finish(self, path: Path) -> None:
         self.path.replace(path)
         self._about.unlink(missing_ok=True)
@@ -117,23 +109,24 @@ def _attempt(url: str, part: _Part, label: str, progress: bool) -> None:
     wanted = {"Range": f"bytes={start}-", "If-Range": str(part.validator)} if start else {}
     with _answer(url, wanted) as response:
         _check(response, url)
-        if response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-            pass
-        elif response.status == 200:
-            start = 0
-            part.begin(response.headers)
-        else:
+        goes_on = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+        if not goes_on and response.status != 200:
             part.begin({})  # the next attempt starts anew
             raise _Broken(f"the server answered HTTP {response.status} to a request for the rest")
+        chunk = response.read(_CHUNK)
+        if not goes_on:
+            if chunk.lstrip()[:20].lower().startswith(_HTML):
+                raise DatasetError(f"{url} answered with a page of HTML, not with a file.")
+            start = 0
+            part.begin(response.headers)
         length = response.headers.get("Content-Length", "")
         total = start + int(length) if length.isdecimal() else None
         bar = tqdm(total=total, initial=start, desc=label, unit="B", unit_scale=True, disable=not progress)
         with bar, part.path.open("ab") as file:
-            while chunk := response.read(_CHUNK):
-                if file.tell() == 0 and chunk.lstrip()[:20].lower().startswith(_HTML):
-                    raise DatasetError(f"{url} answered with a page of HTML, not with a file.")
+            while chunk:
                 file.write(chunk)
                 bar.update(len(chunk))
+                chunk = response.read(_CHUNK)
     if total is not None and part.size != total:
         raise _Broken(f"it broke off after {part.size} of {total} bytes")
 

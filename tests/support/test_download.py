@@ -69,6 +69,17 @@ def test_a_later_call_takes_it_up_but_never_mixes_two_files(server: FileServer, 
     assert ranges(server) == ["bytes=2000-"]
 
 
+def test_an_answer_that_is_no_file_costs_nothing_of_what_there_is(server: FileServer, tmp_path: Path) -> None:
+    (tmp_path / "data.bin.part").write_bytes(BODY[:1_000])
+    (tmp_path / "data.bin.part.json").write_text('{"validator": "\\"1\\""}')
+    for page in (Served(b"<html>Sign in", etag='"2"'), Served(b"", status=403, etag='"2"')):
+        server.files["data.bin"] = page
+        with pytest.raises(DatasetError):
+            download(f"{server.url}/data.bin", tmp_path / "data.bin", label="data", progress=False, pause=0)
+    assert fetch(server, Served(BODY), tmp_path) == BODY
+    assert ranges(server) == ["bytes=1000-"] * 3
+
+
 def test_a_server_that_never_sends_the_end_is_given_up(server: FileServer, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"data\.bin cannot be downloaded: .*"):
         fetch(server, Served(BODY, cuts=[10] * 99, ranges=False), tmp_path)
