@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import warnings
 from pathlib import Path
 from typing import Any
-
-import gymnasium
-from gymnasium.envs.registration import load_env_creator
 
 import agent_r1_gym.envs  # noqa: F401  # registers the environments
 from agent_r1_gym.core import ToolEnv
@@ -20,7 +16,7 @@ from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.policies import make_policy
 from agent_r1_gym.play.record import Trajectory
-from agent_r1_gym.registry import env_ids, last_name, make_text_env
+from agent_r1_gym.registry import env_ids, last_name, make_text_env, specification
 from agent_r1_gym.text import render_text
 
 QUESTIONS = 50
@@ -64,14 +60,6 @@ def page(identifier: str) -> str:
     ]
     env.close()
     return "\n\n".join(lines) + "\n"
-
-
-def specification(identifier: str) -> str:
-    """Returns the docstring of an environment: a line, then Markdown under Gymnasium's headings."""
-    entry_point = gymnasium.spec(identifier).entry_point
-    assert entry_point is not None
-    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    return inspect.cleandoc(creator.__doc__ or "")
 
 
 def arguments(identifier: str, options: dict[str, Any]) -> str:
