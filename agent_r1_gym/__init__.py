@@ -38,17 +38,26 @@ from agent_r1_gym.vector import ToolVectorEnv
 if TYPE_CHECKING:
     from agent_r1_gym.checker import check_tool_env
     from agent_r1_gym.datasets.tasks import load_tasks
-    from agent_r1_gym.wrappers import ContextWindow, MessageObservation, TokenObservation
+    from agent_r1_gym.wrappers import (
+        ChooseAction,
+        ContextWindow,
+        LanguageWrapper,
+        MessageObservation,
+        TextGame,
+        TokenObservation,
+    )
 
 __version__ = "0.2.0"
 
 __all__ = [
     "AgentR1Error",
+    "ChooseAction",
     "ConfigurationError",
     "ContextWindow",
     "EpisodeState",
     "Hit",
     "InfrastructureError",
+    "LanguageWrapper",
     "Message",
     "MessageObservation",
     "ParseError",
@@ -61,6 +70,7 @@ __all__ = [
     "RewardTerm",
     "SearchTool",
     "Task",
+    "TextGame",
     "TokenObservation",
     "Tool",
     "ToolCall",
@@ -84,8 +94,11 @@ __all__ = [
 ]
 
 _IMPORTED_WHEN_NAMED = {
+    "ChooseAction": "wrappers",
     "ContextWindow": "wrappers",
+    "LanguageWrapper": "wrappers",
     "MessageObservation": "wrappers",
+    "TextGame": "wrappers",
     "TokenObservation": "wrappers",
     "check_tool_env": "checker",
     "checker": "checker",

@@ -88,6 +88,16 @@ def register(id: str, entry_point: str | Callable[..., ToolEnv], *, kwargs: Mapp
     )
 
 
+def register_game(id: str, entry_point: str | Callable[..., TextEnv]) -> None:
+    """Registers a text environment that is no `ToolEnv`; `TextGame` checks the order of calls and limits turns itself.
+
+    Args:
+        id: "Namespace/Name-v0".
+        entry_point: the class, or "module:Class".
+    """
+    gymnasium.register(id, entry_point=entry_point, order_enforce=False, disable_env_checker=True)
+
+
 def env_ids() -> list[str]:
     """Returns every registered id of this suite."""
     return sorted(name for name, spec in gymnasium.registry.items() if spec.namespace == NAMESPACE)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import warnings
 from pathlib import Path
 from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import load_env_creator
 
 import agent_r1_gym.envs  # noqa: F401  # registers the environments
 from agent_r1_gym.core import ToolEnv
@@ -18,6 +22,7 @@ from agent_r1_gym.play.policies import make_policy
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import env_ids, last_name, make_text_env, specification
 from agent_r1_gym.text import render_text
+from agent_r1_gym.wrappers.game import TextGame
 
 QUESTIONS = 50
 """Number of questions behind each floor and ceiling."""
@@ -38,18 +43,17 @@ def write_all(folder: Path) -> None:
 
 def page(identifier: str) -> str:
     """Returns the page of one environment, in Markdown."""
+    creator = load_env_creator(gymnasium.spec(identifier).entry_point)
+    if issubclass(creator, TextGame):
+        return game_page(identifier, creator)
     options: dict[str, Any] = {} if "Fiction" in identifier else PREPARED
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SampleDataWarning)
         env = make_text_env(identifier, options)
         ceiling, floor = (play(identifier, options, policy) for policy in ("oracle", "naive"))
     assert isinstance(env.unwrapped, ToolEnv)
-    title, _, body = specification(identifier).partition("\n")
     lines = [
-        f"# {last_name(identifier)}",
-        title,
-        f"```python\n{_IMPORTS}\n\nenv = gym.make({arguments(identifier, options)})\n```",
-        body.strip(),
+        *described(identifier, options),
         "## Floor and ceiling",
         f"Played over {QUESTIONS} questions of `{env.unwrapped.describe_dataset()}`:",
         scores({"oracle (ceiling)": ceiling, "naive (floor)": floor}),
@@ -62,18 +66,55 @@ def page(identifier: str) -> str:
     return "\n\n".join(lines) + "\n"
 
 
+def game_page(identifier: str, creator: type[TextGame]) -> str:
+    """Returns the page of a game; one whose library is not installed here is not played."""
+    library = getattr(creator, "library", None)
+    if library and not importlib.util.find_spec(library):
+        return "\n\n".join(described(identifier, {})) + "\n"
+    policies = {"random (floor)": "random", "oracle (ceiling)": "oracle"}
+    env = make_text_env(identifier, {})
+    env.reset(seed=0)
+    known = isinstance(env.unwrapped, TextGame) and env.unwrapped.oracle() is not None
+    env.close()
+    runs = {label: play(identifier, {}, policy) for label, policy in list(policies.items())[: 1 + known]}
+    label, shown = list(runs.items())[-1]
+    rows = [f"| {label} | {mean(records, 'return')} | {mean(records, 'turns')} |" for label, records in runs.items()]
+    lines = [
+        *described(identifier, {}),
+        "## Floor and ceiling",
+        f"Played over {QUESTIONS} seeds:",
+        "\n".join(["| | return | turns |", "| --- | --- | --- |", *rows]),
+        f"## An episode of the policy {label.split()[0]}",
+        f"````text\n{render_text(shown[0].messages).strip()}\n````",
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def mean(records: list[Trajectory], name: str) -> str:
+    """Returns the mean of a measure of episodes as text."""
+    numbers = [record.measures()[name] for record in records]
+    return f"{sum(number for number in numbers if number is not None) / len(numbers):.2f}"
+
+
+def described(identifier: str, options: dict[str, Any]) -> list[str]:
+    """Returns the paragraphs that every page begins with."""
+    title, _, body = specification(identifier).partition("\n")
+    call = f"```python\n{_IMPORTS}\n\nenv = gym.make({arguments(identifier, options)})\n```"
+    return [f"# {last_name(identifier)}", title, call, body.strip()]
+
+
 def arguments(identifier: str, options: dict[str, Any]) -> str:
     """Returns what is written between the brackets of `gym.make`."""
     return ", ".join([f'"{identifier}"', *(f'{name}="{value}"' for name, value in options.items())])
 
 
 def play(identifier: str, options: dict[str, Any], policy: str) -> list[Trajectory]:
-    """Returns the episodes of a scripted policy, in the order of the questions."""
+    """Returns the episodes of a scripted policy, in the order of the questions, or of the seeds of a game."""
     player = Player(functools.partial(make_text_env, identifier, options), policy=policy)
     env = player.make_env().unwrapped
-    assert isinstance(env, ToolEnv)
     records: list[Trajectory] = []
-    jobs = evaluation_jobs(range(min(QUESTIONS, len(env.tasks))))
+    number = len(env.tasks) if isinstance(env, ToolEnv) else QUESTIONS
+    jobs = evaluation_jobs(range(min(QUESTIONS, number)), has_tasks=isinstance(env, ToolEnv))
     player.play(jobs, ScriptedEngine(make_policy(policy)), records.append)
     player.close()
     return sorted(records, key=lambda record: record.task_index)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import gymnasium
 import pytest
+from gymnasium.envs.registration import load_env_creator
 
 import agent_r1_gym.envs  # noqa: F401  # registers the environments
 from agent_r1_gym.core import ToolEnv
@@ -55,10 +56,15 @@ def test_nothing_has_to_be_looked_up_elsewhere(env_id: str) -> None:
     first, parts = sections(text)
     assert first == summary(env_id)
     assert not re.search(r"^As in `[^`]+`\.$", text, re.M)
-    assert "`<tool_call>{" in parts["Action Space"][1]
-    assert "valid_call +0.05" in parts["Process"][1]
-    assert "`tool_outcomes` (one outcome per call)" in parts["Information"][1]
-    assert "- `max_turns`: model turns per episode" in parts["Arguments"][1]
+    if issubclass(load_env_creator(gymnasium.spec(env_id).entry_point), ToolEnv):
+        assert "`<tool_call>{" in parts["Action Space"][1]
+        assert "valid_call +0.05" in parts["Process"][1]
+        assert "`tool_outcomes` (one outcome per call)" in parts["Information"][1]
+        assert "- `max_turns`: model turns per episode" in parts["Arguments"][1]
+    else:
+        assert "case, spaces and a full" in parts["Action Space"][1] or "foreign" in parts["Action Space"][1]
+        assert "`actions` (" in parts["Information"][1]
+        assert "max_turns=" in parts["Arguments"][1]
     assert parts["Version History"] == ("## Version History", "v0: first release.")
 
 

@@ -26,6 +26,7 @@ from agent_r1_gym.play.session import name_of
 from agent_r1_gym.registry import TextEnv, make_text_env
 from agent_r1_gym.support import plugins
 from agent_r1_gym.support.versions import install_command
+from agent_r1_gym.wrappers.game import TextGame
 
 _DECODING = {"temperature", "top_p", "max_turn_tokens"}
 _ENDPOINT = _DECODING | {"base_url", "tool_role", "timeout", "max_retries", "request"}
@@ -134,7 +135,7 @@ def check_policy(policy: str, env: TextEnv) -> None:
     name = make_policy(policy).name if method is None else method.name
     if name in ("naive", "naive-rag"):
         check_search(name, env)
-    elif name in ("oracle", "direct"):
+    elif name == "direct" or (name == "oracle" and not isinstance(env.unwrapped, TextGame)):
         check_tools(name, env)
 
 

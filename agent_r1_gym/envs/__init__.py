@@ -1,8 +1,9 @@
 """The registered environments: importing this module makes them known to Gymnasium."""
 
-from agent_r1_gym.registry import register
+from agent_r1_gym.registry import register, register_game
 
 _QA = "agent_r1_gym.envs.multihop_qa"
+_TOY = "agent_r1_gym.envs.toy_text"
 
 register("AgentR1/HotpotQA-v0", f"{_QA}:HotpotQAEnv")
 register("AgentR1/2WikiMultihopQA-v0", f"{_QA}:TwoWikiMultihopQAEnv")
@@ -10,3 +11,8 @@ register("AgentR1/MuSiQue-v0", f"{_QA}:MuSiQueEnv")
 register("AgentR1/FictionQA-v0", "agent_r1_gym.envs.fiction_qa:FictionQAEnv")
 register("AgentR1/SearchQA-v0", "agent_r1_gym.envs.search_qa:SearchQAEnv")
 register("AgentR1/MixedQA-v0", "agent_r1_gym.envs.mixed_qa:MixedQAEnv")
+
+register_game("AgentR1/FrozenLakeText-v0", f"{_TOY}:FrozenLakeTextEnv")
+register_game("AgentR1/TaxiText-v0", f"{_TOY}:TaxiTextEnv")
+register_game("AgentR1/CliffWalkingText-v0", f"{_TOY}:CliffWalkingTextEnv")
+register_game("AgentR1/BlackjackText-v0", f"{_TOY}:BlackjackTextEnv")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from agent_r1_gym.support.json_lines import read_json_lines
 from agent_r1_gym.support.plugins import named_object
 from agent_r1_gym.types import Message, Task, ToolCall, ToolOutcome
 
-POLICIES = ("oracle", "naive", "replay:RUN", "MODULE:NAME")
+POLICIES = ("oracle", "naive", "random", "replay:RUN", "MODULE:NAME")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class PolicyInput:
         parser: the format that the environment understands, None if it is no `ToolEnv`.
         task: the task with its gold answers; only oracles may look at it.
         tools: the tools of the episode as OpenAI-style function schemas.
-        oracle: returns what the environment's `oracle` says of the turn to come; None if it is no `ToolEnv`.
+        oracle: returns what the environment's `oracle` says of the turn to come; None if it has none.
+        actions: the texts that the environment names as possible now (`info["actions"]`), empty if it names none.
     """
 
     observation: str
@@ -43,6 +45,7 @@ class PolicyInput:
     task: Task
     tools: Sequence[Mapping[str, Any]] = ()
     oracle: Callable[[], ToolCall | str | None] | None = None
+    actions: Sequence[str] = ()
 
     @property
     def format(self) -> Parser:
@@ -91,8 +94,10 @@ class OraclePolicy(Policy):
 
     @staticmethod
     def _act(state: PolicyInput) -> str:
-        parser = state.format
         turn = state.oracle() if state.oracle is not None else None
+        if isinstance(turn, str) and state.parser is None:  # of a game, where an action is a text
+            return turn
+        parser = state.format
         if isinstance(turn, ToolCall) and state.turns_left == 1 and state.task.answers:
             turn = state.task.answers[0]
         if turn is None:
@@ -123,6 +128,32 @@ class NaivePolicy(Policy):
             return state.format.format_call(ToolCall("search", {"query": state.task.prompt}))
         hits: Any = state.outcomes[0].data if state.outcomes else None
         return state.format.format_answer(hits[0].passage.title if hits else "unknown")
+
+
+class RandomPolicy(Policy):
+    """Takes any of the actions that the environment names: the lower bound of a game.
+
+    The choice depends on seed and turn only, so a run can be repeated.
+    """
+
+    name = "random"
+
+    def act(self, inputs: Sequence[PolicyInput]) -> list[str]:
+        """Returns one of the possible actions.
+
+        Raises:
+            ConfigurationError: the environment names none.
+        """
+        return [self._act(state) for state in inputs]
+
+    @staticmethod
+    def _act(state: PolicyInput) -> str:
+        if not state.actions:
+            raise ConfigurationError(
+                "The policy `random` takes one of info['actions'], but this environment names none; use a model, "
+                "replay:RUN, or a policy of your own as MODULE:NAME."
+            )
+        return random.Random(f"{state.task.id}/{state.turn}").choice(state.actions)
 
 
 class ReplayPolicy(Policy):
@@ -173,7 +204,7 @@ def make_policy(spec: str) -> Policy:
     """
     if spec.startswith("replay:"):
         return ReplayPolicy(Path(spec.removeprefix("replay:")))
-    scripted: dict[str, type[Policy]] = {"oracle": OraclePolicy, "naive": NaivePolicy}
+    scripted: dict[str, type[Policy]] = {"oracle": OraclePolicy, "naive": NaivePolicy, "random": RandomPolicy}
     if spec in scripted:
         return scripted[spec]()
     if ":" not in spec:

@@ -21,8 +21,9 @@ from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.rewards import new_support
 from agent_r1_gym.scoring import sub_exact_match
 from agent_r1_gym.text import encodable
-from agent_r1_gym.types import Message, Task
+from agent_r1_gym.types import Message, Task, ToolCall
 from agent_r1_gym.vector import step_together
+from agent_r1_gym.wrappers.game import TextGame
 
 Step = tuple[str, SupportsFloat, bool, bool, dict[str, Any]]
 """What `env.step` returns."""
@@ -111,7 +112,8 @@ class Session:
             parser=self.parser,
             task=self.task,
             tools=() if tool_env is None else tool_env.tool_schemas,
-            oracle=None if tool_env is None else lambda: tool_env.oracle(tool_env.task, tool_env.transitions),
+            oracle=self._oracle(),
+            actions=self.info.get("actions", ()),
         )
 
     def ask(self) -> Prompt | str:
@@ -205,6 +207,12 @@ class Session:
             )
             raise
 
+    def _oracle(self) -> Callable[[], ToolCall | str | None] | None:
+        tool_env, game = self.tool_env, self.env.unwrapped
+        if tool_env is not None:
+            return lambda: tool_env.oracle(tool_env.task, tool_env.transitions)
+        return game.oracle if isinstance(game, TextGame) else None
+
     def _tokens(self) -> Tokens | None:
         return None
 
@@ -217,8 +225,8 @@ class Session:
     def _max_turns(self) -> int:
         """Returns the limit of turns: the environment's own, or that of Gymnasium's `TimeLimit` around it."""
         limit = self.env.spec.max_episode_steps if self.env.spec else None
-        own = _NO_LIMIT if self.tool_env is None else self.tool_env.max_turns
-        return min(own, limit or _NO_LIMIT)
+        own = getattr(self.env.unwrapped, "max_turns", None)  # of a ToolEnv or a TextGame
+        return min(own or _NO_LIMIT, limit or _NO_LIMIT)
 
     def _turn(self, action: str, reward: float, usage: Counted) -> Turn:
         info = self.info

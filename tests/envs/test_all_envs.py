@@ -22,7 +22,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.vector import ToolVectorEnv
 from tests.kit.examples import HOTPOTQA_ROW, write_json
 
-IDS = sorted(spec.id for spec in gymnasium.registry.values() if spec.namespace == "AgentR1")
+ALL_IDS = sorted(spec.id for spec in gymnasium.registry.values() if spec.namespace == "AgentR1")
 HEADINGS = [
     "Description",
     "Tools",
@@ -42,11 +42,16 @@ HEADINGS = [
 ]
 pytestmark = pytest.mark.filterwarnings("error")
 
-every_id = pytest.mark.parametrize("env_id", IDS)
-
 
 def creator(env_id):
     return load_env_creator(gymnasium.spec(env_id).entry_point)
+
+
+IDS = [env_id for env_id in ALL_IDS if issubclass(creator(env_id), ToolEnv)]
+"""The others are games: see test_all_games.py."""
+
+every_id = pytest.mark.parametrize("env_id", ALL_IDS)
+every_tool_env = pytest.mark.parametrize("env_id", IDS)
 
 
 def offline(env_id):
@@ -73,7 +78,7 @@ def test_the_issue_s_environments_are_registered():
     assert {f"AgentR1/{name}-v0" for name in names} <= set(IDS)
 
 
-@every_id
+@every_tool_env
 class TestContract:
     def test_gymnasium_finds_nothing_to_warn_of(self, env_id, make):
         check_env(make(env_id))
@@ -109,12 +114,13 @@ class TestContract:
         assert "hello" in shown
 
 
-@every_id
 class TestSpec:
+    @every_id
     def test_it_pickles(self, env_id):
         spec = pickle.loads(pickle.dumps(gymnasium.spec(env_id)))
         assert spec == gymnasium.spec(env_id)
 
+    @every_tool_env
     def test_it_survives_json_and_makes_the_same_environment(self, env_id, make):
         env = make(env_id, max_turns=2)
         again = gymnasium.make(EnvSpec.from_json(env.spec.to_json()))
@@ -122,6 +128,7 @@ class TestSpec:
         assert again.reset(seed=4)[0] == env.reset(seed=4)[0]
         assert json.loads(env.spec.to_json())["id"] == env_id
 
+    @every_id
     def test_it_prints(self, env_id):
         assert env_id in gymnasium.spec(env_id).pprint(disable_print=True, print_all=True)
 
@@ -142,10 +149,10 @@ def test_the_compact_style_of_fiction_keeps_the_contract(make):
 def test_the_registry_prints(capsys):
     gymnasium.pprint_registry()
     shown = capsys.readouterr().out
-    assert all(env_id in shown for env_id in IDS)
+    assert all(env_id in shown for env_id in ALL_IDS)
 
 
-@every_id
+@every_tool_env
 class TestVector:
     def test_make_vec_returns_the_transitions_of_single_environments(self, env_id, make):
         vector = gymnasium.make_vec(env_id, num_envs=3, **offline(env_id))
@@ -171,17 +178,19 @@ class TestVector:
         vector.close()
 
 
-@every_id
 class TestSpecification:
+    @every_id
     def test_the_docstring_has_its_headings_in_order(self, env_id):
         documentation = inspect.getdoc(creator(env_id))
         assert re.findall(r"^#{2,3} (.+)$", documentation, re.MULTILINE) == HEADINGS
 
+    @every_id
     def test_no_heading_stands_empty(self, env_id):
         sections = re.split(r"^#{2,3} .+$", inspect.getdoc(creator(env_id)), flags=re.MULTILINE)
         empty = [heading for heading, body in zip(HEADINGS, sections[1:], strict=True) if not body.strip()]
         assert empty in ([], ["Rewards", "Episode End"])
 
+    @every_id
     def test_the_docstring_lists_the_arguments_or_says_whose_they_are(self, env_id):
         arguments = inspect.getdoc(creator(env_id)).split("## Arguments")[1].split("\n## ")[0]
         names = [
@@ -192,12 +201,13 @@ class TestSpecification:
         missing = [name for name in names if f"`{name}=" not in arguments]
         assert not missing or "As in `AgentR1/" in arguments
 
+    @every_tool_env
     def test_the_bounds_of_the_process_preset(self, env_id, make):
         """As the docstring of HotpotQAEnv states them."""
         assert make(env_id, reward="process").reward_bounds == pytest.approx((-0.2, 1.25))
 
 
-@every_id
+@every_tool_env
 def test_the_default_call_works_and_says_when_it_serves_the_sample(env_id):
     """A fresh process, because the warning comes once in one for each data set; prepared data gives none."""
     code = (
@@ -213,7 +223,7 @@ def test_the_default_call_works_and_says_when_it_serves_the_sample(env_id):
     assert done.stdout.strip() in ("[]", str(["SampleDataWarning"] * datasets))
 
 
-@every_id
+@every_tool_env
 def test_samples_of_the_action_space_can_be_played(env_id, make):
     env = make(env_id)
     env.action_space.seed(0)

@@ -1,0 +1,148 @@
+"""Text environments for classical RL: a choice among texts as action, numbers as observation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.utils import RecordConstructorArgs
+
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.support.checks import check_integer, check_items
+
+Candidates = Sequence[str] | Callable[[dict[str, Any]], Sequence[str]]
+Encoder = Callable[[str], Any]
+BYTES = 257
+"""Size of the vocabulary of `observations="tokens"`: padding (0) and the 256 bytes of UTF-8 (1 to 256)."""
+
+
+class ChooseAction(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """Makes a text environment's actions `Discrete`, and its observations numbers if that is wanted.
+
+        env = ChooseAction(gym.make("AgentR1/FrozenLakeText-v0"), observations="tokens")
+
+    The action `a` is the text `candidates[a]`. Where the list changes from step to step, **an action beyond its end
+    wraps around**: it is the text `candidates[a % len(candidates)]`. `info["action_mask"]` (int8, shape (n,)) is 1 for
+    what is in the list, `info["candidates"]` is the list, and `action_masks()` is the mask as sb3-contrib's
+    MaskablePPO asks for it. A list that is longer than `most` is cut there.
+
+    Token ids in a `Box` are quantities to every classical library: a policy sees that "b" is twice "a" and hardly
+    learns. So tokens come as `MultiDiscrete`, which libraries encode one-hot by themselves;
+    `adapters.sb3.TokenExtractor` embeds them in fewer weights.
+
+    Args:
+        env: an environment that takes texts.
+        candidates: the texts, or a function from `info` to those of this step; None: those that the environment lists
+            in `info["actions"]`.
+        most: number of actions; needed unless `candidates` is a list.
+        observations: "same" leaves them as they are; "tokens": the last `max_tokens` bytes of the text as ids,
+            `MultiDiscrete` of shape (max_tokens,), padded with 0 at the end; or a function from the text to a vector
+            of floats (an encoder of sentences), `Box` of its shape and float32.
+        max_tokens: see `observations`.
+
+    Raises:
+        ConfigurationError: an argument does not fit; or, from `reset` and `step`, there are no candidates, or the
+            encoder returned another shape or what is not finite.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, str],
+        candidates: Candidates | None = None,
+        *,
+        most: int | None = None,
+        observations: str | Encoder = "same",
+        max_tokens: int = 256,
+    ) -> None:
+        RecordConstructorArgs.__init__(
+            self,
+            candidates=candidates,
+            most=most,
+            observations=observations,
+            max_tokens=max_tokens,
+            _disable_deepcopy=True,
+        )
+        super().__init__(env)
+        if candidates is not None and not callable(candidates):
+            check_items("candidates", candidates, str)
+            most = len(candidates) if most is None else most
+        if most is None:
+            raise ConfigurationError("ChooseAction needs most=, the number of actions, where the candidates change.")
+        check_integer("most (the number of actions)", most, 1)
+        check_integer("max_tokens", max_tokens, 1)
+        self._source, self._max_tokens = candidates, max_tokens
+        self._candidates: tuple[str, ...] = ()
+        self.action_space = Discrete(most)
+        self._encoder: Encoder | None = None
+        if observations == "tokens":
+            self._encoder = self._tokens
+            self.observation_space = MultiDiscrete(np.full(max_tokens, BYTES))
+        elif callable(observations):
+            self._encoder = observations
+            self.observation_space = Box(-np.inf, np.inf, np.asarray(observations("")).shape, np.float32)
+        elif observations != "same":
+            raise ConfigurationError(f'observations must be "same", "tokens" or a function, got {observations!r}.')
+        if self._encoder is not None and not isinstance(env.observation_space, gymnasium.spaces.Text):
+            raise ConfigurationError(f'{env} observes {env.observation_space}, not text; use observations="same".')
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._list(info)
+        return self._encode(observation), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Takes the candidate with that number.
+
+        Raises:
+            ConfigurationError: the last step left no candidates.
+        """
+        if not self.action_space.contains(action):
+            raise ConfigurationError(f"The action {action!r} is not in {self.action_space}.")
+        if not self._candidates:
+            raise ConfigurationError(f"There is no candidate for the next action of {self.env}.")
+        text = self._candidates[int(action) % len(self._candidates)]
+        observation, reward, terminated, truncated, info = self.env.step(text)
+        self._list(info)
+        return self._encode(observation), reward, terminated, truncated, info
+
+    def action_masks(self) -> npt.NDArray[np.bool_]:
+        """Returns which actions are in the present list, bool (n,)."""
+        return np.arange(self._most) < len(self._candidates)
+
+    @property
+    def _most(self) -> int:
+        space = self.action_space
+        assert isinstance(space, Discrete)
+        return int(space.n)
+
+    def _list(self, info: dict[str, Any]) -> None:
+        """Keeps the candidates of the next step, and tells them in `info`."""
+        if self._source is None and "actions" not in info:
+            raise ConfigurationError(f"{self.env} lists no info['actions']; give ChooseAction the candidates.")
+        given = info["actions"] if self._source is None else self._source
+        texts = given(info) if callable(given) else given
+        check_items("candidates", texts, str)
+        self._candidates = tuple(texts[: self._most])
+        info["candidates"], info["action_mask"] = self._candidates, self.action_masks().astype(np.int8)
+
+    def _encode(self, observation: Any) -> Any:
+        if self._encoder is None:
+            return observation
+        encoded = np.asarray(self._encoder(observation), dtype=self.observation_space.dtype)
+        if not self.observation_space.contains(encoded) or not np.isfinite(encoded).all():
+            raise ConfigurationError(
+                f"The encoder returned shape {encoded.shape} for {observation!r:.40}; expected finite numbers of shape "
+                f"{self.observation_space.shape}, as for an empty text."
+            )
+        return encoded
+
+    def _tokens(self, text: str) -> npt.NDArray[np.int64]:
+        data = np.frombuffer(text.encode()[-self._max_tokens :], dtype=np.uint8)
+        ids = np.zeros(self._max_tokens, dtype=np.int64)
+        ids[: len(data)] = data.astype(np.int64) + 1
+        return ids

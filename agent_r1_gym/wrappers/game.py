@@ -1,0 +1,143 @@
+"""A text environment out of two functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from math import isfinite
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from agent_r1_gym.errors import ActionTypeError, AgentR1Error, ConfigurationError, EpisodeError
+from agent_r1_gym.spaces import UnicodeText, is_encodable
+from agent_r1_gym.support.checks import KnownOptions, check_integer
+
+Opening = str | tuple[str, Mapping[str, Any]]
+_Step = tuple[str, float, bool, bool, dict[str, Any]]
+_HIGHEST_SEED = 2**31
+
+
+class TextGame(KnownOptions, gymnasium.Env[str, str]):
+    """A text environment out of two functions, whoever wrote them.
+
+        game = TextGame(reset=lambda seed: "Heads or tails?", step=lambda action: ("Over.", float("heads" in action), True, {}))
+
+    What the functions return is checked: an observation that is no text, a reward that is no number, or whatever they
+    raise is a `ConfigurationError` that names game, turn and seed. Every observation is a user turn, so it should hold
+    what is new; a loop of one's own that wants the history keeps it.
+
+    Args:
+        reset: gets a seed (always an integer: that of `reset(seed=...)`, else one drawn from the environment's
+            generator) and returns the first observation, or observation and info.
+        step: gets the action and returns (observation, reward, terminated, truncated, info) as Gymnasium does, or
+            (observation, reward, done, info). An episode that is both terminated and truncated counts as terminated.
+        max_turns: the episode is truncated after this many turns; None: never.
+        close: called by `close`.
+        oracle: returns the best next action, for `--policy oracle`.
+        max_chars: longest observation and action, in characters.
+
+    Raises:
+        ConfigurationError: an argument does not fit, or a function broke the contract above.
+        EpisodeError: `step` before `reset` or after the end.
+    """  # noqa: E501
+
+    def __init__(
+        self,
+        reset: Callable[[int], Opening],
+        step: Callable[[str], tuple[Any, ...]],
+        *,
+        max_turns: int | None = None,
+        close: Callable[[], None] | None = None,
+        oracle: Callable[[], str] | None = None,
+        max_chars: int = 65_536,
+    ) -> None:
+        check_integer("max_turns", 1 if max_turns is None else max_turns, 1)
+        self._reset, self._step, self._close, self._oracle = reset, step, close, oracle
+        self.max_turns = max_turns
+        self.observation_space = UnicodeText(max_chars)
+        self.action_space = UnicodeText(max_chars)
+        self._running = False
+        self._turns, self._seed = 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Starts an episode; there are no `options`."""
+        super().reset(seed=seed)
+        if options:
+            raise ConfigurationError(f"{self._name} takes no options in reset, got {options!r:.200}.")
+        self._seed = int(self.np_random.integers(_HIGHEST_SEED)) if seed is None else seed
+        self._running, self._turns = False, 0
+        with self._named():
+            opening = self._reset(self._seed)
+        text, info = opening if isinstance(opening, tuple) and len(opening) == 2 else (opening, {})
+        self._running = True
+        return self._text(text), self._info(info)
+
+    def step(self, action: str) -> _Step:
+        """Plays one turn."""
+        if not isinstance(action, str):
+            raise ActionTypeError(f"An action of {self._name} is a text, got {type(action).__name__}.")
+        if not self._running:
+            raise EpisodeError(f"No episode of {self._name} is running; call reset.")
+        self._turns += 1
+        with self._named():
+            outcome = self._step(action)
+        if not isinstance(outcome, tuple) or len(outcome) not in (4, 5):
+            raise self._broken(f"step returned {outcome!r:.80}; expected 4 or 5 values as Gymnasium has them")
+        observation, reward, terminated, *cut, info = outcome
+        if not all(isinstance(flag, bool | np.bool_) for flag in (terminated, *cut)):
+            raise self._broken(f"terminated and truncated are {(terminated, *cut)!r:.80}; expected booleans")
+        text, number, told = self._text(observation), self._number(reward), self._info(info)
+        ended, truncated = bool(terminated), bool(cut and cut[0]) and not terminated
+        if self._turns == self.max_turns and not ended and not truncated:
+            truncated = True
+            told.setdefault("end_reason", "max_turns")
+        self._running = not (ended or truncated)
+        return text, number, ended, truncated, told
+
+    def oracle(self) -> str | None:
+        """Returns the best next action, None if nobody knows it."""
+        return None if self._oracle is None else self._oracle()
+
+    def close(self) -> None:
+        """Closes the game."""
+        if self._close is not None:
+            self._close()
+
+    @property
+    def _name(self) -> str:
+        return self.spec.id if self.spec else type(self).__name__
+
+    def _broken(self, what: str) -> ConfigurationError:
+        return ConfigurationError(f"{self._name}, turn {self._turns}, seed {self._seed}: {what}.")
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except AgentR1Error:  # says what is wrong already
+            raise
+        except Exception as error:  # a foreign game may raise anything
+            raise self._broken(f"the game raised {type(error).__name__}: {error}") from error
+
+    def _text(self, text: Any) -> str:
+        if not isinstance(text, str) or not is_encodable(text):
+            raise self._broken(f"the observation is {text!r:.80}; expected a text")
+        if not self.observation_space.contains(text):
+            raise self._broken(f"the observation has {len(text)} characters; raise max_chars or shorten it")
+        return text
+
+    def _number(self, reward: Any) -> float:
+        try:
+            number = float(reward)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not isfinite(number) or isinstance(reward, str):
+            raise self._broken(f"the reward is {reward!r:.80}; expected a finite number")
+        return number
+
+    def _info(self, info: Any) -> dict[str, Any]:
+        if not isinstance(info, Mapping):
+            raise self._broken(f"info is {info!r:.80}; expected a dictionary")
+        return dict(info)

@@ -1,0 +1,51 @@
+"""Games with named actions through the commands: their oracle, the random policy, and who knows none of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+from agent_r1_gym import TextGame
+from agent_r1_gym.cli.main import main
+from agent_r1_gym.evaluation.run_folder import RunFolder
+
+LAKE = "AgentR1/FrozenLakeText-v0"
+
+
+def test_the_oracle_of_a_game_plays_it(run_folder: Path) -> None:
+    assert main(["rollout", LAKE, "--option", "random_maps=true", "-n", "8", "--out", "run"]) == 0
+    records = RunFolder(run_folder / "run").episodes()
+    assert [record.episode_return for record in records] == [1.0] * 8
+    assert len({record.question for record in records}) > 4
+
+
+def test_the_random_policy_takes_named_actions_and_can_be_repeated(run_folder: Path) -> None:
+    for out in ("one", "two"):
+        assert main(["eval", LAKE, "--policy", "random", "-n", "20", "--out", out]) == 0
+    one, two = (RunFolder(run_folder / out).episodes() for out in ("one", "two"))
+    actions = [[turn.action for turn in record.turns] for record in one]
+    assert {action for episode in actions for action in episode} == {"left", "down", "right", "up"}
+    assert len({tuple(episode) for episode in actions}) > 10
+    assert actions == [[turn.action for turn in record.turns] for record in two]
+
+
+def test_the_turns_that_are_left_are_known(run_folder: Path) -> None:
+    assert main(["rollout", LAKE, "--option", "max_turns=2", "-n", "1", "--out", "run"]) == 0
+    (record,) = RunFolder(run_folder / "run").episodes()
+    assert (record.truncated, record.end_reason, len(record.turns)) == (True, "max_turns", 2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"), [("random", "this environment names none"), ("oracle", "the environment is no ToolEnv")]
+)
+def test_a_game_that_names_nothing_is_said_to(
+    policy: str, message: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gymnasium.register("My/Coin-v0", lambda: TextGame(lambda seed: "?", lambda action: ("!", 0, True, {})))
+    try:
+        assert main(["eval", "My/Coin-v0", "--policy", policy, "-n", "1", "--out", "run"]) == 2
+    finally:
+        gymnasium.registry.pop("My/Coin-v0", None)
+    assert message in capsys.readouterr().err
