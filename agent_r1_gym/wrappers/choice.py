@@ -23,7 +23,7 @@ BYTES = 257
 class ChooseAction(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """Makes a text environment's actions `Discrete`, and its observations numbers if that is wanted.
 
-        env = ChooseAction(gym.make("AgentR1/FrozenLakeText-v0"), observations="tokens")
+        env = ChooseAction(gym.make("AgentR1/FrozenLakeText-v0"), most=4, observations="tokens")
 
     The action `a` is the text `candidates[a]`. Where the list changes from step to step, **an action beyond its end
     wraps around**: it is the text `candidates[a % len(candidates)]`. `info["action_mask"]` (int8, shape (n,)) is 1 for

@@ -50,7 +50,7 @@ class TextGame(KnownOptions, gymnasium.Env[str, str]):
         *,
         max_turns: int | None = None,
         close: Callable[[], None] | None = None,
-        oracle: Callable[[], str] | None = None,
+        oracle: Callable[[], str | None] | None = None,
         max_chars: int = 65_536,
     ) -> None:
         check_integer("max_turns", 1 if max_turns is None else max_turns, 1)

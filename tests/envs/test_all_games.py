@@ -24,7 +24,13 @@ GAMES = {
 TOYS = [env_id for env_id, creator in GAMES.items() if creator.__module__ == "agent_r1_gym.envs.toy_text"]
 pytestmark = pytest.mark.filterwarnings("error")
 
-every_game = pytest.mark.parametrize("env_id", sorted(GAMES))
+every_game = pytest.mark.parametrize(
+    "env_id",
+    [
+        pytest.param(env_id, marks=pytest.mark.adapters if hasattr(creator, "library") else ())
+        for env_id, creator in sorted(GAMES.items())
+    ],
+)
 every_toy = pytest.mark.parametrize("env_id", sorted(TOYS))
 
 
