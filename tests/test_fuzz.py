@@ -26,9 +26,9 @@ from agent_r1_gym.retrieval.base import Hit, Retriever
 from agent_r1_gym.tools import SearchTool
 from agent_r1_gym.types import Passage, Task
 from tests.kit.helpers import TASKS, CounterTool, GivenTool, headers_of, split_observation
+from tests.kit.registered import TOOL_ENVS
 
 ACTIONS = int(os.environ.get("AGENT_R1_FUZZ_ACTIONS", "5000"))
-IDS = sorted(name for name in gymnasium.registry if name.startswith("AgentR1/"))
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"parser": "hermes", "reward": "process", "max_turns": 8},
     {"parser": "hermes", "reward": "agent_r1", "setting": "distractor", "feedback": "short"},
@@ -262,7 +262,7 @@ class Fuzz:
         return terminated or truncated
 
 
-CASES = [(name, setting) for name in (*IDS, "poisoned") for setting in range(len(SETTINGS))]
+CASES = [(name, setting) for name in (*TOOL_ENVS, "poisoned") for setting in range(len(SETTINGS))]
 
 
 @pytest.mark.parametrize(("name", "setting"), CASES)

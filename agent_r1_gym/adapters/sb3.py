@@ -6,7 +6,7 @@
     env = ChooseAction(gym.make("AgentR1/FrozenLakeText-v0"), most=4, observations="tokens")
     PPO("MlpPolicy", env, policy_kwargs={"features_extractor_class": TokenExtractor}).learn(10_000)
 
-Without it SB3 gives its first layer one weight per position, byte and unit; with it one vector per byte is learned. Give
+Without it the first layer of SB3 has a weight per position, byte and unit; with it one vector per byte is learned. Give
 PPO an `ent_coef` (.01): without it a choice among texts often freezes on one of them.
 """
 

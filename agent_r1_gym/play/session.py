@@ -225,7 +225,8 @@ class Session:
     def _max_turns(self) -> int:
         """Returns the limit of turns: the environment's own, or that of Gymnasium's `TimeLimit` around it."""
         limit = self.env.spec.max_episode_steps if self.env.spec else None
-        own = getattr(self.env.unwrapped, "max_turns", None)  # of a ToolEnv or a TextGame
+        bare = self.env.unwrapped
+        own = bare.max_turns if isinstance(bare, ToolEnv | TextGame) else None
         return min(own or _NO_LIMIT, limit or _NO_LIMIT)
 
     def _turn(self, action: str, reward: float, usage: Counted) -> Turn:

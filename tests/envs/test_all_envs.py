@@ -11,7 +11,7 @@ import warnings
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
 import agent_r1_gym  # noqa: F401 - registers the environments
@@ -21,8 +21,8 @@ from agent_r1_gym.envs.multihop_qa import MultiHopQAEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.vector import ToolVectorEnv
 from tests.kit.examples import HOTPOTQA_ROW, write_json
+from tests.kit.registered import IDS, TOOL_ENVS, creator
 
-ALL_IDS = sorted(spec.id for spec in gymnasium.registry.values() if spec.namespace == "AgentR1")
 HEADINGS = [
     "Description",
     "Tools",
@@ -43,15 +43,8 @@ HEADINGS = [
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-def creator(env_id):
-    return load_env_creator(gymnasium.spec(env_id).entry_point)
-
-
-IDS = [env_id for env_id in ALL_IDS if issubclass(creator(env_id), ToolEnv)]
-"""The others are games: see test_all_games.py."""
-
-every_id = pytest.mark.parametrize("env_id", ALL_IDS)
-every_tool_env = pytest.mark.parametrize("env_id", IDS)
+every_id = pytest.mark.parametrize("env_id", IDS)
+every_tool_env = pytest.mark.parametrize("env_id", TOOL_ENVS)
 
 
 def offline(env_id):
@@ -149,7 +142,7 @@ def test_the_compact_style_of_fiction_keeps_the_contract(make):
 def test_the_registry_prints(capsys):
     gymnasium.pprint_registry()
     shown = capsys.readouterr().out
-    assert all(env_id in shown for env_id in ALL_IDS)
+    assert all(env_id in shown for env_id in IDS)
 
 
 @every_tool_env

@@ -8,34 +8,28 @@ import pickle
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
-import agent_r1_gym  # noqa: F401 - registers the environments
 from agent_r1_gym.envs.toy_text import best_actions
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.wrappers.game import TextGame
+from tests.kit.registered import GAMES, creator
 
-GAMES = {
-    spec.id: creator
-    for spec in gymnasium.registry.values()
-    if spec.namespace == "AgentR1" and issubclass(creator := load_env_creator(spec.entry_point), TextGame)
-}
-TOYS = [env_id for env_id, creator in GAMES.items() if creator.__module__ == "agent_r1_gym.envs.toy_text"]
+TOYS = [env_id for env_id in GAMES if creator(env_id).__module__ == "agent_r1_gym.envs.toy_text"]
 pytestmark = pytest.mark.filterwarnings("error")
 
 every_game = pytest.mark.parametrize(
     "env_id",
     [
-        pytest.param(env_id, marks=pytest.mark.adapters if hasattr(creator, "library") else ())
-        for env_id, creator in sorted(GAMES.items())
+        pytest.param(env_id, marks=pytest.mark.adapters if hasattr(creator(env_id), "library") else ())
+        for env_id in GAMES
     ],
 )
-every_toy = pytest.mark.parametrize("env_id", sorted(TOYS))
+every_toy = pytest.mark.parametrize("env_id", TOYS)
 
 
 def make(env_id, **options):
-    library = getattr(GAMES[env_id], "library", None)
+    library = getattr(creator(env_id), "library", None)
     if library and not importlib.util.find_spec(library):
         pytest.skip(f"{library} is not installed")
     return gymnasium.make(env_id, **options)

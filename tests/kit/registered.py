@@ -1,0 +1,22 @@
+"""The registered environments of this suite by kind, as Gymnasium's registry has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import load_env_creator
+
+import agent_r1_gym.envs  # noqa: F401 - registers the environments
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.wrappers.game import TextGame
+
+
+def creator(env_id: str) -> Any:
+    """Returns the class of an environment."""
+    return load_env_creator(gymnasium.spec(env_id).entry_point)
+
+
+IDS = sorted(spec.id for spec in gymnasium.registry.values() if spec.namespace == "AgentR1")
+TOOL_ENVS = [env_id for env_id in IDS if issubclass(creator(env_id), ToolEnv)]
+GAMES = [env_id for env_id in IDS if issubclass(creator(env_id), TextGame)]
