@@ -72,6 +72,10 @@ class TextArenaEnv(TextGame):
         self._game: Any = None
         self._shown = ""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what pickles: a running game of TextArena does not."""
+        return {**self.__dict__, "_game": None, "_running": False}
+
     def _open(self, seed: int) -> Opening:
         import textarena
 

@@ -22,7 +22,13 @@ _HIGHEST_SEED = 2**31
 class TextGame(KnownOptions, gymnasium.Env[str, str]):
     """A text environment out of two functions, whoever wrote them.
 
-        game = TextGame(reset=lambda seed: "Heads or tails?", step=lambda action: ("Over.", float("heads" in action), True, {}))
+        def toss(seed):
+            return "Heads or tails?"
+
+        def call(action):
+            return "Over.", float("heads" in action), True, {}
+
+        env = TextGame(toss, call)
 
     What the functions return is checked: an observation that is no text, a reward that is no number, or whatever they
     raise is a `ConfigurationError` that names game, turn and seed. Every observation is a user turn, so it should hold
@@ -41,7 +47,7 @@ class TextGame(KnownOptions, gymnasium.Env[str, str]):
     Raises:
         ConfigurationError: an argument does not fit, or a function broke the contract above.
         EpisodeError: `step` before `reset` or after the end.
-    """  # noqa: E501
+    """
 
     def __init__(
         self,

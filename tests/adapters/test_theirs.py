@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from types import ModuleType
@@ -75,6 +76,17 @@ def test_games_that_draw_globally_do_not_disturb_each_other():
     draws(second, 3, seed=2)
     assert mixed + draws(first, 2) == expected
     assert random.random() == outside
+
+
+@pytest.mark.adapters
+@pytest.mark.parametrize("name", ["TextWorld", "TextArena", "ReasoningGym", "GEM", "SkyRLGym"])
+def test_an_environment_pickles_in_the_middle_of_an_episode(name):
+    env = make(name, **({"games": 1, "nb_objects": 3} if name == "TextWorld" else {}))
+    text, _ = env.reset(seed=3)
+    again = pickle.loads(pickle.dumps(env))
+    assert again.reset(seed=3)[0] == text
+    env.close()
+    again.close()
 
 
 @pytest.mark.adapters
