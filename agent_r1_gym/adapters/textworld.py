@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +13,25 @@ from agent_r1_gym.support.files import atomic_directory, home, locked
 from agent_r1_gym.wrappers.game import Opening, TextGame
 
 _LONGEST_COMMAND = 190
+_PARTS = re.compile(r"[.,;]|\bthen\b|\band\b")
+_OUTSIDE = frozenset(
+    [
+        "save",
+        "restore",
+        "restart",
+        "undo",
+        "quit",
+        "q",
+        "script",
+        "transcript",
+        "noscript",
+        "unscript",
+        "record",
+        "replay",
+        "verify",
+    ]
+)
+"""Commands to the engine instead of the game: they would write files into the current folder, or play it again."""
 _TOLD = ("admissible_commands", "objective", "description", "won", "lost", "policy_commands")
 
 
@@ -26,7 +46,8 @@ class TextWorldEnv(TextGame):
 
     ## Action Space
     `UnicodeText(65536)`: the last line that is not empty is the command, read by the foreign engine, such as
-    `open red box`. Control characters and backslashes, which the engine does not survive, are left out.
+    `open red box`. Control characters and backslashes, which the engine does not survive, are left out,
+    and what is said to the engine instead of the game (`save`, `quit`, `undo`) moves nothing.
 
     ## Observation Space
     `UnicodeText(65536)`: what is new. At the start the objective and the room, then what the engine says; both end with
@@ -108,6 +129,9 @@ class TextWorldEnv(TextGame):
         lines = [line for line in action.splitlines() if line.strip()] or [""]
         # An empty command makes the engine wait, and a backslash makes it ask again for ever.
         command = "".join(letter for letter in lines[-1] if letter.isprintable() and letter != "\\").strip()
+        first_words = (part.split(maxsplit=1)[0] for part in _PARTS.split(command.lower()) if part.strip())
+        if not _OUTSIDE.isdisjoint(first_words):
+            return self._shown("That is no command of the game."), 0.0, False, self._told()
         with ALONE:
             self._state, score, done = self._engine.step(command[:_LONGEST_COMMAND] or "look")
         reward, self._score = score - self._score - bool(self._state["lost"]), score

@@ -116,6 +116,19 @@ class TestTextWorld:
         assert "\x1b" not in texts[0]
         env.close()
 
+    @pytest.mark.parametrize(
+        "turn", ["save", "SAVE", "look. save", "look then save", "look, script", "restart", "undo"]
+    )
+    def test_the_engine_itself_takes_no_orders(self, turn, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        env = self.make()
+        ((text, reward, terminated, truncated, _), (after, *_)) = episode(env, [turn, "look"])
+        assert text.startswith("That is no command of the game.")
+        assert (reward, terminated, truncated) == (0.0, False, False)
+        assert "-=" in after
+        assert list(tmp_path.iterdir()) == []
+        env.close()
+
     def test_the_commands_can_be_hidden(self):
         env = self.make(show_commands=False)
         text, info = env.reset(seed=0)
