@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from agent_r1_gym.checker import check_tool_env
     from agent_r1_gym.datasets.tasks import load_tasks
     from agent_r1_gym.tools.mcp import mcp_tools
+    from agent_r1_gym.tools.openapi import openapi_tools
     from agent_r1_gym.wrappers import ContextWindow, MessageObservation, TokenObservation
 
 __version__ = "0.2.0"
@@ -80,6 +81,7 @@ __all__ = [
     "make_retriever",
     "make_rewards",
     "mcp_tools",
+    "openapi_tools",
     "register",
     "to_chat",
     "tool",
@@ -93,6 +95,7 @@ _IMPORTED_WHEN_NAMED = {
     "checker": "checker",
     "load_tasks": "datasets.tasks",
     "mcp_tools": "tools.mcp",
+    "openapi_tools": "tools.openapi",
     "wrappers": "wrappers",
 }
 """Module of each name that few programs need; importing them all takes a sixth of the package's own time."""

@@ -296,7 +296,7 @@ def _outcome(result: Mapping[str, Any], hide: Callable[[str], str]) -> ToolOutco
     """
     content = result.get("content", [])
     texts = [text for part in content if (text := _text(part)) is not None]
-    structured = result.get("structuredContent")
+    structured = json.loads(hide(json.dumps(result.get("structuredContent"))))
     if not texts and structured is not None:
         texts = [json.dumps(structured, ensure_ascii=False)]
     unseen = [part.get("mimeType") or part.get("type", "?") for part in content if _text(part) is None]
