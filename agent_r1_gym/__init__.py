@@ -38,6 +38,7 @@ from agent_r1_gym.vector import ToolVectorEnv
 if TYPE_CHECKING:
     from agent_r1_gym.checker import check_tool_env
     from agent_r1_gym.datasets.tasks import load_tasks
+    from agent_r1_gym.tools.as_tool import as_tool
     from agent_r1_gym.tools.mcp import mcp_tools
     from agent_r1_gym.tools.openapi import openapi_tools
     from agent_r1_gym.wrappers import ContextWindow, MessageObservation, TokenObservation
@@ -72,6 +73,7 @@ __all__ = [
     "ToolVectorEnv",
     "Transition",
     "__version__",
+    "as_tool",
     "check_tool_env",
     "envs",
     "info_from_dict",
@@ -91,6 +93,7 @@ _IMPORTED_WHEN_NAMED = {
     "ContextWindow": "wrappers",
     "MessageObservation": "wrappers",
     "TokenObservation": "wrappers",
+    "as_tool": "tools.as_tool",
     "check_tool_env": "checker",
     "checker": "checker",
     "load_tasks": "datasets.tasks",

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 NAMES = """
 AgentR1Error ConfigurationError ContextWindow EpisodeState Hit InfrastructureError Message MessageObservation ParseError
 ParsedTurn Parser Passage QADataset Question Retriever RewardTerm SearchTool Task TokenObservation Tool ToolCall ToolEnv
-ToolError ToolOutcome ToolVectorEnv Transition __version__ check_tool_env envs info_from_dict info_to_dict
+ToolError ToolOutcome ToolVectorEnv Transition __version__ as_tool check_tool_env envs info_from_dict info_to_dict
 load_dataset load_tasks make_retriever make_rewards mcp_tools openapi_tools register to_chat tool
 """
 

@@ -56,3 +56,7 @@ class EventLoop:
 
     def _forget(self) -> None:
         self._loop, self._lock = None, threading.Lock()
+
+
+SHARED = EventLoop("agent-r1-async")
+"""For coroutines of users and other libraries."""

@@ -15,7 +15,8 @@ from agent_r1_gym.support.http import HTTPClient, Reply, TooLargeError
 from agent_r1_gym.support.secrets import Secrets
 from agent_r1_gym.tool import Arguments, Tool
 from agent_r1_gym.tools.foreign import fitting_names, fitting_schema, fitting_text
-from agent_r1_gym.tools.openapi_document import Operation, Place, Unfit, operations, read_document
+from agent_r1_gym.tools.openapi_document import Operation, Place, operations, read_document
+from agent_r1_gym.tools.schemas import Unfit
 from agent_r1_gym.types import ToolOutcome
 
 Credentials = Mapping[str, str] | Callable[[], Mapping[str, str]]
