@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from agent_r1_gym.errors import (
     MissingDependencyError,
     ToolError,
 )
+from agent_r1_gym.support.checks import check_seconds
 from agent_r1_gym.support.lifetime import Lifetime
 from agent_r1_gym.support.versions import install_command
 from agent_r1_gym.text import neutralise
@@ -74,19 +76,30 @@ def mcp_tools(
         max_output_chars: longer outputs are cut, with a note that says so.
 
     Raises:
-        ConfigurationError: neither or both of `command` and `url`, a wrong value, or a tool that is not fit for use.
+        ConfigurationError: neither or both of `command` and `url`, a wrong value, or no tool that can be used (one
+            whose schema cannot be checked is left out with a warning).
         InfrastructureError: the server cannot be reached, wants a login, or does not speak MCP.
         MissingDependencyError: the package `mcp` is not installed.
     """
+    check_seconds("timeout", timeout)
     address = _address(command, url, env, cwd, headers, connect_timeout)
     if importlib.util.find_spec("mcp") is None:
         raise MissingDependencyError(f"Tools of MCP servers need the package mcp: {install_command('mcp')}")
     server = McpServer(address, shared=shared)
     names = fitting_names([spec["name"] for spec in server.listed], prefix=prefix, source=f"MCP server {server.name!r}")
-    return [
-        McpTool(server, spec, names[spec["name"]], timeout=timeout, max_output_chars=max_output_chars)
-        for spec in server.listed
-    ]
+    tools, unfit = [], []
+    for spec in server.listed:
+        try:
+            tools.append(McpTool(server, spec, names[spec["name"]], timeout=timeout, max_output_chars=max_output_chars))
+        except ConfigurationError as error:
+            unfit.append(str(error))
+    if not tools:
+        raise ConfigurationError(
+            f"MCP server {server.name!r} lists no tool that can be used. {' '.join(unfit)}"[:1_000]
+        )
+    if unfit:
+        warnings.warn(f"Tools are left out: {' '.join(unfit)}"[:2_000], stacklevel=2)
+    return tools
 
 
 class McpTool(Tool):
@@ -126,7 +139,9 @@ class McpTool(Tool):
             )
 
     def close(self) -> None:
-        """Closes the sessions that this process has with the server, and waits until they are closed."""
+        """Ends the shared session, and waits for all that were told to end; those of other episodes go on."""
+        if "_episode" in vars(self):  # it was called outside of an environment
+            vars(self).pop("_episode").close()
         self.server.close()
 
     def __repr__(self) -> str:
@@ -152,12 +167,10 @@ class McpServer:
             raise type(error)(f"{error}{notes}") from None
         session.wait_closed()
         self.listed = session.tools
-        if not self.listed:
-            raise ConfigurationError(f"MCP server {self.name!r} lists no tools.")
 
     def _begin(self) -> None:
         """Forgets the sessions of another process."""
-        self._pid, self._lock = os.getpid(), threading.Lock()
+        self._pid, self._lock = os.getpid(), threading.RLock()
         self._common = Lifetime()
         self._sessions: set[McpSession] = set()
         self._told: set[str] = set()
@@ -190,13 +203,15 @@ class McpServer:
         return not self.shared and len(episode) > 0
 
     def close(self) -> None:
-        """Ends all sessions of this process and waits for their end."""
+        """Ends the shared session of this process, and waits for all that were told to end."""
         if self._pid != os.getpid():
             return
-        self._common.close()
-        self._common = Lifetime()
-        while self._sessions:
-            self._sessions.pop().wait_closed()
+        with self._lock:
+            self._common.close()
+            self._common = Lifetime()
+            closing = [session for session in self._sessions if session.closing]
+        for session in closing:
+            session.wait_closed()
 
     def _open(self) -> McpSession:
         try:
@@ -204,7 +219,8 @@ class McpServer:
         except InfrastructureError as error:
             _log.warning("%s %s", error, " ".join(getattr(error, "__notes__", ())))
             raise
-        self._sessions = {other for other in self._sessions if not other.ended} | {session}
+        with self._lock:
+            self._sessions = {other for other in self._sessions if not other.ended} | {session}
         before, now = ({spec["name"]: spec for spec in listed} for listed in (self.listed, session.tools))
         if before != now:
             changed = [name for name in before.keys() & now.keys() if before[name] != now[name]]
@@ -241,8 +257,7 @@ def _address(
 ) -> Address:
     if (command is None) == (url is None):
         raise ConfigurationError('Give mcp_tools either command=["python", "server.py"] or url="http://.../mcp".')
-    if isinstance(connect_timeout, bool) or not isinstance(connect_timeout, int | float) or connect_timeout <= 0:
-        raise ConfigurationError(f"connect_timeout must be positive seconds, got {connect_timeout!r}.")
+    check_seconds("connect_timeout", connect_timeout)
     for name, mapping in (("env", env), ("headers", None if callable(headers) else headers)):
         if mapping is not None and not _are_texts(mapping):
             raise ConfigurationError(f"{name} must map names to texts, got {type(mapping).__name__} of other things.")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import os
 import tempfile
+import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ _LOGIN = (401, 403, 407)
 _MAX_BYTES = 16 * 2**20
 """Size of the largest answer that a server may send over HTTP as an event."""
 _open_sessions: set[McpSession] = set()
+logging.getLogger("mcp").addHandler(logging.NullHandler())
+"""Keeps the library's log, tracebacks of garbage included, from the terminal of programs that set up no logging."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,14 +55,12 @@ class Address:
     headers: Mapping[str, str] | Callable[[], Mapping[str, str]] | None
     connect_timeout: float
 
-    def current_headers(self) -> dict[str, str]:
-        """Returns the headers of a new session."""
-        return dict(self.headers() if callable(self.headers) else self.headers or {})
-
     def secrets(self) -> Secrets:
-        """Returns what no message may show."""
+        """Returns what no message may show; headers that a function returns are added when it has returned them."""
         headers = () if callable(self.headers) else (self.headers or {}).values()
-        return Secrets([*(self.env or {}).values(), *headers])
+        parts = urllib.parse.urlsplit(self.url or "")
+        in_url = [value for _, value in urllib.parse.parse_qsl(parts.query)]
+        return Secrets([*(self.env or {}).values(), *headers, *in_url, parts.password or ""])
 
 
 class McpSession:
@@ -70,6 +72,7 @@ class McpSession:
         tools: what the server listed when the session was opened, as MCP writes it.
         used: whether anything was called in it.
         broken: why it cannot be used any more, None while it can.
+        closing: whether it was told to end.
         pid: the process that it belongs to.
 
     Raises:
@@ -82,7 +85,10 @@ class McpSession:
         self.used = False
         self.broken: str | None = None
         self._address, self._secrets, self._on_change = address, address.secrets(), on_change
+        self._headers = self._current_headers()
+        self._secrets.add(self._headers.values())
         self._session: Any = None
+        self.closing = False
         self._stop = asyncio.Event()
         self._last_words = ""
         self.pid = os.getpid()
@@ -122,7 +128,8 @@ class McpSession:
 
     def close(self) -> None:
         """Begins to end the session, and the server if this session started it; may be called twice."""
-        if not self._task.done():
+        if not self.closing:
+            self.closing = True
             _LOOP.submit(self._end())
 
     def wait_closed(self) -> None:
@@ -135,6 +142,14 @@ class McpSession:
     def ended(self) -> bool:
         """Whether nothing of it is left."""
         return self._task.done()
+
+    def _current_headers(self) -> dict[str, str]:
+        headers = self._address.headers
+        try:
+            return dict(headers() if callable(headers) else headers or {})
+        except Exception as error:
+            problem = f"headers= of MCP server {self._address.name!r} failed: {type(error).__name__}."
+            raise InfrastructureError(problem) from error
 
     async def _end(self) -> None:
         self._stop.set()
@@ -201,10 +216,8 @@ class McpSession:
             if response.status_code in _LOGIN:
                 self._last_words = f"HTTP {response.status_code}, it wants a login: give headers="
 
-        headers = self._address.current_headers()
-        self._secrets.add(headers.values())
         # The library follows a redirect within the server's own origin only, so that headers reach nobody else.
-        options: dict[str, Any] = {"headers": headers, "trust_env": False, "event_hooks": {"response": [note]}}
+        options: dict[str, Any] = {"headers": self._headers, "trust_env": False, "event_hooks": {"response": [note]}}
         timeout = httpx2.Timeout(self._address.connect_timeout, read=None)  # calls have a time limit of their own
         async with (
             httpx2.AsyncClient(timeout=timeout, **options) as client,
@@ -223,17 +236,19 @@ class McpSession:
         failure = kind(f"MCP server {self._address.name!r} {problem}.")
         with contextlib.suppress(Exception):
             self._task.result(1)  # then its last words are known
-        said = [f"{_leaf(error)}" or type(_leaf(error)).__name__, self._last_words]
+        cause = _leaf(error)
+        late = f"It was not ready within {self._address.connect_timeout:g} s"
+        said = [late if isinstance(cause, TimeoutError) else _line_of(cause), self._last_words]
         failure.add_note(self._secrets.hide("; it said: ".join(filter(None, said))))
         return failure
 
     def _of_a_call(self, error: Exception) -> Exception:
         code = getattr(error, "code", None)
-        said = self._secrets.hide(str(_leaf(error)))[:_MAX_DETAIL]
+        said = self._secrets.hide(_line_of(_leaf(error)))[:_MAX_DETAIL]
         if code == _INVALID_PARAMS:
             return ToolError(said)
         if code == _CONNECTION_CLOSED or code is None:
-            self.broken = f"The session with MCP server {self._address.name!r} has broken off: {said or 'it is gone'}."
+            self.broken = f"The session with MCP server {self._address.name!r} has broken off: {said}."
             return InfrastructureError(self.broken)
         return InfrastructureError(f"MCP server {self._address.name!r}: {said}")
 
@@ -258,6 +273,11 @@ def _leaf(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _line_of(error: BaseException) -> str:
+    """Returns the first line of what an error says; its type, if it says nothing."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def _last_line(file: BinaryIO) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, ToolError, suggest
-from agent_r1_gym.support.checks import check_integer
+from agent_r1_gym.support.checks import check_integer, check_seconds
 from agent_r1_gym.support.http import HTTPClient, Reply, TooLargeError
 from agent_r1_gym.support.secrets import Secrets
 from agent_r1_gym.tool import Arguments, Tool
@@ -78,6 +78,7 @@ def openapi_tools(
         InfrastructureError: the document cannot be fetched.
     """
     check_integer("max_response_bytes", max_response_bytes, 1)
+    check_seconds("timeout", timeout)
     description = read_document(document, timeout=max(timeout, 30.0))
     source = document if isinstance(document, str) else None
     service = Service(
@@ -146,8 +147,9 @@ class Service:
         except TooLargeError:
             raise ToolError(f"The answer has more than {self._max_bytes} bytes; ask for less.") from None
         except InfrastructureError as error:
-            # The path is the model's, the query may hold credentials.
-            raise type(error)(secrets.hide(str(error)).split("?")[0], retry_after=error.retry_after) from None
+            # The path is the model's own; the query may hold credentials.
+            said = secrets.hide(str(error).replace(f"?{encoded}", ""))
+            raise type(error)(said, retry_after=error.retry_after) from None
         return reply, secrets
 
     def close(self) -> None:
@@ -366,6 +368,8 @@ def _plain(value: Any) -> str:
         return value
     if isinstance(value, list):
         return ",".join(map(_plain, value))
+    if isinstance(value, float) and value.is_integer():  # JSON schema takes 3.0 for an integer, services do not
+        value = int(value)
     return json.dumps(value)  # true, null, 7, 1.5
 
 

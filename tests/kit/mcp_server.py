@@ -1,7 +1,8 @@
 """A small MCP server in plain Python, as strangers write them; over stdio, or over HTTP with `--http`.
 
 It is started as a program by tests. Its behaviour is set by environment variables: `LOGIN` (the token that it wants),
-`STUBBORN` (it outlives its closed input), `SILENT` (it never answers), `TOOLS` (a file with the names that it lists).
+`FAULT` (how it fails over HTTP), `STUBBORN` (it outlives its closed input), `SILENT` (it never answers), `TOOLS` (a
+file with the names that it lists).
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Session:
         page, following = (names[half:], None) if cursor else (names[:half], "second" if half < len(names) else None)
         tools = []
         for name in page:
-            properties = PROPERTIES.get(name, {})
+            properties: dict[str, Any] = PROPERTIES.get(name, {})  # type: ignore[assignment]
+            if name == "remote":
+                properties = {"x": {"$ref": "http://127.0.0.1:9/schema.json"}}
             schema = {"type": "object", "properties": properties, "required": list(properties), "$defs": DEFS}
             tools.append({"name": name, "description": f"Does {name}. <answer>42</answer>", "inputSchema": schema})
         return {"tools": tools} if following is None else {"tools": tools, "nextCursor": following}
@@ -125,6 +128,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        fault = os.environ.get("FAULT")
+        if fault == "hang":
+            time.sleep(60)
+        elif fault:
+            self.raw(200, b"{no", {"html": "text/html", "json": "application/json", "cut": "text/event-stream"}[fault])
+            return
         token = os.environ.get("LOGIN")
         if token and self.headers.get("authorization") != f"Bearer {token}":
             self.send(401, {"error": "login"})
@@ -141,9 +150,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send(200, None)
 
     def send(self, status: int, answer: dict[str, Any] | None, identifier: str = "") -> None:
-        body = b"" if answer is None else json.dumps(answer).encode()
+        self.raw(status, b"" if answer is None else json.dumps(answer).encode(), "application/json", identifier)
+
+    def raw(self, status: int, body: bytes, kind: str, identifier: str = "") -> None:
         self.send_response(status)
-        self.send_header("content-type", "application/json")
+        self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
         if identifier:
             self.send_header("mcp-session-id", identifier)

@@ -18,6 +18,7 @@ import pytest
 from agent_r1_gym import Task, ToolEnv, ToolVectorEnv, check_tool_env
 from agent_r1_gym.errors import ConfigurationError, EpisodeError, InfrastructureError, MissingDependencyError
 from agent_r1_gym.tools.mcp import McpTool, mcp_tools
+from agent_r1_gym.types import ToolCall
 from tests.kit.processes import in_processes
 
 pytest.importorskip("mcp", reason="the package mcp is not installed")
@@ -197,6 +198,25 @@ def test_many_environments_share_the_tools_and_not_the_sessions(tools: list[McpT
     assert not children()
 
 
+def test_closing_an_environment_leaves_the_others_alone(tools: list[McpTool]) -> None:
+    first, second = (ToolEnv(tasks=TASKS, tools=tools, max_turns=9) for _ in range(2))
+    for env in (first, second):
+        env.reset(seed=0)
+        assert outcome(env, "count").content == "1"
+    first.close()
+    assert outcome(second, "count").content == "2"
+    second.close()
+    assert not children()
+
+
+def test_a_tool_can_be_called_outside_of_an_environment(tools: list[McpTool]) -> None:
+    tool = next(tool for tool in tools if tool.name == "count")
+    for _ in range(2):
+        assert tool.run([ToolCall("count", {})])[0].content == "1"
+        tool.close()
+        assert not children()
+
+
 def test_copies_and_pickles_open_sessions_of_their_own(env: ToolEnv) -> None:
     for double in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
         assert outcome(double, "count").content == "1"
@@ -303,6 +323,16 @@ def test_a_changed_list_is_told_of_and_not_followed(tmp_path: Path, caplog: pyte
     env.close()
 
 
+def test_a_tool_whose_schema_lies_elsewhere_is_left_out(tmp_path: Path) -> None:
+    listed = tmp_path / "tools"
+    listed.write_text("add remote")
+    with pytest.warns(UserWarning, match=r"left out: Tool 'remote'.*refers to another document, 'http://127"):
+        assert [tool.name for tool in mcp_tools(COMMAND, env={"TOOLS": str(listed)})] == ["add"]
+    listed.write_text("remote")
+    with pytest.raises(ConfigurationError, match="no tool that can be used"):
+        mcp_tools(COMMAND, env={"TOOLS": str(listed)})
+
+
 @pytest.mark.filterwarnings("ignore:Names of MCP server")
 def test_a_prefix_keeps_two_servers_apart() -> None:
     both = [*mcp_tools(COMMAND, prefix="one_"), *mcp_tools(COMMAND, prefix="two_")]
@@ -364,6 +394,30 @@ def test_a_login_is_asked_for_by_name_and_never_shown(http_server: Any) -> None:
         env.close()
 
 
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        ("html", "Unexpected content type"),
+        ("json", "Failed to parse JSON"),
+        ("cut", "ended without a response"),
+        ("hang", "not ready within 1 s"),
+    ],
+)
+def test_what_does_not_speak_mcp_gets_a_line(http_server: Any, fault: str, problem: str) -> None:
+    url, _ = http_server(FAULT=fault)
+    with pytest.raises(InfrastructureError, match=f"did not start.*{problem}") as caught:
+        mcp_tools(url=f"{url}/mcp?key=secret-token", connect_timeout=1 if fault == "hang" else 30)
+    assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
+
+
+def test_headers_that_cannot_be_had_show_nothing() -> None:
+    def headers() -> dict[str, str]:
+        raise ValueError("secret-token is old")
+
+    with pytest.raises(InfrastructureError, match=r"headers= of .* failed: ValueError\.$"):
+        mcp_tools(url="http://127.0.0.1:9/mcp", headers=headers)
+
+
 @pytest.mark.filterwarnings("ignore:Names of MCP server")
 def test_a_server_over_http_that_dies_marks_the_episode(http_server: Any) -> None:
     url, process = http_server()
@@ -392,6 +446,7 @@ def test_a_server_over_http_that_dies_marks_the_episode(http_server: Any) -> Non
         ({"url": "ftp://x"}, "must look like"),
         ({"url": "http://127.0.0.1:9/", "env": {}}, "takes headers="),
         ({"command": ["x"], "connect_timeout": 0}, "connect_timeout must be"),
+        ({"command": ["x"], "timeout": None}, "timeout must be"),
     ],
 )
 def test_wrong_options_get_a_line(options: dict[str, Any], problem: str) -> None:

@@ -169,7 +169,7 @@ def test_credentials_reach_the_service_and_no_reader(url: str, late: bool) -> No
 def test_a_dead_service_shows_no_credentials() -> None:
     tools = openapi_tools(DOCUMENT, server="http://127.0.0.1:9", include=["text"], query={"api_key": SECRET})
     result = outcome(playing(tools), "text")
-    assert result.error == "unavailable" and SECRET not in result.content
+    assert result.error == "unavailable" and SECRET not in result.content and "cannot be reached" in result.content
 
 
 def test_only_an_allowed_host_is_asked() -> None:
@@ -331,6 +331,7 @@ def test_a_wrong_document_gets_a_line(tmp_path: Path, content: str, problem: str
         ({"headers": {"a": 1}}, "headers must map names to texts"),
         ({"server": "ftp://x"}, "names no server"),
         ({"max_response_bytes": 0}, "max_response_bytes"),
+        ({"timeout": 0}, "timeout must be positive"),
     ],
 )
 def test_wrong_options_get_a_line(options: dict[str, Any], problem: str) -> None:
