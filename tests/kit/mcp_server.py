@@ -124,6 +124,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """Streamable HTTP with answers as JSON."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     sessions: dict[str, Session] = {}  # noqa: RUF012
 
     def do_POST(self) -> None:
@@ -167,6 +168,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     if "--http" in sys.argv:
+        http.server.ThreadingHTTPServer.request_queue_size = 128  # five are too few for many episodes at once
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         print(server.server_port, flush=True)
         server.serve_forever()

@@ -85,6 +85,7 @@ DOCUMENT: dict[str, Any] = {
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     requests = 0
 
     def do_GET(self) -> None:
@@ -158,6 +159,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
+    http.server.ThreadingHTTPServer.request_queue_size = 128  # five are too few for many episodes at once
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     print(server.server_port, flush=True)
     sys.exit(server.serve_forever())
