@@ -25,6 +25,7 @@ def outcome(env: ToolEnv, name: str, **arguments: Any) -> Any:
     return env.step(env.parser.format_call(ToolCall(name, arguments)))[4]["tool_outcomes"][0]
 
 
+@pytest.mark.slow
 def test_our_own_client_plays_with_what_is_served() -> None:
     env = ToolEnv(tasks=[Task("0", "Go.", ("x",))], tools=mcp_tools(COMMAND, cwd=ROOT), max_turns=9)
     assert [tool.name for tool in env.tools] == ["search"]
