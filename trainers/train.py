@@ -57,7 +57,7 @@ from trainers.running.preflight import (
 )
 from trainers.running.sharding import check_sharding, save_whole_model, whole_weights
 from trainers.running.signals import SignalStop
-from trainers.running.summary import closing, opening
+from trainers.running.summary import agent_card, closing, opening
 from trainers.trainer import AgentTrainer
 
 MOST_SLOTS = 128
@@ -113,6 +113,7 @@ def build_trainer(
         eval_dataset=eval_dataset,
         processing_class=tokenizer,
         chat=chat,
+        card=agent_card(args, _base(args, model), env),
         peft_config=peft_config,
         callbacks=[_CloseEnvironments(training, evaluating)],
         **trl_arguments,
@@ -120,6 +121,12 @@ def build_trainer(
     if args.engine == "cached":
         check_sharding(trainer)
     return trainer
+
+
+def _base(args: AgentConfig, model: Any) -> str:
+    """Returns what is trained, as people know it."""
+    path = model if isinstance(model, str) else getattr(getattr(model, "config", None), "_name_or_path", "")
+    return args.warm_start or path or "a given model"
 
 
 def chat_of(args: AgentConfig, tokenizer: Any) -> ChatFormat:

@@ -1,17 +1,13 @@
-"""What a run says of itself: on its first screen, at its end, and in the model card."""
+"""What a run says of itself: on its first screen, at its end, and in the agent card."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.evaluation.agent_card import FILE, AgentCard
 from agent_r1_gym.registry import TextEnv
 from trainers.config import AgentConfig
-
-_PACKAGES = ("agent-r1-gym", "trl", "transformers", "torch")
 
 
 def opening(args: AgentConfig, model: str, parameters: tuple[int, int], env: TextEnv, rows: int) -> str:
@@ -46,41 +42,48 @@ def opening(args: AgentConfig, model: str, parameters: tuple[int, int], env: Tex
 def closing(args: AgentConfig) -> str:
     """Returns the last screen of a run: where things lie, and what comes next."""
     folder = args.output_dir
+    return f"trained; {next_commands(folder, args.env_id)}"
+
+
+def next_commands(folder: str | None, env_id: str | None) -> str:
+    """Returns where a trained model lies, and the commands that come next.
+
+    Args:
+        folder: of the model.
+        env_id: environment of its training.
+    """
     return (
-        f"trained; the model is in {folder}\n"
-        f"measure it:  agent-r1 eval {args.env_id} --policy local:{folder} --out {folder}/eval\n"
+        f"the model is in {folder}; what it is an agent for is in its {FILE} and README.md\n"
+        f"measure it:  agent-r1 eval {env_id} --policy local:{folder} --out {folder}/eval\n"
         f"look at it:  agent-r1 report {folder} {folder}/eval\n"
-        f"go on:       agent-r1 train {args.env_id} --warm_start {folder} --output_dir ..."
+        f"talk to it:  agent-r1 chat {folder}\n"
+        f"go on:       agent-r1 train {env_id} --warm_start {folder} --output_dir ..."
     )
 
 
-def model_card(args: AgentConfig, base: str) -> str:
-    """Returns the model card: what was trained, on what, with what, and what nobody has measured.
+def agent_card(args: AgentConfig, base: str, env: TextEnv) -> AgentCard:
+    """Returns the agent card: what is trained on what, with what; nobody has measured it yet.
 
     Args:
         args: the configuration.
-        base: what was trained.
+        base: what is trained.
+        env: an environment of the run.
     """
     options: Any = args.env_kwargs or {}
-    settings = {
-        "environment": f"`{args.env_id}`",
-        "its options": f"`{json.dumps(options)}`" if isinstance(options, Mapping) else f"`{options}`",
-        "base model": f"`{base}`",
-        "algorithm": f"{args.algorithm} (loss {args.loss_type}, KL weight {args.beta:g})",
-        "learning rate": f"{args.learning_rate:g}",
-        "rollouts per prompt": f"{args.num_generations}",
-        "seed": f"{args.seed}",
-        "versions": ", ".join(f"{name} {version(name)}" for name in _PACKAGES),
-    }
-    rows = "\n".join(f"| {name} | {text} |" for name, text in settings.items())
-    return (
-        "---\nlibrary_name: transformers\ntags: [agent-r1-gym, tool-use, reinforcement-learning]\n---\n\n"
-        f"# An agent for {args.env_id}\n\n"
-        "Trained by reinforcement learning to solve tasks over several turns with tools. It expects the system turn "
-        "and the tools of its environment, and the chat format in `chat_format.json`; without them it is not what was "
-        f"trained.\n\n| | |\n| --- | --- |\n{rows}\n\n"
-        f"Play and measure it: `agent-r1 eval {args.env_id} --policy local:THIS_FOLDER`. No scores are claimed here: "
-        "those of a run stand in its `metrics.json`, with intervals.\n"
+    budgets = {name: getattr(args, name) for name in ("max_turn_tokens", "max_prompt_length", "max_completion_length")}
+    return AgentCard.of(
+        env,
+        env_id=str(args.env_id),
+        env_options=dict(options),
+        budgets={name: number for name, number in budgets.items() if number is not None},
+        base_model=base,
+        algorithm=args.algorithm,
+        settings={
+            "loss": f"{args.loss_type}, KL weight {args.beta:g}",
+            "learning rate": f"{args.learning_rate:g}",
+            "rollouts per prompt": f"{args.num_generations}",
+            "seed": f"{args.seed}",
+        },
     )
 
 

@@ -20,6 +20,7 @@ from trl import SFTConfig, SFTTrainer, get_peft_config, get_quantization_config 
 import agent_r1_gym.envs  # noqa: F401  # registers the environments
 from agent_r1_gym.cli.agents import split_policy
 from agent_r1_gym.errors import AgentR1Error, ConfigurationError
+from agent_r1_gym.evaluation.agent_card import AgentCard
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.registry import TextEnv, make_text_env
 from agent_r1_gym.support.terminal import note, say
@@ -28,6 +29,7 @@ from trainers.engines.chat_format import ChatFormat
 from trainers.engines.local import LocalOptions
 from trainers.running.command_line import read_config
 from trainers.running.preflight import Source, check_adapter, check_model, check_output, find_model, load_tokenizer
+from trainers.running.summary import next_commands
 from trainers.sft.demonstrations import SELF, histories, play_demonstrations, successes
 from trainers.sft.rows import TokenRow, training_rows
 from trainers.train import model_init_kwargs
@@ -131,11 +133,19 @@ def main(words: Sequence[str]) -> None:
     if trainer.is_world_process_zero():
         tokenizer.save_pretrained(args.output_dir)
         chat.save(str(args.output_dir))
-        say(
-            f"learned from {len(kept)} episodes ({len(rows)} rows); it lies in {args.output_dir}\n"
-            f"measure it:  agent-r1 eval {args.env_id} --policy local:{args.output_dir}\n"
-            f"go on by RL: agent-r1 train {args.env_id} --warm_start {args.output_dir} --output_dir ..."
-        )
+        _card(args, name, env).save(str(args.output_dir))
+        say(f"learned from {len(kept)} episodes ({len(rows)} rows); {next_commands(args.output_dir, args.env_id)}")
+
+
+def _card(args: DemonstrationConfig, model: str, env: TextEnv) -> AgentCard:
+    return AgentCard.of(
+        env,
+        env_id=str(args.env_id),
+        env_options=dict(args.env_kwargs or {}),  # type: ignore[arg-type]
+        base_model=model,
+        algorithm="sft",
+        settings={"source": args.source, "learning rate": f"{args.learning_rate:g}", "seed": f"{args.seed}"},
+    )
 
 
 def _run_folder(args: DemonstrationConfig) -> RunFolder | None:

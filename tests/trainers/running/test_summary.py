@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent_r1_gym.registry import make_text_env
 from tests.kit.bandit import make_args
-from trainers.running.summary import closing, model_card, opening
+from trainers.running.summary import agent_card, closing, opening
 
 
 def test_the_first_screen_names_what_is_trained_on_what_for_what(tmp_path: Path) -> None:
@@ -23,12 +23,16 @@ def test_the_first_screen_names_what_is_trained_on_what_for_what(tmp_path: Path)
 def test_the_last_screen_gives_commands_that_work_as_they_stand(tmp_path: Path) -> None:
     text = closing(make_args(tmp_path, env_id="FictionQA"))
     assert f"agent-r1 eval FictionQA --policy local:{tmp_path}" in text
-    assert f"--warm_start {tmp_path}" in text
+    assert f"--warm_start {tmp_path}" in text and f"agent-r1 chat {tmp_path}\n" in text
 
 
 def test_the_card_says_what_is_known_and_claims_nothing_else(tmp_path: Path) -> None:
     args = make_args(tmp_path, env_id="FictionQA", env_kwargs={"style": "compact"}, learning_rate=3e-4)
-    card = model_card(args, "runs/warm")
+    card = agent_card(args, "runs/warm", make_text_env("FictionQA", {"style": "compact"}))
+    assert (card.env_id, card.env_options, card.base_model) == ("FictionQA", {"style": "compact"}, "runs/warm")
+    assert card.budgets["max_completion_length"] == args.max_completion_length
+    assert not card.scores
+    text = card.to_markdown()
     for words in ("`FictionQA`", '{"style": "compact"}', "`runs/warm`", "| learning rate | 0.0003 |", "agent-r1-gym"):
-        assert words in card
-    assert "None" not in card and "No scores are claimed" in card
+        assert words in text
+    assert "None" not in text and "No scores are claimed" in text
