@@ -27,6 +27,8 @@ from agent_r1_gym.vector import step_together
 Step = tuple[str, SupportsFloat, bool, bool, dict[str, Any]]
 """What `env.step` returns."""
 OnEnd = Callable[[Trajectory], None]
+Start = Callable[[], tuple[str, dict[str, Any]]]
+"""Opens an episode; returns what `env.reset` returns."""
 _NO_LIMIT = sys.maxsize
 _LONGEST_LABEL = 40
 
@@ -50,10 +52,14 @@ class Session:
         method: how a model is asked.
         policy: who acts, for the record.
         on_end: gets the record when the episode is over.
+        on_turn: gets this session after each turn, while `info` and `turns[-1]` are those of the turn.
+        start: opens the episode; None: `env` is reset as `job` says.
 
     Attributes:
         ended: whether the episode is over.
         spoken: whether the model has had a turn.
+        cut: whether a token budget cut the last turn.
+        cancelled: set it, from any thread, where nobody waits for the episode any more: its engine then stops it.
     """
 
     def __init__(
@@ -64,20 +70,21 @@ class Session:
         method: Method | None = None,
         policy: str = "",
         on_end: OnEnd | None = None,
+        on_turn: OnTurn | None = None,
+        start: Start | None = None,
     ) -> None:
         self.env, self.job, self.method = env, job, method or ToolUse()
         self.tool_env = env.unwrapped if isinstance(env.unwrapped, ToolEnv) else None
         self.seed = job.sampling_seed
         self.turns: list[Turn] = []
-        self.ended = self.spoken = False
-        self._policy, self._on_end, self._start = policy, on_end, time.perf_counter()
+        self.ended = self.spoken = self.cut = self.cancelled = False
+        self._policy, self._on_end, self._on_turn = policy, on_end, on_turn
+        self._started = time.perf_counter()
         self._terminated = self._truncated = False
         self._end_reason: str | None = None
         self._lost: str | None = None
         with self.named():
-            draws = self.tool_env is None or job.task_index == ANY_TASK
-            options = None if draws else {"task_index": job.task_index}
-            self.observation, self.info = env.reset(seed=job.seed, options=options)
+            self.observation, self.info = (start or self._reset)()
         self._question = self.observation
         self._messages: tuple[Message, ...] = ()
         self._append_messages(None)
@@ -137,6 +144,8 @@ class Session:
         self._append_messages(action)
         self._terminated, self._truncated = bool(terminated), bool(truncated)
         self._lost = self.info.get("infrastructure_error") or self._lost
+        if self._on_turn is not None:
+            self._on_turn(self)
         if terminated or truncated:
             self._end()
         elif by_model is not None and self.method.one_shot:
@@ -163,6 +172,10 @@ class Session:
         self._lost = error
         self._end()
 
+    def stop(self) -> None:
+        """Ends the episode as it stands, unless it is over."""
+        self._end()
+
     def record(self) -> Trajectory:
         """Returns the episode as it stands."""
         task, info, tool_env = self.task, self.info, self.tool_env
@@ -187,7 +200,7 @@ class Session:
             infrastructure_error=self._lost,
             support_recall=sum(map(new_support, tool_env.transitions)) if tool_env is not None and gold else None,
             scores=self._scores(task, info.get("answer")),
-            seconds=time.perf_counter() - self._start,
+            seconds=time.perf_counter() - self._started,
             tokens=self._tokens(),
         )
 
@@ -204,6 +217,10 @@ class Session:
                 f"{self.job.task_index}, seed {self.job.seed}."
             )
             raise
+
+    def _reset(self) -> tuple[str, dict[str, Any]]:
+        draws = self.tool_env is None or self.job.task_index == ANY_TASK
+        return self.env.reset(seed=self.job.seed, options=None if draws else {"task_index": self.job.task_index})
 
     def _tokens(self) -> Tokens | None:
         return None
@@ -250,6 +267,9 @@ class Session:
         scorer = self.tool_env.scorer
         metrics = {"em": scorer.em, "f1": scorer.f1, "sub_em": sub_exact_match}
         return {name: 0.0 if answer is None else metric(answer, task.answers) for name, metric in metrics.items()}
+
+
+OnTurn = Callable[[Session], None]
 
 
 def _labels(task: Task) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.play.engine import NOT_YET, POLL
 from agent_r1_gym.play.token_session import Answer, NewContext, TokenSession, longest_context
 from trainers.engines.cache import SlotCache, slots_of
 from trainers.engines.sampling import SamplingOptions, sample
@@ -128,7 +129,7 @@ class _Play:
         self.additive = config._attn_implementation == "eager"
         self.owners: list[_Slot | None] = [None] * engine.slots
         self.count = 0
-        self.exhausted = False
+        self.exhausted = self.later = False
         self.waiting: list[_Slot] = []
         self.decoding: list[_Slot] = []
         self.calling: list[_Slot] = []
@@ -143,7 +144,8 @@ class _Play:
             elif self.decoding:
                 self._decode()
             elif self.calling:
-                wait([slot.future for slot in self.calling if slot.future], return_when=FIRST_COMPLETED)
+                futures = [slot.future for slot in self.calling if slot.future]
+                wait(futures, timeout=POLL if self.later else None, return_when=FIRST_COMPLETED)
             elif self.exhausted:
                 return
 
@@ -152,8 +154,9 @@ class _Play:
             if owner is not None:
                 continue
             session = None if self.exhausted else next(self.sessions, None)
-            if session is None:
-                self.exhausted = True
+            self.later = session is NOT_YET
+            if session is None or self.later:
+                self.exhausted = session is None
                 return
             prompt = tuple(session.prompt_ids)
             if not prompt:
@@ -316,7 +319,7 @@ class _Play:
             slot.logprobs.append(logprob)
             slot.pending = [token]
             stopped = token in options.stop_token_ids
-            if stopped or len(slot.ids) == slot.budget:
+            if stopped or len(slot.ids) == slot.budget or getattr(slot.session, "cancelled", False):
                 self._finish_turn(slot, stopped=stopped)
             else:
                 going.append(slot)
