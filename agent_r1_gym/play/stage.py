@@ -15,6 +15,7 @@ from agent_r1_gym.errors import AgentR1Error, ConfigurationError, Infrastructure
 from agent_r1_gym.play.engine import NOT_YET, Engine
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.session import Session, name_of
+from agent_r1_gym.registry import TextEnv
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +56,8 @@ class Stage:
     def __init__(self, player: Player, engine: Engine) -> None:
         self.player, self._engine = player, engine
         env = player.take()
-        self.env_name = name_of(env)
-        if not isinstance(env.unwrapped, ToolEnv):
-            raise ConfigurationError(
-                f"{self.env_name} is a {type(env.unwrapped).__name__}, not a ToolEnv: it has no tasks and tools, so "
-                "that nobody can talk in it. `agent-r1 play` plays it."
-            )
-        self.tasks, self.max_turns = env.unwrapped.tasks, env.unwrapped.max_turns
+        self.env_name, bare = name_of(env), with_worlds(env)
+        self.tasks, self.max_turns = bare.tasks, bare.max_turns
         player.give_back(env)
         self._numbers: dict[str, int] | None = None
         self._inbox: SimpleQueue[Scene | None] = SimpleQueue()
@@ -138,3 +134,17 @@ class Stage:
     def _live(self) -> list[Scene]:
         self._playing = [scene for scene in self._playing if not scene.ended]
         return self._playing
+
+
+def with_worlds(env: TextEnv) -> ToolEnv:
+    """Returns the `ToolEnv` in `env`, in the worlds of whose tasks people can talk.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if not isinstance(env.unwrapped, ToolEnv):
+        raise ConfigurationError(
+            f"{name_of(env)} is a {type(env.unwrapped).__name__}, not a ToolEnv: it has no tasks and tools, so that "
+            "nobody can talk in it. `agent-r1 play` plays it."
+        )
+    return env.unwrapped
