@@ -116,8 +116,8 @@ class Player:
         limits = self.limits
         if max_tokens is not None:
             limits = replace(limits, max_completion_tokens=min(max_tokens, limits.max_completion_tokens))
-        words = {"chat": self.chat, "limits": limits, "executor": executor}
-        return TokenSession(env, job, method=self.method, policy=self.policy, **words, **hooks)
+        hooks |= {"method": self.method, "policy": self.policy}
+        return TokenSession(env, job, chat=self.chat, limits=limits, executor=executor, **hooks)
 
     def take(self) -> TextEnv:
         """Returns an environment that nobody uses."""

@@ -90,7 +90,8 @@ def chat(
 
 
 def test_a_piped_conversation(shop: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = "how many?\n\n//and now?\n/reset\nanew?\n/task t2\nthere?\n/task t9\n/nonsense\nloop\n/trace\n/help\n/quit\nnever"
+    lines = ("how many?", "", "//and now?", "/reset", "anew?", "/task t2", "there?", "/task t9", "/nonsense", "loop")
+    typed = "\n".join([*lines, "/trace", "/help", "/quit", "never"])
     status, out, _ = chat(capsys, monkeypatch, typed)
     assert status == 0
     assert out[1:4] == ["(world of task 0, t0: Count 0.)", "  count() -> count 1[31m", "how many? count"]
