@@ -24,6 +24,7 @@ _COMMANDS = {
     "sft": "teach a model to act by demonstrations: the oracle's, a stronger model's, or its own successes",
     "train": "train an agent by reinforcement learning; takes the options of `python -m trainers.train`",
     "chat": "talk to an agent in the terminal; its tools run",
+    "serve": "serve an agent over HTTP as an OpenAI-compatible model; its tools run here",
     "prepare": "download or read a data set once and index its passages",
     "index": "build a search index of a corpus file",
     "serve-retriever": "serve search over HTTP (Search-R1 and Agent-R1 formats)",

@@ -16,7 +16,7 @@ from typing import Any
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.core.follow_up import follow_up
-from agent_r1_gym.errors import AgentR1Error, ConfigurationError, InfrastructureError
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.record import Trajectory
@@ -67,7 +67,8 @@ class Ended:
 
     Attributes:
         answer: None if it gave none.
-        reason: `end_reason` of the `Trajectory`; `CANCELLED`; or "error".
+        reason: `end_reason` of the `Trajectory`; `CANCELLED`; "refused", where the question could not be put (it is too
+            long, say); or "error".
         error: why nothing could be played to its end.
         prompt_tokens: tokens that the model was shown in all its turns, None if nobody counted.
         completion_tokens: tokens that it wrote, likewise.
@@ -231,7 +232,8 @@ class Exchange:
             return
         if self._session is not None:
             self._session.ended = True  # whoever still holds it must not play on
-        self._end(Ended(None, "error", error), spoilt=self._session is not None or not isinstance(error, AgentR1Error))
+        refused = self._session is None and isinstance(error, ConfigurationError)
+        self._end(Ended(None, "refused" if refused else "error", error), spoilt=not refused)
 
     def _spoke(self, session: Session) -> None:
         if self.ended:  # a tool returned after the engine had failed

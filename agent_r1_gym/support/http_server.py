@@ -106,8 +106,8 @@ def run_app(
     *,
     port: int,
     request_timeout: float,
-    keep_alive: float = 75.0,
-    grace: float = 5.0,
+    keep_alive: int = 75,
+    grace: int = 5,
     watchers: Sequence[Watcher] = (),
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
@@ -250,8 +250,8 @@ async def _json_object(request: Request, max_bytes: int) -> dict[str, Any]:
 
 
 async def _refuse(error_body: ErrorBody, request: Request, error: Exception) -> Response:
-    status = getattr(error, "status", None) or getattr(error, "status_code", 500)
-    message = getattr(error, "detail", None) or str(error)
+    status = int(getattr(error, "status", getattr(error, "status_code", 500)))
+    message = str(getattr(error, "detail", error))
     if status in (404, 405) and not isinstance(error, Refusal):
         message = f"There is no {request.method} {request.url.path:.80} here."
     response = reply(error_body(status, message), status, getattr(error, "headers", None))

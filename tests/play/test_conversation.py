@@ -119,7 +119,7 @@ def test_a_question_that_does_not_fit_is_refused_and_the_conversation_goes_on() 
         conversation = Conversation(stage)
         assert answer(ask(conversation, "Hello?")) == "Hello? 1"
         (end,) = ask(conversation, "x" * 5000)
-        assert isinstance(end, Ended) and end.reason == "error" and "max_history_chars" in str(end.error)
+        assert isinstance(end, Ended) and end.reason == "refused" and "max_history_chars" in str(end.error)
         assert answer(ask(conversation, "Still there?")) == "Still there? 2"
         (end,) = ask(Conversation(stage), "x" * 5000)
         assert isinstance(end, Ended) and isinstance(end.error, ConfigurationError)
