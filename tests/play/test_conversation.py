@@ -16,11 +16,14 @@ from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.core.follow_up import follow_up
 from agent_r1_gym.errors import ConfigurationError, EpisodeError
 from agent_r1_gym.play.conversation import CANCELLED, Conversation, Ended, Event, Spoke
+from agent_r1_gym.play.endpoint import ChatEndpoint, EndpointOptions
+from agent_r1_gym.play.endpoint_engine import EndpointEngine
 from agent_r1_gym.play.engine import ScriptedEngine
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.policies import Policy, PolicyInput
 from agent_r1_gym.play.stage import Stage
 from agent_r1_gym.types import Message, Task
+from benchmarks.eval_speed.chat_server import Answer, served, turn
 from tests.kit.helpers import GivenTool, MeetingTool
 from tests.kit.small_env import COUNT, SmallEnv, call
 
@@ -196,6 +199,40 @@ def test_many_talk_side_by_side() -> None:
         for number, events in enumerate(queues):
             Conversation(stage).ask(f"q{number}", on_event=events.put)
         assert [answer(list(until_ended(events))) for events in queues] == [f"met q{number}" for number in range(4)]
+
+
+def test_behind_an_endpoint_one_that_is_given_up_holds_up_nobody() -> None:
+    sent = threading.Event()
+
+    def respond(request: dict[str, Any], headers: Mapping[str, str]) -> Answer:
+        asked = request["messages"][-1]["content"]
+        if asked == "hang":
+            sent.set()
+        return Answer(hang=True) if asked == "hang" else turn(f"<answer>{asked}!</answer>")
+
+    with served(respond) as url:
+        options = EndpointOptions(model="m", base_url=url, timeout=30, max_retries=0)
+        engine = EndpointEngine(ChatEndpoint(options, in_flight=2), in_flight=2)
+        with closing(Stage(Player(SmallEnv), engine)) as stage:
+            events: SimpleQueue[Event] = SimpleQueue()
+            hanging = Conversation(stage).ask("hang", on_event=events.put)
+            assert sent.wait(20)
+            assert ask(Conversation(stage), "quick")[-1] == Ended("quick!", "answer", None, 10, 5)
+            hanging.cancel()
+            assert list(until_ended(events)) == [Ended(None, CANCELLED)]
+            assert answer(ask(Conversation(stage), "again")) == "again!"
+            (end,) = ask(Conversation(stage), "x", max_tokens=5)
+            assert isinstance(end, Ended) and end.reason == "refused"
+
+
+def test_a_key_that_an_endpoint_refuses_is_told_to_who_asked() -> None:
+    with served(lambda request, headers: Answer(status=401, body=b"no")) as url:
+        options = EndpointOptions(model="m", base_url=url, max_retries=0)
+        with closing(Stage(Player(SmallEnv), EndpointEngine(ChatEndpoint(options, in_flight=1), in_flight=1))) as stage:
+            for _ in range(2):
+                (end,) = ask(Conversation(stage), "x")
+                assert isinstance(end, Ended) and (end.reason, end.answer) == ("error", None)
+                assert "HTTP 401" in str(end.error)
 
 
 def test_a_lost_tool_is_told_to_the_agent_and_in_the_trace() -> None:
