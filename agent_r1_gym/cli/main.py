@@ -25,6 +25,7 @@ _COMMANDS = {
     "train": "train an agent by reinforcement learning; takes the options of `python -m trainers.train`",
     "chat": "talk to an agent in the terminal; its tools run",
     "serve": "serve an agent over HTTP as an OpenAI-compatible model; its tools run here",
+    "export": "write a trained agent as a folder for others: weights, tokenizer, chat format, cards with scores",
     "prepare": "download or read a data set once and index its passages",
     "index": "build a search index of a corpus file",
     "serve-retriever": "serve search over HTTP (Search-R1 and Agent-R1 formats)",

@@ -45,6 +45,8 @@ _KINDS: Mapping[str, Any] = {
     "scores": list,
 }
 _MEND = "Copy it again, update this package, or remove the file."
+_TRANSFORMERS = '`transformers.AutoModelForCausalLM.from_pretrained("THIS_FOLDER")`, tokenizer likewise'
+_PEFT = '`peft.PeftModel.from_pretrained(BASE, "THIS_FOLDER")`, where `BASE` is the loaded base model'
 _NOT_DECODING = ("model", "weights")
 _SCORES = ("em", "f1", "return")
 """Metrics that the README shows, of those that a run has."""
@@ -85,8 +87,9 @@ class AgentCard:
             # Options may hold objects of Python where a program trains: their text is better than no card.
             text = json.dumps(row, indent=2, ensure_ascii=False, default=str)
             temporary.write_text(text + "\n", encoding="utf-8")
+        adapter = (Path(folder) / "adapter_config.json").is_file()
         with atomic_file(Path(folder) / "README.md") as temporary:
-            temporary.write_text(self.to_markdown(), encoding="utf-8")
+            temporary.write_text(self.to_markdown(adapter=adapter), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | Path) -> Self | None:
@@ -109,8 +112,12 @@ class AgentCard:
             raise ConfigurationError(f"{path} is no agent card (wrong: {', '.join(wrong) or 'format'}). {_MEND}")
         return card
 
-    def to_markdown(self) -> str:
-        """Returns the README of the model: what was trained, on what, with what, and what has been measured."""
+    def to_markdown(self, *, adapter: bool = False) -> str:
+        """Returns the README of the model: what was trained, on what, with what, and what has been measured.
+
+        Args:
+            adapter: the weights are those of a LoRA adapter.
+        """
         settings = {
             "environment": f"`{self.env_id}`",
             "its options": f"`{json.dumps(self.env_options, default=str)}`",
@@ -122,15 +129,17 @@ class AgentCard:
             "commit": self.commit or "not known",
         }
         rows = "\n".join(f"| {name} | {text} |" for name, text in settings.items())
+        library, weights = ("peft", _PEFT) if adapter else ("transformers", _TRANSFORMERS)
         how = "by supervised learning from demonstrations" if self.algorithm == "sft" else "by reinforcement learning"
         return (
-            "---\nlibrary_name: transformers\ntags: [agent-r1-gym, tool-use, reinforcement-learning]\n---\n\n"
+            f"---\nlibrary_name: {library}\ntags: [agent-r1-gym, tool-use, reinforcement-learning]\n---\n\n"
             f"# An agent for {self.env_id}\n\n"
             f"Trained {how} to solve tasks over several turns with tools. It expects the system turn and the tools of "
             "its environment, and the chat format in `chat_format.json`; without them it is not what was trained. "
             f"`{FILE}` says the same for programs.\n\n| | |\n| --- | --- |\n{rows}\n\n"
             f"{_scores_told(self.scores)}\n## Use\n\n```bash\nagent-r1 chat THIS_FOLDER\nagent-r1 serve THIS_FOLDER\n"
-            f"agent-r1 eval {self.env_id} --policy local:THIS_FOLDER\n```\n{_tools_told(self)}"
+            f"agent-r1 eval {self.env_id} --policy local:THIS_FOLDER\n```\n\nThe weights "
+            f"alone: {weights}.\n{_tools_told(self)}"
         )
 
 
