@@ -358,8 +358,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(
             f"Training was stopped by an alarm: {trainer.alarm.reason}. The state is in {args.output_dir}."
         )
-    if trainer.accelerator.is_main_process:
-        say(closing(args))
+    if trainer.accelerator.is_main_process and trainer.card is not None:
+        say(f"trained; {closing(args.output_dir, trainer.card)}")
 
 
 def _first_screen(trainer: AgentTrainer, model: str) -> str:

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 from agent_r1_gym.cli.talking import add_agent_arguments, agent_of, open_stage
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.play.conversation import CANCELLED, Conversation, Ended, Event, Exchange, Spoke
+from agent_r1_gym.play.conversation import CANCELLED, Conversation, Ended, Event, Spoke
 from agent_r1_gym.play.stage import Stage
 from agent_r1_gym.support.files import state_home
 from agent_r1_gym.support.terminal import say
@@ -102,14 +102,19 @@ class _Chat:
         """Shows what happens until the agent has answered; returns the exit status."""
         events: SimpleQueue[Event] = SimpleQueue()
         exchange = self._conversation.ask(text, on_event=events.put)
-        while True:
-            event = _next(events, exchange)
-            if isinstance(event, Ended):
-                say(self._told(event))
-                return int(event.error is not None)
+        try:
+            return self._show(events)
+        except KeyboardInterrupt:  # it stops the agent; a second one stops the program
+            exchange.cancel()
+            return self._show(events)
+
+    def _show(self, events: SimpleQueue[Event]) -> int:
+        while isinstance(event := events.get(), Spoke):
             for line in folded(event):
                 say(f"\x1b[2m{line}\x1b[0m" if sys.stdout.isatty() else line)
             sys.stdout.flush()
+        say(self._told(event))
+        return int(event.error is not None)
 
     def _told(self, end: Ended) -> str:
         if end.error is not None:
@@ -137,15 +142,6 @@ def _call_line(call: ToolCall, outcome: ToolOutcome) -> str:
 def _one_line(text: str, width: int, *, more: str = _MORE) -> str:
     line = printable(" ".join(text[: 10 * width].split()))
     return line if len(line) <= width else line[:width].rstrip() + more
-
-
-def _next(events: SimpleQueue[Event], exchange: Exchange) -> Event:
-    """Returns the next event; Ctrl-C stops the agent, a second one the program."""
-    try:
-        return events.get()
-    except KeyboardInterrupt:
-        exchange.cancel()
-        return events.get()
 
 
 class _Lines:

@@ -20,6 +20,7 @@ The one place that writes and reads it. Nothing here needs torch.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -112,6 +113,18 @@ class AgentCard:
             raise ConfigurationError(f"{path} is no agent card (wrong: {', '.join(wrong) or 'format'}). {_MEND}")
         return card
 
+    def eval_command(self, folder: str) -> str:
+        """Returns the command that measures the agent as it was trained, on held-out tasks where there are any.
+
+        Args:
+            folder: of the model.
+        """
+        words = [f"agent-r1 eval {self.env_id} --policy local:{shlex.quote(folder)}"]
+        if "max_turn_tokens" in self.budgets:
+            words.append(f"--max-turn-tokens {self.budgets['max_turn_tokens']}")
+        options = {name: value for name, value in self.env_options.items() if name != "split"}
+        return " ".join([*words, *(f"--option {shlex.quote(_option(*option))}" for option in options.items())])
+
     def to_markdown(self, *, adapter: bool = False) -> str:
         """Returns the README of the model: what was trained, on what, with what, and what has been measured.
 
@@ -138,7 +151,7 @@ class AgentCard:
             "its environment, and the chat format in `chat_format.json`; without them it is not what was trained. "
             f"`{FILE}` says the same for programs.\n\n| | |\n| --- | --- |\n{rows}\n\n"
             f"{_scores_told(self.scores)}\n## Use\n\n```bash\nagent-r1 chat THIS_FOLDER\nagent-r1 serve THIS_FOLDER\n"
-            f"agent-r1 eval {self.env_id} --policy local:THIS_FOLDER\n```\n\nThe weights "
+            f"{self.eval_command('THIS_FOLDER')}\n```\n\nThe weights "
             f"alone: {weights}.\n{_tools_told(self)}"
         )
 
@@ -179,6 +192,17 @@ def _told_by(env: TextEnv) -> dict[str, Any]:
     }
 
 
+def _option(name: str, value: Any) -> str:
+    """Returns NAME=VALUE as `--option` reads it: JSON, or a text that is none."""
+    text = json.dumps(value, default=str)
+    if isinstance(value, str):
+        try:
+            json.loads(value)
+        except ValueError:
+            text = value
+    return f"{name}={text}"
+
+
 def _scores_told(scores: Sequence[Mapping[str, Any]]) -> str:
     if not scores:
         return "No scores are claimed here: nobody has measured this model for this card.\n"
@@ -200,5 +224,5 @@ def _tools_told(card: AgentCard) -> str:
     if card.tools is None:
         return "\nIts tools depend on the task; the environment makes them.\n"
     names = ", ".join(f"`{tool['function']['name']}`" for tool in card.tools) or "none"
-    prompt = f"\n```text\n{card.system_prompt}\n```\n" if card.system_prompt else ""
+    prompt = f"\n````text\n{card.system_prompt}\n````\n" if card.system_prompt else ""
     return f"\nTools: {names}. Format of turns: {card.parser}.\n{prompt}"

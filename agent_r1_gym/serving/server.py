@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _HEARTBEAT = 15.0
 """Seconds after which a stream without news says that it is alive."""
+_STOPPING = "The server is being stopped."
+"""What those are told whose answers outlast its grace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,6 +290,8 @@ async def _unless_gone(request: Request, answer: Any) -> Response:
             raise ClientDisconnect
         response: Response = working.result()
         return response
+    except asyncio.CancelledError:
+        raise Refusal(503, _STOPPING) from None
     finally:
         for task in (working, leaving):
             task.cancel()
@@ -306,6 +310,10 @@ def _stream(exchange: _Exchange) -> Response:
     class EventStream(StreamingResponse):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             with exchange.on_close:  # not in the generator: one that was never begun is never finished
-                await super().__call__(scope, receive, send)
+                try:
+                    await super().__call__(scope, receive, send)
+                except asyncio.CancelledError:
+                    event = _as_event(503, _STOPPING)
+                    await send({"type": "http.response.body", "body": event, "more_body": False})
 
     return EventStream(exchange.chunks(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -119,16 +119,19 @@ def test_in_a_terminal_ctrl_c_stops_the_agent_and_not_the_program(shop: Path) ->
     command = [sys.executable, "-m", "agent_r1_gym", *WORDS]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)
-        said = Reader(ours)
-        said.until("> ")
-        os.write(ours, b"please wait\n")
-        said.until("napping")
-        process.send_signal(signal.SIGINT)
-        said.until("(stopped)")
-        os.write(ours, b"how many?\n")
-        said.until("how many? count")
-        os.write(ours, b"\x04")
-        assert process.wait(timeout=30) == 0
+        try:
+            said = Reader(ours)
+            said.until("> ")
+            os.write(ours, b"please wait\n")
+            said.until("napping")
+            process.send_signal(signal.SIGINT)
+            said.until("(stopped)", "> ")
+            os.write(ours, b"how many?\n")
+            said.until("how many? count", "> ")
+            os.write(ours, b"\x04")
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()
     assert (shop / "state" / "agent-r1-gym" / "chat_history").read_text().splitlines() == ["please wait", "how many?"]
 
 
@@ -138,11 +141,13 @@ class Reader:
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._rest = descriptor, ""
 
-    def until(self, text: str) -> None:
-        while text not in self._rest:
-            with contextlib.suppress(UnicodeDecodeError):
-                self._rest += os.read(self._descriptor, 4096).decode()
-        self._rest = self._rest.partition(text)[2]
+    def until(self, *texts: str) -> None:
+        """Reads up to each of the texts in turn."""
+        for text in texts:
+            while text not in self._rest:
+                assert select.select([self._descriptor], [], [], 30)[0], f"{text!r} does not come after {self._rest!r}"
+                self._rest += os.read(self._descriptor, 4096).decode(errors="replace")
+            self._rest = self._rest.partition(text)[2]
 
 
 def test_calls_are_folded_to_a_line_each() -> None:

@@ -379,34 +379,58 @@ from tests.serving.test_server import Clerk
 class Slow(Clerk):
     def act(self, inputs):
         print("acting", flush=True)
-        time.sleep(0.5)
+        time.sleep(float(sys.argv[1]))
         return super().act(inputs)
 
 with closing(Stage(Player(SmallEnv), ScriptedEngine(Slow()))) as stage:
     agent = Agent(stage=stage, name="clerk")
-    serve(agent, port=0, on_ready=lambda url: print(url, flush=True))
+    serve(agent, port=0, limits=Limits(grace=int(sys.argv[2])), on_ready=lambda url: print(url, flush=True))
 print("stopped", flush=True)
 """
 
 
+@contextlib.contextmanager
+def started(seconds: float, grace: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yields a server that takes so long for a turn, and its address."""
+    paths = [str(Path(__file__).parents[2]), *filter(None, sys.path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-c", PROGRAM, str(seconds), str(grace)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    with process:
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
 def test_sigterm_finishes_what_is_under_way() -> None:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)]),
-    }
-    command = [sys.executable, "-c", PROGRAM]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        with ThreadPoolExecutor() as pool:
-            answer = pool.submit(ask, url, user("late"))
-            assert process.stdout.readline() == "acting\n"
-            process.send_signal(signal.SIGTERM)
-            assert answer.result(timeout=20).choices[0].message.content == "late = 1"
-        assert process.stdout.read().endswith("stopped\n")
-        assert process.wait(timeout=20) == 0
+    with ThreadPoolExecutor() as pool, started(0.5, 20) as (process, url):
+        answer = pool.submit(ask, url, user("late"))
+        assert process.stdout.readline() == "acting\n"
+        process.send_signal(signal.SIGTERM)
+        assert answer.result(timeout=20).choices[0].message.content == "late = 1"
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out.endswith("stopped\n"), err) == (0, True, "")
     with pytest.raises(ConnectionRefusedError):
         connect(url)
+
+
+@pytest.mark.slow
+def test_what_outlasts_the_grace_is_told_so() -> None:
+    with ThreadPoolExecutor() as pool, started(60, 1) as (process, url):
+        answer = pool.submit(post, url, HELLO)
+        assert process.stdout.readline() == "acting\n"
+        with connect(url) as streamed:
+            streamed.sendall(request_bytes({**HELLO, "stream": True}))
+            assert streamed.recv(64).startswith(b"HTTP/1.1 200 ")
+            process.send_signal(signal.SIGTERM)
+            assert_refused(answer.result(timeout=20), 503, "The server is being stopped")
+            received = b""
+            while part := streamed.recv(65536):
+                received += part
+        assert b"The server is being stopped" in received
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 0 and "Traceback" not in err
 
 
 def test_what_cannot_be_served_is_refused_before_anybody_can_ask() -> None:

@@ -39,25 +39,19 @@ def opening(args: AgentConfig, model: str, parameters: tuple[int, int], env: Tex
     return "\n".join(f"{name:12} {text}" for name, text in lines.items())
 
 
-def closing(args: AgentConfig) -> str:
-    """Returns the last screen of a run: where things lie, and what comes next."""
-    folder = args.output_dir
-    return f"trained; {next_commands(folder, args.env_id)}"
-
-
-def next_commands(folder: str | None, env_id: str | None) -> str:
+def closing(folder: str | None, card: AgentCard) -> str:
     """Returns where a trained model lies, and the commands that come next.
 
     Args:
         folder: of the model.
-        env_id: environment of its training.
+        card: of the agent.
     """
     return (
         f"the model is in {folder}; what it is an agent for is in its {FILE} and README.md\n"
-        f"measure it:  agent-r1 eval {env_id} --policy local:{folder} --out {folder}/eval\n"
+        f"measure it:  {card.eval_command(str(folder))} --out {folder}/eval\n"
         f"look at it:  agent-r1 report {folder} {folder}/eval\n"
         f"talk to it:  agent-r1 chat {folder}\n"
-        f"go on:       agent-r1 train {env_id} --warm_start {folder} --output_dir ..."
+        f"go on:       agent-r1 train {card.env_id} --warm_start {folder} --output_dir ..."
     )
 
 

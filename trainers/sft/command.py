@@ -29,7 +29,7 @@ from trainers.engines.chat_format import ChatFormat
 from trainers.engines.local import LocalOptions
 from trainers.running.command_line import read_config
 from trainers.running.preflight import Source, check_adapter, check_model, check_output, find_model, load_tokenizer
-from trainers.running.summary import next_commands
+from trainers.running.summary import closing
 from trainers.sft.demonstrations import SELF, histories, play_demonstrations, successes
 from trainers.sft.rows import TokenRow, training_rows
 from trainers.train import model_init_kwargs
@@ -133,8 +133,9 @@ def main(words: Sequence[str]) -> None:
     if trainer.is_world_process_zero():
         tokenizer.save_pretrained(args.output_dir)
         chat.save(str(args.output_dir))
-        _card(args, name, env).save(str(args.output_dir))
-        say(f"learned from {len(kept)} episodes ({len(rows)} rows); {next_commands(args.output_dir, args.env_id)}")
+        card = _card(args, name, env)
+        card.save(str(args.output_dir))
+        say(f"learned from {len(kept)} episodes ({len(rows)} rows); {closing(args.output_dir, card)}")
 
 
 def _card(args: DemonstrationConfig, model: str, env: TextEnv) -> AgentCard:

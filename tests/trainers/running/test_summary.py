@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
+from agent_r1_gym.cli.env_options import env_options
+from agent_r1_gym.cli.main import build_parser
 from agent_r1_gym.registry import make_text_env
 from tests.kit.bandit import make_args
 from trainers.running.summary import agent_card, closing, opening
@@ -21,9 +25,16 @@ def test_the_first_screen_names_what_is_trained_on_what_for_what(tmp_path: Path)
 
 
 def test_the_last_screen_gives_commands_that_work_as_they_stand(tmp_path: Path) -> None:
-    text = closing(make_args(tmp_path, env_id="FictionQA"))
-    assert f"agent-r1 eval FictionQA --policy local:{tmp_path}" in text
+    options = {"style": "compact", "questions": 12, "split": "train", "system_prompt": "", "max_turns": 3}
+    args = make_args(tmp_path, env_id="FictionQA", env_kwargs=options, max_turn_tokens=7)
+    card = agent_card(args, "base", make_text_env("FictionQA", options))
+    text = closing(str(tmp_path), card)
     assert f"--warm_start {tmp_path}" in text and f"agent-r1 chat {tmp_path}\n" in text
+    (command,) = re.findall("agent-r1 (eval .*)", text)
+    parsed = build_parser("eval").parse_args(shlex.split(command))
+    del options["split"]
+    assert env_options(parsed) == options
+    assert (parsed.max_turn_tokens, parsed.policy, parsed.out) == (7, f"local:{tmp_path}", tmp_path / "eval")
 
 
 def test_the_card_says_what_is_known_and_claims_nothing_else(tmp_path: Path) -> None:
