@@ -127,9 +127,12 @@ class _Chat:
 
 
 def folded(event: Spoke) -> list[str]:
-    """Returns what an agent did in a turn: one line for each call and outcome, and for each mistake."""
+    """Returns what an agent did in a turn: one line for each call and outcome, and one for its mistakes."""
     lines = [_call_line(call, outcome) for call, outcome in zip(event.calls, event.outcomes, strict=True)]
-    lines += [_one_line(f"(malformed: {error.code}: {error.message})", _WIDTH) for error in event.errors]
+    if event.errors:
+        first, *others = event.errors
+        more = f", and {len(others)} more" if others else ""
+        lines.append(_one_line(f"(malformed: {first.code}{more}: {first.message}", _WIDTH) + ")")
     return [f"  {line}" for line in ([*lines, "(the turn was cut: --max-turn-tokens)"] if event.cut else lines)]
 
 

@@ -187,6 +187,7 @@ class _Exchange:
     """One question of a client; its events arrive from the engine's thread.
 
     Attributes:
+        timeout: seconds for the answer.
         on_close: gives back what it holds, and has the agent stop.
     """
 
@@ -195,7 +196,7 @@ class _Exchange:
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + timeout
-        self._timeout = timeout
+        self.timeout = timeout
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         try:
             conversation = Conversation(agent.stage, agent.task if asked.task is None else asked.task)
@@ -255,7 +256,7 @@ class _Exchange:
             return await asyncio.wait_for(self._events.get(), max(0.0, min(left, patience or left)))
         if self._loop.time() < self._deadline:
             return None
-        raise Refusal(504, f"The agent did not answer within {self._timeout:g} s.")
+        raise Refusal(504, f"The agent did not answer within {self.timeout:g} s.")
 
     def _arrived(self, event: Event) -> None:
         with contextlib.suppress(RuntimeError):  # the server has stopped meanwhile
@@ -311,7 +312,11 @@ def _stream(exchange: _Exchange) -> Response:
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             with exchange.on_close:  # not in the generator: one that was never begun is never finished
                 try:
-                    await super().__call__(scope, receive, send)
+                    # A client that does not read would hold its place, since writing to it waits.
+                    async with asyncio.timeout(exchange.timeout + _HEARTBEAT):
+                        await super().__call__(scope, receive, send)
+                except TimeoutError:
+                    return
                 except asyncio.CancelledError:
                     event = _as_event(503, _STOPPING)
                     await send({"type": "http.response.body", "body": event, "more_body": False})

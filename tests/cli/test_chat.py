@@ -154,11 +154,11 @@ def test_calls_are_folded_to_a_line_each() -> None:
     call_, shown = ToolCall("stock", {"item": "screws", "deep": {"é": [1]}}), 'stock(item="screws", deep={"é": [1]})'
     long = ToolOutcome("a\n b\x07" + "c" * 999)
     failed = ToolOutcome("no such", ok=False, error="tool_error")
-    event = Spoke("", (call_, call_), (long, failed), (ParseError("bad_json", "Not\nJSON."),), True)
+    event = Spoke("", (call_, call_), (long, failed), (ParseError("bad_json", "Not\nJSON."),) * 3, True)
     first, second, third, fourth = folded(event)
     assert first.startswith(f"  {shown} -> a bccc") and first.endswith("... (/trace shows all)")
     assert second == f"  {shown} -> tool_error: no such"
-    assert third == "  (malformed: bad_json: Not JSON.)" and "cut" in fourth
+    assert third == "  (malformed: bad_json, and 2 more: Not JSON.)" and "cut" in fourth
     assert len(first) < 200
 
 

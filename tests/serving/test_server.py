@@ -363,6 +363,19 @@ def test_an_answer_that_takes_too_long_is_given_up() -> None:
         until(url, answering=0)
 
 
+def test_a_client_that_does_not_read_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_r1_gym.serving.server._HEARTBEAT", 0.1)
+    big = GivenTool("x" * 2**22, "count", max_output_chars=2**23)  # more than the system's buffers hold
+    make_env = lambda: ToolEnv(tasks=[Task("a", "b", ("c",))], tools=[big], max_turns=3)  # noqa: E731
+    with served(make_env, answer_timeout=1.0, max_concurrent=1) as url, socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+        reader.sendall(request_bytes({**HELLO, "stream": True, "trace": True}))
+        assert reader.recv(16)
+        until(url, answering=1)
+        until(url, answering=0)
+
+
 PROGRAM = """
 import logging
 import sys
