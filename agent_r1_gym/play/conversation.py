@@ -8,7 +8,7 @@ the history and with tools as the last turn left them. Rewards are not computed:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -115,6 +115,7 @@ class Conversation:
         earlier: Sequence[Message] = (),
         seed: int = 0,
         max_tokens: int | None = None,
+        sampling: Mapping[str, float] | None = None,
     ) -> Exchange:
         """Puts a question to the agent; returns at once.
 
@@ -124,6 +125,7 @@ class Conversation:
             earlier: turns of users and answers of the agent that stand before the question; only in the first one.
             seed: of the samples; a greedy agent needs none. With that of an evaluation, samples are the same.
             max_tokens: bound on the tokens of this exchange, tool output included; None: the engine's.
+            sampling: how to sample in this exchange, such as `{"temperature": 0.7}`; None: as the engine does.
 
         Raises:
             ConfigurationError: the last question is not answered yet, or the conversation is closed.
@@ -132,7 +134,7 @@ class Conversation:
             if self._closed or (self._exchange is not None and not self._exchange.ended):
                 raise ConfigurationError("The conversation is closed, or its last question is still being answered.")
             said = (*earlier, Message("user", text))
-            self._exchange = Exchange(self, said, on_event, seed=seed, max_tokens=max_tokens)
+            self._exchange = Exchange(self, said, on_event, seed=seed, max_tokens=max_tokens, sampling=sampling)
         self.stage.submit(self._exchange)
         return self._exchange
 
@@ -194,10 +196,11 @@ class Exchange:
         *,
         seed: int,
         max_tokens: int | None,
+        sampling: Mapping[str, float] | None,
     ) -> None:
         self.ended = False
         self._conversation, self._said, self._on_event = conversation, said, on_event
-        self._seed, self._max_tokens = seed, max_tokens
+        self._seed, self._max_tokens, self._sampling = seed, max_tokens, sampling
         self._session: Session | None = None
         self._cancelled = False
 
@@ -219,6 +222,7 @@ class Exchange:
             job,
             executor,
             max_tokens=self._max_tokens,
+            sampling=self._sampling,
             start=partial(conversation._start, self._said, seed=job.seed),
             on_turn=self._spoke,
             on_end=self._over,

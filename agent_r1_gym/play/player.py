@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -94,6 +94,7 @@ class Player:
         executor: ThreadPoolExecutor,
         *,
         max_tokens: int | None = None,
+        sampling: Mapping[str, float] | None = None,
         **hooks: Any,
     ) -> Session:
         """Returns a running episode, for an engine that plays it.
@@ -103,21 +104,24 @@ class Player:
             job: which one.
             executor: see `TokenSession`.
             max_tokens: bound on the tokens after the prompt, below that of `limits`; None: as `limits` say.
+            sampling: see `TokenSession`; None: as the engine says.
             **hooks: `on_end`, `on_turn` and `start` of a `Session`.
 
         Raises:
-            ConfigurationError: the engine counts no tokens, so that `max_tokens` would have no effect.
+            ConfigurationError: the tokens are another's, so that `max_tokens` and `sampling` would have no effect.
         """
         if self.chat is None:
-            if max_tokens is not None:
-                raise ConfigurationError("max_tokens has no effect on this model, whose tokens nobody here counts.")
+            for name in (*(["max_tokens"] if max_tokens is not None else []), *(sampling or {})):
+                raise ConfigurationError(f"{name} has no effect on this model, whose tokens are not sampled here.")
             return Session(env, job, method=self.method, policy=self.policy, **hooks)
         assert self.limits is not None
         limits = self.limits
         if max_tokens is not None:
             limits = replace(limits, max_completion_tokens=min(max_tokens, limits.max_completion_tokens))
         hooks |= {"method": self.method, "policy": self.policy}
-        return TokenSession(env, job, chat=self.chat, limits=limits, executor=executor, **hooks)
+        session = TokenSession(env, job, chat=self.chat, limits=limits, executor=executor, **hooks)
+        session.sampling = sampling or {}
+        return session
 
     def take(self) -> TextEnv:
         """Returns an environment that nobody uses."""

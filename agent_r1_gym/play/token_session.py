@@ -6,7 +6,7 @@ rendered by the chat format as the tokens between two turns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -106,6 +106,7 @@ class TokenSession(Session):
         start: see `Session`.
 
     Attributes:
+        sampling: how its turns are sampled, where that is not as its engine says: fields of the engine's options.
         prompt_ids: tokens before the first turn; empty if the episode is over before the model has said anything.
 
     Raises:
@@ -128,6 +129,7 @@ class TokenSession(Session):
     ) -> None:
         super().__init__(env, job, method=method, policy=policy, on_end=on_end, on_turn=on_turn, start=start)
         self._chat, self._limits, self._executor = chat, limits, executor
+        self.sampling: Mapping[str, float] = {}
         self._ids: list[int] = []
         self._logprobs: list[float | None] = []
         self._spans: list[tuple[int, int]] = []

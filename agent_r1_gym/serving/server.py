@@ -60,7 +60,7 @@ class Agent:
         stage: plays it.
         name: as clients call it.
         task: in whose world the tools act where a request names none.
-        sampling: how it decodes, by field of a request.
+        sampling: how it decodes unless a request says otherwise, by field of a request.
     """
 
     stage: Stage
@@ -210,6 +210,7 @@ class _Exchange:
             earlier=asked.earlier,
             seed=asked.seed,
             max_tokens=asked.max_tokens,
+            sampling=asked.sampling,
         )
 
     async def whole(self) -> Response:

@@ -55,6 +55,7 @@ class ChatRequest:
         trace: the answer tells what the agent did.
         seed: of the samples.
         max_tokens: bound on the tokens after the prompt, None for the server's.
+        sampling: how to sample, where that is not as the server does.
     """
 
     earlier: tuple[Message, ...]
@@ -65,6 +66,7 @@ class ChatRequest:
     trace: bool
     seed: int
     max_tokens: int | None
+    sampling: Mapping[str, float]
 
 
 def read_request(body: Mapping[str, Any], *, model: str, sampling: Mapping[str, float]) -> ChatRequest:
@@ -73,7 +75,7 @@ def read_request(body: Mapping[str, Any], *, model: str, sampling: Mapping[str, 
     Args:
         body: the JSON object.
         model: name that is served.
-        sampling: how the server decodes: value by field, which a request may repeat, but not change.
+        sampling: how the server decodes unless a request says otherwise: value by field.
 
     Raises:
         Refusal: a field is wrong, missing, unknown, or asks for what cannot be had.
@@ -100,6 +102,7 @@ def read_request(body: Mapping[str, Any], *, model: str, sampling: Mapping[str, 
         trace=_flag(given, "trace"),
         seed=_whole(given, "seed", default=0, least=-(2**63)),
         max_tokens=_max_tokens(given),
+        sampling={name: given[name] for name, usual in sampling.items() if given.get(name, usual) != usual},
     )
 
 
@@ -194,14 +197,10 @@ def _check_unused(given: Mapping[str, Any], sampling: Mapping[str, float]) -> No
             if not any(value == idle and isinstance(value, bool) == isinstance(idle, bool) for idle in _UNUSED[name]):
                 raise Refusal(400, f"{name}={value!r:.80} cannot be honoured: {_why(name)}; leave it out.")
         elif name in sampling:
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 2:
-                raise Refusal(400, f"{name} must be a number from 0 to 2, got {value!r:.80}.")
-            if value != sampling[name]:
-                raise Refusal(
-                    400,
-                    f"{name}={value} cannot be honoured: this server decodes at {sampling[name]:g} (its --"
-                    f"{name.replace('_', '-')}); leave it out.",
-                )
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not (0 <= value <= 2 if name == "temperature" else 0 < value <= 1):
+                span = "from 0 to 2" if name == "temperature" else "above 0, at most 1"
+                raise Refusal(400, f"{name} must be a number {span}, got {value!r:.80}.")
         elif name not in _OWN and name not in _OF_NO_EFFECT:
             raise Refusal(400, f"{name!r:.80} is no field of a request here. {suggest(name[:80], (*_OWN, *sampling))}")
 

@@ -91,6 +91,23 @@ def test_a_bound_on_tokens_is_honoured_and_told(url: str, evaluated: list[Trajec
         assert answer.trace[0]["cut"] is True
 
 
+def test_how_to_sample_may_be_asked_for(url: str, evaluated: list[Trajectory]) -> None:
+    questions = [record.question for record in evaluated[:8]]
+
+    def answers(**sampling: Any) -> list[list[str]]:
+        traced = {"extra_body": {"trace": True}}
+        with ThreadPoolExecutor(16) as pool:  # greedy ones beside them, in the same batches
+            greedy = [pool.submit(ask, url, question, **traced) for question in questions]
+            asked = [pool.submit(ask, url, question, **traced, **sampling) for question in questions]
+        plain = [[turn.action for turn in record.turns] for record in evaluated[:8]]
+        assert [[turn["text"] for turn in future.result().trace] for future in greedy] == plain
+        return [[turn["text"] for turn in future.result().trace] for future in asked]
+
+    hot = answers(temperature=2.0, seed=1)
+    assert hot == answers(temperature=2.0, seed=1) != answers(temperature=2.0, seed=2)
+    assert hot != answers(temperature=2.0, seed=1, top_p=0.01) == answers()
+
+
 def test_a_question_longer_than_the_model_is_refused(url: str) -> None:
     with pytest.raises(openai.BadRequestError, match="tokens, more than"):
         ask(url, "who " * 2000)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class _Slot:
     number: int
     place: int
     stream: random.Random
+    options: SamplingOptions
     prompt: tuple[int, ...]
     pending: list[int]
     length: int = 0
@@ -47,7 +48,7 @@ class SlotEngine:
     Randomness: `generator` draws one seed per session, in the order of the iterator, unless the session has an
     attribute `seed`; a session's tokens depend on its seed and its own context only, not on slots, other sessions or
     the speed of tools (but for rounding: floating-point sums may differ in the last bit with the size of the batch).
-    Reseed with `engine.generator.manual_seed(...)`.
+    Reseed with `engine.generator.manual_seed(...)`. A session's `sampling`, if it has one, overrides `options`.
 
     Every rank needs the whole weights: under FSDP or ZeRO-3 gather them around `run`, or use `TRLEngine`.
 
@@ -164,7 +165,8 @@ class _Play:
             seed = getattr(session, "seed", None)
             if seed is None:
                 seed = int(torch.randint(2**62, (), generator=self.engine.generator))
-            slot = _Slot(session, self.count, place, random.Random(seed), prompt, [])
+            options = replace(self.engine.options, **getattr(session, "sampling", {}))
+            slot = _Slot(session, self.count, place, random.Random(seed), options, prompt, [])
             self.owners[place] = slot
             self.count += 1
             self._begin_turn(slot, list(prompt))
@@ -307,18 +309,22 @@ class _Play:
 
     def _sample(self, slots: Sequence[_Slot | None], logits: Tensor) -> list[_Slot]:
         """Gives each slot its next token; returns those whose turn goes on."""
-        options = self.engine.options
         numbers = [slot.stream.random() if slot else 0.0 for slot in slots]
         uniforms = torch.tensor(numbers, dtype=torch.float64).to(logits.device)
         going: list[_Slot] = []
-        sampled = torch.stack([part.double() for part in sample(logits, options, uniforms=uniforms)]).tolist()
-        for slot, token, logprob in zip(slots, map(int, sampled[0]), sampled[1], strict=True):
+        sampled = {
+            options: torch.stack([part.double() for part in sample(logits, options, uniforms=uniforms)]).tolist()
+            for options in {slot.options for slot in slots if slot}
+        }
+        for line, slot in enumerate(slots):
             if slot is None:
                 continue
+            tokens, logprobs = sampled[slot.options]
+            token = int(tokens[line])
             slot.ids.append(token)
-            slot.logprobs.append(logprob)
+            slot.logprobs.append(logprobs[line])
             slot.pending = [token]
-            stopped = token in options.stop_token_ids
+            stopped = token in slot.options.stop_token_ids
             if stopped or len(slot.ids) == slot.budget or getattr(slot.session, "cancelled", False):
                 self._finish_turn(slot, stopped=stopped)
             else:
