@@ -31,10 +31,10 @@ def warehouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def run(command: str) -> str:
+def run(command: str, typed: str = "") -> str:
     words = shlex.split(command, comments=True)
     start = {"agent-r1": [sys.executable, "-m", "agent_r1_gym"], "python": [sys.executable]}[words[0]]
-    done = subprocess.run([*start, *words[1:]], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([*start, *words[1:]], capture_output=True, text=True, timeout=600, input=typed)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -56,6 +56,36 @@ def test_the_warehouse_keeps_every_promise_and_its_oracle_is_perfect(warehouse: 
     metrics = RunFolder(warehouse / "runs/oracle").metrics()
     assert metrics["overall"]["metrics"]["return"]["mean"] == metrics["overall"]["metrics"]["em"]["mean"] == 1.0
     assert set(metrics["by"]) == {"kind", "item", "below"}
+
+
+CLERK = """
+import json
+from agent_r1_gym.play.policies import Policy
+
+class Clerk(Policy):
+    name = "clerk"
+
+    def act(self, inputs):
+        return [self.one(state) for state in inputs]
+
+    def one(self, state):
+        words = [m.content for m in state.messages if m.role == "user"][-1].split()
+        if state.outcomes:
+            return f"<answer>{state.outcomes[0].content}</answer>"
+        name = "order" if words[0] == "order" else "stock"
+        arguments = {"item": words[-1]} | ({"quantity": int(words[1])} if name == "order" else {})
+        return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+"""
+
+
+def test_who_talks_in_the_warehouse_finds_it_as_they_left_it(warehouse: Path) -> None:
+    """Its database belongs to the thread that resets and steps it, whoever asks."""
+    (warehouse / "clerk.py").write_text(CLERK, encoding="utf-8")
+    typed = "stock of tiles\norder 28 tiles\nstock of tiles\n/reset\nstock of tiles\n/task w1\nstock of planks\n"
+    said = run("agent-r1 chat --env warehouse:Example/Warehouse-v0 --policy clerk:Clerk --split all", typed)
+    answers = [line for line in said.splitlines() if re.fullmatch(r"\w+: \d+", line)]
+    assert answers == ["tiles: 61", "tiles: 89", "tiles: 89", "tiles: 61", "planks: 74"]
+    assert 'order(item="tiles", quantity=28) -> tiles: 89' in said
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.policies import Policy, PolicyInput
 from agent_r1_gym.play.stage import Stage
 from agent_r1_gym.types import Message, Task
+from agent_r1_gym.wrappers import ContextWindow
 from benchmarks.eval_speed.chat_server import Answer, served, turn
 from tests.kit.helpers import GivenTool, MeetingTool
 from tests.kit.small_env import COUNT, SmallEnv, call
@@ -107,6 +108,15 @@ def test_earlier_turns_are_shown_as_the_environment_writes_them() -> None:
         ("assistant", "<answer>two ‹/answer></answer>"),
         ("user", "third"),
     ]
+
+
+def test_wrappers_are_talked_through() -> None:
+    def make_env() -> gymnasium.Env[str, str]:
+        return gymnasium.wrappers.RecordEpisodeStatistics(ContextWindow(SmallEnv(), keep_last=1))
+
+    with staged(count_then_answer, make_env) as stage:
+        conversation = Conversation(stage)
+        assert [answer(ask(conversation, text)) for text in ("a", "b", "c")] == ["a 1", "b 2", "c 3"]
 
 
 def test_the_limit_of_turns_is_told_and_counts_anew() -> None:
