@@ -57,7 +57,7 @@ from trainers.running.preflight import (
 )
 from trainers.running.sharding import check_sharding, save_whole_model, whole_weights
 from trainers.running.signals import SignalStop
-from trainers.running.summary import closing, opening
+from trainers.running.summary import closing, opening, write_end, write_start
 from trainers.trainer import AgentTrainer
 
 MOST_SLOTS = 128
@@ -347,6 +347,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(128 + stop.stopped)
     trainer.save_state()  # the log, which `agent-r1 report` draws
     save_whole_model(trainer, args.output_dir)
+    if trainer.accelerator.is_main_process:
+        write_end(args, trainer.alarm.reason)
     if trainer.alarm.reason is not None:
         raise SystemExit(
             f"Training was stopped by an alarm: {trainer.alarm.reason}. The state is in {args.output_dir}."
@@ -356,11 +358,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _first_screen(trainer: AgentTrainer, model: str) -> str:
+    """Returns what a run says of itself as it begins, and keeps it for reports."""
     args = trainer.args
     env = make_text_env(str(args.env_id), dict(cast("Mapping[str, Any]", args.env_kwargs or {})))
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
     parameters = sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
     text = opening(args, model, parameters, env, len(cast("Dataset", trainer.train_dataset)))
+    write_start(args, model, env)
     env.close()
     return text
 

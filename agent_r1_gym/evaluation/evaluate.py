@@ -57,6 +57,7 @@ def evaluate(
     retries: int = 1,
     patience: float = PATIENCE,
     name: str = "eval",
+    about: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Plays the jobs that the folder lacks, under a progress bar, and returns `metrics.json`.
 
@@ -70,6 +71,7 @@ def evaluate(
         retries: further tries of an episode that lost a backend.
         patience: see `PATIENCE`.
         name: label of the progress bar.
+        about: what `run.json` says of this start besides date, command and versions.
 
     Raises:
         ConfigurationError: the folder holds another run, or nothing can be played like this.
@@ -78,7 +80,7 @@ def evaluate(
     from tqdm import tqdm
 
     with _only_writer(folder), contextlib.closing(folder):
-        folder.open(settings)
+        folder.open(settings, about)
         done = {(record.task_index, record.sample) for record in folder.episodes()}
         left = [job for job in jobs if job.key not in done]
         with tqdm(total=len(jobs), initial=len(done), desc=name, unit="episode") as bar:

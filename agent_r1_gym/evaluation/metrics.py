@@ -32,6 +32,7 @@ METRICS = (
 """Numbers of an episode that are averaged, in the order of tables. `sub_em` is the lenient substring match."""
 
 
+_PAIRED = ("em", "f1", "sub_em", "support_recall", "return", "turns", "calls")
 _ALWAYS = ("type", "hops")
 _MOST_VALUES = 8
 
@@ -209,7 +210,7 @@ def compare_records(ours: Sequence[Trajectory], theirs: Sequence[Trajectory], *,
 
     `questions` (number), and by metric `em`, `f1`, `sub_em`, `support_recall`, `turns`, `calls`: `difference` (ours -
     theirs, a question's score being the mean of its samples), `low`, `high`, `p_value` (sign-flip test); for `em` with
-    one sample each also `mcnemar_p_value`.
+    one sample each also `mcnemar_p_value`. Where no episode has an `em`, there is `return` too.
 
     Raises:
         ConfigurationError: no question is in both.
@@ -219,10 +220,10 @@ def compare_records(ours: Sequence[Trajectory], theirs: Sequence[Trajectory], *,
     if not common:
         raise ConfigurationError("The runs have finished no question in common; resume them first.")
     result: Summary = {"questions": len(common)}
-    for name in ("em", "f1", "sub_em", "support_recall", "turns", "calls"):
+    for name in _PAIRED:
         pairs = [(_mean(left[index], name), _mean(right[index], name)) for index in common]
         pairs = [(mine, theirs_mean) for mine, theirs_mean in pairs if mine is not None and theirs_mean is not None]
-        if pairs:
+        if pairs and (name != "return" or "em" not in result):
             mine, theirs_mean = zip(*pairs, strict=True)
             result[name] = paired_bootstrap(mine, theirs_mean, seed=seed)._asdict()
             if name == "em" and all(len(left[index]) == len(right[index]) == 1 for index in common):

@@ -1,17 +1,26 @@
-"""What a run says of itself: on its first screen, at its end, and in the model card."""
+"""What a run says of itself: on its first screen, at its end, in the model card, and in `training.json` for reports.
+
+`training.json`, in the output folder: `starts`, one object for each time that the run was started or resumed (see
+`started`), and `stopped`: why an alarm ended it, null if none did. Nothing of it decides whether a run may be resumed.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.registry import TextEnv
+from agent_r1_gym.support.files import atomic_file
+from agent_r1_gym.support.provenance import start_of_run
 from trainers.config import AgentConfig
 
 _PACKAGES = ("agent-r1-gym", "trl", "transformers", "torch")
+RECORD = "training.json"
 
 
 def opening(args: AgentConfig, model: str, parameters: tuple[int, int], env: TextEnv, rows: int) -> str:
@@ -52,6 +61,58 @@ def closing(args: AgentConfig) -> str:
         f"look at it:  agent-r1 report {folder} {folder}/eval\n"
         f"go on:       agent-r1 train {args.env_id} --warm_start {folder} --output_dir ..."
     )
+
+
+def started(args: AgentConfig, model: str, env: TextEnv) -> dict[str, Any]:
+    """Returns where a run comes from.
+
+    Returns:
+        What `start_of_run` does, and `model`, `environment`, `dataset`, `reward_weights` and `settings`: the options
+        whose values are not the defaults.
+    """
+    bare = env.unwrapped
+    return {
+        **start_of_run((*_PACKAGES, "peft", "accelerate")),
+        "model": model,
+        "environment": args.env_id,
+        "dataset": bare.describe_dataset() if isinstance(bare, ToolEnv) else None,
+        "reward_weights": bare.reward_weights if isinstance(bare, ToolEnv) else None,
+        "settings": changed_settings(args),
+    }
+
+
+def changed_settings(args: AgentConfig) -> dict[str, Any]:
+    """Returns the options whose values are not the defaults, tokens of the hub left out."""
+    values = json.loads(args.to_json_string())  # type: ignore[no-untyped-call]
+    defaults = {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(args)
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(defaults, default=str))
+    return {name: value for name, value in values.items() if name in plain and value != plain[name]}
+
+
+def write_start(args: AgentConfig, model: str, env: TextEnv) -> None:
+    """Adds a start to `training.json`."""
+    _write(args, {"starts": [*_read(args).get("starts", []), started(args, model, env)], "stopped": None})
+
+
+def write_end(args: AgentConfig, stopped: str | None) -> None:
+    """Writes into `training.json` why an alarm ended the run, None if none did."""
+    _write(args, {**_read(args), "stopped": stopped})
+
+
+def _read(args: AgentConfig) -> dict[str, Any]:
+    try:
+        run = json.loads((Path(str(args.output_dir)) / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # absent or damaged: a report says less, and no run stops for that
+        return {}
+    return run if isinstance(run, dict) else {}
+
+
+def _write(args: AgentConfig, run: Mapping[str, Any]) -> None:
+    with atomic_file(Path(str(args.output_dir)) / RECORD) as temporary:
+        temporary.write_text(json.dumps(run, indent=1, default=str) + "\n", encoding="utf-8")
 
 
 def model_card(args: AgentConfig, base: str) -> str:
