@@ -109,11 +109,21 @@ class TestTraining:
                 [{"step": 1, "reward": 1.0}, {"step": 2, "reward": 1.0}]]  # fmt: skip
         curve = curve_over_seeds(logs, "reward")
         assert curve.x == [1, 2]
-        assert curve.y == [(0.5, 0.0, 1.0), (0.75, 0.5, 1.0)]
+        assert curve.y == [(0.5, 0.0, 1.0), (1.0, 1.0, 1.0)]
+        assert curve.raw == [
+            (1, 0.0),
+            (2, 1.0),
+            (1, 1.0),
+            (2, 1.0),
+        ]  # step 3 is on no line: one seed has not reached it
 
-    def test_a_line_is_the_mean_of_ten_steps(self) -> None:
-        log = [{"step": step, "reward": float(step)} for step in range(1, 21)]
-        assert curve_over_seeds([log], "reward").y[-1] == (15.5, 15.5, 15.5)
+    def test_a_line_smooths_a_tenth_of_the_run_on_both_sides(self) -> None:
+        """A mean that looks back lags behind; a line through few points is those points."""
+        ramp = [{"step": step, "reward": float(step)} for step in range(1, 101)]
+        whole = curve_over_seeds([ramp], "reward").y
+        assert whole[50] == (51.0, 51.0, 51.0) and whole[-1][0] == 97.5  # the mean of 95 ... 100
+        few = curve_over_seeds([ramp[:9]], "reward").y
+        assert [mean for mean, _, _ in few] == [row["reward"] for row in ramp[:9]]
 
     def test_seeds_are_runs_of_equal_settings_whatever_their_folders_are_called(self, tmp_path: Path) -> None:
         settings = {"learning_rate": 1e-5, "max_steps": 3}
