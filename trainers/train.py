@@ -10,7 +10,6 @@ after the step under way, with the state saved. A second signal, two seconds lat
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +54,7 @@ from trainers.running.preflight import (
     load_chat,
     load_tokenizer,
 )
+from trainers.running.quiet import silence_libraries
 from trainers.running.sharding import check_sharding, save_whole_model, whole_weights
 from trainers.running.signals import SignalStop
 from trainers.running.summary import closing, opening, write_end, write_start
@@ -311,8 +311,8 @@ def model_init_kwargs(args: Any, model_args: ModelConfig) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains, and saves model and tokenizer in `output_dir`."""
+    silence_libraries()
     args, model_args = read_options(sys.argv[1:] if arguments is None else arguments)
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is experimental; a contract test watches it
     set_seed(args.seed)
     check_packages(args, model_args)
     check_output(args.output_dir)

@@ -124,7 +124,7 @@ class AgentTrainer(ResumableTrainer):
         self.add_callback(self.alarm)
         if not args.disable_tqdm:
             self.remove_callback(ProgressCallback)
-            self.add_callback(RolloutProgress())
+            self.add_callback(RolloutProgress(args.algorithm))
         if value_model is not None:
             self.critic = Critic(value_model, args, accelerator=self.accelerator)
         self._rows: list[Row] = []  # that TRL is having rolled out

@@ -152,14 +152,10 @@ def _figures(run: EvaluationRun, name: str) -> list[tuple[str, Cell]]:
 
 
 def duration(seconds: float) -> str:
-    """Returns a time as people say it: "3.1 s", "12 min", "2.5 h"."""
-    return (
-        f"{seconds:.1f} s"
-        if seconds < 100
-        else f"{seconds / 60:.0f} min"
-        if seconds < 6000
-        else f"{seconds / 3600:.1f} h"
-    )
+    """Returns a time as people say it: "3.1 s", "40 s", "12 min", "2.5 h"."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _warnings(run: EvaluationRun, overall: Row) -> list[str]:

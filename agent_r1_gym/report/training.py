@@ -51,6 +51,8 @@ _OWN_SETTINGS = {"seed", "data_seed", "run_name", "resume_from_checkpoint", "hub
 """Settings in which the seeds of one curve may differ, beside all that name a folder (`..._dir`)."""
 _RESULTS = {"seed", "scores", "seconds", "rejection_sampling", "starts"}
 """Entries of quickstart's `scores.json` that are no settings."""
+_ONE_GRID = 4
+"""Number of plots up to which they need no headings."""
 _TERM = "rollout/reward/"
 _AROUND = 5
 """Logged steps before and after each whose mean a line shows, at most, and a tenth of them all: a line through two or
@@ -197,30 +199,28 @@ def curve_plots(
     logged = {name for group in logs.values() for log in group for row in log for name in row}
     terms = {name: (f"reward term {name.removeprefix(_TERM)}", "") for name in sorted(logged) if name.startswith(_TERM)}
     equal = [name for name in terms if all(_equal(log, "reward", name) for group in logs.values() for log in group)]
-    parts: list[Html] = []
-    for number, (question, titles) in enumerate(CURVES.items()):
-        shown = {**titles, **(terms if number == 0 else {})}
-        figures = []
+    figures: dict[str, list[Html]] = {}
+    for question, titles in CURVES.items():
+        shown = {**titles, **({} if figures else terms)}
+        figures[question] = []
         for name in (name for name in shown if name in logged and name not in equal):
             title, note = shown[name]
-            if name == "reward" and equal:
-                title = f"{title} (all of it: {', '.join(terms[same][0] for same in equal)})"
+            same = equal if name == "reward" else []
+            if same:
+                title = f"{title} (all of it: {', '.join(terms[term][0] for term in same)})"
             series = {group: curve_over_seeds(group_logs, name) for group, group_logs in logs.items()}
-            own = {
-                label: value
-                for key in (name, *(equal if name == "reward" else ()))
-                for label, value in (lines or {}).get(key, {}).items()
-            }
-            figures.append(curves(title, series, lines=own, note=note))
-        if figures:
-            parts += [heading(question), grid(figures)]
+            beside = {label: value for key in (name, *same) for label, value in (lines or {}).get(key, {}).items()}
+            figures[question].append(curves(title, series, lines=beside, note=note))
+    parts = [part for question, plots in figures.items() if plots for part in (heading(question), grid(plots))]
+    if sum(map(len, figures.values())) <= _ONE_GRID:
+        parts = [grid([plot for plots in figures.values() for plot in plots])]
     several = (
         ", and over seeds; bands: from the lowest seed to the highest"
         if any(len(group) > 1 for group in logs.values())
         else ""
     )
     note = f"Dots: logged steps; lines: mean with up to {_AROUND} before and after{several}."
-    return [legend(list(logs)), paragraph(note, "keys"), *parts] if parts else []
+    return [legend(list(logs)), paragraph(note, "keys"), *parts] if any(figures.values()) else []
 
 
 def _equal(log: Log, one: str, other: str) -> bool:

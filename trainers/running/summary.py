@@ -16,6 +16,7 @@ from typing import Any
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.support.files import atomic_file
+from agent_r1_gym.support.progress import short_number
 from agent_r1_gym.support.provenance import start_of_run
 from trainers.config import AgentConfig
 
@@ -41,7 +42,7 @@ def opening(args: AgentConfig, model: str, parameters: tuple[int, int], env: Tex
     steps = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} passes over the tasks"
     trained, whole = parameters
     lines = {
-        "model": f"{model}: {_short(trained)} of {_short(whole)} parameters are trained",
+        "model": f"{model}: {short_number(trained)} of {short_number(whole)} parameters are trained",
         "environment": f"{args.env_id}: {bare.describe_dataset() if isinstance(bare, ToolEnv) else f'{rows} seeds'}",
         "tools": tools or "made for each task",
         "reward": " + ".join(f"{weight:g} x {name}" for name, weight in weights.items()),
@@ -143,10 +144,3 @@ def model_card(args: AgentConfig, base: str) -> str:
         f"Play and measure it: `agent-r1 eval {args.env_id} --policy local:THIS_FOLDER`. No scores are claimed here: "
         "those of a run stand in its `metrics.json`, with intervals.\n"
     )
-
-
-def _short(number: int) -> str:
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return str(number)
