@@ -20,7 +20,7 @@ _COMMANDS = {
     "eval": "measure a policy on a fixed set of questions, with intervals; can be resumed",
     "rollout": "play and score a few episodes, and write a page of their traces",
     "report": "show evaluation and training runs on one HTML page: tables, plots, traces",
-    "compare": "show where two evaluation runs differ, question by question",
+    "compare": "show where evaluation runs differ, question by question",
     "sft": "teach a model to act by demonstrations: the oracle's, a stronger model's, or its own successes",
     "train": "train an agent by reinforcement learning; takes the options of `python -m trainers.train`",
     "prepare": "download or read a data set once and index its passages",

@@ -189,6 +189,17 @@ def _by_task(records: Sequence[Trajectory]) -> dict[int, list[Trajectory]]:
     return groups
 
 
+def check_same_questions(ours: RunFolder, theirs: RunFolder) -> None:
+    """Raises a `ConfigurationError` if two runs asked different sets of questions, a `DatasetError` if one is none."""
+    hashes = [run.settings()["question_hash"] for run in (ours, theirs)]
+    if hashes[0] != hashes[1]:
+        first, second = (str(value)[:12] for value in hashes)
+        raise ConfigurationError(
+            f"{ours.path} and {theirs.path} asked different questions (hashes {first} and {second}); "
+            "evaluate both on the same data, split and number of questions."
+        )
+
+
 def compare_runs(ours: RunFolder, theirs: RunFolder, *, seed: int = 0) -> Summary:
     """Returns the paired comparison of two runs over the questions that both have finished (see `compare_records`).
 
@@ -196,12 +207,7 @@ def compare_runs(ours: RunFolder, theirs: RunFolder, *, seed: int = 0) -> Summar
         ConfigurationError: the runs asked different sets of questions.
         DatasetError: a folder holds no run.
     """
-    hashes = [run.settings()["question_hash"] for run in (ours, theirs)]
-    if hashes[0] != hashes[1]:
-        raise ConfigurationError(
-            f"{ours.path} and {theirs.path} asked different questions (hashes {hashes[0][:12]} and {hashes[1][:12]}); "
-            "evaluate both on the same data, split and number of questions."
-        )
+    check_same_questions(ours, theirs)
     return compare_records(ours.episodes(), theirs.episodes(), seed=seed)
 
 
