@@ -21,6 +21,7 @@ _COMMANDS = {
     "rollout": "play and score a few episodes, and write a page of their traces",
     "report": "show evaluation and training runs on one HTML page: tables, plots, traces",
     "compare": "show where evaluation runs differ, question by question",
+    "rescore": "score the episodes of a run with another reward, without playing them again",
     "sft": "teach a model to act by demonstrations: the oracle's, a stronger model's, or its own successes",
     "train": "train an agent by reinforcement learning; takes the options of `python -m trainers.train`",
     "prepare": "download or read a data set once and index its passages",

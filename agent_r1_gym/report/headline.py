@@ -128,7 +128,8 @@ def _questions(run: EvaluationRun) -> str:
 
 def _what(settings: Row) -> str:
     samples = f", {settings['samples']} samples each" if settings["samples"] > 1 else ""
-    return f"{settings['env_id']}, {settings['policy']}{samples}, seed {settings['seed']}"
+    rescored = ", rescored with another reward" if settings.get("rescored_from") else ""
+    return f"{settings['env_id']}, {settings['policy']}{samples}, seed {settings['seed']}{rescored}"
 
 
 def _figures(run: EvaluationRun, name: str) -> list[tuple[str, Cell]]:
