@@ -1,4 +1,4 @@
-"""How the episodes of runs are spread: over returns, turns, ends and answers, for tasks of every kind."""
+"""How the episodes of runs are spread: over returns, reward terms, turns, ends and answers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from agent_r1_gym.scoring import normalize_answer
 _FEW = 12
 """Number of different values up to which each has a bar of its own."""
 _ANSWERS = 8
+_TERMS = 6
+"""Number of reward terms, in the order of the reward, whose sums over an episode are spread."""
 
 Records = Mapping[str, Sequence[Trajectory]]
 
 
 def distributions(runs: Records) -> list[Html]:
-    """Returns a plot of the shares of episodes by return, turns, end and answer; none where all runs have one value.
+    """Returns plots of the shares of episodes by what they earned and how they went, none where all went alike.
 
     Args:
         runs: episodes by name of the run.
@@ -29,8 +31,17 @@ def distributions(runs: Records) -> list[Html]:
     as_em = all(record.scores.get("em") == record.episode_return for records in runs.values() for record in records)
     turns = {name: [float(len(record.turns)) for record in records] for name, records in runs.items()}
     ends = {name: [record.end_reason for record in records] for name, records in runs.items()}
+    terms = {name: [record.reward_terms for record in records] for name, records in runs.items()}
+    names = list(dict.fromkeys(term for of_run in terms.values() for sums in of_run for term in sums if term != "em"))
     plots = [
         None if as_em else _of_numbers("episodes by return", returns),
+        *(
+            _of_numbers(
+                f"episodes by {term}",
+                {name: [sums.get(term, 0.0) for sums in of_run] for name, of_run in terms.items()},
+            )
+            for term in names[:_TERMS]
+        ),
         _of_numbers("episodes by number of turns", turns),
         _of_texts("episodes by end", ends),
         _of_answers(runs),

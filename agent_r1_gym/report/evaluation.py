@@ -14,7 +14,7 @@ from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.report.distributions import distributions
 from agent_r1_gym.report.episodes import episode_item, lost_item
 from agent_r1_gym.report.packing import Item
-from agent_r1_gym.report.page import Cell, Html, interval, paragraph, table
+from agent_r1_gym.report.page import Cell, Html, heading, interval, paragraph, table
 from agent_r1_gym.report.plots import Range, bars, grid, legend
 
 Row = Mapping[str, Any]
@@ -205,8 +205,10 @@ def evaluation_plots(runs: Sequence[EvaluationRun]) -> list[Html]:
     if names and names != ["em"]:  # which EM by label shows already
         series = {run: [_range(sums.get(name)) for name in names] for run, sums in terms.items()}
         figures.append(bars("reward terms, summed over an episode", names, series))
-    figures += distributions({run.name: run.records for run in runs})
-    return [legend([run.name for run in runs]), grid(figures)] if figures else []
+    spread = distributions({run.name: run.records for run in runs})
+    kinds = {"What it scores": figures, "How its episodes are spread": spread}
+    parts = [part for name, plots in kinds.items() if plots for part in (heading(name), grid(plots))]
+    return [legend([run.name for run in runs]), *parts] if parts else []
 
 
 def _range(summary: Mapping[str, float] | None) -> Range | None:

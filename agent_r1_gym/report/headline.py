@@ -60,15 +60,16 @@ def cards(entries: Iterable[Card]) -> list[Html]:
 def evaluation_cards(runs: Sequence[EvaluationRun], baseline: EvaluationRun | None = None) -> list[Card]:
     """Returns a card for each run; all but the baseline (default: the first) say how they differ from it."""
     base = baseline or (runs[0] if runs else None)
-    return [_evaluation_card(run, base) for run in runs]
+    subtitles = [_what(run.settings) + (", the baseline" if run is base and len(runs) > 1 else "") for run in runs]
+    return [_evaluation_card(run, base, subtitle) for run, subtitle in zip(runs, subtitles, strict=True)]
 
 
-def _evaluation_card(run: EvaluationRun, base: EvaluationRun | None) -> Card:
+def _evaluation_card(run: EvaluationRun, base: EvaluationRun | None, subtitle: str) -> Card:
     overall = run.metrics["overall"]
     name = score_of(run)
     test = difference(run, base, name) if base is not None and base is not run else None
     verdict, mood = _verdict(run, base, name, test)
-    return Card(run.name, _what(run.settings), verdict, mood, _figures(run, name), _warnings(run, overall))
+    return Card(run.name, subtitle, verdict, mood, _figures(run, name), _warnings(run, overall))
 
 
 def score_of(run: EvaluationRun) -> str:
@@ -147,7 +148,7 @@ def _figures(run: EvaluationRun, name: str) -> list[tuple[str, Cell]]:
         figures.append(("tokens per episode", f"{sum(tokens):,.0f}"))
     episodes = f"{len(run.records):,}" + (f" of {planned:,}" if len(run.records) != planned else "")
     figures.append(("episodes", episodes))
-    if run.seconds is not None:
+    if run.seconds is not None and not run.settings.get("rescored_from"):
         figures.append(("played in", duration(run.seconds)))
     return figures
 
