@@ -202,8 +202,7 @@ def token_item(trace: TokenTrace, **facets: str) -> Item:
     outcome = outcome_of(record)
     values: dict[str, tuple[str, ...]] = {name: (value,) for name, value in facets.items()}
     values |= {"outcome": (outcome,), "trouble": troubles(record), "step": (f"step {trace.step}",)}
-    rewards = " ".join(f"{turn.reward:+.3f}" for turn in record.turns)
-    detail = f"step {trace.step}, rollout {trace.rollout}, rewards {rewards}"
+    detail = f"step {trace.step}, rollout {trace.rollout}, return {number(record.episode_return)}"
     numbers = {**record.counts(), **record.reward_terms}
     facts = [f"{name} {value:g}" for name, value in numbers.items()]
     if record.infrastructure_error:

@@ -197,7 +197,9 @@ def _training_card(name: str, group: Sequence[TrainingRun]) -> Card:
         ends = [(values[0], values[-1]) for log in logs if (values := [row[key] for row in log if key in row])]
         if ends:
             first, last = (fmean(side) for side in zip(*ends, strict=True))
-            figures.append((label, f"{number(first)} → {number(last)}"))
+            text = f"{number(first)} → {number(last)}"
+            if text not in [shown for _, shown in figures]:  # where the return is the exact match
+                figures.append((label, text))
     about = group[0].about
     first_start = (about.get("starts") or [{}])[0]
     model = first_start.get("model")

@@ -40,7 +40,7 @@ def _start(starts: Sequence[Row]) -> list[tuple[str, Cell]]:
     rest.pop("settings", None)
     words = rest.pop("command", None) or []
     program = PurePath(words[0]).name.replace("__main__.py", "agent-r1") if words else ""
-    command = shlex.join([program, *words[1:]]) if words else "not kept"
+    command = f"{program} {shlex.join(words[1:])}" if words else "not kept"
     lines: list[tuple[str, Cell]] = [("command", command), *_named(rest)]
     return (
         lines if len(starts) == 1 else [("started", f"{len(starts)} times, at first {starts[0].get('date')}"), *lines]
@@ -53,5 +53,5 @@ def _named(values: Row) -> list[tuple[str, Cell]]:
 
 def _text(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_text(inner)}" for name, inner in value.items())
+        return ", ".join(f"{name} {_text(inner)}" for name, inner in value.items() if inner is not None)
     return value if isinstance(value, str) else json.dumps(value, default=str)

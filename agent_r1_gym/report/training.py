@@ -198,16 +198,21 @@ def curve_plots(
     """
     logged = {name for group in logs.values() for log in group for row in log for name in row}
     terms = {name: (f"reward term {name.removeprefix(_TERM)}", "") for name in sorted(logged) if name.startswith(_TERM)}
-    equal = [name for name in terms if all(_equal(log, "reward", name) for group in logs.values() for log in group)]
+    parts_of = {"reward": list(terms), "eval_reward": ["eval_rollout/reward/em"]}
+    equal = {
+        name: [part for part in parts if all(_equal(log, name, part) for group in logs.values() for log in group)]
+        for name, parts in parts_of.items()
+    }
+    drawn_already = {part for parts in equal.values() for part in parts}
     figures: dict[str, list[Html]] = {}
     for question, titles in CURVES.items():
         shown = {**titles, **({} if figures else terms)}
         figures[question] = []
-        for name in (name for name in shown if name in logged and name not in equal):
+        for name in (name for name in shown if name in logged and name not in drawn_already):
             title, note = shown[name]
-            same = equal if name == "reward" else []
+            same = equal.get(name, [])
             if same:
-                title = f"{title} (all of it: {', '.join(terms[term][0] for term in same)})"
+                title = f"{title} (all of it: {', '.join(shown[part][0] for part in same)})"
             series = {group: curve_over_seeds(group_logs, name) for group, group_logs in logs.items()}
             beside = {label: value for key in (name, *same) for label, value in (lines or {}).get(key, {}).items()}
             figures[question].append(curves(title, series, lines=beside, note=note))

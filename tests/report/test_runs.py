@@ -17,7 +17,7 @@ from agent_r1_gym.evaluation.run_folder import Failure
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.report.build import write_report
 from agent_r1_gym.report.compare import CLASSES, compare
-from agent_r1_gym.report.training import curve_over_seeds, group_by_settings, read_training_run
+from agent_r1_gym.report.training import curve_over_seeds, curve_plots, group_by_settings, read_training_run
 from tests.kit.reading import chunks, sides
 from tests.kit.synthetic import episodes, token_row, write_run
 
@@ -209,6 +209,18 @@ class TestTraining:
         block = sides(page)[0][0][2][1]
         assert block[5] == [["</script>", "b"], "11", [-0.1, -1.25], [0.5, 0.5]]
         assert page.count("</script>") == page.count("<script")
+
+    def test_a_return_that_is_the_exact_match_is_drawn_once(self) -> None:
+        log = [{"step": step, "reward": step / 4, "rollout/reward/em": step / 4, "rollout/reward/f1": 0.5}
+               for step in range(1, 5)]  # fmt: skip
+        log += [{"step": 4, "eval_reward": 0.5, "eval_rollout/reward/em": 0.5}]
+        page = "".join(part.text for part in curve_plots({"a": [log]}, {"rollout/reward/em": {"Naive RAG": 0.125}}))
+        assert "return (all of it: reward term em)" in page and ">reward term em<" not in page
+        assert "reward term f1" in page and page.count("<figure>") == 3
+        assert "return in evaluation (all of it: exact match in evaluation)" in page
+        assert page.count("Naive RAG 0.125") == 1
+        apart = [{**row, "rollout/reward/em": 0.0} for row in log]
+        assert ">reward term em<" in "".join(part.text for part in curve_plots({"a": [apart]}))
 
     @pytest.mark.parametrize("line", ["{", "{}", json.dumps(token_row(loss_mask=[1]))])
     def test_torn_traces_are_refused(self, tmp_path: Path, line: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from transformers import TrainerControl, TrainerState
@@ -35,6 +36,13 @@ class RolloutProgress(ProgressCallback):
         if state.is_world_process_zero:
             self.training_bar: Any = Progress(state.max_steps, self._name, "step", done=state.global_step)
         self.current_step = state.global_step
+
+    def on_prediction_step(
+        self, args: Any, state: TrainerState, control: TrainerControl, eval_dataloader: Any = None, **others: Any
+    ) -> None:
+        """Shows a bar of the evaluation under way, on a terminal only: it is gone when it is full."""
+        if sys.stderr.isatty():
+            super().on_prediction_step(args, state, control, eval_dataloader, **others)  # type: ignore[no-untyped-call]
 
     def on_log(
         self,

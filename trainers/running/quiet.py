@@ -20,6 +20,8 @@ def silence_libraries() -> None:
     warnings.filterwarnings(
         "ignore", message="\\W*(is_)?gradient_checkpointing\\S* is deprecated", category=FutureWarning
     )
+    # Pinned memory is torch's default, and without a GPU of no use to anybody.
+    warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true but no accelerator")
     if hasattr(logging, "set_tqdm_hook"):  # since transformers 5
         logging.set_tqdm_hook(_without_short_bars)
 
