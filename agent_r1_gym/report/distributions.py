@@ -38,7 +38,7 @@ def distributions(runs: Records) -> list[Html]:
         *(
             _of_numbers(
                 f"episodes by {term}",
-                {name: [sums.get(term, 0.0) for sums in of_run] for name, of_run in terms.items()},
+                {name: [sums[term] for sums in of_run if term in sums] for name, of_run in terms.items()},
             )
             for term in names[:_TERMS]
         ),
@@ -56,7 +56,7 @@ def _of_numbers(title: str, values: Mapping[str, Sequence[float]]) -> Html | Non
         return None
     if len(every) <= _FEW:
         counts = {name: Counter(round(value, 6) for value in of_run) for name, of_run in values.items()}
-        return _shares(title, [f"{value:g}" for value in every], counts, every)
+        return _shares(title, [f"{value:.3g}" for value in every], counts, every)
     ticks = nice_ticks(every[0], every[-1])
     edges = [edge for low, high in pairwise(ticks) for edge in (low, (low + high) / 2)]
     counts = {name: Counter(_place(value, edges) for value in of_run) for name, of_run in values.items()}
@@ -94,6 +94,7 @@ def _shares(
 ) -> Html:
     series: dict[str, list[Range | None]] = {}
     for name, of_run in counts.items():
-        shares = [of_run[key] / max(1, of_run.total()) for key in keys]
-        series[name] = [(share, share, share) for share in shares]
+        total = of_run.total()  # 0: a run without the term, which has no bars
+        shares = [of_run[key] / total if total else None for key in keys]
+        series[name] = [None if share is None else (share, share, share) for share in shares]
     return bars(f"share of {title}", labels, series, note)

@@ -118,7 +118,7 @@ def _quickstart_run(path: Path) -> TrainingRun:
     exact = {agent: {part: float(score) for part, score in parts.items()} for agent, parts in by_agent}
     name = f"quickstart {result.get('algorithm', path.resolve().name)}{adapter}"
     shared = json.dumps(settings, sort_keys=True) if settings else ""
-    return TrainingRun(path, name, shared, _numbers(rows), exact, {"starts": result.get("starts", [])})
+    return TrainingRun(path, name, shared, _numbers(rows), exact, {"starts": _starts(result)})
 
 
 def _trainer_run(path: Path, state: Path, folders: Sequence[Path]) -> TrainingRun:
@@ -126,9 +126,20 @@ def _trainer_run(path: Path, state: Path, folders: Sequence[Path]) -> TrainingRu
     log = _numbers([row for row in history if "reward" in row or "eval_reward" in row])
     kept = path / "training.json"
     about: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
-    if not isinstance(about.get("starts", []), list):
-        raise TypeError("the starts of training.json are no list")
+    about = {"starts": _starts(about), "stopped": about.get("stopped")}
     return TrainingRun(path, path.resolve().name, _settings(folders), log, {}, about)
+
+
+def _starts(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns where a run comes from, [] if nobody kept it.
+
+    Raises:
+        TypeError: it is no list of objects.
+    """
+    starts = about.get("starts", [])
+    if not isinstance(starts, list) or not all(isinstance(start, Mapping) for start in starts):
+        raise TypeError(f"starts must be a list of objects, got {starts!r:.80}")
+    return starts
 
 
 def _settings(folders: Sequence[Path]) -> str:

@@ -166,13 +166,15 @@ class TestTraining:
             ("scores.json", '{"scores": {"agent": {"test": "much"}}}'),
             ("scores.json", "[]"),
             ("checkpoint-1/checkpoint.json", "[]"),
+            ("training.json", "[]"),
+            ("training.json", '{"starts": [7]}'),
         ],
     )
     def test_a_damaged_or_foreign_folder_is_told_in_a_line(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, text: str
     ) -> None:
         run = tmp_path / "run"
-        if file in ("trainer_state.json", "checkpoint-1/checkpoint.json"):
+        if file in ("trainer_state.json", "checkpoint-1/checkpoint.json", "training.json"):
             write_training(run, [{"step": 1, "reward": 0.5}])
         else:
             run.mkdir()
