@@ -6,10 +6,11 @@ import argparse
 from pathlib import Path
 
 from agent_r1_gym.cli.env_options import page_path
+from agent_r1_gym.evaluation.metrics import p_value
 from agent_r1_gym.report.compare import CLASSES, class_of, compare, test_rows, write_comparison
 from agent_r1_gym.report.episodes import outcome_of, question_of
 from agent_r1_gym.report.several import CLASSES as SEVERAL
-from agent_r1_gym.report.several import LETTERS, Difference, Several, compare_several, p_value, write_several
+from agent_r1_gym.report.several import LETTERS, Difference, Several, compare_several, write_several
 from agent_r1_gym.support.terminal import say, table
 
 _CHECKPOINTS = (

@@ -237,6 +237,11 @@ def compare_records(ours: Sequence[Trajectory], theirs: Sequence[Trajectory], *,
     return result
 
 
+def p_value(test: Mapping[str, float]) -> float:
+    """Returns the p-value of one metric of a comparison: McNemar's where there is one."""
+    return test.get("mcnemar_p_value", test["p_value"])
+
+
 def _mean(records: Sequence[Trajectory], name: str) -> float | None:
     numbers = [number for record in records if (number := record.measures()[name]) is not None]
     return sum(numbers) / len(numbers) if numbers else None

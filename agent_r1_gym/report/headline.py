@@ -9,7 +9,7 @@ from math import sqrt
 from statistics import fmean, variance
 from typing import Any, Literal
 
-from agent_r1_gym.evaluation.metrics import compare_records
+from agent_r1_gym.evaluation.metrics import compare_records, p_value
 from agent_r1_gym.report.evaluation import EvaluationRun
 from agent_r1_gym.report.page import Cell, Html, facts, interval, number, paragraph
 from agent_r1_gym.report.training import TrainingRun, group_by_settings
@@ -87,20 +87,16 @@ def difference(run: EvaluationRun, base: EvaluationRun, name: str) -> Row | None
     return test
 
 
-def p_value(test: Row) -> str:
-    """Returns "p = 0.012", McNemar's where there is one."""
-    value = test.get("mcnemar_p_value", test["p_value"])
-    return "p\u00a0<\u00a00.001" if value < 0.001 else f"p\u00a0=\u00a0{value:.3f}"  # not to be torn apart
-
-
 def signed(value: float) -> str:
     """Returns a number with its sign."""
     return f"{'+' if value >= 0 else '−'}{number(abs(value))}"
 
 
 def change(test: Row) -> str:
-    """Returns a difference with interval and p-value, as text."""
-    return f"{signed(test['difference'])} [{signed(test['low'])}, {signed(test['high'])}], {p_value(test)}"
+    """Returns a difference with interval and p-value, as text; the latter with spaces that no line breaks at."""
+    p = p_value(test)
+    told = "p\u00a0<\u00a00.001" if p < 0.001 else f"p\u00a0=\u00a0{p:.3f}"
+    return f"{signed(test['difference'])} [{signed(test['low'])}, {signed(test['high'])}], {told}"
 
 
 def _verdict(
@@ -116,7 +112,7 @@ def _verdict(
         return f"{label} {number(mean)} {asked}.{other}", "flat"
     before = base.metrics["overall"]["metrics"][name]["mean"]
     text = f"{label} {number(before)} → {number(mean)} {asked}"
-    if test.get("mcnemar_p_value", test["p_value"]) >= SIGNIFICANT:
+    if p_value(test) >= SIGNIFICANT:
         return f"{text}: no difference that chance does not explain ({change(test)}).", "flat"
     return f"{text} ({change(test)}).", "up" if test["difference"] > 0 else "down"
 

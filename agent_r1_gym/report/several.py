@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.evaluation.metrics import check_same_questions, compare_records
+from agent_r1_gym.evaluation.metrics import check_same_questions, compare_records, p_value
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.evaluation.statistics import holm
 from agent_r1_gym.play.record import Trajectory
@@ -111,12 +111,6 @@ def _differences(groups: Sequence[tuple[Trajectory, ...]]) -> list[Difference]:
         of_runs = zip(LETTERS[1:], means[1:], tests, holm(p_values), strict=False)
         rows += [Difference(metric, letter, mean, test[metric], p) for letter, mean, test, p in of_runs]
     return rows
-
-
-def p_value(test: Row) -> float:
-    """Returns the p-value of a test, McNemar's where there is one."""
-    value: float = test.get("mcnemar_p_value", test["p_value"])
-    return value
 
 
 def _mean(records: Sequence[Trajectory], name: str) -> float:
