@@ -162,7 +162,7 @@ def _warnings(run: EvaluationRun, overall: Row) -> list[str]:
     gold, em = run.metrics["most_frequent_gold"], overall["metrics"].get("em")
     if em is not None and gold is not None and em["mean"] <= gold["em"]:
         warnings.append(
-            f"Always answering {gold['answer']!r}, the most frequent gold answer, scores as much: EM "
+            f"Always answering {gold['answer']!r}, the most frequent gold answer, would score no less: EM "
             f"{number(gold['em'])}."
         )
     if run.metrics["answers"]["distinct"] == 1 and overall["questions"] > 1:
