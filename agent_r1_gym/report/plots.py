@@ -210,13 +210,13 @@ def _line(name: str, curve: Curve, colour: int, x: _Scale, y: _Scale) -> str:
 
 
 def _across(lines: Mapping[str, float], y: _Scale, left: float) -> str:
-    """Returns dashed lines with their names, which give way to each other."""
-    parts, lowest = [], 1e9
+    """Returns dashed lines with their names: above them, below at the top of the plot, never on each other."""
+    parts, last = [], math.inf
     for name, value in sorted(lines.items(), key=lambda line: line[1]):
         at = y(value)
-        lowest = min(at - 3, lowest - 13)
+        last = min(at - 3 if at > _TOP + 24 else at + 13, last - 13)
         parts.append(f'<line class="across" x1="{left:.1f}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(_text(_WIDTH - _RIGHT, max(lowest, _TOP), f"{name} {value:.3f}", "end"))
+        parts.append(f'<g class="named">{_text(_WIDTH - _RIGHT, last, f"{name} {value:.3f}", "end")}</g>')
     return "".join(parts)
 
 
