@@ -163,7 +163,8 @@ def report_excluded(metrics: Summary, folder: RunFolder) -> int:
         return 0
     worst = metrics["em_counting_excluded_as_wrong"]
     if_wrong = "" if worst is None else f"Counted as wrong, EM would be {worst:.3f}. "
-    warn_of_lost(excluded["by_error"], folder.failures_path, f"{if_wrong}The same command plays them again.")
+    first = folder.failures()[0].error
+    warn_of_lost(excluded["by_error"], first, folder.failures_path, f"{if_wrong}The same command plays them again.")
     return 1
 
 

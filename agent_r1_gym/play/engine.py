@@ -21,7 +21,7 @@ class Engine(Protocol):
         """Plays every session to its end; pulls the next one when it has room for it.
 
         Args:
-            sessions: `Session`s, or `TokenSession`s for an engine that samples tokens.
+            sessions: each a `Session`, or a `TokenSession` for an engine that samples tokens.
 
         Raises:
             Exception: whatever a session, its environment or the iterator raises.

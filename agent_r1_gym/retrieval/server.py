@@ -21,6 +21,7 @@ from agent_r1_gym.errors import ConfigurationError, MissingDependencyError
 from agent_r1_gym.retrieval import wire
 from agent_r1_gym.retrieval.base import Retriever
 from agent_r1_gym.retrieval.connections import guarded_protocol, room_for_connections
+from agent_r1_gym.support.versions import install_command
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
@@ -369,4 +370,4 @@ def _error(message: str) -> bytes:
 
 
 def _missing(package: str) -> MissingDependencyError:
-    return MissingDependencyError(f'The retrieval server needs {package}: pip install "agent-r1-gym[server]"')
+    return MissingDependencyError(f"The retrieval server needs {package}: {install_command('server')}")

@@ -24,7 +24,9 @@ _PACKAGES = ("agent-r1-gym", "trl", "transformers", "torch")
 RECORD = "training.json"
 
 
-def opening(args: AgentConfig, model: str, parameters: tuple[int, int], env: TextEnv, rows: int) -> str:
+def opening(
+    args: AgentConfig, model: str, parameters: tuple[int, int], env: TextEnv, rows: int, *, memory: str = ""
+) -> str:
     """Returns the first screen of a run.
 
     Args:
@@ -33,21 +35,28 @@ def opening(args: AgentConfig, model: str, parameters: tuple[int, int], env: Tex
         parameters: number of trained parameters, and of all.
         env: an environment of the run.
         rows: number of training tasks.
+        memory: how much of it a device needs, as estimated; "" where nobody can say.
     """
     bare = env.unwrapped
     weights = bare.reward_weights if isinstance(bare, ToolEnv) else {"reward": 1.0}
-    tools = ", ".join(tool.name for tool in bare.tools) if isinstance(bare, ToolEnv) else ""
+    tools = "none: a plain text environment"
+    if isinstance(bare, ToolEnv):
+        tools = ", ".join(tool.name for tool in bare.tools) or "made for each task"
     batch = args.generation_batch_size or args.per_device_train_batch_size
     prompts = max(1, batch // args.num_generations)
     steps = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} passes over the tasks"
     trained, whole = parameters
+    turns = bare.max_turns if isinstance(bare, ToolEnv) else getattr(env.spec, "max_episode_steps", None)
     lines = {
         "model": f"{model}: {short_number(trained)} of {short_number(whole)} parameters are trained",
         "environment": f"{args.env_id}: {bare.describe_dataset() if isinstance(bare, ToolEnv) else f'{rows} seeds'}",
-        "tools": tools or "made for each task",
+        "tools": tools,
         "reward": " + ".join(f"{weight:g} x {name}" for name, weight in weights.items()),
         "algorithm": f"{args.algorithm}: {prompts} prompts x {args.num_generations} rollouts per batch, {steps}",
-        "budget": f"{args.max_turn_tokens} tokens per turn, {args.max_completion_length} per episode after the prompt",
+        "budget": f"{args.max_turn_tokens} tokens per turn, {args.max_completion_length} per episode after the prompt"
+        + (f", {turns} turns" if turns else ""),
+        "memory": memory or "not estimated: the model is of another shape than those that are known",
+        "time": "told after the first step, as measured",
         "output": f"{args.output_dir}",
     }
     return "\n".join(f"{name:12} {text}" for name, text in lines.items())

@@ -11,11 +11,11 @@ from transformers import TrainerControl, TrainerState
 
 from tests.trainers.engines.test_collect import ScriptedEngine
 from tests.trainers.test_train import COMPACT, config
-from trainers import train
 from trainers.engines.collect import Collector
 from trainers.running import checkpoints
 from trainers.running.progress_bar import RolloutProgress
 from trainers.toy.model import build_model, build_tokenizer
+from trainers.train import building
 
 SEARCH = '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>'
 
@@ -48,13 +48,13 @@ def closed_port() -> int:
 def test_a_run_whose_every_rollout_loses_its_backend_stops_by_its_alarm_with_a_saved_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "Collector", functools.partial(Collector, pause=0.0))
-    monkeypatch.setattr(train, "engine_of", lambda *_arguments, **_options: ScriptedEngine(SEARCH))
+    monkeypatch.setattr(building, "Collector", functools.partial(Collector, pause=0.0))
+    monkeypatch.setattr(building, "engine_of", lambda *_arguments, **_options: ScriptedEngine(SEARCH))
     tokenizer = build_tokenizer()
     dead = COMPACT | {"retriever": f"http://127.0.0.1:{closed_port()}"}
     settings = {"env_kwargs": dead, "infrastructure_retries": 1, "max_steps": 9, "alarm_patience": 2}
     args = config(tmp_path, **settings, logging_steps=1, max_completion_length=512, disable_tqdm=False)
-    trainer = train.build_trainer(args, build_model(tokenizer), tokenizer=tokenizer)
+    trainer = building.build_trainer(args, build_model(tokenizer), tokenizer=tokenizer)
     trainer.train()
     steps = [logs for logs in trainer.state.log_history if "entropy" in logs]
     assert [(logs["rollout/dropped"], logs["reward"]) for logs in steps] == [(1.0, None)] * 2

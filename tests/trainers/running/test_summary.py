@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+
+import gymnasium as gym
 
 from agent_r1_gym.registry import make_text_env
 from tests.kit.bandit import make_args
+from tests.trainers.engines.test_collect import EchoEnv
 from trainers.running.summary import closing, model_card, opening, write_end, write_start
 
 
@@ -16,9 +20,18 @@ def test_the_first_screen_names_what_is_trained_on_what_for_what(tmp_path: Path)
     text = opening(args, "some/model", (1_234, 5_600_000), make_text_env("FictionQA", options), 12)
     for words in (
         *("some/model: 1.23k of 5.6M parameters", "FictionQA: fiction/train (12 questions)", "1 x em + 0.5 x agent_r1"),
-        *("grpo: 2 prompts x 4 rollouts per batch, 7 steps", "search", str(tmp_path)),
+        *("grpo: 2 prompts x 4 rollouts per batch, 7 steps", "search", str(tmp_path), "not estimated", ", 5 turns"),
     ):
         assert words in text
+
+
+def test_the_first_screen_of_a_foreign_environment_says_its_limits(tmp_path: Path) -> None:
+    args = make_args(tmp_path, env_id="Test/Echo-v0", max_turn_tokens=7)
+    env = gym.wrappers.TimeLimit(EchoEnv(), 3)
+    text = opening(args, "m", (1, 1), env, 9, memory="about 2 GiB per device, estimated")
+    for words in ("9 seeds", "none: a plain text environment", "7 tokens per turn", "memory       about 2 GiB per dev"):
+        assert words in text
+    assert re.search("^time .* after the first step, as measured$", text, re.MULTILINE)
 
 
 def test_the_last_screen_gives_commands_that_work_as_they_stand(tmp_path: Path) -> None:
