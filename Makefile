@@ -5,6 +5,7 @@
 # make lint         ruff and mypy, as CI runs them
 # make format       let ruff mend and lay out the code
 # make type         mypy alone
+# make docs         build the site of the documentation, offline, into docs/_build
 # make clean        remove the virtual environment, caches and reports
 #
 # Each target sets up $(VENV) first where that is needed. EXTRAS=test,train,lucene,dense tests the optional backends too.
@@ -19,7 +20,7 @@ STAMP = $(VENV)/.installed-$(subst $(comma),-,$(1))
 INSTALL = $(VENV)/bin/python -m pip install --quiet -c constraints.txt
 PYTEST = $(VENV)/bin/python -m pytest -n 2
 
-.PHONY: quickstart test test-fast coverage lint format type clean
+.PHONY: quickstart test test-fast coverage lint format type docs clean
 
 quickstart: $(call STAMP,train)
 	$(VENV)/bin/agent-r1 quickstart
@@ -45,6 +46,10 @@ format: $(call STAMP,$(LINT_EXTRAS))
 type: $(call STAMP,$(LINT_EXTRAS))
 	$(VENV)/bin/mypy
 
+docs: $(call STAMP,docs)
+	$(VENV)/bin/python -m sphinx -q -n -W -b html docs docs/_build
+	@echo docs/_build/index.html
+
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"Python >= 3.11 is needed, this is {sys.version}; set PYTHON="'
 	$(PYTHON) -m venv $(VENV)
@@ -54,4 +59,4 @@ $(VENV)/.installed-%: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov

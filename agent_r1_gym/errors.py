@@ -82,6 +82,10 @@ def suggest(word: str, known: Iterable[str]) -> str:
         "Did you mean 'a'? Known: 'a', 'b'." or "Known: 'a', 'b'."
     """
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=3, cutoff=0.6)
-    hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return f"{hint}Known: {', '.join(map(repr, names))}."
+    return f"{near_names(word, names)}Known: {', '.join(map(repr, names))}."
+
+
+def near_names(word: str, known: Iterable[str]) -> str:
+    """Returns "Did you mean 'a' or 'b'? " for the `known` names that are near to `word`, "" if none is."""
+    near = difflib.get_close_matches(word, sorted(known), n=3, cutoff=0.6)
+    return f"Did you mean {' or '.join(map(repr, near))}? " if near else ""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import OrderEnforcing
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.support import docstrings
 from agent_r1_gym.support.plugins import import_from_here
 from agent_r1_gym.vector import ToolVectorEnv
 
 NAMESPACE = "AgentR1"
 TextEnv = gymnasium.Env[str, str]
+_REFERENCE = re.compile(r"(?:[Aa]s in|[Ss]ee|[Tt]hose of) `([^`]+)`")
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,67 @@ def _ids_of(module: str) -> list[str]:
         identifier: p if isinstance(p, str) else str(getattr(p, "__module__", "")) for identifier, p in points.items()
     }
     return [identifier for identifier, place in places.items() if place.replace(":", ".").split(".")[0] == package]
+
+
+def specification(name: str) -> str:
+    """Returns the specification of an environment as Markdown: its docstring, with what that refers to written out.
+
+    A section that says "as in `ID`" is followed by the same section of that environment, one that says "see `CLASS`"
+    of a base class by what that class says of it: its `Args:` under "Arguments", its `info` under "Information".
+
+    Args:
+        name: see `full_id`.
+
+    Raises:
+        ConfigurationError: no environment has that id.
+    """
+    identifier = registered_id(full_id(name))
+    creator, text = _documented(identifier)
+    summary, parts = docstrings.sections(text)
+    if not parts:
+        return text or f"{identifier} ({gymnasium.spec(identifier).entry_point}) has no docstring."
+    resolved = (f"{line}\n{_resolved(creator, heading, body, {identifier})}" for heading, (line, body) in parts.items())
+    return "\n\n".join([summary, *(section.strip() for section in resolved)])
+
+
+def summary(name: str) -> str:
+    """Returns the first line of an environment's specification."""
+    return specification(name).split("\n", 1)[0]
+
+
+def _documented(identifier: str) -> tuple[Any, str]:
+    """Returns what makes an environment, and its own docstring."""
+    entry_point = gymnasium.spec(identifier).entry_point
+    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    return creator, inspect.cleandoc(getattr(creator, "__doc__", None) or "")  # not `getdoc`: a base class's
+
+
+def _resolved(creator: Any, heading: str, body: str, seen: set[str]) -> str:
+    """Returns a section, followed by what it refers to; `seen` are the references that were written out."""
+    parts = [body]
+    for reference in dict.fromkeys(_REFERENCE.findall(body)):
+        if reference in seen:
+            continue
+        seen.add(reference)
+        text = _referred(creator, heading, reference, seen)
+        if text and re.fullmatch(r"As in `[^`]+`\.", body):
+            parts = [text]
+        elif text:
+            parts.append(f"From `{reference}`:\n\n{text}")
+    return "\n\n".join(parts)
+
+
+def _referred(creator: Any, heading: str, reference: str, seen: set[str]) -> str:
+    """Returns what an environment or a base class says under a heading, "" if nothing."""
+    if reference in gymnasium.registry:
+        other, text = _documented(reference)
+        _, body = docstrings.sections(text)[1].get(heading, ("", ""))
+        return _resolved(other, heading, body, seen)
+    base = next((base for base in inspect.getmro(creator) if base.__name__ == reference), None)
+    text = inspect.cleandoc(base.__doc__ or "") if base is not None else ""
+    if heading == "Arguments":
+        return docstrings.arguments(text, without=getattr(creator, "set_options", ()))
+    return docstrings.paragraph_with(text, "`info` (") if heading == "Information" else ""
 
 
 def last_name(env: str) -> str:

@@ -39,7 +39,7 @@ class Tool(abc.ABC):
 
     A tool that is bound to a thread, as a connection of `sqlite3` is, takes `timeout=None`: its calls then run in the
     thread that steps the environment, one after another, and `make_tools` runs in the thread that resets it. A fresh
-    database per episode:
+    database per episode::
 
         def make_tools(self, task):
             database = sqlite3.connect(":memory:")

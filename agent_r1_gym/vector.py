@@ -15,6 +15,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit
 
 from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.core.opening import PlainSpec
 from agent_r1_gym.errors import ActionTypeError, ConfigurationError
 from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.tool import PendingCall, execute_calls
@@ -26,8 +27,8 @@ Flags = npt.NDArray[np.bool_]
 VectorStepReturn = tuple[Any, npt.NDArray[np.float64], Flags, Flags, dict[str, Any]]
 
 
-class ToolVectorEnv(VectorEnv[Any, Any, Any]):
-    """N `ToolEnv`s, bare or wrapped, whose tool calls are gathered in each step and executed as one batch per tool.
+class ToolVectorEnv(PlainSpec, VectorEnv[Any, Any, Any]):
+    """N tool environments, bare or wrapped; the tool calls of a step are gathered and executed as one batch per tool.
 
     Environments that share a tool object share its batch, and equal calls to a deterministic tool are executed once.
     The transitions are those of N single environments. Observations are a tuple of N texts, or batched as the space of

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("agent_r1_gym", "trainers", "benchmarks", "tests")
+PARTS = ("agent_r1_gym", "trainers", "benchmarks", "tests", "docs", "examples")
 
 
 def test_the_source_distribution_can_run_its_tests(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_the_source_distribution_can_run_its_tests(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
     for part in PARTS:
-        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "runs"))
+        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "runs", "_build"))
     for path in ROOT.iterdir():
         if path.is_file() and not path.name.startswith("."):
             shutil.copy(path, copy)

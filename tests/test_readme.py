@@ -1,23 +1,15 @@
-"""The README's examples run, and its claims about them hold."""
+"""What README and docs say of their examples holds."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
+from tests.kit.pages import PAGES, blocks
 
-_README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-_BLOCKS = re.findall(r"^```python\n(.*?)^```", _README, re.M | re.S)
-
-
-@pytest.mark.parametrize("block", _BLOCKS, ids=lambda block: block.split("\n", 1)[0][:40])
-def test_python_block_runs_in_a_fresh_process(block: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+_README = PAGES["README.md"]
+_BLOCKS = [block.text for block in blocks("README.md", "python")]
 
 
 def test_own_environment_is_shown_in_under_forty_lines() -> None:
@@ -42,23 +34,16 @@ def test_own_environment_plays_and_passes_the_checker() -> None:
     assert terminated
 
 
-def test_documented_commands_exist() -> None:
-    from agent_r1_gym.cli.main import build_parser
-
-    text = build_parser().format_help()
-    for command in re.findall(r"agent-r1 ([a-z][a-z-]+)", _README):
-        assert command in text, command
-
-
 def test_own_files_are_read_as_shown(tmp_path: Path) -> None:
     import gymnasium
 
     import agent_r1_gym.envs  # noqa: F401  # registers the environments
     from agent_r1_gym.retrieval.corpus import read_corpus
 
-    question, passage = re.findall(r"^```json\n(.*?)^```", _README, re.M | re.S)
+    (question,) = (block.text for block in blocks("docs/environments/index.md", "json"))
+    (passage,) = (block.text for block in blocks("docs/retrievers.md", "json"))
     without_facts = {name: value for name, value in json.loads(question).items() if name != "supporting_facts"}
-    (tmp_path / "mine.jsonl").write_text(question + json.dumps(without_facts | {"_id": "q2"}), encoding="utf-8")
+    (tmp_path / "mine.jsonl").write_text(question + "\n" + json.dumps(without_facts | {"_id": "q2"}), encoding="utf-8")
     env = gymnasium.make("AgentR1/HotpotQA-v0", dataset=str(tmp_path / "mine.jsonl"), top_k=1)
     for index in range(2):
         observation, _ = env.reset(options={"task_index": index})

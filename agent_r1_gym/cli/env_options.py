@@ -12,6 +12,7 @@ from typing import Any
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.parsing import PARSER_HELP
 from agent_r1_gym.play.session import name_of
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.support.terminal import note
@@ -32,7 +33,8 @@ def add_env_options(parser: argparse._ActionsContainer) -> None:
     """Adds the options that choose what an environment serves; `agent-r1 train` has them too."""
     parser.add_argument(
         "--dataset",
-        help="data set: a path, or a word that the environment knows, such as 'sample' (default: the environment's)",
+        help="data set: a file or folder of tasks, hub:NAME, or a word that the environment itself knows, such as "
+        "'sample' for the registered QA environments (default: the environment's)",
     )
     parser.add_argument("--split", help="split of the data set (default: the environment's)")
     parser.add_argument(
@@ -50,7 +52,7 @@ def add_env_options(parser: argparse._ActionsContainer) -> None:
         help="preset (em, f1, agent_r1, process), or MODULE:NAME of a RewardTerm or function; may be repeated: all are "
         "added up (default: the environment's)",
     )
-    parser.add_argument("--parser", help="format of turns: hermes, search-r1, openai or MODULE:NAME (default: hermes)")
+    parser.add_argument("--parser", help=f"format of turns; {PARSER_HELP} (default: hermes)")
     parser.add_argument(
         "--option",
         action="append",
@@ -121,12 +123,12 @@ def check_tools(who: str, env: TextEnv) -> ToolEnv:
     return env.unwrapped
 
 
-def warn_of_lost(by_error: Mapping[str, int], place: Path, more: str) -> None:
-    """Warns of episodes that lost their backend: how many, for which errors, and where they are listed."""
+def warn_of_lost(by_error: Mapping[str, int], first: str, place: Path, more: str) -> None:
+    """Warns of episodes that lost their backend: how many, for which errors, what the first said, where the rest is."""
     kinds = ", ".join(f"{number} x {kind}" for kind, number in by_error.items())
     note(
         f"WARNING: {sum(by_error.values())} episodes lost their backend and are NOT in the scores ({kinds}; {place}). "
-        f"{more}"
+        f"The first: {first.rstrip('.')}. {more}"
     )
 
 

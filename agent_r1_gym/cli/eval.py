@@ -109,8 +109,15 @@ def play(options: argparse.Namespace, *, command: str, most: int | None = None) 
         retries=options.retries,
         patience=options.patience,
         name=command,
+        about=_about(env),
     )
     return folder, metrics, served(env)
+
+
+def _about(env: TextEnv) -> dict[str, Any]:
+    """Returns what a reader of the run wants to know and the settings say only where it was chosen."""
+    bare = env.unwrapped
+    return {"reward_weights": bare.reward_weights, "max_turns": bare.max_turns} if isinstance(bare, ToolEnv) else {}
 
 
 def metrics_table(metrics: Summary) -> str:
@@ -156,7 +163,8 @@ def report_excluded(metrics: Summary, folder: RunFolder) -> int:
         return 0
     worst = metrics["em_counting_excluded_as_wrong"]
     if_wrong = "" if worst is None else f"Counted as wrong, EM would be {worst:.3f}. "
-    warn_of_lost(excluded["by_error"], folder.failures_path, f"{if_wrong}The same command plays them again.")
+    first = folder.failures()[0].error
+    warn_of_lost(excluded["by_error"], first, folder.failures_path, f"{if_wrong}The same command plays them again.")
     return 1
 
 

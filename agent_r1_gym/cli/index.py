@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     retriever, number = corpus_retriever(options.corpus, options.retriever)
     retriever.search("warm up", 1)
     serving = f"agent-r1 serve-retriever --corpus {options.corpus} --retriever {options.retriever}"
-    say(f"indexed {number} passages; serve them with: {serving}")
+    say(f"indexed {number} passage{'' if number == 1 else 's'}; serve them with: {serving}")
     return 0
 
 

@@ -7,20 +7,23 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from agent_r1_gym.cli.env_options import with_dashes
 from agent_r1_gym.cli.train import TRAINER_COMMANDS, run_trainer
-from agent_r1_gym.errors import AgentR1Error
+from agent_r1_gym.errors import AgentR1Error, ConfigurationError, near_names
 from agent_r1_gym.support.versions import installed_version
 
 _COMMANDS = {
     "quickstart": "train a tiny agent in minutes and show what it has learned (`python -m trainers.toy.quickstart`)",
+    "new": "write an environment of your own that runs as it is: tasks, tool, reward, oracle, tests, training file",
     "envs": "list the environments, or show one's specification",
     "play": "play an episode yourself, in the terminal",
-    "eval": "measure a policy on a fixed set of questions, with intervals; can be resumed",
-    "rollout": "play and score a few episodes, and write a page of their traces",
+    "eval": "measure a policy on a fixed set of questions, with intervals and break-downs; can be resumed",
+    "rollout": "`eval` to look at: the first 100 questions, mean scores without intervals, and a page of their traces",
     "report": "show evaluation and training runs on one HTML page: tables, plots, traces",
-    "compare": "show where two evaluation runs differ, question by question",
+    "compare": "show where evaluation runs differ, question by question",
+    "rescore": "score the episodes of a run with another reward, without playing them again",
     "sft": "teach a model to act by demonstrations: the oracle's, a stronger model's, or its own successes",
     "train": "train an agent by reinforcement learning; takes the options of `python -m trainers.train`",
     "chat": "talk to an agent in the terminal; its tools run",
@@ -36,6 +39,25 @@ _DEBUG = "AGENT_R1_DEBUG"
 """Environment variable that shows the traceback of errors of the system."""
 
 
+class _CommandParser(argparse.ArgumentParser):
+    """The parser of a subcommand, which refuses unknown words itself: under its own usage, with near names."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses words; refuses unknown options before it asks for missing ones, and words that are left over."""
+        known = [name for action in self._actions for name in action.option_strings]
+        for word in args:
+            name = word.partition("=")[0]
+            if word == "--":
+                break
+            if word.startswith("--") and " " not in name and not any(option.startswith(name) for option in known):
+                self.error(f"{name!r} is no option. {near_names(name, known)}See `{self.prog} --help`.")
+        options, rest = super().parse_known_args(args, namespace)
+        if rest:
+            what = "is no option" if rest[0].startswith("-") else "is one word too many"
+            self.error(f"{rest[0]!r} {what}. See `{self.prog} --help`.")
+        return options, rest
+
+
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """Returns the parser of the command line.
 
@@ -49,7 +71,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     )
     version = installed_version("agent-r1-gym") or "(not installed)"
     parser.add_argument("--version", action="version", version=f"agent-r1-gym {version}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_CommandParser)
     for name, description in _COMMANDS.items():
         subparser = commands.add_parser(
             name, help=description, description=f"{description[0].upper()}{description[1:]}."
@@ -64,11 +86,14 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    command = next((word for word in words if word in _COMMANDS), "")
     options = argparse.Namespace()
     try:
         if words and words[0] in TRAINER_COMMANDS:
             return run_trainer(words[0], words[1:])
+        command = _command(words)
+        if command is None:
+            build_parser("").print_help()
+            return 0
         options = build_parser(command).parse_args(with_dashes(words))
         status: int = options.run(options)
         sys.stdout.flush()
@@ -88,6 +113,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"agent-r1: {_of_the_system(error, getattr(options, 'out', None))}\n")
         return 1
     return status
+
+
+def _command(words: Sequence[str]) -> str | None:
+    """Returns the subcommand, None for an empty command line, "" where only options come first.
+
+    Raises:
+        ConfigurationError: there is no such command.
+    """
+    if not words:
+        return None
+    if words[0] not in _COMMANDS and not words[0].startswith("-"):
+        near = near_names(words[0], _COMMANDS)
+        raise ConfigurationError(f"Unknown command {words[0]!r}. {near}`agent-r1 --help` lists them.")
+    return next((word for word in words if word in _COMMANDS), "")
 
 
 def _of_the_system(error: OSError, out: object) -> str:

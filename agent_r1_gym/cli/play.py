@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
+from collections.abc import Sequence
 
 from agent_r1_gym.cli.env_options import add_env_arguments, env_options
+from agent_r1_gym.cli.typed import argument_names, describe, read_call, usage
 from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.play.jobs import ANY_TASK, Job
-from agent_r1_gym.play.session import Session, step_sessions
+from agent_r1_gym.play.session import Session, name_of, step_sessions
 from agent_r1_gym.registry import make_text_env
+from agent_r1_gym.support.prompt import ask, in_colour
 from agent_r1_gym.support.terminal import say
 from agent_r1_gym.text import render_ansi, render_text
-from agent_r1_gym.types import ToolCall
+from agent_r1_gym.types import Message
 
-_TOOL_HELP = (
-    "Type the first argument of {tool} to call it, `= ANSWER` to answer, `raw TEXT` to send a turn as it is, `show` to "
-    "see the gold answer, `quit` to leave."
+_ALWAYS = {
+    "help": "these words, and the tools (also `?`, `help TOOL`)",
+    "history": "the whole episode so far",
+    "raw TEXT": "send TEXT as it is",
+    "quit": "leave",
+}
+_WITH_TASK = {"answer TEXT": "give the final answer", "show": "see the gold answer"}
+_WITH_TOOLS = {"TOOL ARGUMENTS": "call a tool; arguments in their order, or as NAME=VALUE", **_WITH_TASK}
+_CALLING = (
+    "Arguments: quotes hold words together, lists and objects are JSON in quotes. `call TOOL ...` reaches any tool."
 )
-_NO_TOOLS = "`= ANSWER` answers, `raw TEXT` sends a turn as it is, `show` shows the gold answer, `quit` leaves."
-_TEXT_HELP = "Type an action, `quit` to leave."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +45,10 @@ def run(options: argparse.Namespace) -> int:
     """Plays one episode; ends at the end of the episode, at `quit`, or at the end of the input."""
     job = Job(ANY_TASK if options.task is None else options.task, seed=options.seed)
     session = Session(make_text_env(options.env, env_options(options)), job, policy="you")
-    say(f"{_help(session)}\n")
-    if session.tool_env is not None:
-        say(f"(serving {session.info['dataset']})")
+    say(f"{_introduction(session)}\n")
     shown = _show(session, 0)
     while not session.ended:
-        action = _ask(session)
+        action = _next_action(session)
         if action is None:
             return 0
         step_sessions([session], [action])
@@ -54,47 +62,116 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _introduction(session: Session) -> str:
+    """Returns what is played: the environment's own summary, what it serves, and how to act."""
+    bare = session.env.unwrapped
+    own = type(bare).__doc__  # not `getdoc`, which would show the base class's
+    title = f"{name_of(session.env)}: {inspect.cleandoc(own).splitlines()[0]}" if own else name_of(session.env)
+    if session.tool_env is None:
+        return f"{title}\nA line that you type is an action; `help` lists other words."
+    tools = "; ".join(usage(tool) for tool in session.tool_env.episode_tools)
+    how = f"Tools: {tools}. `answer TEXT` answers" if tools else "A line that you type is the final answer"
+    return f"{title}\n(serving {session.info['dataset']})\n{how}; `help` lists other words."
+
+
 def _show(session: Session, shown: int) -> int:
-    """Writes the messages that are new, in colour to a terminal; returns how many have been shown."""
-    new = session.messages[shown:]
-    sys.stdout.write(render_ansi(new) if sys.stdout.isatty() else render_text(new))
-    sys.stdout.flush()
+    """Writes the messages that are new; returns how many have been shown."""
+    _write(session.messages[shown:])
     return len(session.messages)
 
 
-def _help(session: Session) -> str:
-    if session.tool_env is None:
-        return _TEXT_HELP
-    tools = session.tool_env.episode_tools
-    return _TOOL_HELP.format(tool=next(iter(tools)).name) if tools else _NO_TOOLS
+def _write(messages: Sequence[Message]) -> None:
+    sys.stdout.write(render_ansi(messages) if in_colour() else render_text(messages))
+    sys.stdout.flush()
 
 
-def _ask(session: Session) -> str | None:
+def _next_action(session: Session) -> str | None:
     """Returns the next action that the person types, None to leave."""
     while True:
-        sys.stdout.write("> ")
-        sys.stdout.flush()
-        line = sys.stdin.readline()
-        text = line.strip()
-        if not line or text == "quit":
-            return None
-        action = text if session.tool_env is None else _action(session.tool_env, text)
-        if action:
-            return action
+        line = ask("> ", lambda so_far: _completions(session, so_far))
+        word, _, rest = (line if line is not None else "quit").strip().partition(" ")
+        try:
+            if word == "quit" and not rest:
+                return None
+            action = _spoken(session, word, rest) if word else None
+        except ConfigurationError as error:  # it costs no turn
+            say(str(error))
+        else:
+            if action is not None:
+                return action
 
 
-def _action(env: ToolEnv, text: str) -> str | None:
-    """Returns the turn that a line stands for, None if it stands for none."""
-    if text == "show":
-        say(", ".join(env.task.answers))
-    elif text.startswith("="):
-        return env.parser.format_answer(text[1:].strip())
-    elif text.startswith("raw "):
-        return text[4:]
-    elif text and not env.episode_tools:
-        say(f"This environment has no tools: {_NO_TOOLS}")
-    elif text:
-        tool = next(iter(env.episode_tools))
-        argument = next(iter(tool.parameters.get("properties", {})), "query")
-        return env.parser.format_call(ToolCall(tool.name, {argument: text}))
+def _spoken(session: Session, word: str, rest: str) -> str | None:
+    """Returns the action that a line stands for, None if it only asked for something.
+
+    Raises:
+        ConfigurationError: it stands for none.
+    """
+    env, line = session.tool_env, f"{word} {rest}".strip()
+    if line in ("help", "?") or (word == "help" and env is not None):
+        say(_help(env, rest))
+    elif line == "history":
+        _write(session.messages)
+    elif word == "raw" and rest:
+        return rest
+    elif env is None:
+        return line
+    elif line == "show":
+        say(", ".join(env.task.answers) or "This task has no gold answer.")
+    else:
+        return _turn(env, word, rest)
     return None
+
+
+def _turn(env: ToolEnv, word: str, rest: str) -> str:
+    """Returns the model turn that a line stands for: a call or the final answer.
+
+    Raises:
+        ConfigurationError: it stands for neither, or the format cannot say it.
+    """
+    if word == "answer" and rest:
+        return env.parser.format_answer(rest)
+    tools = {tool.name: tool for tool in env.episode_tools}
+    if not tools:
+        return env.parser.format_answer(f"{word} {rest}".strip())
+    if word == "call":
+        word, _, rest = rest.strip().partition(" ")
+    if word not in tools:
+        known = [*tools, *(name.split()[0] for name in (*_ALWAYS, *_WITH_TASK))]
+        raise ConfigurationError(f"{word!r} is no tool. {suggest(word, known)} `answer TEXT` gives the final answer.")
+    return env.parser.format_call(read_call(tools[word], rest))
+
+
+def _help(env: ToolEnv | None, about: str) -> str:
+    """Returns what may be typed; `about` names a tool, or is empty.
+
+    Raises:
+        ConfigurationError: there is no such tool.
+    """
+    if env is None:
+        return _listed({"any other line": "is an action", **_ALWAYS})
+    tools = {tool.name: tool for tool in env.episode_tools}
+    if about and about not in tools:
+        raise ConfigurationError(f"There is no tool {about!r}. {suggest(about, tools)}")
+    if about:
+        return describe(tools[about])
+    if not tools:
+        return _listed({"any other line": "is the final answer", **_WITH_TASK, **_ALWAYS})
+    return "\n".join([*map(describe, tools.values()), "", _listed({**_WITH_TOOLS, **_ALWAYS}), _CALLING])
+
+
+def _listed(words: dict[str, str]) -> str:
+    return "\n".join(f"{word:16}{meaning}" for word, meaning in words.items())
+
+
+def _completions(session: Session, so_far: str) -> list[str]:
+    """Returns the words that may stand next: commands and tools, behind a tool the names of its arguments."""
+    tools = {} if session.tool_env is None else {tool.name: tool for tool in session.tool_env.episode_tools}
+    words = so_far.split()
+    if not words:
+        commands = _ALWAYS if session.tool_env is None else {**_ALWAYS, **_WITH_TASK}
+        return [*tools, *(name.split()[0] for name in commands)]
+    if words[-1] in ("help", "call"):
+        return list(tools)
+    called = tools.get(words[1] if words[0] == "call" and len(words) > 1 else words[0])
+    return [] if called is None else [f"{name}=" for name in argument_names(called)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from agent_r1_gym.datasets.load import load_dataset
 from agent_r1_gym.datasets.prepare import prepare
@@ -14,7 +13,12 @@ from agent_r1_gym.support.terminal import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this subcommand."""
     parser.add_argument("name", metavar="NAME", help="data set: hotpotqa, 2wiki or musique")
-    parser.add_argument("--source", type=Path, help="official file or folder to read instead of the hub's copy")
+    parser.add_argument(
+        "--source",
+        metavar="URL_OR_PATH",
+        help="official file, zip archive or folder, or the address of a file or archive (default: the hub's copy where "
+        "the library `datasets` is installed, else the official address)",
+    )
     parser.add_argument("--hub-id", help="hub repository to download (default: the usual one)")
     parser.add_argument("--split", action="append", help="only this split; may be repeated (default: all)")
     parser.add_argument("--index", default="bm25", help="retriever to index for: bm25, lucene or none (default: bm25)")

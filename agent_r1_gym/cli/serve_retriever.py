@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serves until Ctrl-C or SIGTERM."""
     retriever, number = _retriever(options)
-    say(f"searching {'' if number is None else f'{number} passages '}with {options.retriever}")
+    passages = "" if number is None else f"{number} passage{'' if number == 1 else 's'} "
+    say(f"searching {passages}with {options.retriever}")
     serve(retriever, options.host, port=options.port, name=options.retriever, on_ready=_announce)
     return 0
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from agent_r1_gym.support import plugins
+from agent_r1_gym.support.versions import install_command
 
 TRAINER_COMMANDS = ("quickstart", "sft", "train")
 """Entry points of the group "agent_r1_gym.commands"; each has a parser of its own, which reads all that follows."""
@@ -21,7 +22,7 @@ def run_trainer(command: str, words: Sequence[str]) -> int:
         "agent_r1_gym.commands",
         command,
         needs=("torch", "transformers", "trl"),
-        hint=f'`agent-r1 {command}` trains and needs more packages: pip install "agent-r1-gym[train]". Without them, '
+        hint=f"`agent-r1 {command}` trains and needs more packages: {install_command('train')}. Without them, "
         "`agent-r1 rollout FictionQA --policy oracle` plays and scores episodes.",
     )
     sys.argv = [f"agent-r1 {command}", *words]

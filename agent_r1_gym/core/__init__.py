@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import gymnasium
 
 from agent_r1_gym.core.history import EpisodeState, History
-from agent_r1_gym.core.opening import check_prompts, chosen_task, opened_tasks, system_text
+from agent_r1_gym.core.opening import PlainSpec, check_prompts, chosen_task, opened_tasks, system_text
 from agent_r1_gym.core.turn import PendingStep
 from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError
 from agent_r1_gym.parsing import Parser, make_parser
@@ -32,7 +32,7 @@ _TERMINATIONS = ("answer", "goal")
 _CUT_NOTE = "\n[the history budget is spent]"
 
 
-class ToolEnv(KnownOptions, gymnasium.Env[str, str]):
+class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
     """A multi-turn, tool-using task.
 
     Subclasses give tasks and tools, and override hooks where their rules differ: `sample_task`, `make_tools`,

@@ -8,9 +8,29 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from gymnasium.envs.registration import EnvSpec
+
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.checks import check_choice
 from agent_r1_gym.types import Task
+
+
+class PlainSpec:
+    """Keeps Gymnasium's `spec` of an environment fit for `spec.to_json()`: a path among its options becomes a text."""
+
+    _spec: EnvSpec | None = None
+
+    @property
+    def spec(self) -> EnvSpec | None:
+        """How Gymnasium made the environment, None if it did not."""
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: EnvSpec | None) -> None:
+        if spec is not None:
+            options = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in spec.kwargs.items()}
+            spec.kwargs = options
+        self._spec = spec
 
 
 def opened_tasks(tasks: Sequence[Task], dataset: Any, split: str | None) -> Sequence[Task]:

@@ -62,13 +62,10 @@ def load_dataset(
 
     Args:
         name: "hotpotqa", "2wikimultihopqa" ("2wiki"), "musique" or "fiction".
-        dataset: what to serve:
-            "auto": data prepared earlier on this machine, else the sample with one `SampleDataWarning` per process;
-                never the network;
-            "sample": 200 questions of FictionQA (600 entities, seed 0) in a mix of types that resembles `name`;
-            "hub": the hub's copy;
-            a path: an official data file, or a folder that holds some;
-            a `QADataset`: itself.
+        dataset: what to serve: "auto" (data prepared earlier on this machine, else the sample with one
+            `SampleDataWarning` per process; never the network), "sample" (200 questions of FictionQA, 600 entities,
+            seed 0, in a mix of types that resembles `name`), "hub" (the hub's copy), a path (an official data file, or
+            a folder that holds some), or a `QADataset` itself.
         split: "train", "validation" ("dev") or "test", for "fiction" also "ood"; None: what a file's name says (if it
             says nothing, the data set's split is "file NAME"), else the first that there is.
         hub_id: with "hub": "repository", "repository:configuration", or a local folder of parquet files; None: the

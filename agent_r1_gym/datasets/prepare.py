@@ -1,10 +1,11 @@
-"""Fetching a data set once: from the hub, or from official files that lie on this machine."""
+"""Fetching a data set once: from the hub, from its official addresses, or from official files of one's own."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,9 +20,13 @@ from agent_r1_gym.datasets.official.formats import (
     split_in_name,
 )
 from agent_r1_gym.datasets.official.hub import hub_rows
+from agent_r1_gym.datasets.official.hub import is_installed as hub_is_installed
 from agent_r1_gym.datasets.official.rows import PassagePool, Row
-from agent_r1_gym.errors import ConfigurationError, DatasetError
+from agent_r1_gym.datasets.official.web import at_hand, file_name
+from agent_r1_gym.errors import ConfigurationError, DatasetError, MissingDependencyError
 from agent_r1_gym.support import files
+from agent_r1_gym.support.download import is_url
+from agent_r1_gym.support.versions import install_command
 
 DEFAULT_SPLITS = ("train", "validation")
 """The splits whose answers are public."""
@@ -45,18 +50,20 @@ def prepare(
 
     Args:
         name: "hotpotqa", "2wikimultihopqa" ("2wiki") or "musique".
-        splits: names of splits; None: train and validation from the hub, or whatever `source` holds.
-        hub_id: "repository", "repository:configuration" or a folder of parquet files; None: the usual copy.
-        source: an official data file, or a folder that holds some; nothing is downloaded then.
+        splits: names of splits; None: train and validation, or whatever `source` holds.
+        hub_id: "repository", "repository:configuration" or a folder of parquet files; None: the usual copy, without the
+            library `datasets` the official files from their own addresses.
+        source: an official data file, a zip archive or folder that holds some, or the address of a file or archive
+            (http, https). Only an address is downloaded; what breaks off is taken up by the same call.
         force: write splits anew that are there already.
-        progress: show a progress bar on standard error (downloads show those of the hub's library in any case).
+        progress: show a progress bar on standard error (the hub's library shows its own in any case).
 
     Returns:
         The file of each split, also of those that were there already.
 
     Raises:
         ConfigurationError: an argument has a wrong value.
-        DatasetError: the hub cannot be reached, or a row is malformed.
+        DatasetError: the hub or an address cannot be reached, or a row is malformed.
         MissingDependencyError: the hub is needed and the library `datasets` is not installed.
         OSError: the disk is full or not writable.
         TimeoutError: another process is writing the same split for longer than ten minutes.
@@ -67,23 +74,62 @@ def prepare(
     canonical = None if splits is None else tuple(dict.fromkeys(map(canonical_split, splits)))
     if canonical == ():
         raise ConfigurationError(f"splits is empty; expected some of {', '.join(SPLITS)}, or None")
+    task = _Preparation(name=name, force=force, progress=progress)
     if source is not None:
-        readers = _local_readers(name, Path(source).expanduser(), canonical)
-    else:
-        copy = hub_id or MODULES[name].HUB_ID
-        readers = {split: partial(hub_rows, name, hub_id=copy, split=split) for split in canonical or DEFAULT_SPLITS}
-    targets = []
-    for split, read in readers.items():
-        target = prepared_folder(name) / f"{split}.jsonl"
-        with files.locked(target):
-            if target.exists() and not force:
-                _LOG.warning("%s is there already and was kept; force=True (--force) writes it anew", target)
-            else:
+        return task.from_source(source, canonical)
+    if hub_id is None and not hub_is_installed():
+        return task.from_web(canonical or DEFAULT_SPLITS)
+    copy = hub_id or MODULES[name].HUB_ID
+    wanted = canonical or DEFAULT_SPLITS
+    return task.write({split: partial(hub_rows, name, hub_id=copy, split=split) for split in wanted})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Preparation:
+    """The preparation of one data set; see `prepare`."""
+
+    name: str
+    force: bool
+    progress: bool
+
+    def from_web(self, splits: Sequence[str]) -> list[Path]:
+        """Prepares splits from their official addresses; an archive of several is fetched once."""
+        form = MODULES[self.name]
+        by_address: dict[str, list[str]] = {}
+        for split in splits:
+            if split not in form.URLS:
+                raise MissingDependencyError(
+                    f"The split {split!r} of {form.TITLE} needs the library `datasets`: {install_command('data')}; "
+                    f"or name its file: `agent-r1 prepare {self.name} --source URL_OR_FILE --split {split}`"
+                )
+            by_address.setdefault(form.URLS[split], []).append(split)
+        return [path for url, its in by_address.items() for path in self.from_source(url, its)]
+
+    def from_source(self, source: str | Path, splits: Sequence[str] | None) -> list[Path]:
+        """Prepares what an address, an archive, a file or a folder holds; nothing is downloaded that is there."""
+        if is_url(source):
+            said = split_in_name(file_name(str(source)))
+            known = splits or ([said] if said else [])
+            if known and not self.force and all(self._target(split).exists() for split in known):
+                return self.write(dict.fromkeys(known, tuple))
+        with at_hand(source, self.name, progress=self.progress) as path:
+            return self.write(_local_readers(self.name, path, splits))
+
+    def write(self, readers: Mapping[str, Callable[[], Iterable[Row]]]) -> list[Path]:
+        """Writes each split, but for those that are there; returns the file of each."""
+        for split, read in readers.items():
+            target = self._target(split)
+            with files.locked(target):
+                if target.exists() and not self.force:
+                    _LOG.warning("%s is there already and was kept; force=True (--force) writes it anew", target)
+                    continue
                 # A fresh pool for each row: nothing is kept, so that memory stays flat.
-                checked = (row for row, _ in parse_rows(read(), name, split=split, pool=PassagePool))
-                _write(target, checked, label=f"{name}/{split}", progress=progress)
-        targets.append(target)
-    return targets
+                checked = (row for row, _ in parse_rows(read(), self.name, split=split, pool=PassagePool))
+                _write(target, checked, label=f"{self.name}/{split}", progress=self.progress)
+        return list(map(self._target, readers))
+
+    def _target(self, split: str) -> Path:
+        return prepared_folder(self.name) / f"{split}.jsonl"
 
 
 def _local_readers(name: str, source: Path, splits: Sequence[str] | None) -> dict[str, Callable[[], Iterable[Row]]]:

@@ -8,7 +8,9 @@ answers: `answers`, `golden_answers`, `answer` or `target`: a text, a number (wh
     them. There may be none if the reward needs none.
 id: `id`, `_id` or `task_id`; else the number of the row, from 0, in a folder after the split (`test/0`).
 split: `split`: "train", "validation" ("dev", "val") or "test".
-metadata: `metadata` (an object), and all other fields.
+metadata: `metadata` (an object), and all other fields; read-only, since environments share it.
+
+In the cells of a table (CSV) a list of answers and an object of metadata are JSON: `["a", "b"]`.
 
 Splits: rows say theirs; else files are named after them (`train.jsonl`, `test.jsonl` ...); else a share of the tasks
 (`hold_out`) is the split "validation", chosen by what they say, so that rows may be added, moved or doubled.
@@ -22,15 +24,19 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 from agent_r1_gym.datasets.official.formats import canonical_split, split_in_name
 from agent_r1_gym.datasets.official.rows import Row
 from agent_r1_gym.errors import ConfigurationError, DatasetError, MissingDependencyError, suggest
+from agent_r1_gym.scoring import normalize_answer
+from agent_r1_gym.support.frozen import frozen
 from agent_r1_gym.support.json_files import read_objects
+from agent_r1_gym.support.versions import install_command
 from agent_r1_gym.types import Task
 
 ALL = "all"
@@ -178,8 +184,9 @@ def _read(
         sources = list(_hub_tables(name.removeprefix(_HUB)))
     else:
         files = [Path(file) for file, _, _ in stamps]
-        sources = [(split_in_name(file.name), _rows(file)) for file in files]
+        sources = [(split_in_name(file.name), _rows(file, fields)) for file in files]
     tasks: list[tuple[Task, str | None]] = []
+    empty: list[tuple[str, str]] = []
     places: dict[tuple[str | None, str], str] = {}
     numbers: Counter[str | None] = Counter()
     for split, rows in sources:
@@ -192,13 +199,26 @@ def _read(
                 raise DatasetError(f"{row.where}: the id {task.id!r} is already that of {places[key]}")
             places[key] = row.where
             tasks.append((task, own or split))
+            empty += ((row.where, answer) for answer in task.answers if not normalize_answer(answer))
     if not tasks:
         raise DatasetError(f"{name} holds no task.")
+    _warn_of_empty_answers(empty)
     said = [own for _, own in tasks if own is not None]
     if said and len(said) < len(tasks):
         first = next(task.id for task, own in tasks if own is None)
         raise DatasetError(f"{places[None, first]}: no split, though other rows of {name} say theirs")
     return tuple((task, own or ("validation" if _held_out(task, hold_out) else "train")) for task, own in tasks)
+
+
+def _warn_of_empty_answers(empty: Sequence[tuple[str, str]]) -> None:
+    """Warns of gold answers such as "The" or "!": the metrics normalise them to nothing, as they do much else."""
+    if empty:
+        where, answer = empty[0]
+        warnings.warn(
+            f"{where}: the answer {answer!r} normalises to nothing ({len(empty)} answers of this source do), so that "
+            "exact match, after HotpotQA's normalisation, gives 1 for mere punctuation.",
+            stacklevel=5,
+        )
 
 
 def _held_out(task: Task, share: float) -> bool:
@@ -237,7 +257,7 @@ def _task(row: Row, fields: Mapping[str, str], *, unnamed: str) -> tuple[Task, s
     if not isinstance(metadata, Mapping | None):
         raise row.error(field, "an object")
     others = {name: value for name, value in row.data.items() if name not in taken}
-    return Task(task_id, prompt, answers, {**others, **(metadata or {})}), split
+    return Task(task_id, prompt, answers, frozen({**others, **(metadata or {})})), split
 
 
 def _find(row: Row, part: str, fields: Mapping[str, str]) -> tuple[str, Any]:
@@ -282,18 +302,20 @@ def _whole(value: Any) -> Any:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def _rows(file: Path) -> Iterator[Row]:
+def _rows(file: Path, fields: Mapping[str, str]) -> Iterator[Row]:
     suffix = _suffix(file)
     if suffix in (".csv", ".tsv", ".parquet") and file.name.endswith(".gz"):
         raise DatasetError(f"{file} is compressed: unpack it first; only JSON is read as .gz.")
     if suffix in (".csv", ".tsv"):
-        return _table_rows(file, delimiter="\t" if suffix == ".tsv" else ",")
+        as_json = {name for part in ("answers", "metadata") for name in (fields.get(part), *_FIELDS[part])}
+        return _table_rows(file, as_json, delimiter="\t" if suffix == ".tsv" else ",")
     if suffix == ".parquet":
         return _parquet_rows(file)
     return (Row(data, where) for where, data in read_objects(file, if_parquet="name it FILE.parquet"))
 
 
-def _table_rows(file: Path, *, delimiter: str) -> Iterator[Row]:
+def _table_rows(file: Path, as_json: Collection[str | None], *, delimiter: str) -> Iterator[Row]:
+    """Yields the rows of a table; cells of the columns `as_json` that hold a list or an object are read as such."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as text:
             reader = csv.DictReader(text, delimiter=delimiter, strict=True)
@@ -304,9 +326,19 @@ def _table_rows(file: Path, *, delimiter: str) -> Iterator[Row]:
                 where = f"{file}, line {reader.line_num}"
                 if None in data or None in data.values():
                     raise DatasetError(f"{where}: expected {len(names)} columns ({', '.join(names)})")
-                yield Row({name: value for name, value in data.items() if value != ""}, where)
+                cells = {name: value for name, value in data.items() if value != ""}
+                yield Row({name: _cell(text) if name in as_json else text for name, text in cells.items()}, where)
     except (csv.Error, UnicodeDecodeError, OSError) as error:
         raise DatasetError(f"{file} cannot be read: {error}") from error
+
+
+def _cell(text: str) -> Any:
+    """Returns the list or object that a cell holds as JSON, else its text: "[sic]" is none."""
+    try:
+        value = json.loads(text) if text[0] in "[{" else text
+    except ValueError:
+        return text
+    return value
 
 
 def _parquet_rows(file: Path) -> Iterator[Row]:
@@ -346,5 +378,5 @@ def _hub_rows(place: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
 
 def _missing(what: str) -> MissingDependencyError:
     return MissingDependencyError(
-        f'{what} needs more packages: pip install "agent-r1-gym[data]"; or convert it to JSON Lines.'
+        f"{what} needs more packages: {install_command('data')}; or convert it to JSON Lines."
     )

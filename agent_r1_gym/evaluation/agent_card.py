@@ -31,7 +31,8 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.support.files import atomic_file
-from agent_r1_gym.support.versions import git_commit, installed_version
+from agent_r1_gym.support.provenance import current_commit
+from agent_r1_gym.support.versions import installed_version
 
 FILE = "agent.json"
 FORMAT = 1
@@ -79,7 +80,7 @@ class AgentCard:
             **known: the other fields, but for those that `env` and this machine tell.
         """
         versions = {name: version for name in _PACKAGES if (version := installed_version(name))}
-        return cls(**known, **_told_by(env), versions=versions, commit=git_commit())
+        return cls(**known, **_told_by(env), versions=versions, commit=current_commit())
 
     def save(self, folder: str | Path) -> None:
         """Writes the card beside a model, and its README; each whole or not at all."""

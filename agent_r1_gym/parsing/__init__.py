@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.errors import ConfigurationError, near_names
 from agent_r1_gym.parsing.strict_json import decode
 from agent_r1_gym.support.plugins import named_object
 from agent_r1_gym.text import encodable
@@ -27,9 +27,11 @@ class Parser(abc.ABC):
 
     Attributes:
         name: short name for `make_parser` and the environments' `parser` argument.
+        suits: the models that it suits, for people.
     """
 
     name: ClassVar[str]
+    suits: ClassVar[str] = ""
 
     @abc.abstractmethod
     def parse(self, text: str) -> ParsedTurn:
@@ -169,6 +171,7 @@ class HermesParser(TagParser):
     """
 
     name = "hermes"
+    suits = "Qwen2.5, Qwen3, Hermes, and any other model that follows the system turn"
     call_tag = "tool_call"
 
     def read_call(self, body: str) -> ToolCall | ParseError:
@@ -208,6 +211,7 @@ class SearchR1Parser(TagParser):
     """
 
     name = "search-r1"
+    suits = "models of Search-R1, which only search"
     call_tag = "search"
 
     def __init__(self, tool: str = "search", argument: str = "query") -> None:
@@ -257,6 +261,7 @@ class OpenAIParser(Parser):
     """
 
     name = "openai"
+    suits = "endpoints with structured tool calls"
     _answer = re.compile(r"<(/?)(answer)>")
 
     def parse(self, text: str) -> ParsedTurn:
@@ -320,6 +325,11 @@ class OpenAIParser(Parser):
 _PARSERS: dict[str, type[Parser]] = {parser.name: parser for parser in (HermesParser, SearchR1Parser, OpenAIParser)}
 
 
+_SUITED = "; ".join(f"{name!r}: {parser.suits}" for name, parser in _PARSERS.items())
+PARSER_HELP = f"{_SUITED}; one of your own: MODULE:NAME, in Python also a Parser"
+"""Which parser suits which models."""
+
+
 def make_parser(parser: str | Parser) -> Parser:
     """Returns the parser of that name ("hermes", "search-r1", "openai", MODULE:NAME), or `parser` itself if it is one.
 
@@ -332,7 +342,8 @@ def make_parser(parser: str | Parser) -> Parser:
     if isinstance(parser, Parser):
         return parser
     if not isinstance(parser, str) or parser not in _PARSERS:
-        raise ConfigurationError(f"Unknown parser {parser!r}. {suggest(str(parser), _PARSERS)}")
+        near = near_names(str(parser), _PARSERS)
+        raise ConfigurationError(f"Unknown parser {parser!r}. {near}Known: {PARSER_HELP}.")
     return _PARSERS[parser]()
 
 

@@ -25,8 +25,8 @@ class Engine(Protocol):
         """Plays every session to its end; pulls the next one when it has room for it.
 
         Args:
-            sessions: `Session`s, or `TokenSession`s for an engine that samples tokens. An iterator of sessions that are
-                still to come hands out `NOT_YET` while others are being played, and waits while none is.
+            sessions: each a `Session`, or a `TokenSession` for an engine that samples tokens. An iterator of sessions
+                that are still to come hands out `NOT_YET` while others are being played, and waits while none is.
 
         Raises:
             Exception: whatever a session, its environment or the iterator raises.

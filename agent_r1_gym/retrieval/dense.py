@@ -19,6 +19,7 @@ from agent_r1_gym.retrieval import store
 from agent_r1_gym.retrieval.base import Hit, Retriever, check_k, clean_query
 from agent_r1_gym.support.checks import check_choice, check_integer
 from agent_r1_gym.support.openmp import spin_briefly
+from agent_r1_gym.support.versions import install_command
 from agent_r1_gym.types import Passage
 
 Vectors = npt.NDArray[np.float32]
@@ -260,5 +261,5 @@ def _import(package: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         raise MissingDependencyError(
-            f'Dense retrieval needs {package}: pip install "agent-r1-gym[dense]" ({error}).'
+            f"Dense retrieval needs {package}: {install_command('dense')} ({error})."
         ) from error

@@ -139,7 +139,7 @@ class HTTPClient:
                     raise InfrastructureError(f"{self.url}{path} sent more than {self._max_bytes} bytes.")
             response.release_conn()
         except urllib3.exceptions.NewConnectionError as error:  # A refusal, though urllib3 derives it from timeouts.
-            raise InfrastructureError(f"{self.url} cannot be reached: {error}.") from error
+            raise InfrastructureError(f"{self.url} cannot be reached: {reason(error)}.") from error
         except (urllib3.exceptions.TimeoutError, TimeoutError) as error:
             raise InfrastructureTimeout(f"{self.url}{path} gave no full answer within {timeout:.3g} s.") from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -230,6 +230,12 @@ class CircuitBreaker:
     def abandoned(self) -> None:
         """Notes that a probe was cut short (Ctrl-C): the next caller may probe at once."""
         self._probe_at = 0.0
+
+
+def reason(error: Exception) -> str:
+    """Returns why there is no connection: what the system said, without urllib3's words around it."""
+    cause = error.__cause__
+    return cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)
 
 
 def _within(timeout: float, deadline: float | None) -> float:

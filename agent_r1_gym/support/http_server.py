@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError
 from agent_r1_gym.support.connections import guarded_protocol, room_for_connections
+from agent_r1_gym.support.versions import install_command
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
@@ -261,4 +262,4 @@ async def _refuse(error_body: ErrorBody, request: Request, error: Exception) -> 
 
 
 def _missing(package: str) -> MissingDependencyError:
-    return MissingDependencyError(f'A server needs {package}: pip install "agent-r1-gym[server]"')
+    return MissingDependencyError(f"A server needs {package}: {install_command('server')}")

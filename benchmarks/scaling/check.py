@@ -132,7 +132,7 @@ def cells(machine: Machine, folder: Path) -> Iterator[tuple[str, float, float]]:
         algorithm = method.options["algorithm"]
         args = configuration(folder, algorithm=algorithm, steps=len(cell["curve"]), seed=0)
         rollouts = args.num_generations
-        critic = ALGORITHMS[algorithm].estimator == "ppo"
+        critic = "values" in ALGORITHMS[algorithm].needs
         setup = replace(job.setup, critic=critic, micro_batch=args.per_device_train_batch_size)
         one = replace(job, setup=setup, questions=(args.generation_batch_size or 0) // rollouts, rollouts=rollouts)
         yield f"cell: {path.stem}", len(cell["curve"]) * seconds(step_work(one), machine), cell["training_cpu_seconds"]

@@ -2,6 +2,7 @@ import gc
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 from agent_r1_gym.datasets.load import SampleDataWarning, load_dataset, prepared_folder
 from agent_r1_gym.datasets.prepare import prepare
 from agent_r1_gym.errors import ConfigurationError, DatasetError, MissingDependencyError
+from agent_r1_gym.support.versions import install_command
 from tests.kit.examples import HOTPOTQA_ROW, MUSIQUE_ROW, TWOWIKI_ROW, changed, write_json, write_jsonl
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -225,7 +227,7 @@ def test_a_malformed_hub_row_is_named(tmp_path):
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'agent-r1-gym\[data\]'"):
+    with pytest.raises(MissingDependencyError, match=re.escape(install_command("data"))):
         load_dataset("hotpotqa", "hub")
 
 
@@ -264,6 +266,8 @@ def test_questions_and_answers_are_enough(tmp_path, name):
 
 def test_without_the_library_nothing_is_begun(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingDependencyError, match=r"prepare NAME --source FILE_OR_FOLDER"):
-        prepare("hotpotqa")
+    with pytest.raises(MissingDependencyError, match=r"prepare NAME --source URL_OR_FILE_OR_FOLDER"):
+        prepare("hotpotqa", hub_id="somebody/hotpot")
+    with pytest.raises(MissingDependencyError, match=r"prepare hotpotqa --source URL_OR_FILE --split test"):
+        prepare("hotpotqa", splits=["test"])
     assert capsys.readouterr().err == ""  # no progress bar

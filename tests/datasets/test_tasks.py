@@ -186,6 +186,27 @@ class TestSplits:
 
 
 class TestFiles:
+    def test_lists_and_objects_in_the_cells_of_a_table_are_json(self, tmp_path: Path) -> None:
+        rows = ['[1] what?,"[""a"", ""b, c""]","{""kind"": ""x"", ""sizes"": [1]}"', "why?,[sic],", "how?,[broken,"]
+        (tmp_path / "table.csv").write_text("\n".join(["question,golden_answers,metadata", *rows]))
+        tasks = load_tasks(tmp_path / "table.csv", split="all")
+        assert [task.prompt for task in tasks] == ["[1] what?", "why?", "how?"]
+        assert [task.answers for task in tasks] == [("a", "b, c"), ("[sic]",), ("[broken",)]
+        assert tasks[0].metadata == {"kind": "x", "sizes": [1]}
+        (tmp_path / "named.csv").write_text('prompt,gold,answer\nwhy?,"[""a"", 2]",5\n')
+        (task,) = load_tasks(tmp_path / "named.csv", split="all", fields={"answers": "gold"})
+        assert task.answers == ("a", "2")
+
+    def test_answers_that_normalise_to_nothing_are_told_of(
+        self, tmp_path: Path, recwarn: pytest.WarningsRecorder
+    ) -> None:
+        rows = [*ROWS[:2], {"prompt": "Which?", "answers": ["b", "The"]}, {"prompt": "What?", "answer": "!!!"}]
+        with pytest.warns(UserWarning, match=r"own\.jsonl, line 3: the answer 'The' normalises to nothing \(2 answers"):
+            assert len(load_tasks(written(tmp_path / "own.jsonl", rows), split="all")) == 4
+        recwarn.clear()
+        load_tasks(written(tmp_path / "other.jsonl", ROWS), split="all")
+        assert not recwarn.list
+
     def test_every_kind_of_file_holds_the_same_tasks(self, tmp_path: Path) -> None:
         parquet = pytest.importorskip("pyarrow.parquet", reason="the extra data is not installed")
         arrow = pytest.importorskip("pyarrow")

@@ -20,6 +20,7 @@ from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.envs.multihop_qa import MultiHopQAEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.vector import ToolVectorEnv
+from tests.kit.examples import HOTPOTQA_ROW, write_json
 
 IDS = sorted(spec.id for spec in gymnasium.registry.values() if spec.namespace == "AgentR1")
 HEADINGS = [
@@ -123,6 +124,15 @@ class TestSpec:
 
     def test_it_prints(self, env_id):
         assert env_id in gymnasium.spec(env_id).pprint(disable_print=True, print_all=True)
+
+
+def test_a_path_among_the_options_goes_to_json_as_a_text(tmp_path):
+    path = write_json(tmp_path / "train.json", [HOTPOTQA_ROW])
+    spec = gymnasium.make("AgentR1/HotpotQA-v0", dataset=path).spec
+    assert json.loads(spec.to_json())["kwargs"] == {"dataset": str(path)}
+    assert len(gymnasium.make(EnvSpec.from_json(spec.to_json())).unwrapped.tasks) == 1
+    vector = gymnasium.make_vec("AgentR1/HotpotQA-v0", num_envs=2, dataset=path)
+    assert json.loads(vector.spec.to_json())["kwargs"]["dataset"] == str(path)
 
 
 def test_the_compact_style_of_fiction_keeps_the_contract(make):

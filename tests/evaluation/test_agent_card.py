@@ -13,7 +13,7 @@ from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.evaluation.agent_card import FILE, AgentCard, score_of
 from agent_r1_gym.evaluation.run_folder import RunFolder
-from agent_r1_gym.support.versions import git_commit
+from agent_r1_gym.support.provenance import current_commit
 from agent_r1_gym.types import Task
 from tests.kit.small_env import SmallEnv
 from tests.kit.synthetic import episodes, write_run
@@ -72,12 +72,12 @@ def test_scores_are_those_of_a_complete_run(tmp_path: Path) -> None:
 def test_the_commit_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert git_commit() is None
+    assert current_commit() is None
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], [*who, "commit", "-q", "--allow-empty", "-m", "first"], ["tag", "v1"]):
         subprocess.run(["git", *words], check=True)
     head = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    assert git_commit() == head
+    assert current_commit() == head[:12]
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_commit() is None
+    assert current_commit() is None
     assert json.dumps(AgentCard.of(SmallEnv(), env_id="x").commit) == "null"

@@ -13,10 +13,18 @@ from peft import LoraConfig
 from tests.kit.bandit import make_trainer
 from tests.kit.fixed import by_row
 from tests.kit.tiny_model import make_model
+from trainers.algorithms.advantages import ESTIMATORS
+from trainers.algorithms.credit import Credit, CreditInputs, CreditOptions
 from trainers.algorithms.critic import Critic, build_value_model
 from trainers.trainer import AgentTrainer
 
 TWO_PROCESSES = {"learning_rate": 1e-3, "critic_learning_rate": 1e-3, "num_generations": 4, "max_steps": 2}
+ALGORITHMS = ("grpo", "ppo", "tests.kit.two_processes:own")
+
+
+def own(inputs: CreditInputs, options: CreditOptions) -> Credit:
+    """An algorithm that both processes find by its name."""
+    return ESTIMATORS["rloo"](inputs, options)
 
 
 def weights(trainer: AgentTrainer) -> dict[str, torch.Tensor]:
@@ -28,7 +36,7 @@ def weights(trainer: AgentTrainer) -> dict[str, torch.Tensor]:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    for algorithm in ("grpo", "ppo"):
+    for algorithm in ALGORITHMS:
         trainer = make_trainer(folder, by_row, **TWO_PROCESSES, algorithm=algorithm, per_device_train_batch_size=8)
         trainer.train()
         if trainer.accelerator.num_processes != 2:

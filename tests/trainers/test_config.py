@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from tests.kit.bandit import make_args
 from trainers.algorithms.advantages import ESTIMATORS, check_options
 from trainers.algorithms.batch import credit_options
 from trainers.config import ALGORITHMS, AgentConfig, settle_precision
+from trainers.config.options import GROUPS
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 CPU = ["--use_cpu", "true", "--bf16", "false", "--report_to", "none"]
@@ -36,7 +38,7 @@ class TestPresets:
     def test_paper(self, tmp_path: Path) -> None:
         args = bare(tmp_path)
         assert (args.num_generations, args.beta, args.kl_placement, args.learning_rate) == (5, 0.001, "loss", 1e-6)
-        assert (args.max_prompt_length, args.max_completion_length, args.max_turn_tokens) == (8192, 8192, 1024)
+        assert (args.max_prompt_length, args.max_completion_length, args.max_turn_tokens) == (8192, 8192, None)
         assert args.critic_learning_rate == 1e-5
 
     def test_papers_of_the_losses(self, tmp_path: Path) -> None:
@@ -135,13 +137,13 @@ class TestRefusals:
     ) -> None:
         for name in ("is_torch_bf16_gpu_available", "is_torch_xla_available"):
             monkeypatch.setattr(f"transformers.training_args.{name}", lambda: False)
-        monkeypatch.setattr("trainers.config.is_torch_bf16_gpu_available", lambda: False)
+        monkeypatch.setattr("trainers.config.agent.is_torch_bf16_gpu_available", lambda: False)
         assert AgentConfig(output_dir=str(tmp_path), report_to="none").bf16 is False
         with pytest.raises(ConfigurationError, match=r"^bf16 needs a GPU that has it, .* Leave it out"):
             AgentConfig(output_dir=str(tmp_path), report_to="none", bf16=True)
 
     def test_a_gpu_that_has_bf16_is_used_with_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("trainers.config.is_torch_bf16_gpu_available", lambda: True)
+        monkeypatch.setattr("trainers.config.agent.is_torch_bf16_gpu_available", lambda: True)
         wishes = ((False, False), (True, False), (False, True))
         chosen = [SimpleNamespace(bf16=None, fp16=fp16, use_cpu=cpu) for fp16, cpu in wishes]
         for config in chosen:
@@ -208,7 +210,7 @@ class TestSources:
         assert args.algorithm == "rloo"
 
     def test_every_own_field_has_a_line_of_help(self) -> None:
-        own = set(AgentConfig.__annotations__)
+        own = {field.name for group in GROUPS for field in fields(group)}
         helps = {name: field.metadata.get("help") for name, field in AgentConfig.__dataclass_fields__.items()}
         assert len(own) > 30
         assert all(helps[name] for name in own)

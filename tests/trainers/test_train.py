@@ -17,8 +17,10 @@ from transformers import AutoTokenizer, BitsAndBytesConfig
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.agent_card import AgentCard
+from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.types import Message
 from agent_r1_gym.wrappers import ContextWindow
+from tests.kit.pages import PAGES
 from tests.trainers.engines.test_collect import EchoEnv
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
@@ -110,7 +112,8 @@ def test_both_engines_stop_where_the_template_ends_a_turn(tmp_path: Path) -> Non
 
 def test_a_used_folder_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoint-4").mkdir(parents=True)
-    words = ["--output_dir", str(tmp_path / "run"), "--model", str(tmp_path / "absent"), "--use_cpu", "True"]
+    absent = str(tmp_path / "absent")
+    words = ["FictionQA", "--output_dir", str(tmp_path / "run"), "--model", absent, "--use_cpu", "True"]
     with pytest.raises(ConfigurationError, match=r"output_dir=.* holds checkpoints of an earlier run"):
         main(words)
     with pytest.raises(ConfigurationError, match="no such folder"):
@@ -119,7 +122,7 @@ def test_a_used_folder_is_refused_before_the_model_is_loaded(tmp_path: Path) -> 
 
 def test_unknown_options_are_refused(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="Did you mean '--learning_rate'"):
-        main(["--model_name_or_path", str(model_folder), "--output_dir", str(tmp_path), "--learning_rat", "1e-3"])
+        main(["FictionQA", "--model", str(model_folder), "--output_dir", str(tmp_path), "--learning_rat", "1e-3"])
 
 
 @pytest.mark.parametrize(
@@ -235,13 +238,12 @@ def test_wrappers_of_a_registration_are_kept_and_checks_are_not(tmp_path: Path) 
     assert isinstance(env_maker(config(tmp_path), MARKUP)(), ToolEnv)
 
 
-def test_every_number_of_the_readme_is_logged(tmp_path: Path) -> None:
+def test_every_number_of_the_docs_is_logged(tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     changes = {"algorithm": "ppo", "num_generations": 2, "beta": 0.01, "logging_steps": 1, "max_steps": 1}
     trainer = build_trainer(config(tmp_path, **changes), build_model(tokenizer), tokenizer=tokenizer)
     trainer.train()
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    table = readme.split("**What is logged**")[1].split("\n###")[0].splitlines()[3:]
+    table = PAGES["docs/training.md"].split("## What is logged")[1].split("\n##")[0].splitlines()[3:]
     names = {name for row in table for name in re.findall(r"`([^`]+)`", row.split("|")[1] if "|" in row else "")}
     names = {name.replace("TERM", "em") for name in names}
     assert len(names) > 25
@@ -250,10 +252,40 @@ def test_every_number_of_the_readme_is_logged(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_wrong_input_is_one_line_however_training_is_started(tmp_path: Path) -> None:
-    for module, name in (("trainers.train", "train.py"), ("agent_r1_gym", "agent-r1 train")):
+    for module, name in (("trainers.train", "trainers.train"), ("agent_r1_gym", "agent-r1 train")):
         words = ["train"] if module == "agent_r1_gym" else []
-        command = [sys.executable, "-W", "ignore", "-m", module, *words, "--max_steps", "1", "--max_turn_tokens", "0"]
+        words += ["FictionQA", "--model", "none", "--max_steps", "1", "--max_turn_tokens", "0"]
+        command = [sys.executable, "-W", "ignore", "-m", module, *words]
         done = subprocess.run([*command, "--use_cpu", "True", "--bf16", "False"], capture_output=True, text=True)
         assert done.returncode == 2
         assert done.stderr.splitlines()[-1].startswith(f"{name}: max_turn_tokens must lie between")
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("space", "chosen", "tokens"),
+    [
+        (gym.spaces.Text(100), None, 101),  # README's guessing game: letters and digits, one byte each
+        (gym.spaces.Text(10, charset="ab€"), None, 31),
+        (UnicodeText(50), None, 201),
+        (UnicodeText(1_000_000), None, 1024),
+        (gym.spaces.Text(100), 7, 7),
+    ],
+)
+def test_a_turn_has_room_for_every_action_and_no_more(
+    space: gym.spaces.Text, chosen: int | None, tokens: int, tmp_path: Path
+) -> None:
+    class Spaced(EchoEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = space  # type: ignore[assignment]
+
+    gym.register("Test/Spaced-v0", Spaced)
+    try:
+        tokenizer = build_tokenizer()
+        args = config(tmp_path, env_id="Test/Spaced-v0", env_kwargs={}, max_turn_tokens=chosen)
+        trainer = build_trainer(args, build_model(tokenizer), tokenizer=tokenizer)
+        engine = engine_of(trainer, trainer.chat, slots=1)
+    finally:
+        gym.registry.pop("Test/Spaced-v0")
+    assert engine.options.max_new_tokens == args.max_turn_tokens == tokens

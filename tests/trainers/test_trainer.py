@@ -20,7 +20,7 @@ from tests.kit.bandit import learns, make_args, make_rows, make_trainer, play, r
 from tests.kit.fixed import by_row, give, gradients, make_trajectory, multi_turn_batch, one_turn_batch
 from tests.kit.scripts import run_script
 from tests.kit.tiny_model import make_model, make_tokenizer
-from tests.kit.two_processes import TWO_PROCESSES, weights
+from tests.kit.two_processes import ALGORITHMS, TWO_PROCESSES, weights
 from trainers.algorithms.batch import tokens_of
 from trainers.trainer import AgentTrainer
 
@@ -384,7 +384,7 @@ class TestResume:
 @pytest.mark.slow
 def test_two_processes_give_the_update_of_one(tmp_path: Path) -> None:
     assert run_script("tests.kit.two_processes", str(tmp_path), processes=2) == 0
-    for algorithm in ("grpo", "ppo"):
+    for algorithm in ALGORITHMS:
         trainer = make_trainer(tmp_path, by_row, **TWO_PROCESSES, algorithm=algorithm, per_device_train_batch_size=16)
         before = {name: weight.clone() for name, weight in weights(trainer).items()}
         trainer.train()

@@ -102,7 +102,7 @@ class TestSignatures:
         names = "|".join({*ATTRIBUTES, *CALLED, "_tr_loss", "_globalstep_last_logged", "create_model_from_path"})
         used = re.compile(rf"\b(?:self|trainer|self\._trainer|self\.trainer|grpo_trainer|trl)\.(?:{names})\b")
         files = {ROOT / "trainers" / "trainer.py", *(ROOT / "trainers" / "running").rglob("*.py")}
-        files |= {ROOT / "trainers" / "engines" / "turns.py", ROOT / "trainers" / "train.py"}
+        files |= {ROOT / "trainers" / "engines" / "turns.py", *(ROOT / "trainers" / "train").rglob("*.py")}
         assert not [path.name for path in files if used.search(path.read_text(encoding="utf-8"))]
 
     def test_reference_model_is_made_by_a_function_that_can_be_replaced(self) -> None:

@@ -8,17 +8,15 @@ Trajectories left out (`CreditInputs.valid`) are in no mean and no deviation: th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
-from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.errors import ConfigurationError
 from trainers.algorithms.credit import Credit, CreditInputs, CreditOptions, Episodes, prepare
-
-Estimator = Callable[[CreditInputs, CreditOptions], Credit]
+from trainers.algorithms.registry import ESTIMATORS as ESTIMATORS
+from trainers.algorithms.registry import check_options as check_options
+from trainers.algorithms.registry import register_algorithm as register_algorithm
+from trainers.algorithms.registry import register_estimator
 
 GROUP_EPS = 1e-4
 """Added to standard deviations of returns, as in TRL."""
@@ -26,44 +24,8 @@ GROUP_EPS = 1e-4
 WHITEN_EPS = 1e-8
 """Minimum variance that whitening divides by."""
 
-_ESTIMATORS: dict[str, Estimator] = {}
-_USED_OPTIONS: dict[str, frozenset[str]] = {}
 
-ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(_ESTIMATORS)
-"""Every estimator by name."""
-
-
-def _estimator(name: str, *options: str) -> Callable[[Estimator], Estimator]:
-    def register(function: Estimator) -> Estimator:
-        _ESTIMATORS[name] = function
-        _USED_OPTIONS[name] = frozenset(("gamma", "normalise_process", "advantage_mask", *options))
-        return function
-
-    return register
-
-
-def check_options(name: str, options: CreditOptions) -> None:
-    """Refuses an option that an estimator would not use; meant for the start of a run.
-
-    Args:
-        name: key in `ESTIMATORS`.
-        options: what the user wants; options at their default are never refused.
-
-    Raises:
-        ConfigurationError: the name is unknown, or an option would have no effect.
-    """
-    if name not in ESTIMATORS:
-        raise ConfigurationError(f"There is no estimator {name!r}. {suggest(name, ESTIMATORS)}")
-    for option in fields(CreditOptions):
-        value = getattr(options, option.name)
-        if value != option.default and option.name not in _USED_OPTIONS[name]:
-            users = ", ".join(other for other, used in _USED_OPTIONS.items() if option.name in used)
-            raise ConfigurationError(
-                f"{option.name}={value!r} has no effect on {name}, only on {users}. Leave it at {option.default!r}."
-            )
-
-
-@_estimator("grpo", "scale", "turn_returns")
+@register_estimator("grpo", "scale", "turn_returns")
 def grpo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     """Group relative policy optimisation (DeepSeekMath, arXiv 2402.03300).
 
@@ -77,7 +39,7 @@ def grpo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     return _group_relative(inputs, options, by_turn=options.turn_returns, scale="group")
 
 
-@_estimator("rloo", "scale")
+@register_estimator("rloo", "scale")
 def rloo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     """REINFORCE with the mean of the other rollouts as baseline (arXiv 2402.14740).
 
@@ -87,7 +49,7 @@ def rloo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     return _group_relative(inputs, options, by_turn=False, leave_one_out=True)
 
 
-@_estimator("turn_group", "scale")
+@register_estimator("turn_group", "scale")
 def turn_group(inputs: CreditInputs, options: CreditOptions) -> Credit:
     """Each turn against the other rollouts of the prompt at the same turn, unbiased also when turn counts differ.
 
@@ -108,7 +70,7 @@ def turn_group(inputs: CreditInputs, options: CreditOptions) -> Credit:
     return _group_relative(inputs, options, by_turn=True, leave_one_out=True)
 
 
-@_estimator("gigpo", "scale", "step_weight")
+@register_estimator("gigpo", "scale", "step_weight")
 def gigpo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     """Group-in-group policy optimisation (arXiv 2505.10978).
 
@@ -137,7 +99,7 @@ def gigpo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     return episodes.credit(episodes.spread(episode + options.step_weight * steps))
 
 
-@_estimator("reinforce++")
+@register_estimator("reinforce++")
 def reinforce_plus_plus(inputs: CreditInputs, options: CreditOptions) -> Credit:
     """REINFORCE++ (arXiv 2501.03262): the return from each token on, whitened over all sampled tokens of the batch.
 
@@ -149,7 +111,7 @@ def reinforce_plus_plus(inputs: CreditInputs, options: CreditOptions) -> Credit:
     return episodes.credit(whiten(returns, episodes.active))
 
 
-@_estimator("reinforce++-baseline", "turn_returns")
+@register_estimator("reinforce++-baseline", "turn_returns")
 def reinforce_plus_plus_baseline(inputs: CreditInputs, options: CreditOptions) -> Credit:
     """REINFORCE++ with group baseline (arXiv 2501.03262): the group's mean comes off, the batch's deviation divides.
 
@@ -167,7 +129,7 @@ def reinforce_plus_plus_baseline(inputs: CreditInputs, options: CreditOptions) -
     return episodes.credit(whiten(episodes.spread(centred), episodes.active))
 
 
-@_estimator("ppo", "lam", "level", "whiten")
+@register_estimator("ppo", "lam", "level", "whiten")
 def ppo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     """Generalised advantage estimation (arXiv 1506.02438), by token or by turn, for PPO with a critic.
 

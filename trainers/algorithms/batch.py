@@ -6,6 +6,7 @@ Shapes: B trajectories, at most K turns, T completion tokens.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -131,7 +132,7 @@ class Batch:
             ),
             "valid": torch.tensor([not t.infrastructure_error for t in records]),
         }
-        if args.preset.estimator == "gigpo":
+        if "state_ids" in args.preset.needs:
             credit["state_ids"] = state_ids(records)
         on_device = {name: tensor.to(device) for name, tensor in credit.items()}
         numbers = context_numbers(batch, width=width)
@@ -226,6 +227,32 @@ def describe(trajectory: Trajectory) -> dict[str, float]:
         **{name: float(number) for name, number in trajectory.counts().items()},
         **{f"reward/{name}": value for name, value in trajectory.reward_terms.items()},
     }
+
+
+def answered(trajectory: Trajectory) -> tuple[str, str | None] | None:
+    """Returns the first accepted answer and the given one, without case and outer space; None where none is known."""
+    if trajectory.infrastructure_error or not trajectory.gold_answers:
+        return None
+    answer = trajectory.answer
+    return trajectory.gold_answers[0].strip().lower(), None if answer is None else answer.strip().lower()
+
+
+def answer_shares(pairs: Sequence[tuple[str, str | None] | None]) -> dict[str, float]:
+    """Returns how far rollouts answer alike, and how far they should.
+
+    `answer_share` is the share of rollouts with the most frequent answer, `gold_share` that of those whose task accepts
+    the most frequent accepted answer. Nothing where all tasks of the batch accept the same: answering alike is right.
+
+    Args:
+        pairs: what `answered` returned for each rollout of all processes.
+    """
+    known = [pair for pair in pairs if pair is not None]
+    golds = Counter(gold for gold, _ in known)
+    if len(golds) < 2:
+        return {}
+    answers = Counter(answer for _, answer in known if answer is not None)
+    shares = {"answer_share": answers, "gold_share": golds}
+    return {name: max(counts.values(), default=0) / len(known) for name, counts in shares.items()}
 
 
 def repetition(tokens: Tokens, *, size: int = 4) -> float:

@@ -1,9 +1,11 @@
-"""Alarms: a run that has collapsed is stopped before it burns its budget; one that cannot learn is told so."""
+"""Alarms: a run that has collapsed is stopped before it burns its budget; one that cannot learn is told so, and why."""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
@@ -13,22 +15,91 @@ from trainers.config import AgentConfig
 
 logger = logging.getLogger(__name__)
 
-THRESHOLDS = (
-    ("alarm_dropped_above", "rollout/dropped", 1),
-    ("alarm_entropy_below", "entropy", -1),
-    ("alarm_repetition_above", "rollout/repetition", 1),
-    ("alarm_calls_below", "rollout/calls", -1),
-)
-"""Option, the logged number that it watches, and the side on which that number is bad."""
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """A number that goes bad, and what that usually means.
+
+    Attributes:
+        number: the logged number.
+        side: on which side of its threshold it is bad: 1 above, -1 below.
+        reasons: what has likely happened.
+        remedies: what to try.
+        rare: not every batch brings the number.
+    """
+
+    number: str
+    side: int
+    reasons: str
+    remedies: str
+    rare: bool = False
+
+    @property
+    def advice(self) -> str:
+        """Reasons and remedies, in two lines."""
+        return f"Likely: {self.reasons}.\nTry: {self.remedies}."
 
 
-WITHOUT_SIGNAL = "alarm_without_signal"
-NO_SIGNAL = (
-    "In {steps} logged steps in a row every rollout returned the same as the others of its prompt, so there was "
-    "nothing to learn from (mean reward {reward:.3g}). Likely reasons: the model cannot call the tools or answer in "
-    "the expected format yet (reward 0 everywhere; look at rollout/malformed_turns and at traces, --trace_steps 1), "
-    "the tasks are too hard or too easy for it, or sampling hardly varies (temperature near 0, top_k 1)"
+SYMPTOMS: Mapping[str, Symptom] = {
+    "alarm_dropped_above": Symptom(
+        "rollout/dropped",
+        1,
+        "a backend (retriever, tool server) is down, overloaded, or slower than its timeout",
+        "start it again and go on with --resume_from_checkpoint True; raise infrastructure_retries; play fewer "
+        "episodes side by side (per_device_train_batch_size)",
+    ),
+    "alarm_entropy_below": Symptom(
+        "entropy",
+        -1,
+        "the policy has become nearly deterministic and no longer explores: too high a learning rate, no KL for many "
+        "steps, few different tasks, or an easy answer that always earns something",
+        "go on from an earlier checkpoint's weights with a lower learning_rate, beta 0.001 to 0.01, epsilon_high 0.28 "
+        "(algorithm dapo), entropy_coef above 0, or temperature 1",
+    ),
+    "alarm_repetition_above": Symptom(
+        "rollout/repetition",
+        1,
+        "the model loops instead of ending its turns: too high a learning rate, or turns so long that nothing it says "
+        "at their end matters",
+        "a lower learning_rate, beta above 0, a smaller max_turn_tokens, mask_truncated_completions (algorithm dapo), "
+        "or a cold start that teaches it to end its turns (agent-r1 sft)",
+    ),
+    "alarm_calls_below": Symptom(
+        "rollout/calls",
+        -1,
+        "answers without calls earn as much (guessed, or known from the prompt), or calls fail so often that the model "
+        "avoids them (rollout/failed_calls, rollout/malformed_turns)",
+        "look at samples (--sample_steps 1); a reward that a guess does not earn; a process reward for calls that "
+        "find something; a cold start (agent-r1 sft) if the format is the problem",
+    ),
+    "alarm_answer_share_above": Symptom(
+        "rollout/answer_share",
+        1,
+        "the model gives one answer whatever is asked, because it is right often enough or earns a part of the reward",
+        "tasks whose answers are balanced; more prompts per batch; beta above 0 or a lower learning_rate, from an "
+        "earlier checkpoint; and compare with what the most frequent answer alone scores (agent-r1 eval shows it)",
+        rare=True,
+    ),
+}
+"""By the option that holds the threshold."""
+
+WITHOUT_SIGNAL = Symptom(
+    "group/without_signal",
+    1,
+    "the model cannot call the tools or answer in the expected format yet (reward 0 everywhere; see "
+    "rollout/malformed_turns and --sample_steps 1), the tasks are too hard or too easy for it, or sampling hardly "
+    "varies (temperature near 0, top_k 1)",
+    "a cold start (agent-r1 sft); easier tasks, or a reward that pays for a part (f1, process); more rollouts per "
+    "prompt (num_generations); temperature 1",
 )
+ONE_ANSWER, MOST_GOLDS = 0.9, 0.7
+"""A warning comes where one answer is given more often than the first, and no accepted one is as frequent as the
+second: there answering alike cannot be right."""
+FALLEN, CALLS = 0.1, 0.5
+"""A warning comes where the mean number of calls falls to this share of the highest so far, if that was as many."""
+_ANSWERS, _FALL = "one answer", "calls have fallen"
+_UNSEEN = 20
+"""Logs without a number that not every batch brings, after which its alarm is said to watch nothing."""
 
 
 class CollapseAlarm(TrainerCallback):
@@ -36,7 +107,8 @@ class CollapseAlarm(TrainerCallback):
 
     The state is saved first. A gradient that is not finite stops at once and saves nothing: the weights are spoilt, the
     last checkpoint is from before. Where no group of rollouts differs for `alarm_without_signal` logs in a row, it
-    warns once, or stops if `stop_without_signal` says so.
+    warns once, or stops if `stop_without_signal` says so. Where nearly all rollouts answer alike, or hardly one calls
+    a tool any more, it warns once. Whatever it says, likely reasons and what to try follow.
 
     Attributes:
         reason: why the run was stopped, None if it was not.
@@ -49,8 +121,10 @@ class CollapseAlarm(TrainerCallback):
     def __init__(self, args: AgentConfig) -> None:
         self.reason: str | None = None
         self._args = args
-        self._warned = False
-        self.beyond = dict.fromkeys((*(option for option, _, _ in THRESHOLDS), WITHOUT_SIGNAL), 0)
+        self._warned: set[str] = set()
+        self._unseen = 0
+        self._most_calls = 0.0  # since this process began: a resumed run measures from where it stands
+        self.beyond = dict.fromkeys((*SYMPTOMS, "alarm_without_signal", _ANSWERS, _FALL), 0)
 
     def on_log(
         self,
@@ -66,44 +140,91 @@ class CollapseAlarm(TrainerCallback):
         if not math.isfinite(logs["grad_norm"]):
             self._stop(f"grad_norm is {logs['grad_norm']}; lower learning_rate or max_grad_norm", state, control)
             return
-        for option, name, side in THRESHOLDS:
-            self._watch(option, name, side, logs, state, control)
+        for option, symptom in SYMPTOMS.items():
+            self._watch(option, symptom, logs, state, control)
         self._watch_signal(logs, state, control)
+        self._watch_answers(logs, state)
+        self._watch_calls(logs, state)
 
     def _watch_signal(self, logs: dict[str, Any], state: TrainerState, control: TrainerControl) -> None:
-        share = logs.get("group/without_signal")
+        share = logs.get(WITHOUT_SIGNAL.number)
         patience = self._args.alarm_without_signal
         if not patience or share is None:
             return
-        self.beyond[WITHOUT_SIGNAL] = steps = self.beyond[WITHOUT_SIGNAL] + 1 if share == 1 else 0
+        steps = self._count("alarm_without_signal", beyond=share == 1)
         if steps != patience:
             return
-        reason = NO_SIGNAL.format(steps=steps, reward=logs.get("reward") or 0.0)
+        reason = (
+            f"In {steps} logged steps in a row every rollout returned the same as the others of its prompt, so there "
+            f"was nothing to learn from (mean reward {logs.get('reward') or 0.0:.3g})"
+        )
         if self._args.stop_without_signal:
             control.should_save = True
-            self._stop(reason, state, control)
-        elif not self._warned:
-            self._warned = True
-            logger.warning("Step %d: %s. To stop then: --stop_without_signal True.", state.global_step, reason)
+            self._stop(reason, state, control, WITHOUT_SIGNAL)
+        else:
+            self._warn(reason, state, WITHOUT_SIGNAL, "To stop then: --stop_without_signal True.")
+
+    def _watch_answers(self, logs: dict[str, Any], state: TrainerState) -> None:
+        option = "alarm_answer_share_above"
+        share, accepted = logs.get("rollout/answer_share"), logs.get("rollout/gold_share")
+        if share is None or accepted is None or getattr(self._args, option) is not None:
+            return
+        if self._count(_ANSWERS, beyond=share > ONE_ANSWER and accepted < MOST_GOLDS) == self._args.alarm_patience:
+            reason = (
+                f"{share:.0%} of the rollouts gave the same answer, though no accepted answer holds for more than "
+                f"{accepted:.0%} of them"
+            )
+            self._warn(reason, state, SYMPTOMS[option], f"To stop then: --{option} {ONE_ANSWER}.")
+
+    def _watch_calls(self, logs: dict[str, Any], state: TrainerState) -> None:
+        option = "alarm_calls_below"
+        calls = logs.get("rollout/calls")
+        if calls is None or getattr(self._args, option) is not None:
+            return
+        self._most_calls = most = max(self._most_calls, calls)
+        if self._count(_FALL, beyond=most >= CALLS and calls < FALLEN * most) == self._args.alarm_patience:
+            reason = f"Calls per rollout have fallen from {most:.2g} to {calls:.2g}"
+            self._warn(reason, state, SYMPTOMS[option], f"To stop then: --{option} {FALLEN * most:.2g}.")
 
     def _watch(
-        self, option: str, name: str, side: int, logs: dict[str, Any], state: TrainerState, control: TrainerControl
+        self, option: str, symptom: Symptom, logs: dict[str, Any], state: TrainerState, control: TrainerControl
     ) -> None:
-        threshold, value = getattr(self._args, option), logs.get(name)
+        threshold, value = getattr(self._args, option), logs.get(symptom.number)
         if threshold is None:
             return
         if value is None:  # a step that reused a batch logs no rollouts, and dropped ones bring nothing
             if logs.get("rollout/dropped", 1.0) < 1:
-                raise ConfigurationError(
-                    f"{option}={threshold}, but the rollouts bring no {name!r} to watch; leave it unset."
-                )
+                self._missing(option, symptom, threshold)
             return
-        self.beyond[option] = self.beyond[option] + 1 if side * (value - threshold) > 0 else 0
-        if self.beyond[option] >= self._args.alarm_patience:
+        self._unseen = -1 if symptom.rare else self._unseen
+        if self._count(option, beyond=symptom.side * (value - threshold) > 0) >= self._args.alarm_patience:
             control.should_save = True
-            self._stop(f"{name} is {value:.3g}, beyond {option}={threshold}", state, control)
+            self._stop(f"{symptom.number} is {value:.3g}, beyond {option}={threshold}", state, control, symptom)
 
-    def _stop(self, reason: str, state: TrainerState, control: TrainerControl) -> None:
+    def _missing(self, option: str, symptom: Symptom, threshold: float) -> None:
+        if not symptom.rare:
+            raise ConfigurationError(
+                f"{option}={threshold}, but the rollouts bring no {symptom.number!r} to watch; leave it unset."
+            )
+        self._unseen += self._unseen >= 0
+        if self._unseen == _UNSEEN:
+            logger.warning(
+                "%s=%s has watched nothing in %d logs: %r needs tasks with accepted answers, and several prompts with "
+                "different ones in a batch (per_device_train_batch_size, gradient_accumulation_steps).",
+                *(option, threshold, _UNSEEN, symptom.number),
+            )
+
+    def _count(self, name: str, *, beyond: bool) -> int:
+        self.beyond[name] = self.beyond.get(name, 0) + 1 if beyond else 0
+        return self.beyond[name]
+
+    def _warn(self, reason: str, state: TrainerState, symptom: Symptom, more: str) -> None:
+        if symptom.number not in self._warned:
+            self._warned.add(symptom.number)
+            logger.warning("Step %d: %s.\n%s\n%s", state.global_step, reason, symptom.advice, more)
+
+    def _stop(self, reason: str, state: TrainerState, control: TrainerControl, symptom: Symptom | None = None) -> None:
         self.reason = reason
         control.should_training_stop = True
-        logger.error("Stopped at step %d: %s.", state.global_step, reason)
+        advice = "" if symptom is None else f"\n{symptom.advice}"
+        logger.error("Stopped at step %d: %s.%s", state.global_step, reason, advice)

@@ -51,6 +51,7 @@ def read_config(words: Sequence[str], config: type[Config], *, prog: str) -> tup
         ConfigurationError: an option that does not exist, a value of the wrong type, or a file that cannot be read.
     """
     parser = OptionParser((config, AgentModelConfig), prog=prog, allow_abbrev=False)  # type: ignore[arg-type]
+    parser.add_argument("--help-all", "--help_all", action="help", help="show all options")
     add_env_options(parser.add_argument_group("environment, named first or as --env"))
     if words and not words[0].startswith("-"):
         words = ["--env", *words]

@@ -7,10 +7,13 @@ fragmentation nor the buffers of libraries are in it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError
 
 GIB = 2**30
+UNEXPLAINED = 0.03
+"""Share of a model's weights, such as biases and norms, that `ModelShape.of` may leave out or add."""
 ADAM_STATES = 2
 """Numbers that AdamW keeps for each trained weight: the means of the gradient and of its square."""
 
@@ -58,6 +61,31 @@ class ModelShape:
         norms = 2 * self.width + (2 * self.head_dim if self.qk_norm else 0)
         embeddings = self.vocabulary * self.width * (1 if self.tied else 2)
         return self.layers * (linear + bias + norms) + embeddings + self.width
+
+    @classmethod
+    def of(cls, config: Any, parameters: int) -> ModelShape | None:
+        """Returns the shape that a transformers configuration describes, None if it is of another kind.
+
+        Args:
+            config: of the text model.
+            parameters: number of its weights, which the shape has to explain within 3 %.
+        """
+        try:
+            heads = config.num_attention_heads
+            shape = cls(
+                layers=config.num_hidden_layers,
+                width=config.hidden_size,
+                heads=heads,
+                kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+                head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+                feed_forward=config.intermediate_size,
+                vocabulary=config.vocab_size,
+                tied=bool(config.tie_word_embeddings),
+                qkv_bias=False,
+            )
+        except AttributeError:
+            return None
+        return shape if abs(shape.parameters - parameters) <= UNEXPLAINED * parameters else None
 
     def adapter_parameters(self, rank: int) -> int:
         """Returns the number of weights of LoRA of this rank on all linear modules of the layers."""
@@ -168,6 +196,12 @@ def estimate(shape: ModelShape, setup: Setup) -> Estimate:
     )
 
 
+def describe(parts: Estimate, length: int) -> str:
+    """Returns an estimate as one line, marked as such."""
+    phases = f"rollouts {parts.rollout / GIB:.2g}, update {parts.update / GIB:.2g}"
+    return f"about {parts.peak / GIB:.2g} GiB per device, estimated ({phases}), if episodes fill {length} tokens"
+
+
 def kv_cache_bytes(shape: ModelShape, *, slots: int, length: int, number_bytes: int) -> int:
     """Returns the bytes of `SlotCache` for episodes of `length` tokens; one column more takes padding.
 
@@ -201,13 +235,13 @@ def table(setups: dict[str, Setup]) -> str:
     return "\n".join(lines)
 
 
-README_SETUPS = {
+DOCS_SETUPS = {
     "LoRA 16, bf16": Setup(lora_rank=16, weight_bytes=2),
     "full, 1 GPU": Setup(),
     "full, 4 GPUs sharded": Setup(shards=4),
     "full, 8 GPUs sharded": Setup(shards=8),
 }
-"""Rows of the table in the README: 32 slots of 8,192 tokens, one rollout a pass, checkpointing."""
+"""Rows of the table in docs/gpus.md: 32 slots of 8,192 tokens, one rollout a pass, checkpointing."""
 
 if __name__ == "__main__":
-    print(table(README_SETUPS))
+    print(table(DOCS_SETUPS))

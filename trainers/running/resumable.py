@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ from trainers.algorithms.critic import Critic
 from trainers.config import AgentConfig
 from trainers.running import checkpoints
 from trainers.running.alarms import CollapseAlarm
+
+logger = logging.getLogger(__name__)
 
 
 class ResumeState(TrainerCallback):
@@ -53,10 +56,21 @@ class ResumeState(TrainerCallback):
         self._loss = state["loss"]
 
     def on_train_begin(self, *_arguments: Any, **_others: Any) -> None:
-        """Restores the sum of the losses since the last log: the Trainer has just set it to 0."""
-        if self._loss is not None:
-            trl_seams.set_loss(self._trainer, self._loss)
-            self._loss = None
+        """Restores the sum of the losses since the last log, which the Trainer has just set to 0.
+
+        And takes this run's steps between logs, evaluations and checkpoints, where the Trainer has taken the old run's.
+        """
+        if self._loss is None:
+            return
+        trl_seams.set_loss(self._trainer, self._loss)
+        self._loss = None
+        state, names = self._trainer.state, ("logging_steps", "eval_steps", "save_steps")
+        old = [getattr(state, name) for name in names]
+        state.compute_steps(self._trainer.args, state.max_steps)
+        own = {name: getattr(state, name) for name, was in zip(names, old, strict=True) if getattr(state, name) != was}
+        if own:
+            values = ", ".join(f"{name}={value}" for name, value in own.items())
+            logger.warning("Resumed with this run's %s, whatever the checkpoint says.", values)
 
     def on_step_end(self, *_arguments: Any, **_others: Any) -> None:
         """Keeps the random state."""

@@ -29,6 +29,7 @@ from trainers.engines.chat_format import ChatFormat
 from trainers.engines.local import LocalOptions
 from trainers.running.command_line import read_config
 from trainers.running.preflight import Source, check_adapter, check_model, check_output, find_model, load_tokenizer
+from trainers.running.quiet import silence_libraries
 from trainers.running.summary import closing
 from trainers.sft.demonstrations import SELF, histories, play_demonstrations, successes
 from trainers.sft.rows import TokenRow, training_rows
@@ -96,6 +97,7 @@ class DemonstrationConfig(SFTConfig):
 
 def main(words: Sequence[str]) -> None:
     """Trains, and saves model or adapter, tokenizer and chat format in `output_dir`."""
+    silence_libraries()
     args, model_args = read_config(words, DemonstrationConfig, prog="python -m trainers.sft")
     if args.env_id is None:
         raise ConfigurationError("Name the environment: agent-r1 sft ENV --model MODEL --from SOURCE --output_dir DIR.")

@@ -36,7 +36,7 @@ def find_file(path: Path, name: str, *, split: str | None) -> tuple[Path, str]:
             return splits[candidate], candidate
     raise DatasetError(
         f"The folder {path} holds no {split or 'known'} split of {name}; expected one of "
-        f"{', '.join(_expected_names(name, split))} (or gzipped, with .gz at the end); it holds {_listing(path)}"
+        f"{', '.join(expected_names(name, split))} (or gzipped, with .gz at the end); it holds {_listing(path)}"
     )
 
 
@@ -44,7 +44,7 @@ def find_splits(folder: Path, name: str) -> dict[str, Path]:
     """Returns the data file of each split that `folder` holds; a sole data file is a split whatever its name."""
     files: dict[str, Path] = {}
     for split in SPLITS:
-        named = (folder / f"{file}{packed}" for file in _expected_names(name, split) for packed in ("", ".gz"))
+        named = (folder / f"{file}{packed}" for file in expected_names(name, split) for packed in ("", ".gz"))
         present = next((file for file in named if file.is_file()), None)
         if present:
             files[split] = present
@@ -99,7 +99,8 @@ def read_aliases(path: Path) -> dict[str, tuple[str, ...]]:
     return aliases
 
 
-def _expected_names(name: str, split: str | None) -> list[str]:
+def expected_names(name: str, split: str | None) -> list[str]:
+    """Returns the names that the file of a split may have, of any split for None; .gz at the end left out."""
     names: list[str] = []
     for candidate in [split] if split else SPLITS:
         stems = (candidate, "dev") if candidate == "validation" else (candidate,)

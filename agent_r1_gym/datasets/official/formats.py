@@ -40,6 +40,8 @@ class Format(Protocol):
     """Name of the file beside the data that lists other names of entities."""
     FILES: Mapping[str, tuple[str, ...]]
     """Official file names of each split, preferred first."""
+    URLS: Mapping[str, str]
+    """Address of the file, or of the zip archive, of each split with public answers."""
     HUB_ID: str
     """Its copy on the hub: "repository" or "repository:configuration"."""
     SAMPLE_MIX: Mapping[str, float]

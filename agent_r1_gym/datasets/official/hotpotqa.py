@@ -27,6 +27,11 @@ FILES: Mapping[str, tuple[str, ...]] = {
     "validation": ("hotpot_dev_distractor_v1.json", "hotpot_dev_fullwiki_v1.json"),
     "test": ("hotpot_test_fullwiki_v1.json",),
 }
+_SITE = "http://curtis.ml.cmu.edu/datasets/hotpot"
+URLS: Mapping[str, str] = {
+    "train": f"{_SITE}/hotpot_train_v1.1.json",
+    "validation": f"{_SITE}/hotpot_dev_distractor_v1.json",
+}
 HUB_ID = "hotpotqa/hotpot_qa:distractor"
 SAMPLE_MIX: Mapping[str, float] = {"bridge": 0.8, "comparison": 0.2}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,12 @@ from typing import Any
 from agent_r1_gym.datasets.official.formats import MODULES, official_row, split_in_name
 from agent_r1_gym.datasets.official.rows import Row
 from agent_r1_gym.errors import DatasetError, MissingDependencyError
+from agent_r1_gym.support.versions import install_command
+
+
+def is_installed() -> bool:
+    """Returns whether the library is there."""
+    return importlib.util.find_spec("datasets") is not None
 
 
 def hub_rows(name: str, *, hub_id: str, split: str) -> Iterator[Row]:
@@ -70,7 +77,7 @@ def _library() -> Any:
         import datasets
     except ImportError as error:
         raise MissingDependencyError(
-            "The hub's data sets need the library `datasets`: pip install 'agent-r1-gym[data]'; or fetch the official "
-            "files yourself and name them: `agent-r1 prepare NAME --source FILE_OR_FOLDER`"
+            f"The hub's data sets need the library `datasets`: {install_command('data')}; or fetch the official files: "
+            "`agent-r1 prepare NAME --source URL_OR_FILE_OR_FOLDER`"
         ) from error
     return datasets

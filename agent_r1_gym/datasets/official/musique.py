@@ -31,6 +31,11 @@ FILES: Mapping[str, tuple[str, ...]] = {
     "test": ("musique_ans_v1.0_test.jsonl", "musique_full_v1.0_test.jsonl"),
 }
 HUB_ID = "dgslibisey/MuSiQue"
+_SITE = f"https://huggingface.co/datasets/{HUB_ID}/resolve/main"
+URLS: Mapping[str, str] = {
+    "train": f"{_SITE}/musique_ans_v1.0_train.jsonl",
+    "validation": f"{_SITE}/musique_ans_v1.0_dev.jsonl",
+}
 SAMPLE_MIX: Mapping[str, float] = {"bridge": 0.5, "3hop": 0.3, "4hop": 0.2}
 
 FIELDS = frozenset(

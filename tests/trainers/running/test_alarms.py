@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from transformers import TrainerControl, TrainerState
 from agent_r1_gym.errors import ConfigurationError
 from tests.kit.bandit import make_args, make_trainer, play
 from tests.kit.fixed import give, make_trajectory
-from trainers.running.alarms import CollapseAlarm
+from trainers.running.alarms import SYMPTOMS, CollapseAlarm
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
@@ -110,3 +112,92 @@ def test_healthy_training_is_left_alone(tmp_path: Path) -> None:
     trainer.train()
     assert trainer.state.global_step == 6
     assert trainer.alarm.reason is None
+
+
+@pytest.mark.parametrize(
+    ("options", "logs", "words"),
+    [
+        ({"alarm_entropy_below": 0.5}, {"entropy": 0.1}, ("learning rate", "beta 0.001", "temperature")),
+        ({"alarm_repetition_above": 0.5}, {"rollout/repetition": 0.9}, ("loops", "max_turn_tokens", "agent-r1 sft")),
+        ({"alarm_calls_below": 0.5}, {"rollout/calls": 0.1}, ("answers without calls", "malformed_turns", "guess")),
+        ({}, {"rollout/dropped": 0.9}, ("backend", "resume_from_checkpoint", "infrastructure_retries")),
+        ({"alarm_answer_share_above": 0.8}, {"rollout/answer_share": 0.9}, ("one answer", "balanced", "more prompts")),
+    ],
+)
+def test_a_stop_is_loud_and_says_why_and_what_to_try(
+    options: dict[str, Any], logs: dict[str, Any], words: tuple[str, ...], tmp_path: Path, caplog: Any
+) -> None:
+    alarm = CollapseAlarm(make_args(tmp_path, **options, alarm_patience=1))
+    assert feed(alarm, logs) == [(True, True)]
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert record.levelname == "ERROR"
+    assert said.startswith(f"Stopped at step 0: {alarm.reason}.\nLikely: ")
+    assert "\nTry: " in said
+    assert all(word in said for word in words)
+
+
+def test_every_alarm_of_the_configuration_has_reasons_and_remedies(tmp_path: Path) -> None:
+    args = make_args(tmp_path)
+    thresholds = {name for name in vars(args) if re.fullmatch(r"alarm_\w+_(above|below)", name)}
+    assert thresholds - {"alarm_drift_above"} == set(SYMPTOMS)
+    assert all(symptom.side == (1 if name.endswith("above") else -1) for name, symptom in SYMPTOMS.items())
+
+
+ALIKE = {"rollout/answer_share": 0.95, "rollout/gold_share": 0.5}
+
+
+def test_one_answer_to_everything_warns_once_where_it_cannot_be_right(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    skewed = ALIKE | {"rollout/gold_share": 0.9}  # most tasks accept the same: the one answer may be right
+    alarm = CollapseAlarm(make_args(tmp_path, alarm_patience=2))
+    assert not any(stop for stop, _ in feed(alarm, *[skewed] * 5, ALIKE, {}, skewed, ALIKE))
+    assert not caplog.records
+    assert not any(stop for stop, _ in feed(alarm, *[ALIKE] * 9))
+    (record,) = caplog.records
+    assert (
+        "95% of the rollouts gave the same answer, though no accepted answer holds for more than 50%"
+        in record.getMessage()
+    )
+    assert "To stop then: --alarm_answer_share_above 0.9" in record.getMessage()
+
+
+def test_an_alarm_on_answers_that_never_differ_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    alarm = CollapseAlarm(make_args(tmp_path, alarm_answer_share_above=0.8))
+    feed(alarm, *[{}] * 50)
+    (record,) = caplog.records
+    assert "has watched nothing in 20 logs" in record.getMessage()
+    seen = CollapseAlarm(make_args(tmp_path, alarm_answer_share_above=0.8))
+    feed(seen, {"rollout/answer_share": 0.1}, *[{}] * 50)
+    assert len(caplog.records) == 1
+
+
+def test_the_share_of_the_most_frequent_answer_is_logged_where_tasks_differ(tmp_path: Path) -> None:
+    def answering(*answers: str | None) -> Any:
+        batch = [make_trajectory([2, 5], [([12, 3], 0.1 * number, [])]) for number in range(8)]
+        golds = ["0"] * 4 + ["1"] * 4
+        return [
+            replace(record, answer=answer, gold_answers=(gold,))
+            for record, answer, gold in zip(batch, answers, golds, strict=True)
+        ]
+
+    def logged(records: Any) -> dict[str, float]:
+        trainer = make_trainer(tmp_path, give(records), logging_steps=1)
+        trainer.train()
+        return {name: trainer.state.log_history[0].get(f"rollout/{name}") for name in ("answer_share", "gold_share")}
+
+    assert logged(answering("0", " 0", *["0"] * 4, "1", None)) == {"answer_share": 0.75, "gold_share": 0.5}
+    same = [replace(record, gold_answers=("0",)) for record in answering(*["0"] * 8)]
+    assert logged(same) == {"answer_share": None, "gold_share": None}
+
+
+def test_calls_that_fall_to_nearly_none_warn_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    few, many, none = ({"rollout/calls": calls} for calls in (0.3, 2.0, 0.1))
+    alarm = CollapseAlarm(make_args(tmp_path, alarm_patience=2))
+    feed(alarm, few, *[{"rollout/calls": 0.0}] * 5, many, none, many, none)  # never many, or not for long
+    assert not caplog.records
+    assert not any(stop for stop, _ in feed(alarm, *[none] * 5))
+    (record,) = caplog.records
+    assert "Calls per rollout have fallen from 2 to 0.1" in record.getMessage()
+    assert "To stop then: --alarm_calls_below 0.2." in record.getMessage()

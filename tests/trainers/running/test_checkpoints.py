@@ -189,3 +189,12 @@ class TestFaults:
         resumed.train(resume_from_checkpoint=True)
         assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
         assert timeless(resumed.state.log_history) == timeless(whole.state.log_history)
+
+
+def test_a_resumed_run_logs_and_saves_as_its_own_options_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_trainer(tmp_path, play, max_steps=2, logging_steps=2, save_strategy="steps", save_steps=2).train()
+    resumed = make_trainer(tmp_path, play, max_steps=4, logging_steps=1, save_strategy="steps", save_steps=1)
+    resumed.train(resume_from_checkpoint=True)
+    assert [logs["step"] for logs in resumed.state.log_history if "grad_norm" in logs] == [2, 3, 4]
+    assert (tmp_path / "checkpoint-3").is_dir()
+    assert "Resumed with this run's logging_steps=1, save_steps=1" in caplog.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -82,27 +81,6 @@ def test_the_environment_has_the_options_of_every_command(words: list[str], tmp_
     args, _ = read_options([*words, "--output_dir", str(tmp_path), *CPU])
     assert args.env_id == "HotpotQA"
     assert args.env_kwargs == {"dataset": "file.json", "max_turns": 3, "top_k": 2}
-
-
-def commands() -> list[list[str]]:
-    """What the README's commands give to `trainers.train`."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    text = text.replace("$EXAMPLE", str(EXAMPLE)).replace("$LAUNCH", str(ROOT / "trainers" / "launch"))
-    lines = [line for line in text.splitlines() if "-m trainers.train --" in line and not line.startswith("`")]
-    return [shlex.split(line) for line in lines]
-
-
-@pytest.mark.parametrize("command", commands(), ids=lambda command: " ".join(command)[-60:])
-def test_commands_of_the_readme_are_valid(command: list[str]) -> None:
-    start = command.index("trainers.train") + 1
-    args, _ = read_options([*command[start:], *CPU])
-    assert args.env_id == "AgentR1/HotpotQA-v0"
-    if "--config_file" in command:
-        assert Path(command[command.index("--config_file") + 1]).is_file()
-
-
-def test_the_readme_has_commands() -> None:
-    assert len(commands()) >= 7
 
 
 def test_nothing_is_reported_by_default(tmp_path: Path) -> None:

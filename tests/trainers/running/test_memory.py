@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import GPT2Config, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agent_r1_gym.errors import ConfigurationError
+from tests.kit.pages import PAGES
 from trainers.engines.cache import SlotCache
-from trainers.running.memory import QWEN25, README_SETUPS, ModelShape, Setup, estimate, kv_cache_bytes, table
+from trainers.running.memory import DOCS_SETUPS, QWEN25, ModelShape, Setup, describe, estimate, kv_cache_bytes, table
 
-README = Path(__file__).parents[3] / "README.md"
 TINY = ModelShape(3, 48, 6, 2, 8, 80, 100)
 SHAPES = [TINY, ModelShape(2, 48, 6, 3, 16, 80, 100, tied=False, qkv_bias=False, qk_norm=True)]
 
@@ -88,5 +87,28 @@ def test_what_a_setup_adds() -> None:
         Setup(shards=0)
 
 
-def test_the_readme_shows_this_table() -> None:
-    assert table(README_SETUPS) in README.read_text(encoding="utf-8")
+def test_the_docs_show_this_table() -> None:
+    assert table(DOCS_SETUPS) in PAGES["docs/gpus.md"]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_shape_of_a_loaded_model_is_read_off_its_configuration(tied: bool) -> None:
+    config = Qwen2Config(
+        vocab_size=512, hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=tied,
+    )  # fmt: skip
+    parameters = sum(weight.numel() for weight in Qwen2ForCausalLM(config).parameters())
+    shape = ModelShape.of(config, parameters)
+    assert shape is not None
+    assert (shape.layers, shape.kv_heads, shape.head_dim, shape.tied) == (3, 2, 16, tied)
+    assert shape.parameters == pytest.approx(parameters, rel=0.03)
+    assert ModelShape.of(config, 2 * parameters) is None  # experts, say
+
+
+def test_a_configuration_of_another_kind_has_no_shape() -> None:
+    assert ModelShape.of(GPT2Config(), 124_000_000) is None
+
+
+def test_an_estimate_is_marked_as_one() -> None:
+    line = describe(estimate(QWEN25["0.5B"], Setup(length=2048)), 2048)
+    assert "per device, estimated (rollouts" in line and line.endswith("if episodes fill 2048 tokens")

@@ -1,27 +1,17 @@
-"""Trains an agent: `accelerate launch -m trainers.train --env AgentR1/HotpotQA-v0 --model_name_or_path ... `.
-
-All options may also stand in one YAML file (`--config FILE`); unknown ones are refused. `--help` lists them: those of
-`AgentConfig`, of TRL's `GRPOConfig`, and of TRL's `ModelConfig` (model, LoRA, quantisation).
-
-Exit status: 0 trained to the end; 1 failed, or an alarm stopped it; 143 (SIGTERM) or 130 (Ctrl-C) stopped by a signal
-after the step under way, with the state saved. A second signal, two seconds later or more, stops at once.
-"""
+"""From a configuration to a trainer: environment, rows, chat format, engine."""
 
 from __future__ import annotations
 
 import functools
-import os
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, cast
 
-from accelerate.utils import set_seed  # type: ignore[import-untyped]
 from datasets import Dataset
+from gymnasium.spaces import Text
 from transformers import TrainerCallback
-from trl import ModelConfig, get_peft_config, get_quantization_config  # type: ignore[attr-defined]
+from trl import ModelConfig  # type: ignore[attr-defined]
 
 import agent_r1_gym.envs  # noqa: F401  # registers the environments
 from agent_r1_gym.core import ToolEnv
@@ -32,32 +22,19 @@ from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.play.token_session import TokenLimits
 from agent_r1_gym.registry import TextEnv, make_text_env
-from agent_r1_gym.support.terminal import say
+from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.wrappers import ContextWindow
 from trainers.config import AgentConfig
+from trainers.config.options import MAX_TURN_TOKENS
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector, Row
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
 from trainers.engines.template_choice import read_template
 from trainers.engines.turns import TRLEngine
-from trainers.running.checkpoints import check_unused, to_resume
-from trainers.running.command_line import read_options
-from trainers.running.merging import model_to_train
-from trainers.running.preflight import (
-    Source,
-    check_adapter,
-    check_model,
-    check_output,
-    check_packages,
-    check_prompts,
-    find_model,
-    load_chat,
-    load_tokenizer,
-)
-from trainers.running.sharding import check_sharding, save_whole_model, whole_weights
-from trainers.running.signals import SignalStop
-from trainers.running.summary import agent_card, closing, opening
+from trainers.running.preflight import check_prompts
+from trainers.running.sharding import check_sharding, whole_weights
+from trainers.running.summary import agent_card
 from trainers.trainer import AgentTrainer
 
 MOST_SLOTS = 128
@@ -103,6 +80,8 @@ def build_trainer(
             return collector.collect(rows, engine_of(trainer, chat, slots=min(len(rows), MOST_SLOTS)))
 
     env = training.player.make_env()
+    if args.max_turn_tokens is None:
+        args.max_turn_tokens = turn_budget(env)
     rows = dataset_of(env, args.train_seeds)
     check_prompts(env, rows, chat, longest=args.max_prompt_length)
     trainer = AgentTrainer(
@@ -228,6 +207,21 @@ def _make(env_id: str, options: Mapping[str, Any], markup: Sequence[str], contex
     return env if context_window is None else ContextWindow(env, keep_last=context_window)
 
 
+def turn_budget(env: TextEnv) -> int:
+    """Returns how many tokens a turn may have where nobody says it: enough for every action that the environment takes.
+
+    A token stands for one byte at least, so an action needs no more tokens than bytes, and one that ends the turn. An
+    untrained model rarely ends a turn: with a larger budget most of a first step would be spent on text that the
+    environment refuses.
+    """
+    space = env.action_space
+    if not isinstance(space, Text):
+        return MAX_TURN_TOKENS
+    alphabet = () if isinstance(space, UnicodeText) else space.character_set
+    widest = max((len(character.encode("utf-8", "surrogatepass")) for character in alphabet), default=4)
+    return min(MAX_TURN_TOKENS, space.max_length * widest + 1)
+
+
 def dataset_of(env: TextEnv, seeds: int | None = None, *, first_seed: int = 0) -> Dataset:
     """Returns one row per task: what a session resets with, and a prompt for TRL's logs.
 
@@ -279,7 +273,10 @@ def engine_of(trainer: AgentTrainer, chat: ChatFormat, *, slots: int) -> Engine:
     if args.engine == "trl":
         max_length = args.max_prompt_length + args.max_completion_length
         return TRLEngine(
-            trainer, max_new_tokens=args.max_turn_tokens, max_length=max_length, stop_token_ids=chat.stop_ids
+            trainer,
+            max_new_tokens=args.max_turn_tokens or MAX_TURN_TOKENS,
+            max_length=max_length,
+            stop_token_ids=chat.stop_ids,
         )
     training = trainer.model.training
     temperature = None if training else args.eval_temperature
@@ -295,7 +292,7 @@ def slot_engine(
 ) -> SlotEngine:
     """Returns the engine with the kept cache, sampling as `args` says, or at another temperature."""
     options = SamplingOptions(
-        max_new_tokens=args.max_turn_tokens,
+        max_new_tokens=args.max_turn_tokens or MAX_TURN_TOKENS,
         temperature=args.temperature if temperature is None else temperature,
         top_p=args.top_p,
         top_k=args.top_k or 0,
@@ -314,80 +311,3 @@ def model_init_kwargs(args: Any, model_args: ModelConfig) -> dict[str, Any]:
     if model_args.attn_implementation is not None:
         chosen["attn_implementation"] = model_args.attn_implementation
     return {**chosen, **(args.model_init_kwargs or {})}
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains, and saves model and tokenizer in `output_dir`."""
-    args, model_args = read_options(sys.argv[1:] if arguments is None else arguments)
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is experimental; a contract test watches it
-    set_seed(args.seed)
-    check_packages(args, model_args)
-    check_output(args.output_dir)
-    check_unused(args.resume_from_checkpoint, directory=args.output_dir or "")
-    checkpoint = to_resume(args.resume_from_checkpoint, directory=args.output_dir or "")
-    name = find_model(
-        model_to_train(args.warm_start, model_args.model_name_or_path), revision=model_args.model_revision
-    )
-    source = Source(name, model_args.model_revision, args.trust_remote_code)
-    tokenizer = load_tokenizer(source)
-    chat = load_chat(source, tokenizer, args)
-    check_model(source, tokenizer)
-    peft_config = get_peft_config(model_args)
-    check_adapter(peft_config, source)
-    args.model_init_kwargs = model_init_kwargs(args, model_args)
-    trainer = build_trainer(
-        args,
-        name,
-        tokenizer=tokenizer,
-        chat=chat,
-        peft_config=peft_config,
-        quantization_config=get_quantization_config(model_args),
-    )
-    if trainer.accelerator.is_main_process:
-        say(_first_screen(trainer, name))
-    with SignalStop(trainer.accelerator) as stop:
-        trainer.add_callback(stop)
-        trainer.train(resume_from_checkpoint=checkpoint)
-    if stop.stopped is not None:
-        if trainer.accelerator.is_main_process:
-            sys.stderr.write(_farewell(trainer))
-        raise SystemExit(128 + stop.stopped)
-    trainer.save_state()  # the log, which `agent-r1 report` draws
-    save_whole_model(trainer, args.output_dir)
-    if trainer.alarm.reason is not None:
-        raise SystemExit(
-            f"Training was stopped by an alarm: {trainer.alarm.reason}. The state is in {args.output_dir}."
-        )
-    if trainer.accelerator.is_main_process and trainer.card is not None:
-        say(f"trained; {closing(args.output_dir, trainer.card)}")
-
-
-def _first_screen(trainer: AgentTrainer, model: str) -> str:
-    args = trainer.args
-    env = make_text_env(str(args.env_id), dict(cast("Mapping[str, Any]", args.env_kwargs or {})))
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
-    parameters = sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
-    text = opening(args, model, parameters, env, len(cast("Dataset", trainer.train_dataset)))
-    env.close()
-    return text
-
-
-def _farewell(trainer: AgentTrainer) -> str:
-    folder = trainer.checkpoint_folder()
-    if trainer.args.save_only_model:
-        return f"Stopped; the model is in {folder}. With save_only_model a run cannot be resumed.\n"
-    return f"Stopped with the state saved in {folder}; add --resume_from_checkpoint True to go on.\n"
-
-
-def run(words: Sequence[str] | None = None) -> int:
-    """Trains as the command line says; wrong input is one line and the exit status 2."""
-    try:
-        main(words)
-    except ConfigurationError as error:  # on each process: a traceback would bury what to change
-        sys.stderr.write("\n".join([f"{Path(sys.argv[0]).name}: {error}", *getattr(error, "__notes__", ())]) + "\n")
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(run())

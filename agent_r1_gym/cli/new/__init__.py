@@ -1,0 +1,92 @@
+"""`agent-r1 new NAME`: a folder with an environment of one's own, its tasks and its tests, that runs as it is."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import keyword
+import re
+import shlex
+import sys
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.support.files import atomic_directory
+from agent_r1_gym.support.terminal import say
+from agent_r1_gym.support.versions import extras, install_command
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([-_][A-Za-z0-9]+)*")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of this subcommand."""
+    parser.add_argument(
+        "name", type=Path, metavar="NAME", help="folder to write; its last part names module and id, as my-agent does"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the folder whole or not at all, and says what to type next."""
+    folder: Path = options.name
+    names = names_of(folder.name)
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise ConfigurationError(f"{folder} exists and is not an empty folder; choose another NAME.")
+    with atomic_directory(folder) as temporary:
+        write(temporary, names)
+    env = f"{names['module']}:{names['id']}"
+    commands = {
+        f"cd {shlex.quote(str(folder))}": "",
+        f"agent-r1 play {env}": "# play it yourself",
+        f"agent-r1 eval {env} --policy oracle": "# the upper bound: EM 1.000",
+        "python -m pytest": "# its tests (pip install pytest)",
+        "agent-r1 train --config train.yaml": f"# train a model on it ({install_command('train')})",
+    }
+    width = max(map(len, commands))
+    say(f"{folder} holds the environment {names['id']}; see {folder / 'README.md'}. Next:\n")
+    say("\n".join(f"{command:{width}}  {comment}".rstrip() for command, comment in commands.items()))
+    return 0
+
+
+def names_of(name: str) -> dict[str, str]:
+    """Returns what the templates call `title`, `module`, `cls` and `id`.
+
+    Raises:
+        ConfigurationError: no module of Python can have that name, or one that is installed has it.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"NAME {name!r} names no module: expected letters, digits and single '-' or '_' between them, beginning "
+            "with a letter, such as my-agent."
+        )
+    module = name.replace("-", "_").lower()
+    if keyword.iskeyword(module) or _is_taken(module):
+        what = "a keyword of Python" if keyword.iskeyword(module) else "the name of another module"
+        raise ConfigurationError(f"NAME {name!r}: {module!r} is {what}; choose another, such as my-{name}.")
+    words = re.split("[-_]", name)
+    cls = "".join(word[0].upper() + word[1:] for word in words)
+    return {"title": " ".join(words), "module": module, "cls": cls, "id": f"Own/{cls}-v0"}
+
+
+def write(folder: Path, names: dict[str, str]) -> None:
+    """Fills the folder with the templates, each under the name that it has there."""
+    template = resources.files("agent_r1_gym.cli.new") / "template"
+    targets = {
+        "environment.py.txt": f"{names['module']}.py",
+        "test.py.txt": f"test_{names['module']}.py",
+        "train.yaml.txt": "train.yaml",
+        "README.md.txt": "README.md",
+        "tasks.jsonl": "tasks.jsonl",
+    }
+    for source, target in targets.items():
+        text = Template((template / source).read_text(encoding="utf-8")).substitute(names)
+        (folder / target).write_text(text, encoding="utf-8")
+
+
+def _is_taken(module: str) -> bool:
+    """Returns whether a module of that name would hide one of Python's, an installed one, or one of an extra."""
+    if module in sys.stdlib_module_names or any(module in packages for packages in extras().values()):
+        return True
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin is not None  # without an origin: a folder that happens to lie here

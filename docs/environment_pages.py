@@ -1,0 +1,93 @@
+"""Writes a page for each registered environment: specification, an episode of the oracle, floor and ceiling scores."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from pathlib import Path
+from typing import Any
+
+import agent_r1_gym.envs  # noqa: F401  # registers the environments
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.datasets.load import SampleDataWarning
+from agent_r1_gym.evaluation.metrics import summarize
+from agent_r1_gym.play.engine import ScriptedEngine
+from agent_r1_gym.play.jobs import evaluation_jobs
+from agent_r1_gym.play.player import Player
+from agent_r1_gym.play.policies import make_policy
+from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.registry import env_ids, last_name, make_text_env, specification
+from agent_r1_gym.text import render_text
+
+QUESTIONS = 50
+"""Number of questions behind each floor and ceiling."""
+_IMPORTS = "import gymnasium as gym\nimport agent_r1_gym"
+PREPARED = {"dataset": "sample"}
+"""Options of environments whose real data have to be fetched first: pages are made from the bundled sample."""
+
+
+def write_all(folder: Path) -> None:
+    """Writes `folder/NAME.md` for each registered id, and removes pages of ids that are gone."""
+    written = {folder / f"{last_name(identifier)}.md": page(identifier) for identifier in env_ids()}
+    for path in set(folder.glob("*.md")) - written.keys() - {folder / "index.md"}:
+        path.unlink()
+    for path, text in written.items():
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:  # Sphinx rebuilds what is newer
+            path.write_text(text, encoding="utf-8")
+
+
+def page(identifier: str) -> str:
+    """Returns the page of one environment, in Markdown."""
+    options: dict[str, Any] = {} if "Fiction" in identifier else PREPARED
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SampleDataWarning)
+        env = make_text_env(identifier, options)
+        ceiling, floor = (play(identifier, options, policy) for policy in ("oracle", "naive"))
+    assert isinstance(env.unwrapped, ToolEnv)
+    title, _, body = specification(identifier).partition("\n")
+    lines = [
+        f"# {last_name(identifier)}",
+        title,
+        f"```python\n{_IMPORTS}\n\nenv = gym.make({arguments(identifier, options)})\n```",
+        body.strip(),
+        "## Floor and ceiling",
+        f"Played over {QUESTIONS} questions of `{env.unwrapped.describe_dataset()}`:",
+        scores({"oracle (ceiling)": ceiling, "naive (floor)": floor}),
+        "`oracle` knows the gold answers and passages, `naive` searches the question as it stands and answers with the "
+        "first title: see [evaluation](../evaluation.md).",
+        "## An episode of the oracle",
+        f"````text\n{render_text(ceiling[0].messages).strip()}\n````",
+    ]
+    env.close()
+    return "\n\n".join(lines) + "\n"
+
+
+def arguments(identifier: str, options: dict[str, Any]) -> str:
+    """Returns what is written between the brackets of `gym.make`."""
+    return ", ".join([f'"{identifier}"', *(f'{name}="{value}"' for name, value in options.items())])
+
+
+def play(identifier: str, options: dict[str, Any], policy: str) -> list[Trajectory]:
+    """Returns the episodes of a scripted policy, in the order of the questions."""
+    player = Player(functools.partial(make_text_env, identifier, options), policy=policy)
+    env = player.make_env().unwrapped
+    assert isinstance(env, ToolEnv)
+    records: list[Trajectory] = []
+    jobs = evaluation_jobs(range(min(QUESTIONS, len(env.tasks))))
+    player.play(jobs, ScriptedEngine(make_policy(policy)), records.append)
+    player.close()
+    return sorted(records, key=lambda record: record.task_index)
+
+
+def scores(runs: dict[str, list[Trajectory]]) -> str:
+    """Returns a table with a row for each policy."""
+    names = ("em", "f1", "support_recall", "turns")
+    lines = ["| | EM [95 %] | F1 | supporting passages found | turns |", "| --- | --- | --- | --- | --- |"]
+    for label, records in runs.items():
+        metrics = summarize(records, [], samples=1)["overall"]["metrics"]
+        found = {name: metrics.get(name) for name in names}
+        em = found["em"]
+        cells = [f"{em['mean']:.2f} [{em['low']:.2f}, {em['high']:.2f}]"]
+        cells += ["-" if found[name] is None else f"{found[name]['mean']:.2f}" for name in names[1:]]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,112 @@
+"""How the command line takes what somebody types who does not know it yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent_r1_gym.cli import doctor
+from agent_r1_gym.cli.main import main
+from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.retrieval.corpus import write_corpus
+from agent_r1_gym.types import Passage
+from tests.kit.commands import call
+
+
+def test_alone_it_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = call(capsys)
+    assert (status, err) == (0, "")
+    assert "play an episode yourself" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["trian", "x"], "agent-r1: Unknown command 'trian'. Did you mean 'train'? `agent-r1 --help` lists them.\n"),
+        (["env"], "Did you mean 'envs'"),
+        (["xyz"], "Unknown command 'xyz'. `agent-r1 --help`"),
+    ],
+)
+def test_an_unknown_command_is_told_near_ones(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = call(capsys, *words)
+    assert (status, out) == (2, "")
+    assert hint in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["eval", "FictionQA", "--nquestions", "3"], "'--nquestions' is no option. Did you mean '--questions'"),
+        (["eval", "FictionQA", "--polcy=oracle"], "'--polcy' is no option. Did you mean '--policy'"),
+        (["eval", "FictionQA", "-z", "--policy", "oracle"], "'-z' is no option."),
+        (["eval", "FictionQA", "more", "--policy", "oracle"], "'more' is one word too many."),
+        (["doctor", "--josn"], "'--josn' is no option. Did you mean '--json'"),
+    ],
+)
+def test_an_unknown_option_is_refused_under_its_own_command(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(words)
+    assert leaving.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"usage: agent-r1 {words[0]}")
+    assert f"agent-r1 {words[0]}: error: {hint}" in err
+
+
+def test_an_unknown_parser_is_told_which_suits_which_model(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = call(capsys, "rollout", "FictionQA", "--parser", "qwen")
+    assert status == 2
+    assert "'hermes': Qwen2.5, Qwen3, Hermes" in err
+    assert "MODULE:NAME" in err
+
+
+def test_an_endpoint_that_is_down_is_named_with_the_cause(capsys: pytest.CaptureFixture[str], run_folder: Path) -> None:
+    words = ("--policy", "openai:x", "--base-url", "http://127.0.0.1:1/v1", "--max-retries", "0", "--retries", "0")
+    status, _, err = call(capsys, "eval", "FictionQA", *words, "-n", "2", "--out", "run")
+    assert status == 1
+    assert "The first: endpoint: unavailable: http://127.0.0.1:1/v1 cannot be reached: Connection refused. " in err
+
+
+def test_a_rollout_is_a_run_that_report_reads(capsys: pytest.CaptureFixture[str], run_folder: Path) -> None:
+    assert call(capsys, "rollout", "FictionQA", "-n", "2", "--out", "run")[0] == 0
+    assert call(capsys, "report", "run", "--out", "page.html")[0] == 0
+    assert "2 of 2 episodes" in (run_folder / "page.html").read_text()
+    assert RunFolder(run_folder / "run").metrics()["overall"]["questions"] == 2
+
+
+def test_one_passage_is_one_passage(capsys: pytest.CaptureFixture[str], run_folder: Path) -> None:
+    write_corpus([Passage("1", "Oslo", "Oslo is the capital of Norway.")], run_folder / "corpus.jsonl")
+    assert "indexed 1 passage;" in call(capsys, "index", "corpus.jsonl")[1]
+
+
+# --- doctor ----------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_says_which_extra_lacks_what(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None if name in ("trl", "vllm") else "1.0")
+    monkeypatch.setattr(doctor, "install_command", lambda extra: f"install {extra}")
+    status, out, _ = call(capsys, "doctor")
+    assert status == 0
+    lines = [line.split() for line in out.splitlines()]
+    assert ["train", "trl", "missing"] in lines
+    assert ["train", "pyyaml", "1.0"] in lines
+    assert ["(optional)", "vllm", "not", "installed"] in lines
+    assert ["(optional)", "wandb", "1.0"] in lines
+    assert "the extra train is not complete: install train" in out
+    assert "the extra data" not in out
+
+
+def test_doctor_shows_the_gpus(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771 MiB, 570.1'\necho 'NVIDIA H200, 143771 MiB, 570.1'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert call(capsys, "doctor")[1].count("GPU            NVIDIA H200, 143771 MiB, driver 570.1") == 2
+    tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
+    assert "none found by nvidia-smi" in call(capsys, "doctor")[1]

@@ -1,0 +1,142 @@
+"""`agent-r1 new`: what it writes runs as it is, whatever the name, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_r1_gym.cli.new import names_of
+from agent_r1_gym.evaluation.run_folder import RunFolder
+from tests.kit.commands import call
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def shop(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A new environment, as the current folder."""
+    status, out, _ = call(capsys, "new", "my-shop")
+    assert status == 0 and "agent-r1 eval my_shop:Own/MyShop-v0 --policy oracle" in out
+    os.chdir(run_folder / "my-shop")
+    return run_folder / "my-shop"
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python in the current folder, as a stranger would who has the package installed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120, env=environment)
+
+
+def test_its_oracle_is_perfect_and_its_own_tests_pass(shop: Path) -> None:
+    done = run("-m", "agent_r1_gym", "eval", "my_shop:Own/MyShop-v0", "--policy", "oracle", "--out", "runs/oracle")
+    assert done.returncode == 0, done.stderr
+    metrics = RunFolder(shop / "runs/oracle").metrics()["overall"]["metrics"]
+    assert metrics["em"]["mean"] == metrics["return"]["mean"] == 1.0
+    assert metrics["calls"]["mean"] > 1  # no task is solved without the tool
+    tested = run("-m", "pytest", "-q", "-p", "no:cacheprovider")
+    assert tested.returncode == 0, tested.stdout
+    assert "4 passed" in tested.stdout
+
+
+@pytest.mark.parametrize(("right", "wrong"), [('"apples": 45', '"apples": 46'), ("else task.answers[0]", 'else "5"')])
+def test_its_own_tests_notice_what_no_longer_fits(right: str, wrong: str, shop: Path) -> None:
+    module = shop / "my_shop.py"
+    assert right in module.read_text()
+    module.write_text(module.read_text().replace(right, wrong))
+    tested = run("-m", "pytest", "-q", "-p", "no:cacheprovider")
+    assert "FAILED test_my_shop.py::test_the_oracle_solves_every_task" in tested.stdout
+
+
+@pytest.mark.slow  # imports the trainer
+def test_its_training_file_is_one(shop: Path) -> None:
+    pytest.importorskip("trl", reason="the train extra is not installed")
+    from trainers.running.command_line import read_options
+
+    args, model = read_options(["--config", "train.yaml", "--bf16", "False", "--use_cpu", "True"])
+    assert (args.env_id, args.output_dir) == ("my_shop:Own/MyShop-v0", "runs/grpo")
+    assert model.use_peft and model.lora_r == 16
+    assert args.max_turn_tokens * args.env_kwargs["max_turns"] <= args.max_completion_length
+
+
+def test_it_is_clean(shop: Path) -> None:
+    pytest.importorskip("ruff", reason="ruff is not installed")
+    config = ("--config", str(ROOT / "pyproject.toml"), "--no-cache")
+    ignored = ("--per-file-ignores", "test_*.py:D103,test_*.py:ANN")
+    checked = run("-m", "ruff", "check", *config, *ignored, ".")
+    assert checked.returncode == 0, checked.stdout
+    formatted = run("-m", "ruff", "format", "--diff", *config, ".")
+    assert formatted.returncode == 0, formatted.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "cls"),
+    [
+        ("my-agent", "my_agent", "MyAgent"),
+        ("MyAgent", "myagent", "MyAgent"),
+        ("shop_2", "shop_2", "Shop2"),
+        ("tool", "tool", "Tool"),
+    ],
+)
+def test_names(name: str, module: str, cls: str) -> None:
+    assert names_of(name) == {
+        "title": " ".join(name.replace("_", "-").split("-")), "module": module, "cls": cls, "id": f"Own/{cls}-v0",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("json", "'json' is the name of another module; choose another, such as my-json"),
+        ("torch", "'torch' is the name of another module"),  # of an extra, installed or not
+        ("agent-r1-gym", "'agent_r1_gym' is the name of another module"),
+        ("class", "'class' is a keyword"),
+        ("2fast", "'2fast' names no module"),
+        ("a b", "'a b' names no module"),
+        ("müsli", "'müsli' names no module"),
+        ("../..", "'..' names no module"),
+        ("full", "full exists and is not an empty folder"),
+        ("file", "file exists and is not an empty folder"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_written(
+    name: str, hint: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_folder / "full").mkdir()
+    (run_folder / "full/kept").write_text("precious")
+    (run_folder / "file").write_text("precious")
+    before = sorted(run_folder.rglob("*"))
+    status, out, err = call(capsys, "new", name)
+    assert (status, out) == (2, "")
+    assert hint in err and err.count("\n") == 1
+    assert sorted(run_folder.rglob("*")) == before
+
+
+def test_an_empty_folder_may_be_there_and_a_path_may_lead_to_it(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_folder / "deep" / "shop").mkdir(parents=True)
+    assert call(capsys, "new", "deep/shop")[0] == 0
+    assert {path.name for path in (run_folder / "deep/shop").iterdir()} == {
+        "README.md", "shop.py", "tasks.jsonl", "test_shop.py", "train.yaml",
+    }  # fmt: skip
+    assert [path.name for path in (run_folder / "deep").iterdir()] == ["shop"]
+
+
+def test_a_full_disk_leaves_nothing(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Path.write_text
+
+    def failing(path: Path, text: str, **options: str) -> int:
+        if path.name == "train.yaml":
+            raise OSError(28, "No space left on device")
+        return whole(path, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", failing)
+    status, _, err = call(capsys, "new", "shop")
+    assert status == 1 and "No space left on device" in err
+    assert list(run_folder.iterdir()) == []

@@ -1,0 +1,38 @@
+"""Algorithms as a user writes them; tests copy this file to a folder of their own and name it there."""
+
+import torch
+
+from trainers.algorithms.advantages import register_algorithm
+from trainers.algorithms.credit import prepare
+
+
+@register_algorithm("median", options=["step_weight"], loss_type="dr_grpo", num_generations=2, epsilon_high=0.3)
+def median(inputs, options):
+    episodes = prepare(inputs, options)
+    returns = episodes.rewards.sum(1)
+    advantages = torch.zeros_like(returns)
+    for group in episodes.groups.unique():
+        members = (episodes.groups == group) & episodes.counted
+        advantages[members] = options.step_weight * (returns[members] - returns[members].median())
+    return episodes.credit(episodes.spread(advantages[:, None].expand_as(episodes.rewards)))
+
+
+def plain(inputs, options):
+    return median(inputs, options)
+
+
+def tensor(inputs, options):
+    return torch.zeros(2)
+
+
+@register_algorithm("own_gae", needs=["values", "state_ids"], single=True, kl_placement="reward")
+def own_gae(inputs, options):
+    """Sees a critic's values and which turns began in the same state."""
+    assert inputs.values is not None
+    assert inputs.state_ids is not None
+    episodes = prepare(inputs, options)
+    returns = episodes.spread(episodes.rewards.sum(1, keepdim=True).expand_as(episodes.rewards))
+    return episodes.credit(torch.where(episodes.active, returns - episodes.values, 0.0), returns)
+
+
+not_callable = 3

@@ -1,0 +1,54 @@
+"""Code blocks of README and docs: `python` and `bash` run, `sh` (GPUs, hubs, minutes of training) is parsed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs/environments/index.md")
+}
+"""Text of each page that is written by hand."""
+_BLOCK = re.compile(r"(?:^|(?<=\n))(?P<before>[^\n]*\n\n)?```(?P<language>\w+)\n(?P<text>.*?)\n```(?=\n|$)", re.S)
+_SAVED = re.compile(r"[Ss]aved as `([\w./-]+)`")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: its language, its text, and the file that the line before says to save it as."""
+
+    language: str
+    text: str
+    saved_as: str | None
+
+
+def blocks(page: str, *languages: str) -> list[Block]:
+    """Returns the blocks of a page, in order; of these languages if some are named."""
+    found = []
+    for match in _BLOCK.finditer(PAGES[page]):
+        saved = _SAVED.search(match["before"] or "")
+        if not languages or match["language"] in languages:
+            found.append(Block(match["language"], match["text"], saved[1] if saved else None))
+    return found
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Yields the words of each command of a shell block, without comments and what runs it in the background."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+            words = words[1:]
+        if words:
+            yield [word for word in words if word != "&"]
+
+
+def started(words: list[str]) -> list[str]:
+    """Returns the words with the programs of this environment."""
+    start = {"agent-r1": [sys.executable, "-m", "agent_r1_gym"], "python": [sys.executable]}[words[0]]
+    return [*start, *words[1:]]

@@ -1,0 +1,133 @@
+"""README and docs: every block runs, or, where it needs a GPU, a hub or minutes, is what its command takes."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_r1_gym.cli.main import build_parser
+from agent_r1_gym.cli.train import TRAINER_COMMANDS
+from tests.kit.pages import PAGES, ROOT, blocks, commands, started
+
+OTHERS = {"pip", "trl", "vllm", "curl", "cd", "export"}
+"""Programs of others, whose options are not ours to check."""
+WALKS = {"docs/your_own_task.md"}
+"""Pages whose commands need minutes: `test_examples` runs them."""
+
+
+def save(page: str, folder: Path) -> None:
+    """Writes the files that a page tells its reader to save."""
+    for block in blocks(page):
+        if block.saved_as:
+            (folder / block.saved_as).write_text(block.text + "\n", encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python", "bash") and page not in WALKS])
+def test_every_block_runs(page: str, tmp_path: Path) -> None:
+    save(page, tmp_path)
+    for block in blocks(page, "python", "bash"):
+        if "import torch" in block.text:
+            pytest.importorskip("trl", reason="the train extra is not installed")
+        runs = (
+            [[sys.executable, "-W", "error", "-c", block.text]]
+            if block.language == "python"
+            else [started(words) for words in commands(block.text)]
+        )
+        for words in runs:
+            done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+            assert done.returncode == 0, f"{block.text}\n{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")])
+def test_commands_that_do_not_run_here_are_understood(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(page, tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # a page's own modules, as from its folder
+    for block in blocks(page, "sh"):
+        for words in commands(block.text):
+            understood(words)
+
+
+def understood(words: list[str]) -> None:
+    """Raises where a command would refuse its options, or names a file that the project does not have."""
+    program, *rest = words
+    if program == "agent-r1" and rest[0] in TRAINER_COMMANDS:
+        trained(rest[0], rest[1:])
+    elif program == "agent-r1":
+        build_parser().parse_args(rest)
+    elif program == "make":
+        assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.M), words
+    elif program == "python" and rest[0] == "-m":
+        trained(rest[1].removeprefix("trainers.").removeprefix("toy."), rest[2:])
+    elif program == "python":
+        assert (ROOT / rest[0]).is_file(), words
+    elif program == "accelerate":
+        launched(rest[1:])
+    else:
+        assert program in OTHERS, words
+
+
+def trained(command: str, words: list[str]) -> None:
+    """Checks the options of a command that the trainer brings."""
+    pytest.importorskip("trl", reason="the train extra is not installed")
+    from trainers.running.command_line import read_config, read_options
+    from trainers.sft.command import DemonstrationConfig
+
+    if command == "train":
+        read_options([*words, "--use_cpu", "True", "--bf16", "False"])
+    elif command == "sft":
+        read_config([*words, "--use_cpu", "True"], DemonstrationConfig, prog="sft")
+    elif command == "quickstart":
+        assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[\w-]+", quickstart_help()))
+    else:
+        raise AssertionError(f"nobody checks the options of {command!r}")
+
+
+@functools.cache
+def quickstart_help() -> str:
+    """What `agent-r1 quickstart --help` prints."""
+    words = [sys.executable, "-m", "trainers.toy.quickstart", "--help"]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+def launched(words: list[str]) -> None:
+    """Checks the options of Accelerate's launcher, and those of what it launches."""
+    pytest.importorskip("trl", reason="the train extra is not installed")
+    from accelerate.commands.launch import launch_command_parser
+
+    options = launch_command_parser().parse_args([word.replace("$RANK", "1") for word in words])
+    assert options.module, words
+    if options.config_file:
+        assert (ROOT / options.config_file).is_file(), words
+    trained(options.training_script.removeprefix("trainers."), options.training_script_args)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    folder = (ROOT / page).parent
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", PAGES[page]):
+        generated = target.endswith("-v0.md")  # pages of the registered environments
+        assert generated or target.startswith("https://") or (folder / target).exists(), target
+
+
+@pytest.mark.slow
+def test_the_site_builds_offline_without_a_warning(tmp_path: Path) -> None:
+    for package in ("sphinx", "myst_parser", "furo"):
+        pytest.importorskip(package, reason="the docs extra is not installed")
+    words = [sys.executable, "-m", "sphinx", "-q", "-n", "-W", "-b", "html", "-d", str(tmp_path / "trees")]
+    done = subprocess.run([*words, str(ROOT / "docs"), str(tmp_path / "site")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    page = (tmp_path / "site/environments/FictionQA-v0.html").read_text(encoding="utf-8")
+    assert "oracle (ceiling)" in page and "1.00 [" in page  # scores that were played for it
+    assert '<script src="http' not in page and "googleapis" not in page  # the site asks nobody for anything

@@ -1,0 +1,136 @@
+"""Algorithms of a user's own module: found by name, checked, trained with, and found again by a resume."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.testing import assert_close
+
+from agent_r1_gym.errors import ConfigurationError
+from tests.kit.bandit import make_args, make_trainer, play
+from trainers.algorithms import registry
+from trainers.algorithms.advantages import ESTIMATORS, register_algorithm
+from trainers.config import ALGORITHMS, presets
+from trainers.running.command_line import read_options
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+
+
+THEIRS = Path(__file__).parents[2] / "kit" / "own_algorithms.py"
+TABLES: tuple[dict[str, Any], ...] = (presets._ALGORITHMS, registry._ESTIMATORS, registry._USED_OPTIONS)
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`their_algorithms` in the current folder; what is registered is forgotten afterwards."""
+    shutil.copy(THEIRS, tmp_path / "their_algorithms.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = [dict(table) for table in TABLES]
+    yield
+    sys.modules.pop("their_algorithms", None)
+    for table, entries in zip(TABLES, before, strict=True):
+        table.clear()
+        table.update(entries)
+
+
+def test_a_function_by_name_brings_its_preset(tmp_path: Path) -> None:
+    args = make_args(tmp_path, algorithm="their_algorithms:median", num_generations=None)
+    assert (args.loss_type, args.num_generations, args.epsilon_high, args.kl_placement) == ("dr_grpo", 2, 0.3, "loss")
+    assert args.algorithm == "their_algorithms:median"
+    chosen = make_args(tmp_path, algorithm="median", loss_type="grpo")
+    assert (chosen.loss_type, chosen.epsilon_high) == ("grpo", 0.3)
+    plain = make_args(tmp_path, algorithm="their_algorithms:plain", num_generations=None, per_device_train_batch_size=5)
+    assert (plain.loss_type, plain.num_generations) == ("dapo", 5)
+
+
+def test_command_line_and_file_take_it(tmp_path: Path) -> None:
+    Path("run.yaml").write_text("algorithm: their_algorithms:median\n")
+    for words in (["--algorithm", "their_algorithms:median"], ["--config", "run.yaml"]):
+        sizes = ["--per_device_train_batch_size", "4"]
+        args, _ = read_options([*words, *sizes, "--output_dir", str(tmp_path), "--use_cpu", "True"])
+        assert (args.algorithm, args.loss_type) == ("their_algorithms:median", "dr_grpo")
+
+
+def test_it_is_trained_with_and_found_by_a_resume(tmp_path: Path) -> None:
+    name = "their_algorithms:median"
+    settings: dict[str, Any] = {"algorithm": name, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 1}
+    settings |= {"num_generations": 4, "logging_steps": 1}
+    whole = make_trainer(tmp_path / "whole", play, **settings, max_steps=3)
+    whole.train()
+    assert any(logs.get("advantage/std", 0) > 0 for logs in whole.state.log_history)
+    make_trainer(tmp_path / "run", play, **settings, max_steps=2).train()
+    resumed = make_trainer(tmp_path / "run", play, **settings, max_steps=3)
+    resumed.train(resume_from_checkpoint=True)
+    assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+    other = make_trainer(tmp_path / "run", play, **(settings | {"algorithm": "rloo", "loss_type": "dapo"}), max_steps=4)
+    with pytest.raises(ConfigurationError, match=f"algorithm='{name}'; this run has algorithm='rloo'"):
+        other.train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("grop", r"algorithm: got 'grop'\. Did you mean 'grpo'.* One of your own is MODULE:NAME"),
+        ("their_algorithms:meidan", r"'their_algorithms:meidan' cannot be loaded as MODULE:NAME: .*meidan"),
+        ("no_such_module:median", "'no_such_module:median' cannot be loaded as MODULE:NAME: No module named"),
+        ("their_algorithms:not_callable", "'their_algorithms:not_callable' is int 3; expected a function"),
+        (":median", "algorithm: got ':median'"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make_args(tmp_path, algorithm=name)
+
+
+def test_a_function_that_returns_something_else_is_told_what_to_return(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, play, algorithm="their_algorithms:tensor")
+    with pytest.raises(ConfigurationError, match=r"must return `Credit` .* of shape \(8, \d+\).*; got a Tensor"):
+        trainer.train()
+
+
+def test_a_critic_and_states_come_where_they_are_needed(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, play, algorithm="their_algorithms:own_gae", num_generations=1, logging_steps=1)
+    before = [weight.clone() for weight in trainer.critic.parameters]
+    trainer.train()
+    assert any(not weight.equal(old) for weight, old in zip(trainer.critic.parameters, before, strict=True))
+    assert "critic/explained_variance" in trainer.state.log_history[0]
+
+
+def test_an_option_that_it_does_not_use_is_refused(tmp_path: Path) -> None:
+    make_trainer(tmp_path, play, algorithm="their_algorithms:median", step_weight=0.5)
+    with pytest.raises(ConfigurationError, match=r"lam=0\.5 has no effect on median, only on ppo"):
+        make_trainer(tmp_path, play, algorithm="their_algorithms:median", lam=0.5)
+
+
+def test_registration_is_checked() -> None:
+    with pytest.raises(ConfigurationError, match=r"preset of 'mine' sets 'bta'\. Did you mean 'beta'"):
+        register_algorithm("mine", bta=1)(ESTIMATORS["grpo"])
+    with pytest.raises(ConfigurationError, match=r"option 'scal'\. Did you mean 'scale'"):
+        register_algorithm("mine", options=["scal"])
+    with pytest.raises(ConfigurationError, match="There is an algorithm 'grpo' already"):
+        register_algorithm("grpo", beta=1.0)(lambda inputs, options: None)
+    with pytest.raises(ConfigurationError, match="a name has no colon"):
+        register_algorithm("a:b")
+    make_args(Path.cwd(), algorithm="their_algorithms:median")
+    with pytest.raises(ConfigurationError, match="There is an algorithm 'median' already"):
+        register_algorithm("median")(lambda inputs, options: None)
+    with pytest.raises(ConfigurationError, match=r"preset of 'mine' needs 'value'\. Did you mean 'values'"):
+        register_algorithm("mine", needs=["value"])(ESTIMATORS["grpo"])
+    assert "mine" not in ALGORITHMS and "mine" not in ESTIMATORS
+
+
+def test_registering_twice_is_no_mistake() -> None:
+    """A notebook cell runs again; a module is reloaded."""
+
+    def zero(inputs: Any, options: Any) -> Any:
+        return ESTIMATORS["grpo"](inputs, options)
+
+    for _ in range(2):
+        register_algorithm("again", beta=0.0)(zero)
+    assert ALGORITHMS["again"].settings["beta"] == 0.0

@@ -1,0 +1,142 @@
+"""Algorithms by name: the estimators of `advantages`, and those that users register."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any
+
+from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.support.plugins import named_object
+from trainers.algorithms.credit import Credit, CreditInputs, CreditOptions
+from trainers.config.presets import ALGORITHMS, REGISTERED, add_preset, make_preset
+
+Estimator = Callable[[CreditInputs, CreditOptions], Credit]
+
+_ESTIMATORS: dict[str, Estimator] = {}
+_USED_OPTIONS: dict[str, frozenset[str]] = {}
+_ALWAYS_USED = frozenset(("gamma", "normalise_process", "advantage_mask"))
+"""Options that `credit.prepare` and the discounts use."""
+
+ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(_ESTIMATORS)
+"""Every estimator by name."""
+
+
+def register_estimator(name: str, *options: str) -> Callable[[Estimator], Estimator]:
+    """Registers a function under a name, with the fields of `CreditOptions` that it uses; it has no preset yet."""
+
+    def register(function: Estimator) -> Estimator:
+        _ESTIMATORS[name] = function
+        _USED_OPTIONS[name] = _ALWAYS_USED.union(options)
+        return function
+
+    return register
+
+
+def register_algorithm(
+    name: str, *, options: Sequence[str] = (), single: bool = False, needs: Sequence[str] = (), **preset: Any
+) -> Callable[[Estimator], Estimator]:
+    """Registers a function of yours as an algorithm, for `--algorithm NAME` once its module is imported.
+
+    `--algorithm MODULE:FUNCTION` imports the module itself, in every process, and finds this registration; it also
+    takes a function that nobody registered, with the preset of the paper's GRPO settings.
+
+        @register_algorithm("median", beta=0.0, scale_rewards="none")
+        def median(inputs: CreditInputs, options: CreditOptions) -> Credit:
+            episodes = prepare(inputs, options)  # .rewards (B, K), .groups (B,), .counted (B,): on the CPU
+            returns = episodes.rewards.sum(1)
+            advantages = torch.zeros_like(returns)
+            for group in episodes.groups.unique():
+                members = (episodes.groups == group) & episodes.counted
+                advantages[members] = returns[members] - returns[members].median()
+            turns = advantages[:, None].expand_as(episodes.rewards)
+            return episodes.credit(episodes.spread(turns))  # turns (B, K) -> sampled tokens (B, T)
+
+    The function gets the finished rollouts of all processes (see `CreditInputs` for names and shapes) and returns
+    `Credit`, (B, T); every process calls it with the same numbers. It must not draw random numbers or keep state: a
+    resumed run could not repeat it.
+
+    Args:
+        name: name of the algorithm.
+        options: fields of `CreditOptions` that the function uses beside gamma, normalise_process and advantage_mask;
+            others are refused where a user sets them.
+        single: one rollout per prompt is enough.
+        needs: what it reads of `CreditInputs` beyond rewards and turns: "values" trains a critic beside the policy, on
+            the `returns` that the function puts into `Credit`; "state_ids" tells equal states.
+        **preset: options of `AgentConfig` that the algorithm sets where the user does not, see
+            `trainers.config.presets.PRESET_FIELDS`.
+
+    Raises:
+        ConfigurationError: the name is taken, an option that `CreditOptions` lacks, or one that no preset sets.
+    """
+    for option in options:
+        if option not in (known := [entry.name for entry in fields(CreditOptions)]):
+            raise ConfigurationError(f"register_algorithm({name!r}): option {option!r}. {suggest(option, known)}")
+    if ":" in name:
+        raise ConfigurationError(f"register_algorithm({name!r}): a name has no colon; MODULE:FUNCTION has.")
+
+    def register(function: Estimator) -> Estimator:
+        other = ESTIMATORS.get(name)
+        if name in ALGORITHMS and (other is None or _place(other) != _place(function)):  # a cell may run again
+            raise ConfigurationError(f"There is an algorithm {name!r} already; choose another name.")
+        add_preset(name, make_preset(name, single=single, needs=needs, **preset))
+        setattr(function, REGISTERED, name)
+        return register_estimator(name, *options)(function)
+
+    return register
+
+
+def _place(function: Estimator) -> tuple[str, str]:
+    return function.__module__, function.__qualname__
+
+
+def estimate(name: str, inputs: CreditInputs, options: CreditOptions) -> Credit:
+    """Returns what an estimator makes of a batch; that of a user is checked.
+
+    Args:
+        name: key in `ESTIMATORS`, or MODULE:NAME.
+        inputs: the rollouts of all processes.
+        options: how credit is assigned.
+
+    Raises:
+        ConfigurationError: there is no such estimator, or it returned something else than `Credit` of this batch.
+    """
+    credit = _find(name)(inputs, options)
+    shape = tuple(inputs.turn_ids.shape)
+    got = [tuple(getattr(getattr(credit, part, None), "shape", ())) for part in ("advantages", "credited")]
+    if not isinstance(credit, Credit) or got != [shape, shape]:
+        raise ConfigurationError(
+            f"algorithm {name!r} must return `Credit` with advantages and credited of shape {shape}, one number per "
+            f"token; got a {type(credit).__name__} with {got}. `Episodes.spread` takes turns (B, K) to tokens."
+        )
+    return credit
+
+
+def _find(name: str) -> Estimator:
+    if ":" in name:
+        function: Estimator = named_object(name)
+        return function
+    if name not in ESTIMATORS:
+        raise ConfigurationError(f"There is no estimator {name!r}. {suggest(name, ESTIMATORS)}")
+    return ESTIMATORS[name]
+
+
+def check_options(name: str, options: CreditOptions) -> None:
+    """Refuses an option that an estimator would not use; meant for the start of a run.
+
+    Args:
+        name: key in `ESTIMATORS`, or MODULE:NAME, which uses what it likes.
+        options: what the user wants; options at their default are never refused.
+
+    Raises:
+        ConfigurationError: the name is unknown, or an option would have no effect.
+    """
+    _find(name)
+    for option in fields(CreditOptions):
+        value = getattr(options, option.name)
+        if value != option.default and option.name not in _USED_OPTIONS.get(name, (option.name,)):
+            users = ", ".join(other for other, used in _USED_OPTIONS.items() if option.name in used)
+            raise ConfigurationError(
+                f"{option.name}={value!r} has no effect on {name}, only on {users}. Leave it at {option.default!r}."
+            )

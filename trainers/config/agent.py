@@ -1,0 +1,216 @@
+"""AgentConfig: TRL's `GRPOConfig` with our options, settled by the algorithm and checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from transformers.utils.import_utils import is_torch_bf16_gpu_available
+from trl import GRPOConfig  # type: ignore[attr-defined]
+
+from agent_r1_gym.errors import ConfigurationError, suggest
+from trainers.config.options import (
+    AlarmOptions,
+    AlgorithmOptions,
+    EnvironmentOptions,
+    ModelOptions,
+    RolloutOptions,
+    WatchOptions,
+)
+from trainers.config.presets import ALGORITHMS, CISPO_CLIP, Preset, find_preset
+
+_TRL_DEFAULTS = MappingProxyType(
+    {"epsilon": 0.2, "epsilon_high": None, "importance_sampling_level": "token", "mask_truncated_completions": False}
+)
+_REPLACED = MappingProxyType(
+    {"reward_weights": None, "multi_objective_aggregation": "sum_then_normalize", "max_tool_calling_iterations": None}
+)
+_NOT_CACHED = MappingProxyType(
+    {
+        "min_p": None,
+        "repetition_penalty": 1.0,
+        "generation_kwargs": None,
+        "cache_implementation": None,
+        "use_vllm": False,
+        "use_transformers_continuous_batching": False,
+    }
+)
+"""Options that the engine with the kept cache does not have, with the values that mean off."""
+_CHOICES = MappingProxyType(
+    {
+        "kl_placement": ("loss", "reward"),
+        "gae_level": ("token", "turn"),
+        "engine": ("cached", "trl"),
+    }
+)
+_SHARES = ("gamma", "lam", "alarm_dropped_above", "alarm_repetition_above", "alarm_answer_share_above")
+_COUNTS = (
+    *("max_turn_tokens", "max_prompt_length", "context_window", "max_contexts", "trace_episodes", "train_seeds"),
+    *("critic_epochs", "critic_minibatches", "eval_episodes", "num_generations_eval"),
+    *("num_generations", "num_iterations", "steps_per_generation", "max_completion_length"),
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+    "alarm_patience",
+)
+_AMOUNTS = (
+    *("infrastructure_retries", "logprob_check_steps", "critic_learning_rate", "critic_clip", "trace_steps"),
+    *(
+        "sample_steps",
+        "alarm_calls_below",
+        "alarm_drift_above",
+        "alarm_without_signal",
+        "eval_temperature",
+        "learning_rate",
+    ),
+)
+# Not in the fields' metadata: all of that is handed to argparse, and half of the fields are TRL's.
+_RANGES = ((_SHARES, 0.0, 1.0), (_COUNTS, 1, math.inf), (_AMOUNTS, 0, math.inf), (("seed",), 0, 2**32 - 1))
+
+
+def settle_precision(config: Any) -> None:
+    """Takes bf16 where a GPU has it, float32 elsewhere, but for what was chosen."""
+    if config.bf16 is None and not config.fp16:
+        config.bf16 = is_torch_bf16_gpu_available() and not config.use_cpu
+
+
+@dataclass
+class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; here a preset or a default settles them
+    WatchOptions, AlarmOptions, AlgorithmOptions, RolloutOptions, ModelOptions, EnvironmentOptions, GRPOConfig
+):
+    """Arguments of `AgentTrainer`: all of `trl.GRPOConfig`'s, and those of `trainers.config.options`.
+
+    A preset field left at None takes the value that `ALGORITHMS[algorithm]` names, or TRL's default.
+
+    Raises:
+        ConfigurationError: an unknown name, a value out of range, or a TRL option that has no effect here.
+    """
+
+    # As its base class has it:
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "env_kwargs", "eval_env_kwargs"]  # noqa: RUF012
+
+    @property
+    def preset(self) -> Preset:
+        """What `algorithm` stands for."""
+        return find_preset(self.algorithm)
+
+    def __post_init__(self) -> None:
+        settle_precision(self)
+        for name, value in self._defaults().items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        self._check()
+        self._check_json()
+        rollouts = self.num_generations
+        if rollouts == 1:  # TRL wants two at least, in whole groups: show it the batch of a device as one group
+            self.num_generations = self._device_batch()
+        try:
+            super().__post_init__()  # type: ignore[no-untyped-call]
+        except ValueError as error:
+            raise self._explained(error) from error
+        self.num_generations = rollouts
+
+    def _defaults(self) -> dict[str, Any]:
+        """Returns what each preset field stands for where it is left at None."""
+        settings = {**_TRL_DEFAULTS, **self.preset.settings, "advantage_mask": self.loss_mask}
+        own = settings["loss_type"]
+        loss = self.loss_type or own
+        if "cispo" in (loss, own) and loss != own:  # its clip range fits no other loss, nor theirs it
+            settings["epsilon_high"] = CISPO_CLIP if loss == "cispo" else None
+        return settings
+
+    def _device_batch(self) -> int:
+        """Returns the rollouts of one generation batch on one device."""
+        steps = self.steps_per_generation or self.gradient_accumulation_steps
+        return self.generation_batch_size or self.per_device_train_batch_size * steps
+
+    def _explained(self, error: ValueError) -> ValueError:
+        """Returns TRL's refusal of batch sizes, or of bf16, with the options to change; any other as it is."""
+        if "bf16/gpu" in str(error):
+            return ConfigurationError(
+                "bf16 needs a GPU that has it, and there is none here. Leave it out: float32 is taken then."
+            )
+        if "divisible" not in str(error):
+            return error
+        if "eval" in str(error):
+            return ConfigurationError(
+                f"{error} Set per_device_eval_batch_size to a multiple of num_generations_eval="
+                f"{self.num_generations_eval}."
+            )
+        if "global batch size" in str(error):
+            return ConfigurationError(f"{error} Leave generation_batch_size out, or set it to a multiple of that.")
+        return ConfigurationError(
+            f"{error} It is per_device_train_batch_size={self.per_device_train_batch_size} x processes x "
+            f"steps_per_generation (by default gradient_accumulation_steps={self.gradient_accumulation_steps}): "
+            f"set per_device_train_batch_size to a multiple of num_generations={self.num_generations}."
+        )
+
+    def _check_choice(self, name: str) -> None:
+        value, choices = getattr(self, name), _CHOICES[name]
+        if value not in choices:
+            raise ConfigurationError(f"{name}: got {value!r}. {suggest(str(value), choices)}")
+
+    def _check(self) -> None:
+        for name in _CHOICES:
+            self._check_choice(name)
+        for names, low, high in _RANGES:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not low <= value <= high:
+                    raise ConfigurationError(f"{name} must lie between {low:g} and {high:.10g}, got {value}.")
+        for name, default in _REPLACED.items():
+            if getattr(self, name) != default:
+                raise ConfigurationError(
+                    f"{name}={getattr(self, name)!r} has no effect here: rewards and tool calls are the environment's. "
+                    f"Leave it at {default!r} and set reward weights in env_kwargs."
+                )
+        self._check_engine()
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.advantage_mask and not self.loss_mask and not (self.beta and self.kl_placement == "loss"):
+            raise ConfigurationError(
+                "loss_mask=False with advantage_mask=True changes nothing: without advantages and without KL in the "
+                "loss, the environment's tokens have no gradient. Leave advantage_mask out (it follows loss_mask)."
+            )
+        if self.stop_without_signal and not self.alarm_without_signal:
+            raise ConfigurationError("stop_without_signal has no effect without alarm_without_signal; set both.")
+        if self.temperature <= 0:
+            raise ConfigurationError(
+                f"temperature={self.temperature}: training needs rollouts that differ. Set it above 0; "
+                "eval_temperature=0 evaluates greedily."
+            )
+        if self.num_generations == 1 and self.preset.single and self._device_batch() < 2:
+            raise ConfigurationError(
+                "num_generations=1 with one rollout per device and generation batch: there is nothing to compare it "
+                "with. Raise per_device_train_batch_size or gradient_accumulation_steps."
+            )
+        if self.num_generations == 1 and not self.preset.single:
+            single = ", ".join(name for name, preset in ALGORITHMS.items() if preset.single)
+            raise ConfigurationError(
+                f"num_generations=1: {self.algorithm} compares rollouts of one prompt and needs at least 2. "
+                f"With one rollout per prompt, take algorithm {single}."
+            )
+
+    def _check_json(self) -> None:
+        """Refuses what `TrainingArguments` would read as JSON and fail on without a name."""
+        for name in self._VALID_DICT_FIELDS:
+            text = getattr(self, name)
+            if isinstance(text, str) and text.startswith("{"):
+                try:
+                    json.loads(text)
+                except ValueError as error:
+                    raise ConfigurationError(
+                        f'{name} must be a JSON object, such as \'{{"name": "value"}}\', got {text!r:.80}: {error}.'
+                    ) from error
+
+    def _check_engine(self) -> None:
+        for name, off in _NOT_CACHED.items():
+            if self.engine == "cached" and getattr(self, name) != off:
+                raise ConfigurationError(f"{name}={getattr(self, name)!r} needs engine=trl; engine=cached lacks it.")
+        if self.engine == "trl" and self.eval_temperature is not None:
+            raise ConfigurationError(
+                f"eval_temperature={self.eval_temperature} needs engine=cached; engine=trl samples evaluations as it "
+                "samples training. Leave it at None."
+            )

@@ -1,0 +1,214 @@
+"""The options that this trainer adds to TRL's, or gives another default: one class per group of `train --help`.
+
+A class's docstring is the title of its group. The first sentence of a help text, up to a semicolon, stands in `--help`;
+`--help-all` shows it whole.
+"""
+
+# ruff: noqa: RUF009 - `_help` is `dataclasses.field`, shorter
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainers.config.presets import ALGORITHMS
+
+MAX_TURN_TOKENS = 1024
+"""Tokens per turn in an environment whose actions may be long."""
+
+
+def _help(default: Any, text: str, **metadata: Any) -> Any:
+    return field(default=default, metadata={"help": text, **metadata})
+
+
+@dataclass
+class EnvironmentOptions:
+    """Environment."""
+
+    env_id: str | None = _help(
+        None,
+        "Registered id of the text environment to train on, such as AgentR1/HotpotQA-v0; or the first word. In a YAML "
+        "file only as env_id: TRL keeps the key env for environment variables.",
+        aliases=["--env"],
+    )
+    env_kwargs: dict[str, Any] | str | None = _help(None, "Arguments for `gymnasium.make`, as a JSON object.")
+    train_seeds: int | None = _help(
+        None, "Number of seeds to train on in an environment without a list of tasks; None: 1,000."
+    )
+
+
+@dataclass
+class ModelOptions:
+    """Model, and what of it is trained."""
+
+    warm_start: str | None = _help(
+        None,
+        "Folder of `agent-r1 sft`, or of any run, to go on from instead of a model; an adapter is merged into its base "
+        "model first, so that the KL is to the warm start.",
+    )
+    chat_template: str | None = _help(
+        None,
+        "Chat template to train with: a jinja file, or the name of one of TRL's (qwen3_training.jinja); None: the "
+        "model's own, or TRL's variant of it that keeps earlier turns. Options for it: chat_template_kwargs.",
+    )
+
+
+@dataclass
+class RolloutOptions:
+    """Rollouts and budgets."""
+
+    num_generations: int = _help(None, "Number of rollouts per prompt; 1 is allowed for reinforce++ and ppo. Preset.")
+    per_device_train_batch_size: int = _help(
+        5, "Number of rollouts, with all their contexts, in one pass of one device."
+    )
+    max_turn_tokens: int | None = _help(
+        None,
+        "Maximum number of tokens that the model samples per turn; None: as many as the longest action of the "
+        f"environment has bytes (`action_space.max_length`), and one, at most {MAX_TURN_TOKENS:,}.",
+    )
+    max_completion_length: int = _help(
+        8192,
+        "Maximum number of tokens of all turns and tool responses of a trajectory; where its context is rewritten, of "
+        "those that the context holds.",
+    )
+    max_prompt_length: int = _help(8192, "Maximum length of a prompt, in tokens; a longer one is refused.")
+    context_window: int | None = _help(
+        None,
+        "Number of turns whose tool output is shown; older output is removed (`wrappers.ContextWindow`). Each "
+        "rewritten context of a trajectory costs a forward and backward pass of its own.",
+    )
+    max_contexts: int = _help(
+        64, "Maximum number of contexts per trajectory; where one more would be needed, the episode is truncated."
+    )
+    engine: str = _help(
+        "cached", "Engine that samples: cached (KV cache kept across turns) or trl (TRL's own backend, such as vLLM)."
+    )
+    infrastructure_retries: int = _help(
+        2, "Number of times that an episode whose backend failed is played again; then it is dropped."
+    )
+
+
+@dataclass
+class AlgorithmOptions:
+    """Algorithm and credit."""
+
+    algorithm: str = _help(
+        "grpo",
+        f"Algorithm: {', '.join(ALGORITHMS)}, or MODULE:NAME of your own; it sets the preset fields that you leave "
+        "out. Your own is a function from `CreditInputs` and `CreditOptions` to `Credit`, with a preset where "
+        "`register_algorithm` gave it one (trainers.algorithms.advantages).",
+    )
+    gamma: float = _help(1.0, "Discount from one turn to the next, 0 to 1.")
+    lam: float = _help(1.0, "Lambda of generalised advantage estimation (ppo), 0 to 1.")
+    gae_level: str = _help("token", "Unit of time of GAE (ppo): token or turn.")
+    turn_returns: bool = _help(
+        False, "Credit each turn with what came from it on; not with the whole return (grpo, reinforce++-baseline)."
+    )
+    step_weight: float = _help(1.0, "Weight of the step advantages beside the episode's (gigpo).")
+    normalise_process_rewards: bool = _help(
+        False, "Divide process rewards by the batch's largest absolute reverse cumulative sum; as in the paper."
+    )
+    scale_rewards: str = _help(
+        None, "Deviation that divides returns: of the group, of the batch, or none; None: as in the paper. Preset."
+    )
+    beta: float = _help(None, "Weight of the KL divergence from the reference model; 0 loads none. Preset.")
+    kl_placement: str = _help(None, "Place of the KL of weight `beta`: loss or reward. Preset.")
+    use_bias_correction_kl: bool = _help(
+        None, "Multiply the KL in the loss by the ratio of policies; as TRL does by default, not the paper. Preset."
+    )
+    loss_type: str = _help(None, "Loss of TRL: grpo, bnpo, dr_grpo, dapo, cispo, sapo, luspo, vespo. Preset.")
+    epsilon: float = _help(None, "Clip range of the ratio below 1. Preset.")
+    epsilon_high: float | None = _help(
+        None, "Clip range of the ratio above 1, in cispo the ratio itself; None: `epsilon`. Preset."
+    )
+    importance_sampling_level: str = _help(None, "Level of the ratio: token or sequence. Preset.")
+    mask_truncated_completions: bool = _help(
+        None, "Leave rollouts that a budget cut out of the loss; their return still counts in the group. Preset."
+    )
+    loss_mask: bool = _help(
+        True,
+        "Ablation: False lets the environment's tokens into the loss; with the advantages of the turn after (unless "
+        "advantage_mask says otherwise), as if the model had sampled them.",
+    )
+    advantage_mask: bool = _help(
+        None,
+        "Ablation: False gives the environment's tokens the advantages of the turn after; in means and targets too, in "
+        "the loss only together with loss_mask=False. None: as loss_mask.",
+    )
+    critic_learning_rate: float = _help(
+        1e-5, "Learning rate of the critic (ppo), constant whatever `lr_scheduler_type` says."
+    )
+    critic_epochs: int = _help(1, "Number of passes of the critic over each generation batch (ppo).")
+    critic_minibatches: int = _help(2, "Number of optimiser steps of the critic per pass (ppo).")
+    critic_clip: float | None = _help(
+        0.5, "Maximum distance of a value from the rollout's per generation batch (ppo); None: any."
+    )
+
+
+@dataclass
+class AlarmOptions:
+    """Alarms: what stops a run, or warns."""
+
+    alarm_without_signal: int = _help(
+        10,
+        "Warn after this many logged steps in which rollouts of a prompt never differ in return; of the batch, where "
+        "a prompt has one rollout. Nothing was learned from them. The warning comes once. 0: never.",
+    )
+    stop_without_signal: bool = _help(False, "Stop, with the state saved, where alarm_without_signal would warn.")
+    alarm_answer_share_above: float | None = _help(
+        None,
+        "Stop when the share of a batch's most frequent answer stays above this; counted where "
+        "accepted answers differ between the tasks of a batch (logged as rollout/answer_share). None: never, but a "
+        "warning comes once when it stays above 0.9.",
+    )
+    alarm_entropy_below: float | None = _help(
+        None, "Stop when the entropy per token, in nats, stays below this; None: never."
+    )
+    alarm_repetition_above: float | None = _help(
+        None, "Stop when the share of 4-grams that repeat stays above this; None: never."
+    )
+    alarm_calls_below: float | None = _help(
+        None,
+        "Stop when the mean number of calls per rollout stays below this; None: never, but a warning comes once when "
+        "it stays below a tenth of what it was.",
+    )
+    alarm_dropped_above: float | None = _help(
+        0.5, "Stop when more than this share of a batch's rollouts was dropped; None: never."
+    )
+    alarm_drift_above: float = _help(
+        0.5,
+        "Stop when log-probs of engine and trainer differ by more than this many nats; on average over the "
+        "first generation batch: positions or weights are not the same in both. inf: never.",
+    )
+    alarm_patience: int = _help(5, "Number of logged steps in a row beyond its threshold that stop the run.")
+
+
+@dataclass
+class WatchOptions:
+    """Watching: the terminal, traces, evaluations during training."""
+
+    logging_steps: float = _help(1, "Optimiser steps from one logged line of numbers to the next; below 1 a share.")
+    sample_steps: int = _help(
+        10,
+        "Generation batches from one sample of the model's words in the terminal to the next; the best and the "
+        "worst rollout of one prompt. The first batch is always one. 0: none.",
+    )
+    trace_steps: int = _help(
+        0, "Generation batches from one file of output_dir/traces to the next; rollouts token by token. 0: none."
+    )
+    trace_episodes: int = _help(16, "Number of rollouts per file of traces: the first ones of the main process.")
+    logprob_check_steps: int = _help(
+        10, "Generation batches between comparisons of the engine's log-probs with the trainer's; 0: never."
+    )
+    eval_env_kwargs: dict[str, Any] | str | None = _help(
+        None,
+        "Arguments that differ from env_kwargs in evaluations during training, as a JSON object; {}: the same tasks.",
+    )
+    eval_episodes: int = _help(400, "Maximum number of episodes per evaluation; rounded down to whole batches.")
+    eval_temperature: float | None = _help(
+        None, "Sampling temperature of evaluations: 0 is greedy; None: as in training."
+    )
+    num_generations_eval: int = _help(1, "Number of episodes per task in an evaluation.")
+
+
+GROUPS = (EnvironmentOptions, ModelOptions, RolloutOptions, AlgorithmOptions, AlarmOptions, WatchOptions)
+"""In the order of `--help`."""

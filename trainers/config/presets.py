@@ -1,0 +1,117 @@
+"""What an algorithm's name stands for: an estimator of advantages, and the options that its paper sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.support.plugins import named_object
+
+PAPER = {
+    **{"num_generations": 5, "beta": 0.001, "kl_placement": "loss", "loss_type": "dapo"},
+    "use_bias_correction_kl": False,
+}
+"""Settings of Agent-R1's scripts (arXiv 2511.14460): 5 rollouts per prompt, KL 0.001 by the plain k3 estimator, and a
+loss that is a mean over tokens."""
+CISPO_CLIP = 5.0
+"""Upper bound of the ratio in the loss `cispo`: of the ratio itself, where other losses bound its distance from 1."""
+PRESET_FIELDS = (
+    *PAPER,
+    *("scale_rewards", "epsilon", "epsilon_high", "importance_sampling_level", "mask_truncated_completions"),
+)
+"""Options that a preset may set; where the user leaves them at None it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """What an algorithm's name stands for.
+
+    Attributes:
+        estimator: key in `advantages.ESTIMATORS`, or MODULE:NAME of a function like those in it.
+        settings: value of each preset field that the user left at None.
+        single: one rollout per prompt is enough.
+        needs: fields of `CreditInputs` that cost something and are made on demand: "values" (by a critic, trained on
+            the `returns` of the estimator's `Credit`), "state_ids".
+    """
+
+    estimator: str
+    settings: Mapping[str, Any]
+    single: bool = False
+    needs: tuple[str, ...] = ()
+
+
+ON_DEMAND = ("values", "state_ids")
+"""What a preset may need."""
+
+
+def make_preset(estimator: str, *, single: bool = False, needs: Sequence[str] = (), **settings: Any) -> Preset:
+    """Returns a preset: the paper's settings, but for those that are named.
+
+    Raises:
+        ConfigurationError: a setting that no preset has, or a need that nobody serves.
+    """
+    for name in needs:
+        if name not in ON_DEMAND:
+            raise ConfigurationError(f"The preset of {estimator!r} needs {name!r}. {suggest(name, ON_DEMAND)}")
+    for name in settings:
+        if name not in PRESET_FIELDS:
+            raise ConfigurationError(f"The preset of {estimator!r} sets {name!r}. {suggest(name, PRESET_FIELDS)}")
+    return Preset(estimator, MappingProxyType(PAPER | settings), single, tuple(needs))
+
+
+_ALGORITHMS = {
+    "grpo": make_preset("grpo"),
+    "rloo": make_preset("rloo"),
+    "reinforce++": make_preset("reinforce++", single=True, kl_placement="reward"),
+    "reinforce++-baseline": make_preset("reinforce++-baseline"),
+    "ppo": make_preset("ppo", single=True, needs=["values"], kl_placement="reward", num_generations=1),
+    "dr_grpo": make_preset("grpo", loss_type="dr_grpo", scale_rewards="none", beta=0.0),
+    "dapo": make_preset("grpo", epsilon_high=0.28, beta=0.0, mask_truncated_completions=True),
+    "gspo": make_preset(
+        "grpo", loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4, beta=0.0
+    ),
+    "cispo": make_preset("grpo", loss_type="cispo", epsilon_high=CISPO_CLIP, beta=0.0),
+    "turn_group": make_preset("turn_group"),
+    "gigpo": make_preset("gigpo", needs=["state_ids"]),
+}
+ALGORITHMS: Mapping[str, Preset] = MappingProxyType(_ALGORITHMS)
+"""Presets by name: the paper's five, TRL's loss variants (each with its own paper's clip range), turn-level groups, and
+those of users (`registry.register_algorithm`)."""
+
+
+def add_preset(name: str, preset: Preset) -> None:
+    """Adds an algorithm; `registry.register_algorithm` is for users, and refuses a name that is taken."""
+    _ALGORITHMS[name] = preset
+
+
+def find_preset(name: str) -> Preset:
+    """Returns what an algorithm's name stands for.
+
+    Args:
+        name: key in `ALGORITHMS`, or MODULE:NAME of a function; the module is looked for in the current folder first.
+
+    Raises:
+        ConfigurationError: there is no such algorithm.
+    """
+    module = name.rpartition(":")[0]
+    if not module and name not in ALGORITHMS:
+        raise ConfigurationError(
+            f"algorithm: got {name!r}. {suggest(name, ALGORITHMS)} One of your own is MODULE:NAME."
+        )
+    if not module:
+        return ALGORITHMS[name]
+    function = named_object(name)
+    if not callable(function):
+        raise ConfigurationError(
+            f"algorithm: {name!r} is {type(function).__name__} {function!r:.40}; expected a function from "
+            "CreditInputs and CreditOptions to Credit."
+        )
+    registered = getattr(function, REGISTERED, None)
+    return make_preset(name) if registered is None else ALGORITHMS[registered]
+
+
+REGISTERED = "registered_algorithm"
+"""Attribute of a function that a user registered: the name of its algorithm."""

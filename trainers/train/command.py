@@ -1,0 +1,131 @@
+"""The command `train`: options -> checks -> trainer -> a trained model in `output_dir`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from accelerate.utils import set_seed  # type: ignore[import-untyped]
+from datasets import Dataset
+from trl import get_peft_config, get_quantization_config  # type: ignore[attr-defined]
+
+from agent_r1_gym.registry import make_text_env
+from agent_r1_gym.support.terminal import say
+from trainers.running.checkpoints import check_unused, to_resume
+from trainers.running.command_line import read_options
+from trainers.running.memory import ModelShape, Setup, describe, estimate
+from trainers.running.merging import model_to_train
+from trainers.running.preflight import (
+    Source,
+    check_adapter,
+    check_model,
+    check_output,
+    check_packages,
+    find_model,
+    load_chat,
+    load_tokenizer,
+)
+from trainers.running.quiet import silence_libraries
+from trainers.running.sharding import save_whole_model, sharding_of
+from trainers.running.signals import SignalStop
+from trainers.running.speaking import Speaker
+from trainers.running.summary import closing, opening, write_end, write_start
+from trainers.train.building import MOST_SLOTS, build_trainer, model_init_kwargs
+from trainers.trainer import AgentTrainer
+
+
+def train(words: Sequence[str]) -> None:
+    """Trains as a command line says, and saves model and tokenizer in `output_dir`."""
+    silence_libraries()
+    args, model_args = read_options(words)
+    set_seed(args.seed)
+    check_packages(args, model_args)
+    check_output(args.output_dir)
+    check_unused(args.resume_from_checkpoint, directory=args.output_dir or "")
+    checkpoint = to_resume(args.resume_from_checkpoint, directory=args.output_dir or "")
+    name = find_model(
+        model_to_train(args.warm_start, model_args.model_name_or_path), revision=model_args.model_revision
+    )
+    source = Source(name, model_args.model_revision, args.trust_remote_code)
+    tokenizer = load_tokenizer(source)
+    chat = load_chat(source, tokenizer, args)
+    check_model(source, tokenizer)
+    peft_config = get_peft_config(model_args)
+    check_adapter(peft_config, source)
+    args.model_init_kwargs = model_init_kwargs(args, model_args)
+    trainer = build_trainer(
+        args,
+        name,
+        tokenizer=tokenizer,
+        chat=chat,
+        peft_config=peft_config,
+        quantization_config=get_quantization_config(model_args),
+    )
+    if trainer.accelerator.is_main_process:
+        say(_first_screen(trainer, name))
+        trainer.add_callback(Speaker(trainer))
+    with SignalStop(trainer.accelerator) as stop:
+        trainer.add_callback(stop)
+        trainer.train(resume_from_checkpoint=checkpoint)
+    if stop.stopped is not None:
+        if trainer.accelerator.is_main_process:
+            sys.stderr.write(_farewell(trainer))
+        raise SystemExit(128 + stop.stopped)
+    trainer.save_state()  # the log, which `agent-r1 report` draws
+    save_whole_model(trainer, args.output_dir)
+    if trainer.accelerator.is_main_process:
+        write_end(args, trainer.alarm.reason)
+    if trainer.alarm.reason is not None:
+        raise SystemExit(
+            f"Training was stopped by an alarm: {trainer.alarm.reason}. The state is in {args.output_dir}."
+        )
+    if trainer.accelerator.is_main_process and trainer.card is not None:
+        say(f"trained; {closing(args.output_dir, trainer.card)}")
+
+
+def _first_screen(trainer: AgentTrainer, model: str) -> str:
+    """Returns what a run says of itself as it begins, and keeps it for reports."""
+    args = trainer.args
+    env = make_text_env(str(args.env_id), dict(cast("Mapping[str, Any]", args.env_kwargs or {})))
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
+    parameters = sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
+    rows = len(cast("Dataset", trainer.train_dataset))
+    text = opening(args, model, parameters, env, rows, memory=_memory(trainer, parameters))
+    write_start(args, model, env)
+    env.close()
+    return text
+
+
+def _memory(trainer: AgentTrainer, parameters: tuple[int, int]) -> str:
+    """Returns how much memory a device needs, "" where the model's shape is not known."""
+    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    adapter = getattr(model, "peft_config", {}).get("default")
+    config = model.config.get_text_config()
+    trained, whole = parameters
+    shape = ModelShape.of(config, whole - trained if adapter is not None else whole)
+    if shape is None or getattr(model, "is_quantized", False):
+        return ""
+    length = min(
+        args.max_prompt_length + args.max_completion_length, getattr(config, "max_position_embeddings", sys.maxsize)
+    )
+    setup = Setup(
+        lora_rank=None if adapter is None else adapter.r,
+        weight_bytes=model.dtype.itemsize,
+        compute_bytes=2 if args.bf16 or args.fp16 else model.dtype.itemsize,
+        slots=min(MOST_SLOTS, int(args.generation_batch_size or 0) // args.world_size),
+        length=length,
+        micro_batch=args.per_device_train_batch_size,
+        reference=bool(args.beta),
+        critic=trainer.critic is not None,
+        checkpointing=args.gradient_checkpointing,
+        shards=args.world_size if str(sharding_of(trainer.accelerator)).startswith(("FSDP", "ZeRO-3")) else 1,
+    )
+    return describe(estimate(shape, setup), length)
+
+
+def _farewell(trainer: AgentTrainer) -> str:
+    folder = trainer.checkpoint_folder()
+    if trainer.args.save_only_model:
+        return f"Stopped; the model is in {folder}. With save_only_model a run cannot be resumed.\n"
+    return f"Stopped with the state saved in {folder}; add --resume_from_checkpoint True to go on.\n"
