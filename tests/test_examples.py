@@ -106,7 +106,6 @@ def test_the_walk_leads_from_a_random_model_to_an_exported_agent(warehouse: Path
     assert 'stock(item="tiles") -> tiles: 61' in told
     (score,) = json.loads((warehouse / "agent/agent.json").read_text())["scores"]
     assert score["metrics"]["em"]["mean"] == scores["eval-grpo"]
-    assert "http" not in re.sub(r"http://www\.w3\.org/\S+", "", (warehouse / "runs/report.html").read_text())[:2000]
 
 
 @pytest.mark.slow
