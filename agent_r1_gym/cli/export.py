@@ -69,8 +69,8 @@ def run(options: argparse.Namespace) -> int:
         card.save(temporary)
     say(
         f"exported to {out}: {'one merged model' if options.merge else 'an adapter' if adapter else 'a model'}, with "
-        f"{FILE} and README.md ({len(card.scores)} evaluations)\n"
-        f"talk to it:  agent-r1 chat {out}\nserve it:    agent-r1 serve {out}"
+        f"{FILE} and README.md (evaluations: {len(card.scores)})"
+        + (f"\ntalk to it:  agent-r1 chat {out}\nserve it:    agent-r1 serve {out}" if card.has_tools else "")
     )
     return 0
 

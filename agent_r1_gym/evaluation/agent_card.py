@@ -82,6 +82,11 @@ class AgentCard:
         versions = {name: version for name in _PACKAGES if (version := installed_version(name))}
         return cls(**known, **_told_by(env), versions=versions, commit=current_commit())
 
+    @property
+    def has_tools(self) -> bool:
+        """Whether its environment is a `ToolEnv`, in which people can talk to it."""
+        return self.parser is not None
+
     def save(self, folder: str | Path) -> None:
         """Writes the card beside a model, and its README; each whole or not at all."""
         row = {"format": FORMAT, **asdict(self)}
@@ -144,17 +149,26 @@ class AgentCard:
         }
         rows = "\n".join(f"| {name} | {text} |" for name, text in settings.items())
         library, weights = ("peft", _PEFT) if adapter else ("transformers", _TRANSFORMERS)
+        world = "the system turn and the tools of its environment" if self.has_tools else "what its environment shows"
         how = "by supervised learning from demonstrations" if self.algorithm == "sft" else "by reinforcement learning"
         return (
-            f"---\nlibrary_name: {library}\ntags: [agent-r1-gym, tool-use, reinforcement-learning]\n---\n\n"
+            f"---\nlibrary_name: {library}\ntags: [{', '.join(self._tags())}]\n---\n\n"
             f"# An agent for {self.env_id}\n\n"
-            f"Trained {how} to solve tasks over several turns with tools. It expects the system turn and the tools of "
-            "its environment, and the chat format in `chat_format.json`; without them it is not what was trained. "
+            f"Trained {how} to act over several turns{' with tools' if self.has_tools else ''}. It expects {world}, "
+            "and the chat format in `chat_format.json`; without them it is not what was trained. "
             f"`{FILE}` says the same for programs.\n\n| | |\n| --- | --- |\n{rows}\n\n"
-            f"{_scores_told(self.scores)}\n## Use\n\n```bash\nagent-r1 chat THIS_FOLDER\nagent-r1 serve THIS_FOLDER\n"
-            f"{self.eval_command('THIS_FOLDER')}\n```\n\nThe weights "
+            f"{_scores_told(self.scores)}\n## Use\n\n```bash\n"
+            + ("agent-r1 chat THIS_FOLDER\nagent-r1 serve THIS_FOLDER\n" if self.has_tools else "")
+            + f"{self.eval_command('THIS_FOLDER')}\n```\n\nThe weights "
             f"alone: {weights}.\n{_tools_told(self)}"
         )
+
+    def _tags(self) -> list[str]:
+        return [
+            "agent-r1-gym",
+            *(["tool-use"] if self.has_tools else []),
+            *([] if self.algorithm == "sft" else ["reinforcement-learning"]),
+        ]
 
 
 def score_of(run: RunFolder) -> dict[str, Any]:
@@ -222,6 +236,8 @@ def _scores_told(scores: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _tools_told(card: AgentCard) -> str:
+    if not card.has_tools:
+        return ""
     if card.tools is None:
         return "\nIts tools depend on the task; the environment makes them.\n"
     names = ", ".join(f"`{tool['function']['name']}`" for tool in card.tools) or "none"

@@ -30,6 +30,10 @@ OnEnd = Callable[[Trajectory], None]
 Start = Callable[[], tuple[str, dict[str, Any]]]
 """Opens an episode; returns what `env.reset` returns."""
 _NO_LIMIT = sys.maxsize
+MOST_TURNS = 1_000
+"""Number of turns after which an episode is truncated whose environment never ends it."""
+_HEEDED = {"context_rewritten": bool, "infrastructure_error": str, "answer": str, "end_reason": str, "dataset": str}
+"""Keys of `info` that environments of others may set, with their types: all others may mean anything there."""
 _LONGEST_LABEL = 40
 
 
@@ -85,6 +89,7 @@ class Session:
         self._lost: str | None = None
         with self.named():
             self.observation, self.info = (start or self._reset)()
+            self._heed()
         self._question = self.observation
         self._messages: tuple[Message, ...] = ()
         self._append_messages(None)
@@ -138,6 +143,7 @@ class Session:
             by_model: what was counted, if a model wrote the action; a method that asks only once ends with it.
         """
         self.observation, reward, terminated, truncated, self.info = step
+        self._heed()
         usage = by_model or Counted()
         self.spoken = self.spoken or by_model is not None
         self.turns.append(self._turn(encodable(action), checked_reward(reward, self.env), usage))
@@ -150,6 +156,8 @@ class Session:
             self._end()
         elif by_model is not None and self.method.one_shot:
             self.truncate("no_answer")
+        elif len(self.turns) >= MOST_TURNS and self._max_turns() == _NO_LIMIT:
+            self.truncate("max_turns")
 
     def truncate(self, reason: str = "max_tokens") -> None:
         """Ends the episode from outside; the reward of this end goes to the last turn."""
@@ -230,6 +238,13 @@ class Session:
             self.ended = True
             if self._on_end is not None:
                 self._on_end(self.record())
+
+    def _heed(self) -> None:
+        """Leaves of the `info` of an environment that is no `ToolEnv` what means here what it means there."""
+        if self.tool_env is None:
+            self.info = {
+                name: self.info[name] for name, kind in _HEEDED.items() if isinstance(self.info.get(name), kind)
+            }
 
     def _max_turns(self) -> int:
         """Returns the limit of turns: the environment's own, or that of Gymnasium's `TimeLimit` around it."""

@@ -139,7 +139,9 @@ class _Service:
 
     def __init__(self, agent: Agent, limits: Limits, key: str | None) -> None:
         self._agent, self._limits = agent, limits
-        self._expected = None if key is None else f"Bearer {key}".encode()
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise ConfigurationError("The key must be of printable ASCII characters: a header cannot carry others.")
+        self._key = None if key is None else key.encode()
         self._created = int(time.time())
         self._answering = 0
 
@@ -178,8 +180,9 @@ class _Service:
         self._answering -= 1
 
     def _check_key(self, request: Request) -> None:
-        given = request.headers.get("authorization", "").encode()
-        if self._expected is not None and not hmac.compare_digest(given, self._expected):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        right = scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._key or b"")
+        if self._key is not None and not right:
             raise Refusal(401, "The key is missing or wrong: send Authorization: Bearer KEY.")
 
 

@@ -42,7 +42,8 @@ class Messy(OraclePolicy):
         generator = random.Random(f"{state.task.id} {state.turn}")
         tool = generator.choice(state.tools)["function"]
         kinds = {name: kind["type"] for name, kind in tool["parameters"]["properties"].items()}
-        arguments = {name: "x" if kind == "string" else generator.randint(1, 99) for name, kind in kinds.items()}
+        item = state.task.metadata.get("item", "x")
+        arguments = {name: item if kind == "string" else generator.randint(1, 99) for name, kind in kinds.items()}
         call = f"<tool_call>{json.dumps({'name': tool['name'], 'arguments': arguments})}</tool_call>"
         good, kind = self._act(state), generator.randrange(12)
         turns = ["<tool_call>{torn</tool_call>", "Well.", call, call * 2, call * 17, call.replace(tool["name"], "fly"),

@@ -73,8 +73,8 @@ def closing(folder: str | None, card: AgentCard) -> str:
         f"the model is in {folder}; what it is an agent for is in its {FILE} and README.md\n"
         f"measure it:  {card.eval_command(str(folder))} --out {folder}/eval\n"
         f"look at it:  agent-r1 report {folder} {folder}/eval\n"
-        f"talk to it:  agent-r1 chat {folder}\n"
-        f"go on:       agent-r1 train {card.env_id} --warm_start {folder} --output_dir ..."
+        + (f"talk to it:  agent-r1 chat {folder}\n" if card.has_tools else "")
+        + f"go on:       agent-r1 train {card.env_id} --warm_start {folder} --output_dir ..."
     )
 
 

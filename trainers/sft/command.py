@@ -135,19 +135,33 @@ def main(words: Sequence[str]) -> None:
     if trainer.is_world_process_zero():
         tokenizer.save_pretrained(args.output_dir)
         chat.save(str(args.output_dir))
-        card = _card(args, name, env)
+        held_out = None if source is None else _held_out(source)
+        card = _card(args, name, env, demonstrations=held_out or "of training tasks")
         card.save(str(args.output_dir))
         say(f"learned from {len(kept)} episodes ({len(rows)} rows); {closing(args.output_dir, card)}")
+        if held_out:
+            note(f"{held_out}: the questions that `agent-r1 eval` asks by default are no test of this model")
 
 
-def _card(args: DemonstrationConfig, model: str, env: TextEnv) -> AgentCard:
+def _held_out(run: RunFolder) -> str | None:
+    """Returns a remark if the episodes of a run are of held-out questions."""
+    split = run.settings()["env_options"].get("split")
+    return None if split in (None, "train") else f"of the held-out split {split!r}"
+
+
+def _card(args: DemonstrationConfig, model: str, env: TextEnv, *, demonstrations: str) -> AgentCard:
     return AgentCard.of(
         env,
         env_id=str(args.env_id),
         env_options=dict(args.env_kwargs or {}),  # type: ignore[arg-type]
         base_model=model,
         algorithm="sft",
-        settings={"source": args.source, "learning rate": f"{args.learning_rate:g}", "seed": f"{args.seed}"},
+        settings={
+            "source": args.source,
+            "demonstrations": demonstrations,
+            "learning rate": f"{args.learning_rate:g}",
+            "seed": f"{args.seed}",
+        },
     )
 
 
@@ -160,8 +174,8 @@ def _run_folder(args: DemonstrationConfig) -> RunFolder | None:
                     f"{name} has no effect beside --from {args.source}, which was played; drop it."
                 )
         run = RunFolder(Path(args.source))
-        if run.settings()["env_options"].get("split") not in (None, "train"):
-            note(f"the demonstrations in {args.source} are of held-out questions: measure on others")
+        if held_out := _held_out(run):
+            note(f"the demonstrations in {args.source} are {held_out}: measure on others")
         return run
     if args.source.startswith((".", "/", "~")):
         raise ConfigurationError(f"--from {args.source}: no such folder; expected one of `agent-r1 eval`.")

@@ -59,7 +59,7 @@ def test_a_run_of_another_model_is_a_source(model: str, tmp_path: Path, capsys: 
     assert run([*words, *QUICK]) == 0
     captured = capsys.readouterr()
     assert f"9 of 9 episodes in {teacher} succeeded" in captured.out
-    assert "held-out questions: measure on others" in captured.err
+    assert "held-out split 'validation': measure on others" in captured.err
     assert not (out / FOLDER).exists()
 
 
