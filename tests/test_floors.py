@@ -34,7 +34,7 @@ FLOORS = {
         ("checker", "envs"),
         ("play",),
         ("evaluation",),
-        ("report",),
+        ("report", "serving"),
         ("cli",),
         ("__init__", "__main__"),
     ),
