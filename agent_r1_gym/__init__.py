@@ -38,6 +38,9 @@ from agent_r1_gym.vector import ToolVectorEnv
 if TYPE_CHECKING:
     from agent_r1_gym.checker import check_tool_env
     from agent_r1_gym.datasets.tasks import load_tasks
+    from agent_r1_gym.tools.as_tool import as_tool
+    from agent_r1_gym.tools.mcp import mcp_tools
+    from agent_r1_gym.tools.openapi import openapi_tools
     from agent_r1_gym.wrappers import (
         ChooseAction,
         ContextWindow,
@@ -80,6 +83,7 @@ __all__ = [
     "ToolVectorEnv",
     "Transition",
     "__version__",
+    "as_tool",
     "check_tool_env",
     "envs",
     "info_from_dict",
@@ -88,6 +92,8 @@ __all__ = [
     "load_tasks",
     "make_retriever",
     "make_rewards",
+    "mcp_tools",
+    "openapi_tools",
     "register",
     "to_chat",
     "tool",
@@ -100,9 +106,12 @@ _IMPORTED_WHEN_NAMED = {
     "MessageObservation": "wrappers",
     "TextGame": "wrappers",
     "TokenObservation": "wrappers",
+    "as_tool": "tools.as_tool",
     "check_tool_env": "checker",
     "checker": "checker",
     "load_tasks": "datasets.tasks",
+    "mcp_tools": "tools.mcp",
+    "openapi_tools": "tools.openapi",
     "wrappers": "wrappers",
 }
 """Module of each name that few programs need; importing them all takes a sixth of the package's own time."""

@@ -237,7 +237,7 @@ def make_text_env(name: str, options: Mapping[str, Any], *, markup: Sequence[str
         markup: further strings that a `ToolEnv` breaks in foreign text, such as a tokenizer's special tokens.
 
     Raises:
-        ConfigurationError: no such environment, options that do not fit it, or one that does not observe text.
+        ConfigurationError: no such environment, options that do not fit it, or one that does not observe and take text.
     """
     identifier = full_id(name)
     env = _make(identifier, options)
@@ -247,6 +247,11 @@ def make_text_env(name: str, options: Mapping[str, Any], *, markup: Sequence[str
         raise ConfigurationError(
             f"{name} observes {type(space).__name__}, not text; only text environments can be played by a language "
             "model. A wrapper that says in words what is observed makes one of it."
+        )
+    if not is_tool_env and not isinstance(env.action_space, gymnasium.spaces.Text):
+        raise ConfigurationError(
+            f"{name} takes {type(env.action_space).__name__} as action, not text; only text environments can be played "
+            "by a language model. A wrapper that reads a text and acts makes one of it."
         )
     if is_tool_env and markup and "markup" not in options:
         env.close()

@@ -123,8 +123,8 @@ def _number(term: RewardTerm, transition: Transition) -> float:
     if type(value) is float:
         return value
     try:
-        return float(value)
-    except (TypeError, ValueError) as error:
+        return float(value + 0)  # a text that looks like a number is none
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigurationError(f"Reward term {term.name!r} must return a number, got {value!r:.80}.") from error
 
 

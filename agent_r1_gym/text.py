@@ -115,12 +115,10 @@ def render_text(messages: Iterable[Message]) -> str:
 
 def render_ansi(messages: Iterable[Message]) -> str:
     """Returns a whole history as text with one terminal colour a role."""
-    return "".join(
-        f"\x1b[{_COLOURS[message.role]}m{_printable(render_message(message))}\x1b[0m" for message in messages
-    )
+    return "".join(f"\x1b[{_COLOURS[message.role]}m{printable(render_message(message))}\x1b[0m" for message in messages)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Returns `text` without control characters, so that a tool's output cannot steer the terminal."""
     return "".join(character for character in text if character.isprintable() or character in "\n\t")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 import functools
 import json
 import os
@@ -11,10 +12,11 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from threading import TIMEOUT_MAX
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout, ToolError
 from agent_r1_gym.support.checks import check_integer
+from agent_r1_gym.support.lifetime import Lifetime
 from agent_r1_gym.support.threads import LostCalls, run_side_by_side
 from agent_r1_gym.types import ErrorKind, ToolCall, ToolOutcome
 
@@ -73,6 +75,9 @@ class Tool(abc.ABC):
     Raises:
         ConfigurationError: a name, schema or limit is not valid.
     """
+
+    per_episode: ClassVar[bool] = False
+    """Whether each episode has a copy of this tool, with an `episode` of its own."""
 
     def __init__(
         self,
@@ -136,6 +141,18 @@ class Tool(abc.ABC):
 
     def close(self) -> None:  # noqa: B027 - most tools own nothing
         """Frees what this tool owns; may be called twice."""
+
+    @property
+    def episode(self) -> Lifetime:
+        """What belongs to the episode: `self.episode.get("page", open_page)` opens it at the first call."""
+        own: Lifetime = self.__dict__.setdefault("_episode", Lifetime())  # outside of an environment
+        return own
+
+    def for_episode(self, episode: Lifetime) -> Self:
+        """Returns the copy that one episode calls; tools of an environment share its `episode`."""
+        own = copy.copy(self)
+        own.__dict__["_episode"] = episode
+        return own
 
     @property
     def batch_key(self) -> Hashable:

@@ -12,7 +12,7 @@ import pytest
 
 from agent_r1_gym.cli.main import build_parser
 from agent_r1_gym.cli.train import TRAINER_COMMANDS
-from tests.kit.pages import PAGES, ROOT, blocks, commands, started
+from tests.kit.pages import PAGES, ROOT, blocks, commands, run
 
 OTHERS = {"pip", "trl", "vllm", "curl", "cd", "export"}
 """Programs of others, whose options are not ours to check."""
@@ -34,14 +34,12 @@ def test_every_block_runs(page: str, tmp_path: Path) -> None:
     for block in blocks(page, "python", "bash"):
         if "import torch" in block.text:
             pytest.importorskip("trl", reason="the train extra is not installed")
-        runs = (
-            [[sys.executable, "-W", "error", "-c", block.text]]
-            if block.language == "python"
-            else [started(words) for words in commands(block.text)]
-        )
-        for words in runs:
+        if block.language == "python":
+            words = [sys.executable, "-W", "error", "-c", block.text]
             done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-            assert done.returncode == 0, f"{block.text}\n{done.stderr[-2000:]}"
+        else:
+            done = run(block.text, tmp_path)
+        assert done.returncode == 0, f"{block.text}\n{done.stderr[-2000:]}"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")])

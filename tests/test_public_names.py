@@ -12,10 +12,11 @@ import agent_r1_gym
 
 ROOT = Path(__file__).parents[1]
 NAMES = """
-AgentR1Error ChooseAction ConfigurationError ContextWindow EpisodeState Hit InfrastructureError LanguageWrapper Message
-MessageObservation ParseError ParsedTurn Parser Passage QADataset Question Retriever RewardTerm SearchTool Task TextGame
-TokenObservation Tool ToolCall ToolEnv ToolError ToolOutcome ToolVectorEnv Transition __version__ check_tool_env envs
-info_from_dict info_to_dict load_dataset load_tasks make_retriever make_rewards register to_chat tool
+AgentR1Error ChooseAction ConfigurationError ContextWindow EpisodeState Hit InfrastructureError LanguageWrapper
+Message MessageObservation ParseError ParsedTurn Parser Passage QADataset Question Retriever RewardTerm SearchTool
+Task TextGame TokenObservation Tool ToolCall ToolEnv ToolError ToolOutcome ToolVectorEnv Transition __version__
+as_tool check_tool_env envs info_from_dict info_to_dict load_dataset load_tasks make_retriever make_rewards mcp_tools
+openapi_tools register to_chat tool
 """
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.trainer_callback import ProgressCallback
 
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.evaluation.agent_card import AgentCard
 from agent_r1_gym.play.record import Trajectory
 from trainers import trl_seams
 from trainers.algorithms.advantages import check_options
@@ -41,7 +42,6 @@ from trainers.running import checkpoints
 from trainers.running.alarms import CollapseAlarm
 from trainers.running.progress_bar import RolloutProgress
 from trainers.running.resumable import ResumableTrainer
-from trainers.running.summary import model_card
 from trainers.running.traces import trace_line, write_traces
 
 MEANS_OVER_ROLLOUTS = ("grpo", "sapo", "luspo", "dr_grpo")
@@ -69,6 +69,7 @@ class AgentTrainer(ResumableTrainer):
         eval_dataset: rows to evaluate on during training.
         processing_class: the tokenizer; None: the model's.
         chat: how messages became tokens; saved with every model.
+        card: what the model is an agent for; saved with every model, and as its README.
         peft_config: train an adapter; the critic of PPO gets one like it.
         **trl_arguments: `callbacks`, `optimizers`, `quantization_config`, as TRL takes them.
 
@@ -92,6 +93,7 @@ class AgentTrainer(ResumableTrainer):
         eval_dataset: Any = None,
         processing_class: Any = None,
         chat: ChatFormat | None = None,
+        card: AgentCard | None = None,
         peft_config: Any = None,
         **trl_arguments: Any,
     ) -> None:
@@ -119,14 +121,14 @@ class AgentTrainer(ResumableTrainer):
                 rollout_func=lambda _prompts, _trainer: self._roll_out(),
                 **trl_arguments,
             )
-        self.collect, self.chat = collect, chat
+        self.collect, self.chat, self.card = collect, chat, card
         self.mask_truncated_completions = False  # TRL goes by the last token, `_roll_out` by `truncated`
         self.scale_rewards = args.scale_rewards or "group"  # for TRL's own statistics, which want a name
         self.alarm = CollapseAlarm(args)
         self.add_callback(self.alarm)
         if not args.disable_tqdm:
             self.remove_callback(ProgressCallback)
-            self.add_callback(RolloutProgress())
+            self.add_callback(RolloutProgress(args.algorithm))
         if value_model is not None:
             self.critic = Critic(value_model, args, accelerator=self.accelerator)
         self._rows: list[Row] = []  # that TRL is having rolled out
@@ -137,16 +139,16 @@ class AgentTrainer(ResumableTrainer):
         self.evaluated = 0
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Saves model and tokenizer, and beside them how messages became tokens; checkpoints come this way too."""
+        """Saves model and tokenizer, how messages became tokens, and the agent card; checkpoints come this way too."""
         super()._save(output_dir, state_dict)
+        folder = Path(output_dir or self.args.output_dir or ".")
         if self.chat is not None:
-            self.chat.save(output_dir or self.args.output_dir or ".")
+            self.chat.save(folder)
+        if self.card is not None:
+            self.card.save(folder)
 
     def create_model_card(self, *_arguments: Any, **_options: Any) -> None:
-        """Writes what was trained on what, where TRL would say what it does not know."""
-        if self.is_world_process_zero():
-            base = self.args.warm_start or getattr(self.model.config, "_name_or_path", "") or "a given model"
-            (Path(self.args.output_dir or "") / "README.md").write_text(model_card(self.args, base), encoding="utf-8")
+        """Writes nothing: the agent card is saved with the model, and TRL's would say what it does not know."""
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> dict[str, Any]:
         """Lets TRL roll out and score, then replaces its advantages (B,) by credit for each token (B, T)."""

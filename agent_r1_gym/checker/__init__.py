@@ -70,20 +70,15 @@ def check_tool_env(env: ToolEnv, *, actions: Sequence[str] | None = None, episod
     for episode in range(episodes):
         first = episode % len(turns)
         probe.play(turns[first:] + turns[:first], seed=episode)
-    _check_calls(probe)
+    played = tuple(probe.executed)
     for check in (_check_determinism, _check_seeding, _check_halves, _check_snapshots, _check_outcomes):
         check(probe, turns)
-    plain = (
-        _check_end,
-        _check_options,
-        _check_prompt,
-        _check_odd_actions,
-        _check_no_texts,
-        _check_oracle,
-        _check_close,
-    )
-    for plain_check in plain:
+    for plain_check in (_check_end, _check_options, _check_prompt, _check_odd_actions, _check_no_texts):
         plain_check(probe)
+    before = len(probe.executed)
+    _check_oracle(probe)
+    _check_calls(probe, [*played, *probe.executed[before:]])  # the default turns may name nothing that exists
+    _check_close(probe)
 
 
 def _check_spaces(probe: Probe) -> None:
@@ -123,12 +118,12 @@ def _check_oracle(probe: Probe) -> None:
                 )
 
 
-def _check_calls(probe: Probe) -> None:
-    """Of the calls that were executed so far one has succeeded: else the model learns nothing, and nobody is told."""
-    if probe.executed and not any(outcome.ok for outcome in probe.executed):
-        first = probe.executed[0]
+def _check_calls(probe: Probe, executed: Sequence[ToolOutcome]) -> None:
+    """Of the calls that were executed one has succeeded: else the model learns nothing, and nobody is told."""
+    if executed and not any(outcome.ok for outcome in executed):
+        first = executed[0]
         raise probe.fail(
-            f"all {len(probe.executed)} calls failed, the first with {first.error}: {first.content!r:.200}",
+            f"all {len(executed)} calls failed, the first with {first.error}: {first.content!r:.200}",
             "Mend the tool (the log has its traceback), or give `actions` with a call that succeeds.",
         )
 

@@ -109,8 +109,15 @@ def play(options: argparse.Namespace, *, command: str, most: int | None = None) 
         retries=options.retries,
         patience=options.patience,
         name=command,
+        about=_about(env),
     )
     return folder, metrics, served(env)
+
+
+def _about(env: TextEnv) -> dict[str, Any]:
+    """Returns what a reader of the run wants to know and the settings say only where it was chosen."""
+    bare = env.unwrapped
+    return {"reward_weights": bare.reward_weights, "max_turns": bare.max_turns} if isinstance(bare, ToolEnv) else {}
 
 
 def metrics_table(metrics: Summary) -> str:

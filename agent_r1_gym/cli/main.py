@@ -22,12 +22,17 @@ _COMMANDS = {
     "eval": "measure a policy on a fixed set of questions, with intervals and break-downs; can be resumed",
     "rollout": "`eval` to look at: the first 100 questions, mean scores without intervals, and a page of their traces",
     "report": "show evaluation and training runs on one HTML page: tables, plots, traces",
-    "compare": "show where two evaluation runs differ, question by question",
+    "compare": "show where evaluation runs differ, question by question",
+    "rescore": "score the episodes of a run with another reward, without playing them again",
     "sft": "teach a model to act by demonstrations: the oracle's, a stronger model's, or its own successes",
     "train": "train an agent by reinforcement learning; takes the options of `python -m trainers.train`",
+    "chat": "talk to an agent in the terminal; its tools run",
+    "serve": "serve an agent over HTTP as an OpenAI-compatible model; its tools run here",
+    "export": "write a trained agent as a folder for others: weights, tokenizer, chat format, cards with scores",
     "prepare": "download or read a data set once and index its passages",
     "index": "build a search index of a corpus file",
     "serve-retriever": "serve search over HTTP (Search-R1 and Agent-R1 formats)",
+    "serve-mcp": "serve an environment's tools to other agents by MCP: never its reset, answers or rewards",
     "doctor": "show which packages, Java and data are installed",
 }
 

@@ -136,6 +136,8 @@ def _turn(env: ToolEnv, word: str, rest: str) -> str:
         return env.parser.format_answer(f"{word} {rest}".strip())
     if word == "call":
         word, _, rest = rest.strip().partition(" ")
+    if word in ("answer", "raw") and word not in tools:
+        raise ConfigurationError(f"`{word}` needs a text after it.")
     if word not in tools:
         known = [*tools, *(name.split()[0] for name in (*_ALWAYS, *_WITH_TASK))]
         raise ConfigurationError(f"{word!r} is no tool. {suggest(word, known)} `answer TEXT` gives the final answer.")

@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="folder of `agent-r1 eval`, of `agent-r1 quickstart`, or of the trainer (its output_dir)",
     )
+    parser.add_argument(
+        "--baseline", type=Path, help="evaluation run to compare the others with (default: the first that is named)"
+    )
     parser.add_argument("--out", type=Path, help="HTML file to write (default: runs/report-....html)")
 
 
@@ -27,6 +30,6 @@ def run(options: argparse.Namespace) -> int:
     """Writes the page."""
     out = page_path(options.out, "report")
     started = time.perf_counter()
-    size = write_report(options.runs, out)
+    size = write_report(options.runs, out, baseline=options.baseline)
     say(f"{out}: {size / 1e6:.1f} MB, in {time.perf_counter() - started:.1f} s; open it in a browser")
     return 0

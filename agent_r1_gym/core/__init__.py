@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from agent_r1_gym.core.history import EpisodeState, History
+from agent_r1_gym.core.history import EpisodeState, History, cut
 from agent_r1_gym.core.opening import PlainSpec, check_prompts, chosen_task, opened_tasks, system_text
+from agent_r1_gym.core.toolbox import Toolbox
 from agent_r1_gym.core.turn import PendingStep
 from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError
 from agent_r1_gym.parsing import Parser, make_parser
@@ -28,8 +29,6 @@ from agent_r1_gym.tool import PendingCall, Tool, execute_calls
 from agent_r1_gym.types import ParsedTurn, Task, ToolCall, ToolOutcome, Transition
 
 StepReturn = tuple[str, float, bool, bool, dict[str, Any]]
-_TERMINATIONS = ("answer", "goal")
-_CUT_NOTE = "\n[the history budget is spent]"
 
 
 class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
@@ -175,12 +174,12 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
     @property
     def episode_tools(self) -> tuple[Tool, ...]:
         """The tools of the current episode."""
-        return tuple(self._by_name.values())
+        return tuple(self._toolbox.by_name.values())
 
     @property
     def tool_schemas(self) -> list[dict[str, Any]]:
         """The tools of the current episode as OpenAI-style function schemas."""
-        return [tool.schema for tool in self._by_name.values()]
+        return [tool.schema for tool in self._toolbox.by_name.values()]
 
     @property
     def transitions(self) -> tuple[Transition, ...]:
@@ -253,7 +252,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
             raise EpisodeError("No episode is running: call reset() before the first step and after an episode ended.")
         action = encodable(action)
         overlong = len(self._history.text) + len(action) > self.max_history_chars
-        self._pending = PendingStep.of(action, self.parser.parse(action), self._by_name, overlong=overlong)
+        self._pending = PendingStep.of(action, self.parser.parse(action), self._toolbox.by_name, overlong=overlong)
         return self._pending.calls
 
     def prepare_step(self, outcomes: Sequence[ToolOutcome]) -> None:
@@ -286,16 +285,17 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         messages = pending.messages(self.parser, self._wording, merged)
         text = "".join([history.text, *map(render_message, messages)])
         overflow = pending.overlong or len(text) > self.max_history_chars
-        if overflow:
-            text = text[: self.max_history_chars - len(_CUT_NOTE)] + _CUT_NOTE
+        text = cut(text, self.max_history_chars) if overflow else text
         task, parsed, earlier = history.task, pending.parsed, history.transitions
         transition = Transition(task, len(earlier), parsed, merged, False, False, earlier)
         end_reason = self._end_reason(transition, overflow)
         if end_reason is not None:
-            terminated = end_reason in _TERMINATIONS
+            terminated = end_reason in ("answer", "goal")
             transition = Transition(task, len(earlier), parsed, merged, terminated, not terminated, earlier)
         earned = self.rewards.evaluate(transition)
         self._history = history.after(messages, text, transition)
+        if end_reason is not None:
+            self._toolbox.end()
         observation, info = self._show(new=len(messages), earned=earned, end_reason=end_reason)
         return observation, earned.reward, transition.terminated, transition.truncated, info
 
@@ -319,6 +319,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         transition = Transition(history.task, len(earlier), ParsedTurn(), (), truncated=True, earlier=earlier)
         self._pending = None
         self._history = history.after((), history.text, transition)
+        self._toolbox.end()
         return self.rewards.evaluate(transition)
 
     def render(self) -> str | None:
@@ -333,7 +334,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         """Returns a snapshot of the running episode and of the generator, to branch or resume from."""
         if self._history is None:
             raise EpisodeError("There is nothing to snapshot before the first episode; call reset() first.")
-        tools = tuple(copy.deepcopy(tool.get_state()) for tool in self._by_name.values())
+        tools = tuple(copy.deepcopy(tool.get_state()) for tool in self.episode_tools)
         return EpisodeState(self._history, self.np_random.bit_generator.state, tools)
 
     def set_state(self, state: EpisodeState) -> None:
@@ -342,18 +343,18 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
             raise EpisodeError(f"set_state() takes a snapshot that get_state() made, got {type(state).__name__}.")
         self._history = None  # what follows may raise
         self._open(state.history.task)
-        if len(state.tools) != len(self._by_name):
-            raise EpisodeError(
-                f"The snapshot is of {len(state.tools)} tools, this environment has {len(self._by_name)}."
-            )
+        tools = self.episode_tools
+        if len(state.tools) != len(tools):
+            raise EpisodeError(f"The snapshot is of {len(state.tools)} tools, this environment has {len(tools)}.")
         self.np_random.bit_generator.state = state.generator
-        for tool, tool_state in zip(self._by_name.values(), state.tools, strict=True):
+        for tool, tool_state in zip(tools, state.tools, strict=True):
             tool.set_state(copy.deepcopy(tool_state))
         self._history = state.history
 
     def close(self) -> None:
-        """Closes the tools; may be called twice."""
-        for tool in dict.fromkeys((*self.tools, *self._indexed_tools)):
+        """Ends the episode's connections and closes the tools; may be called twice."""
+        self._toolbox.end()
+        for tool in dict.fromkeys((*self.tools, *self._toolbox.tools)):
             tool.close()
 
     def __repr__(self) -> str:
@@ -365,21 +366,20 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
     def _open(self, task: Task) -> History:
         """Takes the tools of an episode on `task` and returns its beginning."""
         self._pending = None
+        self._toolbox.end()
         tools = tuple(self.make_tools(task))
-        if tools != self._indexed_tools:
+        if tools != self._toolbox.tools:
             self._index_tools(tools)
+        self._toolbox.begin()
         user = self._wording.prompt(self.task_prompt(task))
         return History(task, (*self._system, user), self._system_rendered + render_message(user))
 
     def _index_tools(self, tools: tuple[Tool, ...]) -> None:
         """Looks the episode's tools up and writes the system turn, once for all episodes with the same tools."""
-        if len({tool.name for tool in tools}) < len(tools):
-            raise ConfigurationError(f"Two tools have one name: {[tool.name for tool in tools]}.")
-        self._indexed_tools = tools
-        self._by_name = {tool.name: tool for tool in tools}
+        self._toolbox = Toolbox(tools)
         instructions = self.instructions if self._system_prompt is None else self._system_prompt
         tools_and_format = self.parser.instructions(self.tool_schemas)
-        text = system_text(instructions, self._raw_system_prompt, tools_and_format, self._by_name)
+        text = system_text(instructions, self._raw_system_prompt, tools_and_format, self._toolbox.by_name)
         self._system, self._system_rendered = system_turn(text)
 
     def _end_reason(self, transition: Transition, overflow: bool) -> str | None:

@@ -10,6 +10,7 @@ from agent_r1_gym.rewards import StepReward
 from agent_r1_gym.types import Message, ParsedTurn, Task, Transition
 
 _NO_TURN = ParsedTurn()
+_CUT_NOTE = "\n[the history budget is spent]"
 
 
 class History(NamedTuple):
@@ -72,6 +73,11 @@ class History(NamedTuple):
             "end_reason": end_reason,
             "infrastructure_error": self.infrastructure_error,
         }
+
+
+def cut(text: str, budget: int) -> str:
+    """Returns a history that exceeds its budget as `budget` characters that say so."""
+    return text[: budget - len(_CUT_NOTE)] + _CUT_NOTE
 
 
 @dataclass(frozen=True, slots=True)

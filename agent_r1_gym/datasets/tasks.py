@@ -51,6 +51,8 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 _SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 _HUB = "hub:"
+_LONGEST_CELL = 2**27
+"""Maximum number of characters of a cell of a table."""
 
 
 class TaskSet(Sequence[Task]):
@@ -196,7 +198,10 @@ def _read(
             task, own = _task(row, fields, unnamed=f"{split}/{number}" if split and len(sources) > 1 else str(number))
             key = own or split, task.id
             if key in places:
-                raise DatasetError(f"{row.where}: the id {task.id!r} is already that of {places[key]}")
+                raise DatasetError(
+                    f"{row.where}: the id {task.id!r} is already that of {places[key]} (a row without an id "
+                    "is known by its position)"
+                )
             places[key] = row.where
             tasks.append((task, own or split))
             empty += ((row.where, answer) for answer in task.answers if not normalize_answer(answer))
@@ -316,6 +321,7 @@ def _rows(file: Path, fields: Mapping[str, str]) -> Iterator[Row]:
 
 def _table_rows(file: Path, as_json: Collection[str | None], *, delimiter: str) -> Iterator[Row]:
     """Yields the rows of a table; cells of the columns `as_json` that hold a list or an object are read as such."""
+    csv.field_size_limit(_LONGEST_CELL)  # of the process; 128 KiB otherwise, and contexts are longer
     try:
         with file.open(newline="", encoding="utf-8-sig") as text:
             reader = csv.DictReader(text, delimiter=delimiter, strict=True)

@@ -18,6 +18,7 @@ from agent_r1_gym.play.jobs import Job
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.support.files import locked
+from agent_r1_gym.support.progress import Progress
 
 PATIENCE = 180.0
 """Seconds without a finished episode, while all lose their backend, after which the run stops."""
@@ -57,6 +58,7 @@ def evaluate(
     retries: int = 1,
     patience: float = PATIENCE,
     name: str = "eval",
+    about: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Plays the jobs that the folder lacks, under a progress bar, and returns `metrics.json`.
 
@@ -70,18 +72,17 @@ def evaluate(
         retries: further tries of an episode that lost a backend.
         patience: see `PATIENCE`.
         name: label of the progress bar.
+        about: what `run.json` says of this start besides date, command and versions.
 
     Raises:
         ConfigurationError: the folder holds another run, or nothing can be played like this.
         InfrastructureError: the backend is down, or a process died; what is finished is kept.
     """
-    from tqdm import tqdm
-
     with _only_writer(folder), contextlib.closing(folder):
-        folder.open(settings)
+        folder.open(settings, about)
         done = {(record.task_index, record.sample) for record in folder.episodes()}
         left = [job for job in jobs if job.key not in done]
-        with tqdm(total=len(jobs), initial=len(done), desc=name, unit="episode") as bar:
+        with Progress(len(jobs), name, "episode", done=len(done)) as bar:
             ledger = _Ledger(folder, bar)
             if processes > 1 and len(left) > 1:
                 _in_processes(make_cast, left, min(processes, len(left)), retries, patience, ledger.add)
@@ -96,7 +97,7 @@ def evaluate(
 class _Ledger:
     """Writes episodes as they end."""
 
-    def __init__(self, folder: RunFolder, bar: Any) -> None:
+    def __init__(self, folder: RunFolder, bar: Progress) -> None:
         self._folder, self._bar = folder, bar
         self.failures: list[Failure] = []
         self._sums = {"return": 0.0, "em": 0.0}
@@ -104,16 +105,17 @@ class _Ledger:
 
     def add(self, finished: Finished) -> None:
         record = finished.record
-        self._bar.update()
         if record.infrastructure_error is not None:
             self.failures.append(Failure.of(record, finished.tries))
+            self._bar.update()
             return
         self._folder.add(record)
         self._kept += 1
         self._sums["return"] += record.episode_return
         self._sums["em"] += record.scores.get("em", 0.0)
         metric = "em" if record.scores else "return"
-        self._bar.set_postfix({metric: f"{self._sums[metric] / self._kept:.3f}"}, refresh=False)
+        self._bar.show({metric: f"{self._sums[metric] / self._kept:.3f}"})
+        self._bar.update()
 
 
 @dataclass

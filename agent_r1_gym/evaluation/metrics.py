@@ -32,6 +32,7 @@ METRICS = (
 """Numbers of an episode that are averaged, in the order of tables. `sub_em` is the lenient substring match."""
 
 
+_PAIRED = ("em", "f1", "sub_em", "support_recall", "return", "turns", "calls")
 _ALWAYS = ("type", "hops")
 _MOST_VALUES = 8
 
@@ -188,6 +189,17 @@ def _by_task(records: Sequence[Trajectory]) -> dict[int, list[Trajectory]]:
     return groups
 
 
+def check_same_questions(ours: RunFolder, theirs: RunFolder) -> None:
+    """Raises a `ConfigurationError` if two runs asked different sets of questions, a `DatasetError` if one is none."""
+    hashes = [run.settings()["question_hash"] for run in (ours, theirs)]
+    if hashes[0] != hashes[1]:
+        first, second = (str(value)[:12] for value in hashes)
+        raise ConfigurationError(
+            f"{ours.path} and {theirs.path} asked different questions (hashes {first} and {second}); "
+            "evaluate both on the same data, split and number of questions."
+        )
+
+
 def compare_runs(ours: RunFolder, theirs: RunFolder, *, seed: int = 0) -> Summary:
     """Returns the paired comparison of two runs over the questions that both have finished (see `compare_records`).
 
@@ -195,12 +207,7 @@ def compare_runs(ours: RunFolder, theirs: RunFolder, *, seed: int = 0) -> Summar
         ConfigurationError: the runs asked different sets of questions.
         DatasetError: a folder holds no run.
     """
-    hashes = [run.settings()["question_hash"] for run in (ours, theirs)]
-    if hashes[0] != hashes[1]:
-        raise ConfigurationError(
-            f"{ours.path} and {theirs.path} asked different questions (hashes {hashes[0][:12]} and {hashes[1][:12]}); "
-            "evaluate both on the same data, split and number of questions."
-        )
+    check_same_questions(ours, theirs)
     return compare_records(ours.episodes(), theirs.episodes(), seed=seed)
 
 
@@ -209,7 +216,7 @@ def compare_records(ours: Sequence[Trajectory], theirs: Sequence[Trajectory], *,
 
     `questions` (number), and by metric `em`, `f1`, `sub_em`, `support_recall`, `turns`, `calls`: `difference` (ours -
     theirs, a question's score being the mean of its samples), `low`, `high`, `p_value` (sign-flip test); for `em` with
-    one sample each also `mcnemar_p_value`.
+    one sample each also `mcnemar_p_value`. Where no episode has an `em`, there is `return` too.
 
     Raises:
         ConfigurationError: no question is in both.
@@ -219,15 +226,20 @@ def compare_records(ours: Sequence[Trajectory], theirs: Sequence[Trajectory], *,
     if not common:
         raise ConfigurationError("The runs have finished no question in common; resume them first.")
     result: Summary = {"questions": len(common)}
-    for name in ("em", "f1", "sub_em", "support_recall", "turns", "calls"):
+    for name in _PAIRED:
         pairs = [(_mean(left[index], name), _mean(right[index], name)) for index in common]
         pairs = [(mine, theirs_mean) for mine, theirs_mean in pairs if mine is not None and theirs_mean is not None]
-        if pairs:
+        if pairs and (name != "return" or "em" not in result):
             mine, theirs_mean = zip(*pairs, strict=True)
             result[name] = paired_bootstrap(mine, theirs_mean, seed=seed)._asdict()
             if name == "em" and all(len(left[index]) == len(right[index]) == 1 for index in common):
                 result[name]["mcnemar_p_value"] = mcnemar_test(mine, theirs_mean)
     return result
+
+
+def p_value(test: Mapping[str, float]) -> float:
+    """Returns the p-value of one metric of a comparison: McNemar's where there is one."""
+    return test.get("mcnemar_p_value", test["p_value"])
 
 
 def _mean(records: Sequence[Trajectory], name: str) -> float | None:

@@ -7,8 +7,9 @@
         of the model and its decoding, {} for scripted policies), `samples`, `seed`, `questions` (how many), and what
         was asked: `dataset` (description), `question_hash` (sha256 over ids, questions and golds, in order), `corpus`
         (fingerprint of the passages, None if the data set has none).
-    `starts`: one object for each time that the run was started or resumed: `date`, `command`, `versions`, `python`,
-        `host` (none of it decides what is compared).
+    `starts`: one object for each time that the run was started or resumed: `date`, `command`, `commit`, `versions`,
+        `python`, `host`, what the caller says besides (`reward_weights`, `max_turns`), and `seconds` until its end if
+        it came to one. None of it decides whether a run may be resumed.
 `episodes.jsonl`: one finished episode per line, written as it ends; when the run is complete, sorted by `task_index`
     and `sample`. Nothing in it depends on time or on the machine, so that two files of one run are equal byte by byte.
     Keys: those of `play.record.Trajectory`, but for `seconds` and `tokens`. Episodes that lost a backend are not in it.
@@ -27,12 +28,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import platform
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -41,6 +39,7 @@ from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.support.files import atomic_file
 from agent_r1_gym.support.json_lines import JsonLinesWriter, drop_torn_line, json_line, read_json_lines
+from agent_r1_gym.support.provenance import start_of_run
 from agent_r1_gym.types import Task
 
 FORMAT = 2
@@ -95,9 +94,14 @@ class RunFolder:
         self.lock_path = path / "run"  # `files.locked` adds ".lock"
         self._episodes = JsonLinesWriter(self.episodes_path)
         self._timings = JsonLinesWriter(self.timings_path, buffered=True)
+        self._opened: float | None = None
 
-    def open(self, settings: Mapping[str, Any]) -> None:
+    def open(self, settings: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
         """Starts the run, or resumes it if the folder holds one with the same settings.
+
+        Args:
+            settings: what decides the numbers.
+            about: what else `starts` should say of this start.
 
         Raises:
             ConfigurationError: the folder holds something else, or a run with other settings; the message names them.
@@ -115,7 +119,9 @@ class RunFolder:
             starts = run["starts"]
         elif self.path.is_dir() and any(entry.name != "run.lock" for entry in self.path.iterdir()):
             raise ConfigurationError(f"{self.path} exists and is neither empty nor a run; choose another --out.")
-        self._write_json(self._run_path, {"format": FORMAT, "settings": settings, "starts": [*starts, _start()]})
+        start = {**start_of_run(_PACKAGES), **(about or {})}
+        self._write_json(self._run_path, {"format": FORMAT, "settings": settings, "starts": [*starts, start]})
+        self._opened = time.monotonic()
         for path in (self.episodes_path, self.timings_path):
             drop_torn_line(path)
 
@@ -222,6 +228,10 @@ class RunFolder:
         else:
             self.failures_path.unlink(missing_ok=True)
         self._write_json(self.metrics_path, metrics)
+        if self._opened is not None:
+            run = self.load()
+            run["starts"][-1]["seconds"] = round(time.monotonic() - self._opened, 3)
+            self._write_json(self._run_path, run)
 
     @staticmethod
     def _write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -276,22 +286,6 @@ def _cut(*texts: str) -> list[str]:
     start = different - 40 if different > 60 else 0
     heads = ["…" * bool(start) + text[start:] for text in texts]
     return [head if len(head) <= 80 else head[:79] + "…" for head in heads]
-
-
-def _start() -> Row:
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": sys.argv,
-        "versions": versions,
-        "python": platform.python_version(),
-        "host": platform.platform(),
-    }
 
 
 def _row(record: Trajectory) -> dict[str, Any]:

@@ -212,6 +212,19 @@ def mcnemar_test(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return min(1.0, 2 * tail / (1 << trials))
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Returns p-values corrected for having tested all of them (Holm 1979), in the order given.
+
+    The i-th smallest of m becomes the largest of (m - j + 1) p_j over j <= i, at most 1: where every difference is
+    zero, the chance that any corrected value is below alpha is at most alpha, whatever the tests have in common.
+    """
+    corrected, so_far = [0.0] * len(p_values), 0.0
+    for rank, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        so_far = max(so_far, min(1.0, (len(p_values) - rank) * p_values[at]))
+        corrected[at] = so_far
+    return corrected
+
+
 def pass_at_k(samples: int, right: int, k: int) -> float:
     """Returns the unbiased estimate of the chance that one of k samples is right (Chen et al. 2021, arXiv 2107.03374).
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from queue import Empty, SimpleQueue
 
 from agent_r1_gym.errors import InfrastructureError
 from agent_r1_gym.parsing import OpenAIParser
 from agent_r1_gym.play.endpoint import ChatEndpoint, Completion, ContextLengthError, endpoint_failure
+from agent_r1_gym.play.engine import POLL, playing, pull
 from agent_r1_gym.play.methods import Prompt
 from agent_r1_gym.play.session import Counted, Session, step_sessions
 
@@ -46,18 +46,19 @@ class EndpointEngine:
 
     def run(self, sessions: Iterable[Session]) -> None:
         """See `Engine`."""
-        waiting, live = iter(sessions), 0
-        while True:
+        waiting, more = iter(sessions), True
+        live: set[Session] = set()
+        while live or more:
             # Places are filled before anything is waited for; a new session may end without the model.
-            starting = list(islice(waiting, self._in_flight - live))
-            requests = self._ask(starting)
-            live += requests
-            if starting and requests < len(starting):
+            starting, more = pull(waiting, self._in_flight - len(live)) if more else ([], False)
+            asked = self._ask(starting)
+            live |= asked
+            if len(asked) < len(starting) or not live:
                 continue
-            if not live:
-                return
-            answered = self._collect()
-            live += self._ask(self._take(answered)) - len(answered)
+            answered = self._collect(POLL if more else None)
+            live.difference_update(answer.session for answer in answered)
+            live |= self._ask(self._take(answered))
+            live = set(playing(live))
 
     def close(self) -> None:
         """Ends the threads and closes the connections."""
@@ -66,9 +67,9 @@ class EndpointEngine:
         self._threads = 0
         self._endpoint.close()
 
-    def _ask(self, sessions: Sequence[Session]) -> int:
-        """Plays sessions until they need the model, and asks it; returns how many wait for an answer."""
-        requests = 0
+    def _ask(self, sessions: Sequence[Session]) -> set[Session]:
+        """Plays sessions until they need the model, and asks it; returns those that wait for an answer."""
+        asked: set[Session] = set()
         while sessions:
             scripted: list[tuple[Session, str]] = []
             for session in sessions:
@@ -77,16 +78,18 @@ class EndpointEngine:
                     scripted.append((session, move))
                 else:
                     self._send(_Asked(session, move))
-                    requests += 1
+                    asked.add(session)
             step_sessions([session for session, _ in scripted], [action for _, action in scripted])
             sessions = [session for session, _ in scripted if not session.ended]
-        return requests
+        return asked
 
     def _take(self, answers: Sequence[_Answered]) -> list[Session]:
         """Steps the sessions that were answered; returns those that go on."""
         spoken: list[tuple[Session, Completion]] = []
         for answer in answers:
             session, reply = answer.session, answer.reply
+            if session.ended:  # cancelled while it waited
+                continue
             if isinstance(reply, Completion):
                 spoken.append((session, reply))
             elif isinstance(reply, ContextLengthError) and session.turns:
@@ -102,9 +105,12 @@ class EndpointEngine:
         )
         return [session for session, _ in spoken if not session.ended]
 
-    def _collect(self) -> list[_Answered]:
-        """Waits for one answer and returns it with all others that have arrived."""
-        return [self._outbox.get(), *self._arrived()]
+    def _collect(self, timeout: float | None) -> list[_Answered]:
+        """Waits for one answer, or for `timeout` seconds, and returns it with all others that have arrived."""
+        try:
+            return [self._outbox.get(timeout=timeout), *self._arrived()]
+        except Empty:
+            return []
 
     def _arrived(self) -> Iterator[_Answered]:
         try:

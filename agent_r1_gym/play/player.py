@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.engine import Engine
 from agent_r1_gym.play.jobs import Job
 from agent_r1_gym.play.methods import Method
@@ -65,7 +67,7 @@ class Player:
     def _sessions(self, jobs: Iterator[Job], on_end: OnEnd, executor: ThreadPoolExecutor) -> Iterator[Session]:
         started: deque[Future[Session]] = deque()
         for job in jobs:
-            env = self._take()
+            env = self.take()
             start = partial(self._session, env, job, on_end, executor)
             if isinstance(env.unwrapped, ToolEnv) or self.chat is None:
                 yield from _unless_over(start())
@@ -83,23 +85,53 @@ class Player:
                 self._idle.append(env)
                 on_end(record)
 
-        if self.chat is None:
-            return Session(env, job, method=self.method, policy=self.policy, on_end=end)
-        assert self.limits is not None
-        return TokenSession(
-            env,
-            job,
-            chat=self.chat,
-            limits=self.limits,
-            executor=executor,
-            method=self.method,
-            policy=self.policy,
-            on_end=end,
-        )
+        return self.open(env, job, executor, on_end=end)
 
-    def _take(self) -> TextEnv:
+    def open(
+        self,
+        env: TextEnv,
+        job: Job,
+        executor: ThreadPoolExecutor,
+        *,
+        max_tokens: int | None = None,
+        sampling: Mapping[str, float] | None = None,
+        **hooks: Any,
+    ) -> Session:
+        """Returns a running episode, for an engine that plays it.
+
+        Args:
+            env: where it takes place.
+            job: which one.
+            executor: see `TokenSession`.
+            max_tokens: bound on the tokens after the prompt, below that of `limits`; None: as `limits` say.
+            sampling: see `TokenSession`; None: as the engine says.
+            **hooks: `on_end`, `on_turn` and `start` of a `Session`.
+
+        Raises:
+            ConfigurationError: the tokens are another's, so that `max_tokens` and `sampling` would have no effect.
+        """
+        if self.chat is None:
+            for name in (*(["max_tokens"] if max_tokens is not None else []), *(sampling or {})):
+                raise ConfigurationError(f"{name} has no effect on this model, whose tokens are not sampled here.")
+            return Session(env, job, method=self.method, policy=self.policy, **hooks)
+        assert self.limits is not None
+        limits = self.limits
+        if max_tokens is not None:
+            limits = replace(limits, max_completion_tokens=min(max_tokens, limits.max_completion_tokens))
+        hooks |= {"method": self.method, "policy": self.policy}
+        session = TokenSession(env, job, chat=self.chat, limits=limits, executor=executor, **hooks)
+        session.sampling = sampling or {}
+        return session
+
+    def take(self) -> TextEnv:
+        """Returns an environment that nobody uses."""
         with self._lock:
             return self._idle.pop() if self._idle else self.make_env()
+
+    def give_back(self, env: TextEnv) -> None:
+        """Takes an environment back, which nobody uses any more."""
+        with self._lock:
+            self._idle.append(env)
 
 
 def _unless_over(session: Session) -> Iterator[Session]:

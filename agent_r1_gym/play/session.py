@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -28,7 +28,20 @@ from agent_r1_gym.wrappers.game import TextGame
 Step = tuple[str, SupportsFloat, bool, bool, dict[str, Any]]
 """What `env.step` returns."""
 OnEnd = Callable[[Trajectory], None]
+Start = Callable[[], tuple[str, dict[str, Any]]]
+"""Opens an episode; returns what `env.reset` returns."""
 _NO_LIMIT = sys.maxsize
+MOST_TURNS = 1_000
+"""Number of turns after which an episode is truncated whose environment never ends it."""
+_HEEDED: Mapping[str, type | tuple[type, ...]] = {
+    "context_rewritten": bool,
+    "infrastructure_error": str,
+    "answer": str,
+    "end_reason": str,
+    "dataset": str,
+    "actions": (list, tuple),
+}
+"""Keys of `info` that environments of others may set, with their types: all others may mean anything there."""
 _LONGEST_LABEL = 40
 
 
@@ -51,10 +64,14 @@ class Session:
         method: how a model is asked.
         policy: who acts, for the record.
         on_end: gets the record when the episode is over.
+        on_turn: gets this session after each turn, while `info` and `turns[-1]` are those of the turn.
+        start: opens the episode; None: `env` is reset as `job` says.
 
     Attributes:
         ended: whether the episode is over.
         spoken: whether the model has had a turn.
+        cut: whether a token budget cut the last turn.
+        cancelled: set it, from any thread, where nobody waits for the episode any more: its engine then stops it.
     """
 
     def __init__(
@@ -65,20 +82,22 @@ class Session:
         method: Method | None = None,
         policy: str = "",
         on_end: OnEnd | None = None,
+        on_turn: OnTurn | None = None,
+        start: Start | None = None,
     ) -> None:
         self.env, self.job, self.method = env, job, method or ToolUse()
         self.tool_env = env.unwrapped if isinstance(env.unwrapped, ToolEnv) else None
         self.seed = job.sampling_seed
         self.turns: list[Turn] = []
-        self.ended = self.spoken = False
-        self._policy, self._on_end, self._start = policy, on_end, time.perf_counter()
+        self.ended = self.spoken = self.cut = self.cancelled = False
+        self._policy, self._on_end, self._on_turn = policy, on_end, on_turn
+        self._started = time.perf_counter()
         self._terminated = self._truncated = False
         self._end_reason: str | None = None
         self._lost: str | None = None
         with self.named():
-            draws = self.tool_env is None or job.task_index == ANY_TASK
-            options = None if draws else {"task_index": job.task_index}
-            self.observation, self.info = env.reset(seed=job.seed, options=options)
+            self.observation, self.info = (start or self._reset)()
+            self._heed()
         self._question = self.observation
         self._messages: tuple[Message, ...] = ()
         self._append_messages(None)
@@ -113,7 +132,7 @@ class Session:
             task=self.task,
             tools=() if tool_env is None else tool_env.tool_schemas,
             oracle=self._oracle(),
-            actions=self.info.get("actions", ()),
+            actions=tuple(action for action in self.info.get("actions", ()) if isinstance(action, str)),
         )
 
     def ask(self) -> Prompt | str:
@@ -133,16 +152,21 @@ class Session:
             by_model: what was counted, if a model wrote the action; a method that asks only once ends with it.
         """
         self.observation, reward, terminated, truncated, self.info = step
+        self._heed()
         usage = by_model or Counted()
         self.spoken = self.spoken or by_model is not None
         self.turns.append(self._turn(encodable(action), checked_reward(reward, self.env), usage))
         self._append_messages(action)
         self._terminated, self._truncated = bool(terminated), bool(truncated)
         self._lost = self.info.get("infrastructure_error") or self._lost
+        if self._on_turn is not None:
+            self._on_turn(self)
         if terminated or truncated:
             self._end()
         elif by_model is not None and self.method.one_shot:
             self.truncate("no_answer")
+        elif len(self.turns) >= MOST_TURNS and self._max_turns() == _NO_LIMIT:
+            self.truncate("max_turns")
 
     def truncate(self, reason: str = "max_tokens") -> None:
         """Ends the episode from outside; the reward of this end goes to the last turn."""
@@ -163,6 +187,10 @@ class Session:
     def lose(self, error: str) -> None:
         """Ends the episode because something failed outside of the environment."""
         self._lost = error
+        self._end()
+
+    def stop(self) -> None:
+        """Ends the episode as it stands, unless it is over."""
         self._end()
 
     def record(self) -> Trajectory:
@@ -189,7 +217,7 @@ class Session:
             infrastructure_error=self._lost,
             support_recall=sum(map(new_support, tool_env.transitions)) if tool_env is not None and gold else None,
             scores=self._scores(task, info.get("answer")),
-            seconds=time.perf_counter() - self._start,
+            seconds=time.perf_counter() - self._started,
             tokens=self._tokens(),
         )
 
@@ -213,6 +241,10 @@ class Session:
             return lambda: tool_env.oracle(tool_env.task, tool_env.transitions)
         return game.oracle if isinstance(game, TextGame) else None
 
+    def _reset(self) -> tuple[str, dict[str, Any]]:
+        draws = self.tool_env is None or self.job.task_index == ANY_TASK
+        return self.env.reset(seed=self.job.seed, options=None if draws else {"task_index": self.job.task_index})
+
     def _tokens(self) -> Tokens | None:
         return None
 
@@ -221,6 +253,13 @@ class Session:
             self.ended = True
             if self._on_end is not None:
                 self._on_end(self.record())
+
+    def _heed(self) -> None:
+        """Leaves of the `info` of an environment that is no `ToolEnv` what means here what it means there."""
+        if self.tool_env is None:
+            self.info = {
+                name: self.info[name] for name, kind in _HEEDED.items() if isinstance(self.info.get(name), kind)
+            }
 
     def _max_turns(self) -> int:
         """Returns the limit of turns: the environment's own, or that of Gymnasium's `TimeLimit` around it."""
@@ -259,6 +298,9 @@ class Session:
         scorer = self.tool_env.scorer
         metrics = {"em": scorer.em, "f1": scorer.f1, "sub_em": sub_exact_match}
         return {name: 0.0 if answer is None else metric(answer, task.answers) for name, metric in metrics.items()}
+
+
+OnTurn = Callable[[Session], None]
 
 
 def _labels(task: Task) -> dict[str, Any]:

@@ -6,7 +6,7 @@ rendered by the chat format as the tokens between two turns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.jobs import Job
 from agent_r1_gym.play.methods import Method
 from agent_r1_gym.play.record import Tokens
-from agent_r1_gym.play.session import Counted, OnEnd, Session, Step
+from agent_r1_gym.play.session import Counted, OnEnd, OnTurn, Session, Start, Step
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.tool import PendingCall, execute_calls
 from agent_r1_gym.types import Message, ToolOutcome
@@ -94,7 +94,7 @@ class TokenSession(Session):
     say), or from the observation of another environment as the only user turn.
 
     Args:
-        env: see `Session`; so are `job`, `method`, `policy` and `on_end`.
+        env: see `Session`; so are `job`, `method`, `policy`, `on_end`, `on_turn` and `start`.
         job: see `Session`.
         chat: renders messages.
         limits: token budgets.
@@ -102,8 +102,11 @@ class TokenSession(Session):
         method: see `Session`.
         policy: see `Session`.
         on_end: see `Session`.
+        on_turn: see `Session`.
+        start: see `Session`.
 
     Attributes:
+        sampling: how its turns are sampled, where that is not as its engine says: fields of the engine's options.
         prompt_ids: tokens before the first turn; empty if the episode is over before the model has said anything.
 
     Raises:
@@ -121,9 +124,12 @@ class TokenSession(Session):
         method: Method | None = None,
         policy: str = "",
         on_end: OnEnd | None = None,
+        on_turn: OnTurn | None = None,
+        start: Start | None = None,
     ) -> None:
-        super().__init__(env, job, method=method, policy=policy, on_end=on_end)
+        super().__init__(env, job, method=method, policy=policy, on_end=on_end, on_turn=on_turn, start=start)
         self._chat, self._limits, self._executor = chat, limits, executor
+        self.sampling: Mapping[str, float] = {}
         self._ids: list[int] = []
         self._logprobs: list[float | None] = []
         self._spans: list[tuple[int, int]] = []
@@ -150,10 +156,14 @@ class TokenSession(Session):
             The tokens to append before the next turn, the `NewContext` that takes the place of all tokens so far, None
             when the episode is over, or a Future of any of these.
         """
+        if self.cancelled:
+            self.stop()
+            return None
         with self.named():
             if not ids:
                 self._cut_before_turn()
                 return None
+            self.cut = not stopped
             start = len(self._ids)
             self._ids += ids
             self._logprobs += logprobs

@@ -12,10 +12,10 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.metrics import compare_runs
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.play.record import Trajectory
-from agent_r1_gym.report.episodes import answered, episode_side, outcome_of, question_of, troubles
+from agent_r1_gym.report.episodes import answered, episode_side, order_of, outcome_of, question_of, troubles
 from agent_r1_gym.report.evaluation import fact, read_evaluation_runs
 from agent_r1_gym.report.packing import Item
-from agent_r1_gym.report.page import Cell, Html, interval, paragraph, table, write_page
+from agent_r1_gym.report.page import Cell, Section, interval, paragraph, sections, table, write_page
 from agent_r1_gym.report.viewer import viewer
 
 Row = Mapping[str, Any]
@@ -23,6 +23,8 @@ CLASSES = ("both right", "only A right", "only B right", "both wrong", "unscored
 """Possible results of a pair of episodes."""
 _MARKS = dict(zip(CLASSES, ("=", "A", "B", "✗", "·"), strict=True))
 DIFFER = "differ"
+_HEADER = ("", "difference", "p-value")
+CHECKPOINTS = "These p-values compare two checkpoints. Of the methods that made them, one run each says little."
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +99,23 @@ def write_comparison(comparison: Comparison, out: Path) -> int:
         [name, interval(difference, low, high), f"{p:.2g}"] for name, difference, low, high, p in test_rows(comparison)
     ]
     number = comparison.tests["questions"]
-    parts = [
-        *map(paragraph, comparison.facts),
-        table("Episodes", CLASSES, [[str(counts[name]) for name in CLASSES]]),
-        table(f"A - B over {number} questions: mean [95 % interval], paired", ("", "difference", "p-value"), rows),
-        paragraph("These p-values compare two checkpoints. Of the methods that made them, one run each says little."),
-        Html("<h2>Questions</h2>"),
-        *viewer(
-            [_item(comparison, *pair) for pair in comparison.pairs], noun="questions", selected={"outcome": DIFFER}
+    parts = sections(
+        Section(
+            "Comparison",
+            [
+                *map(paragraph, comparison.facts),
+                table("Episodes", ("", *CLASSES), [["", *(str(counts[name]) for name in CLASSES)]]),
+                table(f"A - B over {number} questions: mean [95 % interval], paired", _HEADER, rows),
+                paragraph(CHECKPOINTS),
+            ],
         ),
-    ]
+        Section("Questions", viewer(_items(comparison), noun="questions", selected={"outcome": DIFFER})),
+    )
     return write_page(out, f"A: {comparison.names[0]}, B: {comparison.names[1]}", parts)
+
+
+def _items(comparison: Comparison) -> list[Item]:
+    return [_item(comparison, *pair) for pair in comparison.pairs]
 
 
 def _item(comparison: Comparison, ours: Trajectory, theirs: Trajectory) -> Item:
@@ -123,7 +131,8 @@ def _item(comparison: Comparison, ours: Trajectory, theirs: Trajectory) -> Item:
         for (side, record), name in zip(both, comparison.names, strict=True)
     )
     detail = f"A {ours.answer!r}, B {theirs.answer!r}, gold {' | '.join(ours.gold_answers)}"
-    return Item(_MARKS[kind], question_of(ours), detail, sides, facets)
+    order = {f"{side} {name}": value for side, record in both for name, value in order_of(record).items()}
+    return Item(_MARKS[kind], question_of(ours), detail, sides, facets, order, kind in CLASSES[1:4])
 
 
 def _key(record: Trajectory) -> tuple[int, int]:

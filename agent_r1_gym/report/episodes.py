@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
@@ -13,6 +14,7 @@ from agent_r1_gym.evaluation.run_folder import Failure
 from agent_r1_gym.play.record import Tokens as TokenRecord
 from agent_r1_gym.play.record import Trajectory, Turn
 from agent_r1_gym.report.packing import Block, Item, Side, Tokens
+from agent_r1_gym.report.page import number
 from agent_r1_gym.support.json_lines import read_json_lines
 from agent_r1_gym.types import Message
 
@@ -33,7 +35,23 @@ def episode_item(record: Trajectory, *, labels: Collection[str] = (), **facets: 
     values: dict[str, tuple[str, ...]] = {name: (value,) for name, value in facets.items()}
     values |= {"outcome": (outcome,), "trouble": troubles(record)}
     values |= {name: (str(value),) for name, value in record.labels.items() if name in labels}
-    return Item(_MARKS[outcome], question_of(record), answered(record), (episode_side(record),), values)
+    detail = f"return {number(record.episode_return)} · {answered(record)}"
+    return Item(
+        _MARKS[outcome],
+        question_of(record),
+        detail,
+        (episode_side(record, title=facets.get("run", "")),),
+        values,
+        order_of(record),
+        outcome in ("wrong", "lost"),
+        f"{record.env_id} {record.task_index} {record.task_id} {record.sample} {record.question}",
+    )
+
+
+def order_of(record: Trajectory) -> dict[str, float]:
+    """Returns what episodes are sorted by."""
+    length = sum(len(message.content or "") for message in record.messages)
+    return {"return": round(record.episode_return, 6), "turns": len(record.turns), "length": length}
 
 
 def question_of(record: Trajectory) -> str:
@@ -61,9 +79,9 @@ def troubles(record: Trajectory) -> tuple[str, ...]:
 
 
 def answered(record: Trajectory) -> str:
-    """Returns the answer and the gold answers on one line; without any, the return."""
+    """Returns the answer and the gold answers on one line; without any, how the episode ended."""
     if record.answer is None and not record.gold_answers:
-        return f"return {record.episode_return:.3f}, ended by {record.end_reason}"
+        return f"ended by {record.end_reason}"
     answer = "no answer" if record.answer is None else f"answered {record.answer!r}"
     gold = " | ".join(record.gold_answers)
     return f"{answer}, gold {gold}" if gold else answer
@@ -72,35 +90,35 @@ def answered(record: Trajectory) -> str:
 def episode_side(record: Trajectory, *, title: str = "") -> Side:
     """Returns an episode as messages with the rewards and outcomes of their turns."""
     measures = record.measures()
-    scores = (f"{name} {value:.3g}" for name in _SCORES if (value := measures[name]) is not None)
+    scores = (f"{name} {number(value)}" for name in _SCORES if (value := measures[name]) is not None)
     facts = [record.task_id, record.policy, f"ended by {record.end_reason}", *scores]
     if record.sample:
         facts.insert(1, f"sample {record.sample}")
     if record.infrastructure_error:
         facts.append(f"infrastructure: {record.infrastructure_error}")
     turns = record.turns
-    spoken = [number for number, message in enumerate(record.messages) if message.role == "assistant"]
+    spoken = [at for at, message in enumerate(record.messages) if message.role == "assistant"]
     turn_of = dict(zip(spoken[max(0, len(spoken) - len(turns)) :], range(len(turns)), strict=False))
     blocks = tuple(_message(message, turn_of.get(at), turns) for at, message in enumerate(record.messages))
     return Side(title, " · ".join(filter(None, facts)), blocks)
 
 
-def _message(message: Message, number: int | None, turns: Sequence[Turn]) -> Block:
+def _message(message: Message, turn_number: int | None, turns: Sequence[Turn]) -> Block:
     text = message.content or ""
-    for call in message.to_dict().get("tool_calls", ()):
-        text += f"\n→ {call['function']['name']} {call['function']['arguments']}"
+    for call in message.tool_calls:  # which the text does not hold; shown as the viewer shows calls in a text
+        text += f"\n<tool_call>{json.dumps({'name': call.name, 'arguments': dict(call.arguments)})}</tool_call>"
     label = f"{message.role}: {message.name}" if message.name else message.role
-    if number is None:
+    if turn_number is None:
         return Block(message.role, label, text.lstrip("\n"))
-    turn = turns[number]
+    turn = turns[turn_number]
     errors = list(enumerate(turn.outcome_errors, 1))
     notes = (
-        f"reward {turn.reward:+.3f}",
-        *(f"{name} {value:.3g}" for name, value in turn.reward_terms.items()),
+        *((f"reward {turn.reward:+.3f}",) if turn.reward else ()),
+        *(f"{name} {value:.3g}" for name, value in turn.reward_terms.items() if value),
         *(f"call {at}: ok" for at, error in errors if error is None),
     )
     faults = (*(f"call {at}: {error}" for at, error in errors if error), *turn.parse_errors)
-    return Block(message.role, f"{label}, turn {number + 1}", text.lstrip("\n"), notes, faults)
+    return Block(message.role, f"{label}, turn {turn_number + 1}", text.lstrip("\n"), notes, faults)
 
 
 def lost_item(failure: Failure, **facets: str) -> Item:
@@ -116,7 +134,7 @@ def lost_item(failure: Failure, **facets: str) -> Item:
     }
     facts = f"sample {failure.sample} · {failure.tries} tries"
     block = Block("tool", "backend", failure.error)
-    return Item(_MARKS["lost"], failure.task_id, failure.error, (Side("", facts, (block,)),), values)
+    return Item(_MARKS["lost"], failure.task_id, failure.error, (Side("", facts, (block,)),), values, wrong=True)
 
 
 # --- token traces ----------------------------------------------------------------------------------------------------
@@ -184,27 +202,27 @@ def token_item(trace: TokenTrace, **facets: str) -> Item:
     outcome = outcome_of(record)
     values: dict[str, tuple[str, ...]] = {name: (value,) for name, value in facets.items()}
     values |= {"outcome": (outcome,), "trouble": troubles(record), "step": (f"step {trace.step}",)}
-    rewards = " ".join(f"{turn.reward:+.3f}" for turn in record.turns)
-    detail = f"step {trace.step}, rollout {trace.rollout}, rewards {rewards}"
+    detail = f"step {trace.step}, rollout {trace.rollout}, return {number(record.episode_return)}"
     numbers = {**record.counts(), **record.reward_terms}
-    facts = [f"{name} {value:.3g}" for name, value in numbers.items()]
+    facts = [f"{name} {value:g}" for name, value in numbers.items()]
     if record.infrastructure_error:
         facts.append(f"infrastructure: {record.infrastructure_error}")
     prompt = Block("user", "prompt", trace.prompt)
     side = Side("", " · ".join(facts), (prompt, *_token_blocks(trace)))
-    return Item(_MARKS[outcome], " ".join(trace.title.split())[:_TITLE], detail, (side,), values)
+    title, order = " ".join(trace.title.split())[:_TITLE], order_of(record) | {"step": trace.step}
+    return Item(_MARKS[outcome], title, detail, (side,), values, order, outcome in ("wrong", "lost"))
 
 
 def _token_blocks(trace: TokenTrace) -> list[Block]:
     """Returns the model's turns and what stands between them."""
     blocks, before = [], 0
-    for number, (turn, (start, end)) in enumerate(zip(trace.record.turns, trace.tokens.spans, strict=True), 1):
+    for turn_number, (turn, (start, end)) in enumerate(zip(trace.record.turns, trace.tokens.spans, strict=True), 1):
         if start > before:
             label = "rewritten context" if before in trace.tokens.context_starts else "environment"
             blocks.append(Block("tool", label, "", tokens=_tokens(trace, before, start)))
         before = end
-        note = (f"reward {turn.reward:+.3f}",)
-        blocks.append(Block("assistant", f"assistant, turn {number}", "", note, tokens=_tokens(trace, start, end)))
+        note = (f"reward {turn.reward:+.3f}",) if turn.reward else ()
+        blocks.append(Block("assistant", f"assistant, turn {turn_number}", "", note, tokens=_tokens(trace, start, end)))
     if before < len(trace.pieces):
         blocks.append(Block("tool", "environment", "", tokens=_tokens(trace, before, len(trace.pieces))))
     return blocks

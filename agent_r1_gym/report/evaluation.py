@@ -11,6 +11,7 @@ from typing import Any
 from agent_r1_gym.evaluation.metrics import METRICS, answers_told, summarize
 from agent_r1_gym.evaluation.run_folder import Failure, RunFolder
 from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.report.distributions import distributions
 from agent_r1_gym.report.episodes import episode_item, lost_item
 from agent_r1_gym.report.packing import Item
 from agent_r1_gym.report.page import Cell, Html, heading, interval, paragraph, table
@@ -25,20 +26,30 @@ class EvaluationRun:
     """One evaluation.
 
     Attributes:
+        path: its folder.
         name: what it is called on the page.
         settings: see `evaluation.run_folder`.
+        starts: likewise.
         records: its finished episodes.
         failures: the episodes that stayed without a backend.
         metrics: summary of its episodes (`evaluation.metrics.summarize`).
         complete: whether the run is.
     """
 
+    path: Path
     name: str
     settings: Row
+    starts: Sequence[Row]
     records: Sequence[Trajectory]
     failures: Sequence[Failure]
     metrics: Row
     complete: bool
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it was played, None if nobody kept it."""
+        kept = [start["seconds"] for start in self.starts if isinstance(start.get("seconds"), int | float)]
+        return sum(kept) if kept else None
 
 
 def is_evaluation_run(path: Path) -> bool:
@@ -67,14 +78,15 @@ def _read_run(path: Path, name: str, settings: Row) -> EvaluationRun:
     records, failures = folder.episodes(), folder.failures()
     # From the episodes, not from metrics.json: the page shows both, and they must agree.
     metrics = summarize(records, failures, samples=settings["samples"], seconds=folder.seconds())
-    return EvaluationRun(name, settings, records, failures, metrics, folder.complete)
+    starts = [start for start in folder.load()["starts"] if isinstance(start, Mapping)]
+    return EvaluationRun(path, name, settings, starts, records, failures, metrics, folder.complete)
 
 
-def evaluation_parts(runs: Sequence[EvaluationRun]) -> list[Html]:
-    """Returns facts, tables and plots of evaluations."""
+def evaluation_tables(runs: Sequence[EvaluationRun]) -> list[Html]:
+    """Returns facts and tables of evaluations."""
     if not runs:
         return []
-    parts = [heading("Evaluation"), *(paragraph(fact(run)) for run in runs)]
+    parts = [paragraph(fact(run)) for run in runs]
     whole = [(run.name, run.metrics["overall"]) for run in runs]
     parts.append(_metrics_table("All questions: mean [95 % interval]", whole))
     for label in _labels(runs):
@@ -87,8 +99,7 @@ def evaluation_parts(runs: Sequence[EvaluationRun]) -> list[Html]:
         parts.append(_metrics_table(f"By {label}: mean [95 % interval]", groups))
     parts.append(_terms_table(whole))
     parts += _best_of_k(runs)
-    parts.append(_ends(runs))
-    return [*parts, *_plots(runs)]
+    return [*parts, _ends(runs)]
 
 
 def fact(run: EvaluationRun) -> str:
@@ -132,11 +143,18 @@ def _terms_table(whole: Sequence[tuple[str, Row]]) -> Html:
 
 def _metrics_table(caption: str, groups: Sequence[tuple[str, Row]]) -> Html:
     names = [name for name in _COLUMNS if any(name in group["metrics"] for _, group in groups)]
+    if all(_mean(group, "return") == _mean(group, "em") for _, group in groups):
+        names = [name for name in names if name != "return"]
     rows: list[list[Cell]] = []
     for label, group in groups:
         cells: list[Cell] = [_cell(group["metrics"].get(name)) for name in names]
         rows.append([label, str(group["questions"]), *cells])
     return table(caption, ("", "questions", *(name.replace("_", " ") for name in names)), rows)
+
+
+def _mean(group: Row, name: str) -> float | None:
+    metric = group["metrics"].get(name)
+    return None if metric is None else metric["mean"]
 
 
 def _cell(metric: Mapping[str, float] | None) -> Cell:
@@ -170,10 +188,11 @@ def _ends(runs: Sequence[EvaluationRun]) -> Html:
     return table("Episodes by end, and with each kind of failure", header, rows)
 
 
-def _plots(runs: Sequence[EvaluationRun]) -> list[Html]:
+def evaluation_plots(runs: Sequence[EvaluationRun]) -> list[Html]:
+    """Returns plots of evaluations: scores by label, reward terms, distributions."""
     figures = []
     for label in _labels(runs):
-        for metric in ("em", "calls"):
+        for metric in ("em" if any("em" in run.metrics["overall"]["metrics"] for run in runs) else "return", "calls"):
             values = values_of(runs, label)
             series = {
                 run.name: [_range(_of_value(run, label, value)["metrics"].get(metric)) for value in values]
@@ -183,10 +202,13 @@ def _plots(runs: Sequence[EvaluationRun]) -> list[Html]:
                 figures.append(bars(f"{metric.upper() if metric == 'em' else metric} by {label}", values, series))
     terms = {run.name: run.metrics["overall"]["reward_terms"] for run in runs}
     names = list(dict.fromkeys(name for sums in terms.values() for name in sums))
-    if names:
+    if names and names != ["em"]:  # which EM by label shows already
         series = {run: [_range(sums.get(name)) for name in names] for run, sums in terms.items()}
         figures.append(bars("reward terms, summed over an episode", names, series))
-    return [legend([run.name for run in runs]), grid(figures)] if figures else []
+    spread = distributions({run.name: run.records for run in runs})
+    kinds = {"What it scores": figures, "How its episodes are spread": spread}
+    parts = [part for name, plots in kinds.items() if plots for part in (heading(name), grid(plots))]
+    return [legend([run.name for run in runs]), *parts] if parts else []
 
 
 def _range(summary: Mapping[str, float] | None) -> Range | None:

@@ -84,6 +84,9 @@ class Item:
         detail: a line below it.
         sides: the episodes, shown side by side.
         facets: what it can be filtered by: values by name.
+        order: what the list can be sorted by: numbers by name.
+        wrong: whether "next wrong" stops here.
+        task: equal for the episodes of one task, which are shown side by side when that is wanted; "": alone.
     """
 
     mark: str
@@ -91,6 +94,9 @@ class Item:
     detail: str
     sides: tuple[Side, ...]
     facets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    order: Mapping[str, float] = field(default_factory=dict)
+    wrong: bool = False
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,9 @@ def _chunks(items: Sequence[Item], selected: Mapping[str, str], kept: int | None
         "titles": [item.title for item in items],
         "details": [item.detail for item in items],
         "facets": _facets(items, selected),
+        "orders": _orders(items),
+        "wrong": "".join(str(int(item.wrong)) for item in items),
+        "tasks": _tasks(items),
         "perChunk": _PER_CHUNK,
         "textStarts": starts,
     }
@@ -194,6 +203,20 @@ def _facets(items: Sequence[Item], selected: Mapping[str, str]) -> list[dict[str
             }
         )
     return facets
+
+
+def _orders(items: Sequence[Item]) -> dict[str, list[float | None]]:
+    """Returns the numbers of all items by name; those in which no two items differ order nothing."""
+    names = list(dict.fromkeys(name for item in items for name in item.order))
+    columns = {name: [item.order.get(name) for item in items] for name in names}
+    return {name: values for name, values in columns.items() if len(set(values)) > 1}
+
+
+def _tasks(items: Sequence[Item]) -> list[int]:
+    """Returns a number for the task of each item; [] where no two items have one in common."""
+    numbers: dict[str, int] = {}
+    tasks = [numbers.setdefault(item.task or f"item {at}", len(numbers)) for at, item in enumerate(items)]
+    return tasks if len(numbers) < len(items) else []
 
 
 def _deflated(value: Any) -> str:

@@ -1,4 +1,7 @@
-"""Plots as inline SVG: grouped bars with intervals, and curves with bands. Colours are the page's (`page.css`)."""
+"""Plots as inline SVG: grouped bars with intervals, and curves with bands. Colours are the page's (`page.css`).
+
+Every y axis begins at 0 (or below it), so that a small change looks small.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,14 @@ from dataclasses import dataclass
 from agent_r1_gym.report.page import Html
 
 _WIDTH, _HEIGHT = 420, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 34
+_RIGHT, _TOP, _BOTTOM = 12, 10, 36
+_LETTER = 6.6
+"""About the width of a letter."""
+_LONGEST_LABEL = 22
+_SLANT = 55
+"""Degrees by which labels are turned that do not fit beside each other."""
+_FEW = 12
+"""Number of points up to which each is marked: a line through two points is no trend."""
 COLOURS = 6
 """Number of series in a plot that look different; the next looks like the first again."""
 
@@ -25,10 +35,12 @@ class Curve:
     Attributes:
         x: positions, rising.
         y: a mean with its band at each.
+        raw: points (x, y) that the line smooths, drawn pale behind it.
     """
 
     x: Sequence[float]
     y: Sequence[Range]
+    raw: Sequence[tuple[float, float]] = ()
 
 
 _Scale = Callable[[float], float]
@@ -38,42 +50,68 @@ def _scale(low: float, high: float, start: float, end: float) -> _Scale:
     return lambda value: start + (value - low) / (high - low) * (end - start)
 
 
-def bars(title: str, categories: Sequence[str], series: Mapping[str, Sequence[Range | None]]) -> Html:
+def bars(title: str, categories: Sequence[str], series: Mapping[str, Sequence[Range | None]], note: str = "") -> Html:
     """Returns a bar for each category and series, with a whisker over its interval; None leaves a gap."""
     ends = [end for values in series.values() for value in values if value for end in value]
     ticks = nice_ticks(min([0.0, *ends]), max([0.0, *ends]))
-    y = _scale(ticks[0], ticks[-1], _HEIGHT - _BOTTOM, _TOP)
-    slot = (_WIDTH - _LEFT - _RIGHT) / max(1, len(categories))
+    left = _left(ticks)
+    slot = (_WIDTH - left - _RIGHT) / max(1, len(categories))
+    labels = [_shortened(category) for category in categories]
+    longest = max(map(len, labels), default=0) * _LETTER
+    slanted = longest > slot
+    bottom = 20 + (longest * math.sin(math.radians(_SLANT)) if slanted else 6)
+    height = _HEIGHT - _BOTTOM + bottom
+    y = _scale(ticks[0], ticks[-1], height - bottom, _TOP)
     width = min(0.8 * slot / max(1, len(series)), 48)
-    parts = [_grid(ticks, y)]
+    parts = [_grid(ticks, y, left)]
     for at, category in enumerate(categories):
-        middle = _LEFT + (at + 0.5) * slot
-        parts.append(_text(middle, _HEIGHT - _BOTTOM + 16, _shortened(category, slot), "middle"))
+        middle = left + (at + 0.5) * slot
+        parts.append(_text(middle, height - bottom + 16, labels[at], "end" if slanted else "middle", turn=slanted))
         for number, (name, values) in enumerate(series.items()):
             if (value := values[at]) is not None:
-                left = middle + (number - len(series) / 2) * width
-                parts.append(_bar(left, width * 0.9, y, value, number, f"{category}, {name}"))
-    return _figure(title, parts)
+                start = middle + (number - len(series) / 2) * width
+                parts.append(_bar(start, width * 0.9, y, value, number, f"{category}, {name}"))
+    return _figure(title, parts, note=note, height=height)
 
 
-def curves(title: str, series: Mapping[str, Curve], *, x_label: str = "optimiser step") -> Html:
-    """Returns a line for each series, over its band."""
+def curves(
+    title: str,
+    series: Mapping[str, Curve],
+    *,
+    x_label: str = "optimiser step",
+    lines: Mapping[str, float] | None = None,
+    note: str = "",
+) -> Html:
+    """Returns a line for each series, over its band and the points behind it.
+
+    Args:
+        title: of the plot.
+        series: curves by name.
+        x_label: what x counts.
+        lines: values to compare with, drawn across the plot with their names.
+        note: a few words below the title.
+    """
     points = [value for curve in series.values() for value in curve.y]
     positions = [x for curve in series.values() for x in curve.x]
     if not points:
         return Html("")
-    ticks = nice_ticks(min(low for _, low, _ in points), max(high for _, _, high in points))
+    values = [end for point in points for end in point]
+    values += [value for curve in series.values() for _, value in curve.raw]
+    values += (lines or {}).values()
+    ticks = nice_ticks(min(0.0, *values), max(0.0, *values))
+    left = _left(ticks)
     y = _scale(ticks[0], ticks[-1], _HEIGHT - _BOTTOM, _TOP)
     first, last = min(positions), max(positions)
-    x = _scale(first, last if last > first else first + 1, _LEFT, _WIDTH - _RIGHT)
-    parts = [_grid(ticks, y)]
-    for anchor, position in {last: ("end", last), first: ("start", first)}.values():
-        parts.append(_text(x(position), _HEIGHT - _BOTTOM + 14, f"{position:g}", anchor))
-    parts.append(_text(_LEFT + (_WIDTH - _LEFT) / 2, _HEIGHT - 6, x_label, "middle"))
-    for number, (name, curve) in enumerate(series.items()):
-        if curve.y:
-            parts.append(_line(name, curve, number % COLOURS, x, y))
-    return _figure(title, parts)
+    x = _scale(first, last if last > first else first + 1, left, _WIDTH - _RIGHT)
+    parts = [_grid(ticks, y, left)]
+    parts += [_text(x(at), _HEIGHT - _BOTTOM + 15, _plain(at), "middle") for at in _positions(first, last)]
+    parts.append(_text(left + (_WIDTH - left) / 2, _HEIGHT - 5, x_label, "middle"))
+    parts += [_dots(curve, number % COLOURS, x, y) for number, curve in enumerate(series.values())]
+    parts += [
+        _line(name, curve, number % COLOURS, x, y) for number, (name, curve) in enumerate(series.items()) if curve.y
+    ]
+    parts.append(_across(lines or {}, y, left))
+    return _figure(title, parts, note=note)
 
 
 def legend(names: Sequence[str]) -> Html:
@@ -99,12 +137,37 @@ def nice_ticks(low: float, high: float) -> list[float]:
     return [number * step for number in range(first, max(last, first + 1) + 1)]
 
 
-def _grid(ticks: Sequence[float], y: _Scale) -> str:
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """Returns ticks as text, all with as many decimals as their distance needs."""
+    step, size = ticks[1] - ticks[0], max(map(abs, ticks))
+    if step < 1e-4:
+        texts = ["0" if abs(tick) < step / 2 else f"{tick:.2g}" for tick in ticks]
+        return [text.replace("e-0", "e-") for text in texts]
+    decimals = next((count for count in range(5) if abs(step * 10**count - round(step * 10**count)) < 1e-6), 4)
+    return [f"{tick / 1000:g}k" if size >= 1e4 else f"{tick + 0.0:.{decimals}f}" for tick in ticks]
+
+
+def _positions(first: float, last: float) -> list[float]:
+    """Returns the round positions inside an axis, whole ones only: steps are counted."""
+    if last <= first:
+        return [first]
+    return [tick for tick in nice_ticks(first, last) if first <= tick <= last and abs(tick - round(tick)) < 1e-9]
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 else f"{value:g}"
+
+
+def _left(ticks: Sequence[float]) -> float:
+    return 12 + max(map(len, tick_labels(ticks))) * _LETTER
+
+
+def _grid(ticks: Sequence[float], y: _Scale, left: float) -> str:
     lines = []
-    for tick in ticks:
+    for tick, label in zip(ticks, tick_labels(ticks), strict=True):
         at = f"{y(tick):.1f}"
-        lines.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
-        lines.append(_text(_LEFT - 6, y(tick) + 4, f"{tick:.4g}", "end"))
+        lines.append(f'<line class="axis" x1="{left:.1f}" x2="{_WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
+        lines.append(_text(left - 6, y(tick) + 4, label, "end"))
     return "".join(lines)
 
 
@@ -112,13 +175,19 @@ def _bar(left: float, width: float, y: _Scale, value: Range, number: int, name: 
     mean, low, high = value
     top, bottom = sorted((y(mean), y(0.0)))
     middle = left + width / 2
-    label = html.escape(f"{name}: {mean:.3f} [{low:.3f}, {high:.3f}]")
+    spread = f" [{low:.3f}, {high:.3f}]" if low < high else ""
+    label = html.escape(f"{name}: {mean:.3f}{spread}")
+    whisker = f'<line class="whisker" x1="{middle:.1f}" x2="{middle:.1f}" y1="{y(low):.1f}" y2="{y(high):.1f}"/>'
     return (
         f"<g><title>{label}</title>"
         f'<rect class="fill{number % COLOURS}" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" '
-        f'height="{max(bottom - top, 1):.1f}"/>'
-        f'<line class="whisker" x1="{middle:.1f}" x2="{middle:.1f}" y1="{y(low):.1f}" y2="{y(high):.1f}"/></g>'
+        f'height="{max(bottom - top, 1):.1f}"/>{whisker if spread else ""}</g>'
     )
+
+
+def _dots(curve: Curve, colour: int, x: _Scale, y: _Scale) -> str:
+    dots = "".join(f"M{x(at):.1f} {y(value):.1f}h0" for at, value in curve.raw)
+    return f'<path class="dots line{colour}" d="{dots}"/>' if dots else ""
 
 
 def _line(name: str, curve: Curve, colour: int, x: _Scale, y: _Scale) -> str:
@@ -126,29 +195,48 @@ def _line(name: str, curve: Curve, colour: int, x: _Scale, y: _Scale) -> str:
     up = [(at, y(high)) for at, (_, _, high) in points]
     down = [(at, y(low)) for at, (_, low, _) in points]
     means = [(at, y(mean)) for at, (mean, _, _) in points]
-    label = html.escape(name)
-    shape = f'<path class="curve line{colour}" d="{_path(means)}"><title>{label}</title></path>'
+    shape = f'<path class="curve line{colour}" d="{_path(means)}"><title>{html.escape(name)}</title></path>'
     if len(means) == 1:
-        shape = f'<circle class="fill{colour}" cx="{means[0][0]:.1f}" cy="{means[0][1]:.1f}" r="3"/>'
-    return f'<path class="band fill{colour}" d="{_path([*up, *reversed(down)])}Z"/>{shape}'
+        shape = ""
+    if len(means) <= _FEW:
+        marks = zip(means, curve.y, strict=True)
+        shape += "".join(
+            f'<circle class="fill{colour}" cx="{at:.1f}" cy="{height:.1f}" r="3"><title>{mean:.4g}</title></circle>'
+            for (at, height), (mean, _, _) in marks
+        )
+    has_band = any(low < high for _, low, high in curve.y)
+    band = f'<path class="band fill{colour}" d="{_path([*up, *reversed(down)])}Z"/>' if has_band else ""
+    return band + shape
+
+
+def _across(lines: Mapping[str, float], y: _Scale, left: float) -> str:
+    """Returns dashed lines with their names: above them, below at the top of the plot, never on each other."""
+    parts, last = [], math.inf
+    for name, value in sorted(lines.items(), key=lambda line: line[1]):
+        at = y(value)
+        last = min(at - 3 if at > _TOP + 24 else at + 13, last - 13)
+        parts.append(f'<line class="across" x1="{left:.1f}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<g class="named">{_text(_WIDTH - _RIGHT, last, f"{name} {value:.3f}", "end")}</g>')
+    return "".join(parts)
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
+def _text(x: float, y: float, text: str, anchor: str, *, turn: bool = False) -> str:
+    turned = f' transform="rotate(-{_SLANT} {x:.1f} {y - 4:.1f})"' if turn else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turned}>{html.escape(text)}</text>'
 
 
-def _shortened(text: str, width: float) -> str:
-    most = max(3, int(width / 6.5))
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
 
 
-def _figure(title: str, parts: Sequence[str]) -> Html:
+def _figure(title: str, parts: Sequence[str], *, note: str = "", height: float = _HEIGHT) -> Html:
     label = html.escape(title)
+    below = f"<small>{html.escape(note)}</small>" if note else ""
     return Html(
-        f'<figure><figcaption>{label}</figcaption><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'<figure><figcaption>{label}{below}</figcaption><svg viewBox="0 0 {_WIDTH} {height:.0f}" role="img" '
         f'aria-label="{label}">{"".join(parts)}</svg></figure>'
     )

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +22,41 @@ from agent_r1_gym.report.packing import Item
 from agent_r1_gym.report.page import Cell, Html, heading, interval, paragraph, table
 from agent_r1_gym.report.plots import Curve, Range, curves, grid, legend
 
-CURVES = {
-    "reward": "return",
-    "eval_reward": "return in evaluation",
-    "eval_rollout/reward/em": "exact match in evaluation",
-    "rollout/turns": "turns per rollout",
-    "rollout/calls": "calls per rollout",
-    "rollout/failed_calls": "failed calls per rollout",
-    "rollout/truncated": "share of truncated rollouts",
-    "rollout/dropped": "share of dropped rollouts",
-    "completions/mean_length": "tokens per rollout",
-    "entropy": "entropy per token, nats",
-    "kl": "KL to the reference",
-    "sampling/logprob_drift_mean": "mean log-prob drift of the engine",
+CURVES: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "What it learns": {
+        "reward": ("return", "the reward of a rollout, mean of the batch"),
+        "eval_reward": ("return in evaluation", "on held-out tasks"),
+        "eval_rollout/reward/em": ("exact match in evaluation", "on held-out tasks"),
+    },
+    "How it acts": {
+        "rollout/turns": ("turns per rollout", ""),
+        "rollout/calls": ("calls per rollout", "0: it stopped using its tools"),
+        "rollout/failed_calls": ("failed calls per rollout", ""),
+        "rollout/truncated": ("share of truncated rollouts", "near 1: its budgets are too small"),
+        "rollout/dropped": ("share of dropped rollouts", "above 0: a backend fails"),
+        "completions/mean_length": ("tokens per rollout", ""),
+    },
+    "Whether it is healthy": {
+        "entropy": ("entropy per token, nats", "near 0: nothing is tried any more"),
+        "kl": ("KL to the reference", ""),
+        "sampling/logprob_drift_mean": (
+            "mean log-prob drift of the engine",
+            "far from 0: the engine is not the policy",
+        ),
+    },
 }
-"""Logged numbers that are drawn, and the titles of their plots; reward terms are drawn besides."""
+"""Logged numbers that are drawn, by question that they answer: title of the plot, and how to read it; reward terms are
+drawn besides."""
 _OWN_SETTINGS = {"seed", "data_seed", "run_name", "resume_from_checkpoint", "hub_model_id", "disable_tqdm"}
 """Settings in which the seeds of one curve may differ, beside all that name a folder (`..._dir`)."""
-_RESULTS = {"seed", "scores", "seconds", "rejection_sampling"}
+_RESULTS = {"seed", "scores", "seconds", "rejection_sampling", "starts"}
 """Entries of quickstart's `scores.json` that are no settings."""
+_ONE_GRID = 4
+"""Number of plots up to which they need no headings."""
 _TERM = "rollout/reward/"
-_SMOOTHED = 10
+_AROUND = 5
+"""Logged steps before and after each whose mean a line shows, at most, and a tenth of them all: a line through two or
+three points would else be flat, and a mean that looks back only lags behind."""
 
 Log = Sequence[Mapping[str, float]]
 
@@ -57,6 +71,7 @@ class TrainingRun:
         settings: the settings that seeds of one curve share, as text; "" if none were kept.
         log: the numbers of each logged step, with `step`.
         scores: exact match in 0..1 by agent and set of questions, empty if none were measured.
+        about: `starts` and `stopped` as `training.json` has them, empty where nobody kept them.
     """
 
     path: Path
@@ -64,6 +79,7 @@ class TrainingRun:
     settings: str
     log: Log
     scores: Mapping[str, Mapping[str, float]]
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def traces(self) -> list[Path]:
@@ -101,13 +117,29 @@ def _quickstart_run(path: Path) -> TrainingRun:
     by_agent = result.get("scores", {}).items()
     exact = {agent: {part: float(score) for part, score in parts.items()} for agent, parts in by_agent}
     name = f"quickstart {result.get('algorithm', path.resolve().name)}{adapter}"
-    return TrainingRun(path, name, json.dumps(settings, sort_keys=True) if settings else "", _numbers(rows), exact)
+    shared = json.dumps(settings, sort_keys=True) if settings else ""
+    return TrainingRun(path, name, shared, _numbers(rows), exact, {"starts": _starts(result)})
 
 
 def _trainer_run(path: Path, state: Path, folders: Sequence[Path]) -> TrainingRun:
     history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
     log = _numbers([row for row in history if "reward" in row or "eval_reward" in row])
-    return TrainingRun(path, path.resolve().name, _settings(folders), log, {})
+    kept = path / "training.json"
+    about: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    about = {"starts": _starts(about), "stopped": about.get("stopped")}
+    return TrainingRun(path, path.resolve().name, _settings(folders), log, {}, about)
+
+
+def _starts(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns where a run comes from, [] if nobody kept it.
+
+    Raises:
+        TypeError: it is no list of objects.
+    """
+    starts = about.get("starts", [])
+    if not isinstance(starts, list) or not all(isinstance(start, Mapping) for start in starts):
+        raise TypeError(f"starts must be a list of objects, got {starts!r:.80}")
+    return starts
 
 
 def _settings(folders: Sequence[Path]) -> str:
@@ -139,14 +171,16 @@ def _last_number(name: str) -> int:
     return int(numbers[-1]) if numbers else -1
 
 
-def training_parts(runs: Sequence[TrainingRun]) -> list[Html]:
-    """Returns table, curves and scores of training runs."""
-    if not runs:
-        return []
+def training_tables(runs: Sequence[TrainingRun]) -> list[Html]:
+    """Returns the ends of the curves, and the scores, of training runs."""
     groups = group_by_settings(runs)
-    note = "Lines: mean over seeds of the mean of ten logged steps; bands: from the lowest seed to the highest."
-    logs = {name: [run.log for run in group] for name, group in groups.items()}
-    return [heading("Training"), _summary(groups), paragraph(note), *curve_plots(logs), *_scores(groups)]
+    return [_summary(groups), *_scores(groups)] if runs else []
+
+
+def training_plots(runs: Sequence[TrainingRun]) -> list[Html]:
+    """Returns the learning curves of training runs."""
+    logs = {name: [run.log for run in group] for name, group in group_by_settings(runs).items()}
+    return curve_plots(logs) if runs else []
 
 
 def group_by_settings(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
@@ -164,16 +198,52 @@ def group_by_settings(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun
     return groups
 
 
-def curve_plots(logs: Mapping[str, Sequence[Log]]) -> list[Html]:
-    """Returns the legend and a plot of each number that was logged, with one curve for each group of logs."""
+def curve_plots(
+    logs: Mapping[str, Sequence[Log]], lines: Mapping[str, Mapping[str, float]] | None = None
+) -> list[Html]:
+    """Returns a legend and a plot of each number that was logged, with one curve for each group of logs.
+
+    Args:
+        logs: logs of the seeds, by name of the group.
+        lines: by logged number, named values to compare it with.
+    """
     logged = {name for group in logs.values() for log in group for row in log for name in row}
-    terms = {name: f"reward term {name.removeprefix(_TERM)}" for name in sorted(logged) if name.startswith(_TERM)}
-    titles = {name: title for name, title in ({"reward": CURVES["reward"]} | terms | CURVES).items() if name in logged}
-    figures = [
-        curves(title, {group: curve_over_seeds(group_logs, name) for group, group_logs in logs.items()})
-        for name, title in titles.items()
-    ]
-    return [legend(list(logs)), grid(figures)]
+    terms = {name: (f"reward term {name.removeprefix(_TERM)}", "") for name in sorted(logged) if name.startswith(_TERM)}
+    parts_of = {"reward": list(terms), "eval_reward": ["eval_rollout/reward/em"]}
+    equal = {
+        name: [part for part in parts if all(_equal(log, name, part) for group in logs.values() for log in group)]
+        for name, parts in parts_of.items()
+    }
+    drawn_already = {part for parts in equal.values() for part in parts}
+    figures: dict[str, list[Html]] = {}
+    for question, titles in CURVES.items():
+        shown = {**titles, **({} if figures else terms)}
+        figures[question] = []
+        for name in (name for name in shown if name in logged and name not in drawn_already):
+            title, note = shown[name]
+            same = equal.get(name, [])
+            if same:
+                title = f"{title} (all of it: {', '.join(shown[part][0] for part in same)})"
+            series = {group: curve_over_seeds(group_logs, name) for group, group_logs in logs.items()}
+            beside = {label: value for key in (name, *same) for label, value in (lines or {}).get(key, {}).items()}
+            figures[question].append(curves(title, series, lines=beside, note=note))
+    parts = [part for question, plots in figures.items() if plots for part in (heading(question), grid(plots))]
+    if sum(map(len, figures.values())) <= _ONE_GRID:
+        parts = [grid([plot for plots in figures.values() for plot in plots])]
+    several = (
+        ", and over seeds; bands: from the lowest seed to the highest"
+        if any(len(group) > 1 for group in logs.values())
+        else ""
+    )
+    note = f"Dots: logged steps; lines: mean with up to {_AROUND} before and after{several}."
+    return [legend(list(logs)), paragraph(note, "keys"), *parts] if any(figures.values()) else []
+
+
+def _equal(log: Log, one: str, other: str) -> bool:
+    """Returns whether two logged numbers are the same at every step that has them, and some step has them."""
+    pairs = [(row[one], row[other]) for row in log if one in row or other in row if one in row and other in row]
+    apart = any((one in row) != (other in row) for row in log)
+    return bool(pairs) and not apart and all(abs(ours - theirs) < 1e-6 for ours, theirs in pairs)
 
 
 def curve_over_seeds(logs: Sequence[Log], name: str) -> Curve:
@@ -181,7 +251,9 @@ def curve_over_seeds(logs: Sequence[Log], name: str) -> Curve:
     smooth = [_smoothed({int(row["step"]): row[name] for row in log if name in row}) for log in logs]
     steps = sorted(set.intersection(*(set(points) for points in smooth))) if smooth else []
     values = [[points[step] for points in smooth] for step in steps]
-    return Curve(steps, [_range(seeds) for seeds in values])
+    # Steps that not all have reached are on no line, and the axis ends where the line does.
+    raw = [(row["step"], row[name]) for log in logs for row in log if name in row and row["step"] in set(steps)]
+    return Curve(steps, [_range(seeds) for seeds in values], raw if len(steps) > 1 else ())
 
 
 def _range(seeds: Sequence[float]) -> Range:
@@ -191,7 +263,8 @@ def _range(seeds: Sequence[float]) -> Range:
 def _smoothed(points: Mapping[int, float]) -> dict[int, float]:
     steps = sorted(points)
     values = [points[step] for step in steps]
-    windows = (values[max(0, at - _SMOOTHED + 1) : at + 1] for at in range(len(values)))
+    around = min(_AROUND, len(steps) // 10)
+    windows = (values[max(0, at - around) : at + around + 1] for at in range(len(values)))
     return {step: sum(window) / len(window) for step, window in zip(steps, windows, strict=True)}
 
 

@@ -2,11 +2,18 @@
 "use strict";
 (() => {
   const byId = (id) => document.getElementById(id);
+  const unfold = () => {
+    const fold = location.hash.length > 1 && byId(location.hash.slice(1))?.querySelector("details");
+    if (fold) fold.open = true;
+  };
+  window.addEventListener("hashchange", unfold);
+  unfold();
   if (!byId("index")) return;
   const list = byId("list"), spacer = byId("spacer"), trace = byId("trace"), search = byId("search");
-  const count = byId("count"), status = byId("token"), ROW = 56;
+  const count = byId("count"), status = byId("token"), ROW = 56, LONG = 700;
   const inflated = new Map();
-  let index, shown = [], chosen = -1, run = 0, drawn = 0;
+  let index, shown = [], chosen = -1, run = 0, drawn = 0, remembers = false;
+  let sorted = "", together = false, raw = false;
 
   function make(tag, className, ...children) {
     const node = document.createElement(tag);
@@ -49,8 +56,6 @@
     return found.join("\n");
   }
 
-  // --- filters and search
-
   function addFacets() {
     for (const facet of index.facets) {
       if (facet.options.length < 2) continue;
@@ -63,6 +68,60 @@
       byId("facets").append(make("label", "", facet.name, select));
     }
   }
+
+  // --- order, and what else can be switched
+
+  function addTools() {
+    const labelled = (name, node) => byId("tools").append(make("label", "", name, node));
+    const named = (text, act) => {
+      const button = make("button", "", text);
+      button.type = "button";
+      button.addEventListener("click", () => act(button));
+      byId("tools").append(button);
+    };
+    const select = make("select");
+    select.id = "order";
+    select.add(new Option("as played", ""));
+    for (const name of Object.keys(index.orders))
+      for (const [way, sign] of [["lowest", 1], ["highest", -1]])
+        select.add(new Option(`${name}, ${way} first`, `${name} ${sign}`));
+    select.addEventListener("change", () => { sorted = select.value; refresh(); });
+    labelled("sort", select);
+    if (index.tasks.length) labelled("all runs of a task", switchOf("together", (on) => { together = on; }));
+    labelled("raw text", switchOf("raw", (on) => { raw = on; }));
+    if (index.wrong.includes("1")) named("next wrong", nextWrong);
+    named("copy link", copyLink);
+  }
+
+  function switchOf(id, set) {
+    const box = make("input");
+    box.type = "checkbox";
+    box.id = id;
+    box.addEventListener("change", () => { set(box.checked); remember(); drawTrace(); });
+    return box;
+  }
+
+  function inOrder(items) {
+    const [name, sign] = sorted.split(" "), values = index.orders[name];
+    if (!values) return items;
+    const value = (item) => values[item] ?? -Infinity;
+    return items.sort((a, b) => Number(sign) * (value(a) - value(b)) || a - b);
+  }
+
+  function nextWrong() {
+    const from = shown.indexOf(chosen) + 1, around = [...shown.slice(from), ...shown.slice(0, from)];
+    const next = around.find((item) => index.wrong[item] === "1");
+    if (next !== undefined) choose(shown.indexOf(next));
+  }
+
+  async function copyLink(button) {
+    remember();
+    const done = await navigator.clipboard?.writeText(location.href).then(() => true, () => false);
+    button.textContent = done ? "copied" : "copy it from the address bar";
+    setTimeout(() => { button.textContent = "copy link"; }, 1500);
+  }
+
+  // --- filters and search
 
   const passes = (item) =>
     index.facets.every((facet) => facet.selected < 0 || (facet.bits[item] >> facet.selected) & 1);
@@ -92,13 +151,13 @@
   }
 
   function show(items, note) {
-    shown = items;
+    shown = inOrder(items);
     spacer.style.height = `${items.length * ROW}px`;
     count.textContent = `${items.length} of ${index.titles.length}${note}`;
-    if (!items.includes(chosen)) {
+    if (!shown.includes(chosen)) {
       list.scrollTop = 0;
-      choose(items.length ? 0 : -1);
-    } else choose(items.indexOf(chosen));
+      choose(shown.length ? 0 : -1);
+    } else choose(shown.indexOf(chosen));
   }
 
   // --- the list draws only the rows in sight
@@ -142,10 +201,12 @@
     const item = chosen, mine = ++drawn;
     status.hidden = true;
     if (item < 0) return trace.replaceChildren("Nothing is chosen.");
-    const columns = [];
-    for (const [title, facts, blocks] of await sidesOf(item)) {
+    const columns = [], task = index.tasks[item];
+    const peers = together && index.tasks.length ? [...index.tasks.keys()].filter((at) => index.tasks[at] === task) : [item];
+    const sides = (await Promise.all(peers.map(sidesOf))).flat();
+    for (const [title, facts, blocks] of sides) {
       const column = make("section", "");
-      if (title) column.append(make("h3", "", title));
+      if (title && sides.length > 1) column.append(make("h3", "", title));
       column.append(make("p", "facts", facts));
       for (const block of blocks) column.append(await drawBlock(block));
       columns.push(column);
@@ -164,12 +225,21 @@
     const text = make("div", "text");
     if (tokens) text.append(...drawTokens(tokens));
     else text.append(...highlight(await textOf(lines)));
-    return make(folds ? "details" : "section", `block ${role}`, head, text);
+    const block = make(folds ? "details" : "section", `block ${role}`, head, text);
+    if (role === "tool" && !tokens && !query() && text.textContent.length > LONG) foldText(block, text);
+    return block;
+  }
+
+  function foldText(block, text) {
+    const more = make("button", "more", `all ${text.textContent.length.toLocaleString("en")} characters`);
+    text.classList.add("clipped");
+    more.addEventListener("click", () => { text.classList.remove("clipped"); more.remove(); });
+    block.append(more);
   }
 
   // One pass: an expression for "opened ... closed" would look for the end anew behind every tag that stays open.
   function actionsIn(text) {
-    const opening = /<(tool_call|search|answer)>/g, absent = new Set(), spans = [];
+    const opening = /<(tool_call|search|answer|think)>/g, absent = new Set(), spans = [];
     for (let match = opening.exec(text); match; match = opening.exec(text)) {
       const closing = `</${match[1]}>`;
       const at = absent.has(closing) ? -1 : text.indexOf(closing, opening.lastIndex);
@@ -183,10 +253,27 @@
     const parts = [];
     let end = 0;
     for (const [from, to] of actionsIn(text)) {
-      parts.push(...hits(text.slice(end, from)), make("mark", "", ...hits(text.slice(from, to))));
+      parts.push(...hits(text.slice(end, from)), drawAction(text.slice(from, to)));
       end = to;
     }
     return [...parts, ...hits(text.slice(end))];
+  }
+
+  // What a model meant, without its markup: thoughts apart, calls with named arguments; as written where it is no JSON.
+  function drawAction(written) {
+    const [, tag, inner] = written.match(/^<(\w+)>([^]*)<\/\w+>$/);
+    if (raw) return make("mark", "", ...hits(written));
+    if (tag === "think") return make("span", "think", ...hits(inner.trim()));
+    if (tag !== "tool_call") return make("mark", "call", make("b", "", tag), " ", ...hits(inner.trim()));
+    let call;
+    try { call = JSON.parse(inner); } catch { call = null; }
+    if (typeof call?.name !== "string") return make("mark", "", ...hits(written));
+    const node = make("mark", "call", make("b", "", ...hits(call.name)));
+    for (const [name, value] of Object.entries(call.arguments ?? {})) {
+      const said = typeof value === "string" ? value : JSON.stringify(value);
+      node.append(" ", make("span", "argument", make("i", "", ...hits(name)), " ", ...hits(said)));
+    }
+    return node;
   }
 
   function hits(text) {
@@ -244,7 +331,7 @@
 
   const page = () => Math.max(1, Math.floor(list.clientHeight / ROW) - 1);
   const GLOBAL = { j: () => move(1), k: () => move(-1), n: () => nextToken(1), p: () => nextToken(-1),
-    "/": () => search.focus() };
+    w: nextWrong, "/": () => search.focus() };
   const LIST = { ArrowDown: () => move(1), ArrowUp: () => move(-1), PageDown: () => move(page()),
     PageUp: () => move(-page()), Home: () => move(-shown.length), End: () => move(shown.length),
     Enter: () => trace.focus() };
@@ -263,27 +350,34 @@
   }
 
   function remember() {
+    if (!remembers) return;
     const words = new URLSearchParams();
     for (const facet of index.facets) if (facet.select && facet.selected >= 0) words.set(facet.name, facet.options[facet.selected]);
     if (search.value) words.set("q", search.value);
+    if (sorted) words.set("sort", sorted);
+    if (together) words.set("together", 1);
     if (chosen >= 0) words.set("item", chosen);
     history.replaceState(null, "", `#${words}`);
   }
 
   function recall() {
     const words = new URLSearchParams(location.hash.slice(1));
-    if (![...words].length) return;
+    if (![...words].length || byId(location.hash.slice(1))) return;
     for (const facet of index.facets) {
       facet.selected = facet.options.indexOf(words.get(facet.name));
       if (facet.select) facet.select.value = facet.selected;
     }
     search.value = words.get("q") || "";
+    byId("order").value = sorted = words.get("sort") || "";
+    if (byId("together")) byId("together").checked = together = words.has("together");
     chosen = Number(words.get("item") ?? -1);
+    byId("filters").scrollIntoView();
   }
 
   async function start() {
     index = await chunk("index");
     addFacets();
+    addTools();
     recall();
     let timer;
     search.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(refresh, 150); });
@@ -293,7 +387,8 @@
     document.addEventListener("keydown", onKey);
     trace.addEventListener("mouseover", (event) => { if (event.target.told) tell(event.target); });
     trace.addEventListener("mouseleave", () => tell(null));
-    refresh();
+    await refresh();
+    remembers = true;
   }
 
   start().catch((error) => { count.textContent = `The traces could not be read: ${error}`; });

@@ -9,9 +9,8 @@ from agent_r1_gym.report.page import Html, paragraph
 
 _FRAME = """<section class="viewer" aria-label="{noun}">
 <form id="filters" role="search"><label>Search <input id="search" type="search" autocomplete="off"></label>
-<span id="facets"></span><output id="count" aria-live="polite">loading …</output></form>
-<p class="keys"><kbd>j</kbd>/<kbd>k</kbd> or arrows: next, previous · <kbd>/</kbd>: search · <kbd>n</kbd>: next token \
-of a token trace (<kbd>p</kbd>: previous)</p>
+<span id="facets"></span><span id="tools"></span><output id="count" aria-live="polite">loading …</output></form>
+<p class="keys">{keys}</p>
 <div class="panes"><div id="list" role="listbox" tabindex="0" aria-label="{noun}"><div id="spacer"></div></div>
 <article id="trace" tabindex="-1" aria-label="trace"></article></div>
 <p id="token" role="status" hidden></p>
@@ -26,8 +25,18 @@ def viewer(
     if not items:
         return [paragraph(f"No {noun}.")]
     packed = pack(items, selected=selected, limit=limit)
-    parts = [Html(_FRAME.format(noun=noun)), packed.chunks]
+    parts = [Html(_FRAME.format(noun=noun, keys=" · ".join(_keys(items)))), packed.chunks]
     if packed.kept is None:
         return parts
     note = f"To keep this file small, texts of tools are cut after {packed.kept} characters; the run's folder has all."
     return [paragraph(note), *parts]
+
+
+def _keys(items: Sequence[Item]) -> list[str]:
+    """Returns what the keys do, those only that do something on this page."""
+    keys = ["<kbd>j</kbd>/<kbd>k</kbd> or arrows: next, previous", "<kbd>/</kbd>: search"]
+    if any(item.wrong for item in items):
+        keys.append("<kbd>w</kbd>: next wrong")
+    if any(block.tokens is not None for item in items for side in item.sides for block in side.blocks):
+        keys.append("<kbd>n</kbd>/<kbd>p</kbd>: next, previous token")
+    return keys

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import ipaddress
 import json
 import logging
-import signal
-import socket
-import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agent_r1_gym.errors import ConfigurationError, MissingDependencyError
 from agent_r1_gym.retrieval import wire
 from agent_r1_gym.retrieval.base import Retriever
-from agent_r1_gym.retrieval.connections import guarded_protocol, room_for_connections
-from agent_r1_gym.support.versions import install_command
+from agent_r1_gym.support.http_server import Refusal, is_local, new_app, read_object, reply, run_app
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
 
 _DEFAULT_K = 5
 _IDLE_POLL = 0.25
-_QUEUE = 2048
 _QUERIES_AT_ONCE = 64
 _PASSAGES_AT_ONCE = 2_000
 logger = logging.getLogger(__name__)
-Handler = Callable[["Request"], Awaitable["Response"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +41,6 @@ class Limits:
     """Requests that are searched for at once, in turns; further ones get 503."""
     request_timeout: float = 10.0
     """Seconds for the head of a request, and again for its body."""
-
-
-class _Refusal(Exception):
-    """A request that is not served: HTTP status and what is wrong with it."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def create_app(
@@ -82,24 +64,14 @@ def create_app(
     Raises:
         MissingDependencyError: FastAPI is not installed.
     """
-    try:
-        from fastapi import FastAPI
-        from starlette.requests import ClientDisconnect
-    except ImportError as error:
-        raise _missing("fastapi") from error
     service = _Service(retriever, name, limits or Limits())
-    app = FastAPI(title="agent-r1-gym retrieval", openapi_url=None)
-    app.add_exception_handler(_Refusal, _refuse)
-    app.add_exception_handler(ClientDisconnect, _refuse)  # nobody reads the answer, but nothing is logged either
-    # Plain routes: requests are checked by hand, so that no model is built and validated for each document.
-    for path, handler, method in (
+    routes = (
         ("/retrieve", service.retrieve, "POST"),
         ("/search", service.search_batch, "POST"),
         ("/search", service.search, "GET"),
         ("/health", service.health, "GET"),
-    ):
-        app.add_route(path, functools.partial(_addressed, hosts, handler), methods=[method])
-    return app
+    )
+    return new_app("agent-r1-gym retrieval", routes, error_body=_error_body, hosts=hosts)
 
 
 class _Service:
@@ -124,25 +96,16 @@ class _Service:
     async def search(self, request: Request) -> Response:
         k = request.query_params.get("top_k", str(_DEFAULT_K))
         if "query" not in request.query_params:
-            raise _Refusal(400, "The parameter 'query' is missing: GET /search?query=...&top_k=5.")
+            raise Refusal(400, "The parameter 'query' is missing: GET /search?query=...&top_k=5.")
         queries = [request.query_params["query"]]
         return await self._answer(request, "agent-r1", queries, int(k) if k.isdecimal() and len(k) < 10 else k)
 
     async def health(self, request: Request) -> Response:
         answer = {"status": "ok", "name": self._name, "retriever": type(self._retriever).__name__}
-        return _reply(json.dumps(answer).encode())
+        return reply(json.dumps(answer).encode())
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        # A page's script may post anything else to any server without asking that server first.
-        kind = request.headers.get("content-type", "none")
-        if kind.partition(";")[0].strip().lower() != "application/json":
-            raise _Refusal(415, f"The Content-Type must be application/json, got {kind:.80}.")
-        seconds = self._limits.request_timeout
-        try:
-            async with asyncio.timeout(seconds):
-                return await _json_object(request, self._limits.max_bytes)
-        except TimeoutError as error:
-            raise _Refusal(408, f"The body did not come within {seconds:g} s.") from error
+        return await read_object(request, max_bytes=self._limits.max_bytes, timeout=self._limits.request_timeout)
 
     async def _answer(
         self, request: Request, protocol: wire.Protocol, queries: Any, k: Any, scores: bool = True
@@ -150,14 +113,14 @@ class _Service:
         _check(queries, k, self._limits)
         # Counted only now: whoever sends half a request must not keep others out.
         if self._admitted >= self._limits.max_waiting:
-            raise _Refusal(503, f"{self._admitted} requests are being served; ask again later.")
+            raise Refusal(503, f"{self._admitted} requests are being served; ask again later.")
         self._admitted += 1
         try:
             parts = await self._parts(request, protocol, queries, k, scores)
-            return _reply(wire.join_answers(protocol, parts))
+            return reply(wire.join_answers(protocol, parts))
         except Exception as error:
             logger.warning("A search failed: %s: %s", type(error).__name__, error)
-            return _reply(_error(f"{type(error).__name__}: {error}"), 503)
+            return reply(_error_body(503, f"{type(error).__name__}: {error}"), 503)
         finally:
             self._admitted -= 1
 
@@ -212,49 +175,19 @@ def serve(
         ConfigurationError: the address cannot be listened on.
         MissingDependencyError: FastAPI or uvicorn is not installed.
     """
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise _missing("uvicorn") from error
     limits = limits or Limits()
-    app = create_app(retriever, name=name, limits=limits, hosts=[*hosts, host] if _is_local(host) else None)
-    listener = _listen(host, port)
-    room = room_for_connections()
-    config = uvicorn.Config(
-        app,
-        http=guarded_protocol(room.connections, limits.request_timeout),
-        backlog=room.backlog,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        timeout_keep_alive=75 if idle_exit is None else 7 * 24 * 3600,
-        ws="none",
+    run_app(
+        create_app(retriever, name=name, limits=limits, hosts=[*hosts, host] if is_local(host) else None),
+        host,
+        port=port,
+        request_timeout=limits.request_timeout,
+        keep_alive=75 if idle_exit is None else 7 * 24 * 3600,
+        watchers=[] if idle_exit is None else [functools.partial(_stop_when_idle, idle_exit)],
+        on_ready=on_ready,
     )
-    config.timeout_graceful_shutdown = 5
-    server = uvicorn.Server(config)
-
-    async def run() -> None:
-        watchers = [asyncio.create_task(_lengthen_queue(server, listener))]
-        if idle_exit is not None:
-            watchers.append(asyncio.create_task(_stop_when_idle(server, idle_exit)))
-        await server.serve(sockets=[listener])
-        for watcher in watchers:
-            watcher.cancel()
-
-    with listener, _interruptible():
-        if on_ready is not None:
-            on_ready(f"http://{_for_url(host)}:{listener.getsockname()[1]}")
-        asyncio.run(run())
 
 
-async def _lengthen_queue(server: Any, listener: socket.socket) -> None:
-    """Lets more connections wait in the system than asyncio accepts in a row, for which it takes one number."""
-    while not server.started:
-        await asyncio.sleep(0.01)
-    listener.listen(_QUEUE)
-
-
-async def _stop_when_idle(server: Any, idle_exit: float) -> None:
+async def _stop_when_idle(idle_exit: float, server: Any) -> None:
     idle = 0.0
     while idle < idle_exit:
         await asyncio.sleep(_IDLE_POLL)
@@ -262,112 +195,20 @@ async def _stop_when_idle(server: Any, idle_exit: float) -> None:
     server.should_exit = True
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Lets SIGTERM and Ctrl-C end the block quietly: Uvicorn raises the signal again after it has shut down."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt:
-        logger.info("Interrupted; the server has stopped.")
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=_QUEUE)
-        # Accepted connections inherit it; asyncio sets it on sockets of its own making only, and each answer would
-        # wait 40 ms for an acknowledgement.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener
-    except (OSError, OverflowError) as error:
-        raise ConfigurationError(
-            f"Cannot listen on {host}:{port}: {error}. Is another server running there? Port 0 takes a free one."
-        ) from error
-
-
-def _for_url(host: str) -> str:
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{reachable}]" if ":" in reachable else reachable
-
-
-def _is_local(host: str) -> bool:
-    """Returns whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-async def _addressed(hosts: Collection[str] | None, handler: Handler, request: Request) -> Response:
-    """Serves a request that calls the server by one of its names; None: any."""
-    if hosts is not None:
-        _check_host(request, hosts)
-    return await handler(request)
-
-
-def _check_host(request: Request, hosts: Collection[str]) -> None:
-    name = request.headers.get("host", "").rpartition("@")[2]
-    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
-    with contextlib.suppress(ValueError):
-        ipaddress.ip_address(name)
-        return
-    if name.lower().rstrip(".") not in ("localhost", *map(str.lower, hosts)):
-        raise _Refusal(400, f"This server is not called {name!r:.80}; address it by IP address or as localhost.")
-
-
 def _check(queries: Any, k: Any, limits: Limits) -> None:
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
-        raise _Refusal(400, f"The queries must be a list of strings, got {queries!r:.80}.")
+        raise Refusal(400, f"The queries must be a list of strings, got {queries!r:.80}.")
     if len(queries) > limits.max_queries:
-        raise _Refusal(400, f"At most {limits.max_queries} queries in one request, got {len(queries)}.")
+        raise Refusal(400, f"At most {limits.max_queries} queries in one request, got {len(queries)}.")
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= limits.max_k:
-        raise _Refusal(
+        raise Refusal(
             400, f"The number of passages per query must be an integer from 1 to {limits.max_k}, got {k!r:.80}."
         )
     if len(queries) * k > limits.max_passages:
-        raise _Refusal(
+        raise Refusal(
             400, f"At most {limits.max_passages} passages in one request, got {len(queries)} queries with {k} each."
         )
 
 
-async def _json_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > max_bytes:
-            raise _Refusal(413, f"The body must not be larger than {max_bytes} bytes.")
-        parts.append(part)
-    try:
-        body = json.loads(b"".join(parts))
-    except (ValueError, RecursionError) as error:
-        raise _Refusal(400, f"The body is not JSON: {error}.") from error
-    if not isinstance(body, dict):
-        raise _Refusal(400, f"The body must be a JSON object, got {type(body).__name__}.")
-    return body
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
-    response = _reply(_error(str(error)), error.status if isinstance(error, _Refusal) else 500)
-    if response.status_code == 408:
-        response.headers["Connection"] = "close"  # what the client still sends would be taken for a request
-    return response
-
-
-def _reply(body: bytes, status: int = 200) -> Response:
-    from fastapi import Response
-
-    return Response(body, status_code=status, media_type="application/json")
-
-
-def _error(message: str) -> bytes:
+def _error_body(_status: int, message: str) -> bytes:
     return json.dumps({"error": message}).encode()
-
-
-def _missing(package: str) -> MissingDependencyError:
-    return MissingDependencyError(f"The retrieval server needs {package}: {install_command('server')}")

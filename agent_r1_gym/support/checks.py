@@ -43,6 +43,12 @@ def check_integer(name: str, value: Any, least: int) -> None:
         raise ConfigurationError(f"{name} must be an integer of at least {least}, got {value!r}.")
 
 
+def check_seconds(name: str, value: Any) -> None:
+    """Raises a `ConfigurationError` unless `value` is a positive number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ConfigurationError(f"{name} must be positive seconds, got {value!r}.")
+
+
 def check_items(name: str, value: Any, kind: type) -> None:
     """Raises a `ConfigurationError` unless `value` is a list, tuple or other sequence of `kind`; a text is none."""
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(item, kind) for item in value):

@@ -25,6 +25,12 @@ def home() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "agent-r1-gym"
 
 
+def state_home() -> Path:
+    """Returns the folder for what programs remember of a user, such as typed lines: not created here."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "agent-r1-gym"
+
+
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yields a temporary path beside `path`; moves it there if the block succeeds, removes it if not.

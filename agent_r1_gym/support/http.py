@@ -30,6 +30,18 @@ class Answer(NamedTuple):
     body: bytes
 
 
+class Reply(NamedTuple):
+    """An answer, with what its headers say: seconds after which to ask again (None: not said), and its media type."""
+
+    answer: Answer
+    retry_after: float | None
+    content_type: str
+
+
+class TooLargeError(InfrastructureError):
+    """A server answered with more bytes than are read."""
+
+
 class HTTPClient:
     """Sends requests to one server; threads may share it, and a fork may use it (with connections of its own).
 
@@ -90,7 +102,7 @@ class HTTPClient:
             pause = self._first_pause * 2 ** min(attempt, 30) * self._random.uniform(0.5, 1.5)
             failure: InfrastructureError | None = None
             try:
-                answer, retry_after = self._attempt(method, path, body, _within(timeout, deadline))
+                answer, retry_after, _ = self.ask(method, path, body, timeout=_within(timeout, deadline))
                 if answer.status not in RETRIED_STATUSES:
                     return answer
                 pause = pause if retry_after is None else retry_after
@@ -114,8 +126,27 @@ class HTTPClient:
         if pool is not None and self._pid == os.getpid():
             pool.close()
 
-    def _attempt(self, method: str, path: str, body: bytes | None, timeout: float) -> tuple[Answer, float | None]:
-        """Returns an answer, and the seconds after which the server wants to be asked again."""
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        timeout: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """Returns the answer to one attempt, whatever its status.
+
+        Args:
+            method: HTTP method.
+            path: path of the endpoint, with its query.
+            body: what is sent, or None.
+            timeout: seconds from the start to the last byte.
+            headers: take precedence over those of the client.
+
+        Raises:
+            InfrastructureTimeout, InfrastructureError: see `exchange`; `TooLargeError` for too much.
+        """
         import urllib3
 
         try:
@@ -123,7 +154,7 @@ class HTTPClient:
                 method,
                 self._prefix + path,
                 body=body,
-                headers=self._headers,
+                headers={**self._headers, **(headers or {})},
                 retries=False,
                 redirect=False,
                 timeout=urllib3.Timeout(total=timeout),
@@ -136,7 +167,7 @@ class HTTPClient:
                 content += part
                 if len(content) > self._max_bytes:
                     response.close()
-                    raise InfrastructureError(f"{self.url}{path} sent more than {self._max_bytes} bytes.")
+                    raise TooLargeError(f"{self.url}{path} sent more than {self._max_bytes} bytes.")
             response.release_conn()
         except urllib3.exceptions.NewConnectionError as error:  # A refusal, though urllib3 derives it from timeouts.
             raise InfrastructureError(f"{self.url} cannot be reached: {reason(error)}.") from error
@@ -148,7 +179,8 @@ class HTTPClient:
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding.lower() != "identity":
             raise InfrastructureError(f"{self.url}{path} sent {encoding!r}, though it was asked for no compression.")
-        return Answer(response.status, content), _retry_after(response.headers.get("Retry-After"))
+        wait, kind = _retry_after(response.headers.get("Retry-After")), response.headers.get("Content-Type", "")
+        return Reply(Answer(response.status, content), wait, kind)
 
     def _own_pool(self) -> urllib3.HTTPConnectionPool:
         """Returns this process's pool."""

@@ -21,16 +21,14 @@ _ARGUMENT = re.compile(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(.+?)(?=^\s*\w+(?:\s*\([^
 
 
 class FunctionTool(Tool):
-    """A tool made of a function; calling it calls the function."""
+    """A tool made of a function; calling it calls the function.
+
+    A coroutine function runs on an event loop that all of them share (one per process); it is cancelled at the timeout.
+    """
 
     def __init__(self, function: Callable[..., Any], *, name: str | None = None, **limits: Any) -> None:
         if not inspect.isroutine(function):
             raise ConfigurationError(f"@tool takes a function or a method, got {function!r:.80}.")
-        if inspect.iscoroutinefunction(function):
-            raise ConfigurationError(
-                f"{function.__name__} is a coroutine; @tool takes an ordinary function. Wrap it in one that returns "
-                f"asyncio.run({function.__name__}(...))."
-            )
         documentation = inspect.getdoc(function) or ""
         if not documentation:
             raise ConfigurationError(
@@ -44,10 +42,8 @@ class FunctionTool(Tool):
 
     def execute(self, arguments: Arguments) -> str | ToolOutcome:
         """Calls the function with `arguments` by keyword; values that are not text become JSON."""
-        value: str | ToolOutcome = self._function(
-            **{name: self._integral(name, given) for name, given in arguments.items()}
-        )
-        return value
+        value = self._function(**{name: self._integral(name, given) for name, given in arguments.items()})
+        return awaited(value, self.timeout)  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: typing.SupportsIndex) -> Any:
         """Pickles and copies by name, as functions do, where the function's name now holds this tool (`@tool`)."""
@@ -82,11 +78,12 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     schema that the model sees; arguments are validated against it before the function runs.
 
     Args:
-        function: what to call; its parameters are annotated with str, int, float, bool, list, dict, Literal or unions.
+        function: what to call, `async` or not; its parameters are annotated with str, int, float, bool, list, dict,
+            Literal or unions.
         **options: `name`, `timeout`, `max_output_chars`, `deterministic` of `Tool`.
 
     Raises:
-        ConfigurationError: no docstring, a parameter without or with an unsupported annotation, a coroutine.
+        ConfigurationError: no docstring, a parameter without or with an unsupported annotation.
     """
     for option in options:
         if option not in _OPTIONS:
@@ -102,7 +99,7 @@ def parameter_schema(function: Callable[..., Any]) -> dict[str, Any]:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError) as error:
         raise ConfigurationError(f"{function.__name__}: an annotation cannot be read: {error}.") from error
-    descriptions = _argument_descriptions(inspect.getdoc(function) or "")
+    descriptions = argument_descriptions(inspect.getdoc(function) or "")
     properties: dict[str, Any] = {}
     required = []
     for name, parameter in inspect.signature(function).parameters.items():
@@ -136,11 +133,21 @@ def _type_schema(annotation: Any, where: str) -> dict[str, Any]:
         return {"anyOf": [_type_schema(part, where) for part in parts]}
     raise ConfigurationError(
         f"{where}: cannot make a JSON schema of {annotation!r}; use str, int, float, bool, list, dict, Literal or a "
-        "union of them; for all else (a pydantic model, say) subclass Tool, which takes any JSON schema."
+        "union of them; for pydantic models and all that pydantic knows use as_tool()."
     )
 
 
-def _argument_descriptions(documentation: str) -> dict[str, str]:
+def awaited(value: Any, timeout: float | None) -> Any:
+    """Returns `value`; of a coroutine what it returns, cancelled after `timeout` seconds."""
+    if not inspect.iscoroutine(value):
+        return value
+    from agent_r1_gym.support.event_loop import SHARED  # asyncio takes a while to import
+
+    return SHARED.run(value, timeout)
+
+
+def argument_descriptions(documentation: str) -> dict[str, str]:
+    """Returns what the `Args:` section of a docstring says, by argument."""
     section = _ARGS_SECTION.search(documentation)
     if section is None:
         return {}

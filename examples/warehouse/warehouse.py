@@ -10,23 +10,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_r1_gym import RewardTerm, Task, Tool, ToolCall, ToolEnv, Transition, register, tool
+from agent_r1_gym import RewardTerm, Task, Tool, ToolCall, ToolEnv, ToolError, Transition, register, tool
 
 TASKS = Path(__file__).parent / "tasks.jsonl"
 
 
-def ordered(step: Transition) -> int:
-    """Returns how many were ordered in a turn; calls that were refused ordered nothing."""
+def ordered(step: Transition) -> list[tuple[str, int]]:
+    """Returns item and quantity of each order of a turn; calls that were refused ordered nothing."""
     calls = zip(step.parsed.calls, step.outcomes, strict=True)
-    return sum(call.arguments["quantity"] for call, outcome in calls if call.name == "order" and outcome.ok)
+    orders = [call.arguments for call, outcome in calls if call.name == "order" and outcome.ok]
+    return [(order["item"], order["quantity"]) for order in orders]
 
 
 def over_ordered(transition: Transition) -> float:
-    """1 if a turn orders more than the task asks for, else 0."""
-    task = transition.task.metadata
+    """1 if a turn orders what the task does not ask for, or more of it, else 0."""
+    task, now = transition.task.metadata, ordered(transition)
     wanted = task["quantity"] if task["stock"][task["item"]] < task["below"] else 0
-    now, before = ordered(transition), sum(map(ordered, transition.earlier))
-    return float(now > 0 and before + now > wanted)
+    orders = [order for step in transition.earlier for order in ordered(step)] + now
+    too_much = sum(quantity for item, quantity in orders if item == task["item"]) > wanted
+    return float(bool(now) and (too_much or any(item != task["item"] for item, _ in now)))
 
 
 class WarehouseEnv(ToolEnv):
@@ -49,7 +51,9 @@ class WarehouseEnv(ToolEnv):
 
         def number_of(item: str) -> str:
             row = database.execute("SELECT number FROM stock WHERE item = ?", (item,)).fetchone()
-            return f"There is no item {item!r}." if row is None else f"{item}: {row[0]}"
+            if row is None:
+                raise ToolError(f"There is no item {item!r}.")  # the model reads this
+            return f"{item}: {row[0]}"
 
         # timeout=None: in the thread that steps the environment, one call after another, as a connection needs it
         @tool(timeout=None)
@@ -69,6 +73,8 @@ class WarehouseEnv(ToolEnv):
                 item: name of the item
                 quantity: how many
             """
+            if quantity < 1:
+                raise ToolError(f"Order at least 1, not {quantity}.")
             database.execute("UPDATE stock SET number = number + ? WHERE item = ?", (quantity, item))
             return number_of(item)
 

@@ -121,7 +121,7 @@ def test_it_says_what_is_played_and_what_may_be_typed(play: Play) -> None:
         ('order "screws 5', "No closing quotation. Usage: order item quantity [express]"),
         ("look", "Usage: look item"),
         ("call", "'' is no tool"),
-        ("answer", "'answer' is no tool"),
+        ("answer", "`answer` needs a text"),
     ],
 )
 def test_what_is_wrong_is_explained_and_costs_no_turn(line: str, hint: str, play: Play) -> None:

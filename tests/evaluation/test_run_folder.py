@@ -57,6 +57,16 @@ class TestFolder:
         assert metrics["pass_at_k"]["2"]["mean"] == 1.0
         assert set(folder.seconds()) == {(2, 0), (0, 1), (0, 0), (1, 0)}
 
+    def test_where_a_run_comes_from_does_not_decide_whether_it_is_resumed(self, tmp_path):
+        folder = RunFolder(tmp_path / "run")
+        run(folder, jobs=[job(0)], about={"reward_weights": {"em": 1.0}})
+        run(folder, jobs=[job(0), job(1)], about={"reward_weights": {"em": 2.0}})
+        first, second = folder.load()["starts"]
+        assert first["reward_weights"] == {"em": 1.0} and second["reward_weights"] == {"em": 2.0}
+        for name in ("date", "command", "commit", "versions", "python", "host", "seconds"):
+            assert name in first and name in second
+        assert folder.load()["settings"] == SETTINGS
+
     @pytest.mark.parametrize("cut", [1, 7, 200])
     def test_a_torn_line_is_played_again(self, tmp_path, cut):
         whole, torn = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "torn")

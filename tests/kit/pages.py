@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,13 +44,14 @@ def commands(text: str) -> Iterator[list[str]]:
     """Yields the words of each command of a shell block, without comments and what runs it in the background."""
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
-        while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+        while words and re.fullmatch(r"[A-Z][A-Z0-9_]*=\S*", words[0]):
             words = words[1:]
         if words:
             yield [word for word in words if word != "&"]
 
 
-def started(words: list[str]) -> list[str]:
-    """Returns the words with the programs of this environment."""
-    start = {"agent-r1": [sys.executable, "-m", "agent_r1_gym"], "python": [sys.executable]}[words[0]]
-    return [*start, *words[1:]]
+def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a shell block in a folder, with the programs of this environment; stops at the first command that fails."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    words = ["bash", "-euo", "pipefail", "-c", text]
+    return subprocess.run(words, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""A retrieval server in a thread, for tests."""
+"""Servers in threads, for tests."""
 
 from __future__ import annotations
 
@@ -6,24 +6,32 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
 
 from agent_r1_gym.retrieval.base import Retriever
 from agent_r1_gym.retrieval.server import Limits, create_app
+from agent_r1_gym.support.connections import guarded_protocol
 
 
 @contextlib.contextmanager
 def served(retriever: Retriever, *, hosts: Collection[str] | None = None, **limits: Any) -> Iterator[str]:
     """Yields the URL of a server that answers with `retriever` until the block ends."""
+    with running(lambda: create_app(retriever, limits=Limits(**limits), hosts=hosts)) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def running(make_app: Callable[[], Any], *, request_timeout: float | None = None) -> Iterator[str]:
+    """Yields the URL of a server of an ASGI application; with a `request_timeout`, on guarded connections."""
     uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
     pytest.importorskip("fastapi", reason="fastapi is not installed")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        app = create_app(retriever, limits=Limits(**limits), hosts=hosts)
-        config = uvicorn.Config(app, log_level="critical", lifespan="off")
+        protocol = "auto" if request_timeout is None else guarded_protocol(512, request_timeout)
+        config = uvicorn.Config(make_app(), http=protocol, log_level="critical", lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
         thread.start()

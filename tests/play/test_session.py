@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.policies import OraclePolicy, Policy, PolicyInput, ReplayPolicy, make_policy
 from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.play.session import Session
 from agent_r1_gym.types import Task
 from tests.kit import playing
 
@@ -137,6 +140,51 @@ def test_any_text_environment_is_a_session() -> None:
         roles = [message.role for message in record.messages]
         assert roles == ["user", *["assistant", "user"] * len(record.turns)]
         assert record.question == "guess 0 to 7"
+
+
+class Endless(gym.Env[str, str]):
+    """Never ends by itself; its `info` has keys that mean something else here."""
+
+    observation_space = action_space = gym.spaces.Text(100)
+
+    def __init__(self, info: dict[str, Any]) -> None:
+        self.own = info
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        return "Say x.", dict(self.own)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return "and again", 1.0, action == "end", False, dict(self.own)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"answer": 3, "end_reason": 7, "infrastructure_error": True, "dataset": object()},
+        {"reward_terms": {"a": np.float32(1)}, "outcome_reward": np.float32(0.5), "answer": np.int64(3)},
+        {"reward_terms": [1], "tool_outcomes": 3, "parse_errors": 2, "messages": "none"},
+    ],
+)
+def test_what_another_environment_tells_is_its_own(info: dict[str, Any]) -> None:
+    session = Session(Endless(info), evaluation_jobs([0], has_tasks=False)[0])
+    for action in ("x", "end"):
+        session.book(action, session.env.step(action))
+    record = Trajectory.from_dict(json.loads(json.dumps(session.record().to_dict())), place="here")
+    assert (record.answer, record.infrastructure_error) == (None, None)
+    assert [turn.reward for turn in record.turns] == [1.0, 1.0]
+    told = Session(Endless({"answer": "x", "infrastructure_error": "down"}), evaluation_jobs([0], has_tasks=False)[0])
+    told.book("end", told.env.step("end"))
+    assert (told.record().answer, told.record().infrastructure_error) == ("x", "down")
+
+
+def test_an_episode_that_never_ends_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_r1_gym.play.session.MOST_TURNS", 5)
+    session = Session(Endless({}), evaluation_jobs([0], has_tasks=False)[0])
+    while not session.ended:
+        session.book("x", session.env.step("x"))
+    record = session.record()
+    assert (len(record.turns), record.truncated, record.end_reason) == (5, True, "max_turns")
 
 
 def test_an_oracle_of_calls_says_that_a_game_has_none() -> None:

@@ -21,10 +21,10 @@ from agent_r1_gym.play.record import Trajectory, Turn
 from agent_r1_gym.report import page
 from agent_r1_gym.report.episodes import TokenTrace, episode_item, lost_item, read_token_traces, token_item
 from agent_r1_gym.report.packing import Block, Item, Side, pack
-from agent_r1_gym.report.page import Html, interval, paragraph, table, write_page
+from agent_r1_gym.report.page import Html, Section, interval, number, paragraph, sections, table, write_page
 from agent_r1_gym.report.viewer import viewer
 from agent_r1_gym.scoring import exact_match
-from agent_r1_gym.types import Message, Task
+from agent_r1_gym.types import Message, Task, ToolCall
 from tests.kit.playing import play
 from tests.kit.reading import Tags, chunks, sides
 from tests.kit.synthetic import episodes, token_row
@@ -197,6 +197,51 @@ def test_tokens_keep_mask_logprobs_and_advantages(tmp_path: Path) -> None:
 def test_numbers_carry_their_intervals() -> None:
     assert interval(0.5, 0.25, 0.75).text == "0.500<small>[0.250, 0.750]</small>"
     assert interval(123.4, 100, 150).text == "123.4<small>[100.0, 150.0]</small>"
+    assert interval(2.0, 2.0, 2.0).text == "2.000"  # a constant has none
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1, "1.000"), (0.0167, "0.017"), (0.25, "0.250"), (12.34, "12.3"), (2910.4, "2,910"), (2.2e-7, "2.2e-7"),
+     (2e-7, "2e-7"), (0, "0.000"), (-0.5, "-0.500")],
+)  # fmt: skip
+def test_numbers_are_written_alike_everywhere(value: float, text: str) -> None:
+    assert number(value) == text == page.escape(value)
+
+
+def test_rewards_of_nothing_are_not_shown() -> None:
+    turns = (Turn("a", 0.0, {"format": 0.0}), Turn("b", 1.0, {"em": 1.0}))
+    messages = (Message("assistant", "a"), Message("assistant", "b"))
+    blocks = episode_item(trajectory(turns=turns, messages=messages)).sides[0].blocks
+    assert [block.notes for block in blocks] == [(), ("reward +1.000", "em 1")]
+
+
+def test_structured_calls_are_shown_as_calls_in_a_text() -> None:
+    message = Message("assistant", "Well.", tool_calls=(ToolCall("stock", {"item": "nail"}),))
+    (block,) = episode_item(trajectory(messages=(message,))).sides[0].blocks
+    assert block.text == 'Well.\n<tool_call>{"name": "stock", "arguments": {"item": "nail"}}</tool_call>'
+
+
+def test_items_know_their_order_their_task_and_whether_they_are_wrong(tmp_path: Path) -> None:
+    right, wrong, other = trajectory(), trajectory(answer="Rome", turns=()), trajectory(task_id="u", task_index=1)
+    items = [episode_item(right, run="a"), episode_item(wrong, run="b"), episode_item(other, run="a")]
+    index = chunks(page_of(tmp_path, items))["index"]
+    assert index["orders"]["return"] == [1.0, 0.0, 1.0] and index["orders"]["turns"] == [1, 0, 1]
+    assert "length" not in index["orders"]  # equal for all: it orders nothing
+    assert (index["wrong"], index["tasks"]) == ("010", [0, 0, 1])
+
+
+def test_only_keys_that_do_something_are_named(tmp_path: Path) -> None:
+    some, more = "<kbd>w</kbd>: next wrong", "<kbd>n</kbd>/<kbd>p</kbd>: next, previous token"
+    plain = page_of(tmp_path, [episode_item(trajectory())])
+    assert some not in plain and more not in plain
+    tokens = page_of(tmp_path, [token_item(trace(tmp_path)), episode_item(trajectory(answer="Rome"))])
+    assert some in tokens and more in tokens
+
+
+def test_sections_without_anything_to_show_are_not_in_the_contents() -> None:
+    text = "".join(part.text for part in sections(Section("A b", [paragraph("x")]), Section("C", [])))
+    assert '<a href="#a-b">A b</a>' in text and "C</a>" not in text and 'id="a-b"' in text
 
 
 VIEWER = Path(page.__file__).with_name("viewer.js")
@@ -205,7 +250,7 @@ const seconds = (text) => { const start = process.cpuUsage(); actionsIn(text); r
 const best = (text) => Math.min(...Array.from({ length: 5 }, () => seconds(text)));
 const bomb = "<answer>".repeat(60000);
 best(bomb);
-const quadratic = /<(tool_call|search|answer)>[^]*?<\\/\\1>/g;
+const quadratic = /<(tool_call|search|answer|think)>[^]*?<\\/\\1>/g;
 const spans = (text) => [...text.matchAll(quadratic)].map((match) => [match.index, match.index + match[0].length]);
 const agree = CASES.map((text) => [actionsIn(text), spans(text)]);
 console.log(JSON.stringify({ agree, one: best(bomb), four: best(bomb.repeat(4)) }));
@@ -218,7 +263,18 @@ def test_actions_are_found_in_one_pass():
     source = re.search(r"^  function actionsIn.*?^  }$", VIEWER.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert source
     generator = random.Random(0)
-    parts = ["<answer>", "</answer>", "<search>", "</search>", "<tool_call>", "</tool_call>", "x", "\n", "<think>"]
+    parts = [
+        "<answer>",
+        "</answer>",
+        "<search>",
+        "</search>",
+        "<tool_call>",
+        "</tool_call>",
+        "x",
+        "\n",
+        "<think>",
+        "</think>",
+    ]
     cases = ["".join(generator.choices(parts, k=12)) for _ in range(300)]
     script = f"{source[0]}\nconst CASES = {json.dumps(cases)};\n{DRIVER}"
     done = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=60, check=True)

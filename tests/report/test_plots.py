@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from agent_r1_gym.report.plots import Curve, bars, curves, nice_ticks
+from agent_r1_gym.report.plots import Curve, bars, curves, nice_ticks, tick_labels
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,47 @@ def test_a_band_goes_along_the_highs_and_back_along_the_lows() -> None:
 def test_one_step_is_a_dot() -> None:
     assert "<circle" in curves("kl", {"a": Curve([5], [(3e-7, 3e-7, 3e-7)])}).text
     assert curves("kl", {"a": Curve([], [])}).text == ""
+
+
+@pytest.mark.parametrize(
+    ("ticks", "labels"),
+    [
+        ([0, 0.25, 0.5], ["0.00", "0.25", "0.50"]),
+        ([0.0, 0.2, 0.4], ["0.0", "0.2", "0.4"]),
+        ([0, 2, 4], ["0", "2", "4"]),
+        ([0, 0.0025, 0.005], ["0.0000", "0.0025", "0.0050"]),
+        ([0, 1e-7, 2e-7], ["0", "1e-7", "2e-7"]),
+        ([0, 5000, 10000], ["0k", "5k", "10k"]),
+    ],
+)
+def test_ticks_have_as_many_digits_as_they_need(ticks: list[float], labels: list[str]) -> None:
+    assert tick_labels(ticks) == labels
+
+
+def test_axes_begin_at_zero_and_no_label_leaves_the_picture() -> None:
+    """Zoomed to its data, a step from .277 to .300 filled the panel."""
+    small = Curve([1, 100], [(0.277, 0.277, 0.277), (0.3, 0.3, 0.3)])
+    figure = curves("return", {"a": small}, lines={"Naive RAG": 0.1475, "a much longer name of a baseline": 0.15}).text
+    texts = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)"[^>]*>([^<]+)<', figure)
+    assert "0.0" in [text for *_, text in texts]
+    assert {"20", "40", "60", "80", "100"} <= {text for *_, text in texts}
+    for x, _, anchor, text in texts:
+        width = 6.6 * len(text)
+        left = float(x) - {"end": width, "middle": width / 2, "start": 0}[anchor]
+        assert left >= -1 and left + width <= 421, text
+    heights = [float(y) for _, y, _, text in texts if "0.1" in text and len(text) > 6]
+    assert len(heights) == 2 and abs(heights[0] - heights[1]) >= 12  # baselines beside each other stay readable
+
+
+def test_points_lie_behind_the_line_and_few_of_them_are_marked() -> None:
+    flat = [(0.5, 0.5, 0.5)]
+    few = curves("kl", {"a": Curve([1, 2], flat * 2, [(1, 0.4), (2, 0.6)])}).text
+    assert few.count("<circle") == 2 and few.count("h0") == 2 and "band" not in few
+    assert "<circle" not in curves("kl", {"a": Curve(range(20), flat * 20)}).text
+
+
+def test_labels_that_do_not_fit_are_turned_instead_of_cut() -> None:
+    bar = [(1.0, 1.0, 1.0)] * 6
+    names = ["malformed_call", "repeated_query", "new_support", "valid_call", "failed_call", "em"]
+    figure = bars("terms", names, {"a": bar}).text
+    assert all(name in figure for name in names) and figure.count("rotate(") == 6 and "whisker" not in figure

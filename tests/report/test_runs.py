@@ -17,7 +17,7 @@ from agent_r1_gym.evaluation.run_folder import Failure
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.report.build import write_report
 from agent_r1_gym.report.compare import CLASSES, compare
-from agent_r1_gym.report.training import curve_over_seeds, group_by_settings, read_training_run
+from agent_r1_gym.report.training import curve_over_seeds, curve_plots, group_by_settings, read_training_run
 from tests.kit.reading import chunks, sides
 from tests.kit.synthetic import episodes, token_row, write_run
 
@@ -109,11 +109,21 @@ class TestTraining:
                 [{"step": 1, "reward": 1.0}, {"step": 2, "reward": 1.0}]]  # fmt: skip
         curve = curve_over_seeds(logs, "reward")
         assert curve.x == [1, 2]
-        assert curve.y == [(0.5, 0.0, 1.0), (0.75, 0.5, 1.0)]
+        assert curve.y == [(0.5, 0.0, 1.0), (1.0, 1.0, 1.0)]
+        assert curve.raw == [
+            (1, 0.0),
+            (2, 1.0),
+            (1, 1.0),
+            (2, 1.0),
+        ]  # step 3 is on no line: one seed has not reached it
 
-    def test_a_line_is_the_mean_of_ten_steps(self) -> None:
-        log = [{"step": step, "reward": float(step)} for step in range(1, 21)]
-        assert curve_over_seeds([log], "reward").y[-1] == (15.5, 15.5, 15.5)
+    def test_a_line_smooths_a_tenth_of_the_run_on_both_sides(self) -> None:
+        """A mean that looks back lags behind; a line through few points is those points."""
+        ramp = [{"step": step, "reward": float(step)} for step in range(1, 101)]
+        whole = curve_over_seeds([ramp], "reward").y
+        assert whole[50] == (51.0, 51.0, 51.0) and whole[-1][0] == 97.5  # the mean of 95 ... 100
+        few = curve_over_seeds([ramp[:9]], "reward").y
+        assert [mean for mean, _, _ in few] == [row["reward"] for row in ramp[:9]]
 
     def test_seeds_are_runs_of_equal_settings_whatever_their_folders_are_called(self, tmp_path: Path) -> None:
         settings = {"learning_rate": 1e-5, "max_steps": 3}
@@ -156,13 +166,15 @@ class TestTraining:
             ("scores.json", '{"scores": {"agent": {"test": "much"}}}'),
             ("scores.json", "[]"),
             ("checkpoint-1/checkpoint.json", "[]"),
+            ("training.json", "[]"),
+            ("training.json", '{"starts": [7]}'),
         ],
     )
     def test_a_damaged_or_foreign_folder_is_told_in_a_line(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, text: str
     ) -> None:
         run = tmp_path / "run"
-        if file in ("trainer_state.json", "checkpoint-1/checkpoint.json"):
+        if file in ("trainer_state.json", "checkpoint-1/checkpoint.json", "training.json"):
             write_training(run, [{"step": 1, "reward": 0.5}])
         else:
             run.mkdir()
@@ -199,6 +211,18 @@ class TestTraining:
         block = sides(page)[0][0][2][1]
         assert block[5] == [["</script>", "b"], "11", [-0.1, -1.25], [0.5, 0.5]]
         assert page.count("</script>") == page.count("<script")
+
+    def test_a_return_that_is_the_exact_match_is_drawn_once(self) -> None:
+        log = [{"step": step, "reward": step / 4, "rollout/reward/em": step / 4, "rollout/reward/f1": 0.5}
+               for step in range(1, 5)]  # fmt: skip
+        log += [{"step": 4, "eval_reward": 0.5, "eval_rollout/reward/em": 0.5}]
+        page = "".join(part.text for part in curve_plots({"a": [log]}, {"rollout/reward/em": {"Naive RAG": 0.125}}))
+        assert "return (all of it: reward term em)" in page and ">reward term em<" not in page
+        assert "reward term f1" in page and page.count("<figure>") == 3
+        assert "return in evaluation (all of it: exact match in evaluation)" in page
+        assert page.count("Naive RAG 0.125") == 1
+        apart = [{**row, "rollout/reward/em": 0.0} for row in log]
+        assert ">reward term em<" in "".join(part.text for part in curve_plots({"a": [apart]}))
 
     @pytest.mark.parametrize("line", ["{", "{}", json.dumps(token_row(loss_mask=[1]))])
     def test_torn_traces_are_refused(self, tmp_path: Path, line: str) -> None:

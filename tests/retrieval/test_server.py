@@ -17,11 +17,11 @@ import pytest
 import urllib3
 
 from agent_r1_gym.errors import ConfigurationError, RetrievalError
-from agent_r1_gym.retrieval import server
 from agent_r1_gym.retrieval.base import Retriever
 from agent_r1_gym.retrieval.bm25 import BM25Retriever
 from agent_r1_gym.retrieval.client import HTTPRetriever
 from agent_r1_gym.retrieval.server import Limits, serve
+from agent_r1_gym.support.http_server import listen
 from agent_r1_gym.types import Passage
 from tests.kit.queries import BAD_QUERIES
 from tests.kit.serving import served
@@ -342,7 +342,7 @@ def test_a_taken_port_is_a_clear_error(passages):
 
 
 def test_answers_do_not_wait_for_acknowledgements():
-    with server._listen("127.0.0.1", 0) as listener:
+    with listen("127.0.0.1", 0) as listener:
         client = socket.create_connection(listener.getsockname())
         accepted, _ = listener.accept()
         with client, accepted:  # without TCP_NODELAY each answer takes 40 ms

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 import pickle
@@ -12,7 +13,7 @@ import pytest
 from agent_r1_gym.errors import ConfigurationError, ToolError
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.tools import FunctionTool, tool
-from agent_r1_gym.types import ToolOutcome
+from agent_r1_gym.types import ToolCall, ToolOutcome
 from tests.kit.helpers import call, make_env, outcome_of, started
 
 
@@ -130,11 +131,6 @@ def unannotated(x):  # type: ignore[no-untyped-def]
     """Does it."""
 
 
-async def fetch(x: int) -> int:
-    """Does it."""
-    return x
-
-
 def variadic(*values: int) -> None:
     """Does it."""
 
@@ -152,7 +148,6 @@ def positional(x: int, /) -> None:
     [
         (undocumented, "docstring"),
         (unannotated, "annotation"),
-        (fetch, r"coroutine.*asyncio\.run\(fetch"),
         (variadic, "'values'"),
         (keywords, "'values'"),
         (positional, "'x'"),
@@ -262,3 +257,32 @@ def pickled_by_name(text: str) -> str:
 def plain_function(number: int) -> int:
     """Doubles a number."""
     return 2 * number
+
+
+@tool(timeout=0.2)
+async def fetch(x: int) -> int:
+    """Waits, if asked to, and doubles.
+
+    Args:
+        x: what to double; 0 waits
+    """
+    await asyncio.sleep(60 if x == 0 else 0)
+    if x < 0:
+        raise ToolError("no negative numbers")
+    return 2 * x
+
+
+def test_a_coroutine_function_runs_on_a_loop_and_is_bounded() -> None:
+    outcomes = fetch.run([ToolCall("fetch", {"x": x}) for x in (3, 0, -1)])
+    assert [outcome.error for outcome in outcomes] == [None, "timeout", "tool_error"]
+    assert outcomes[0].content == "6"
+    assert asyncio.run(fetch(x=4)) == 8  # it can still be awaited
+
+
+def test_coroutines_share_a_loop() -> None:
+    @tool
+    async def loop() -> int:
+        """Returns its loop."""
+        return id(asyncio.get_running_loop())
+
+    assert len({loop.run([ToolCall("loop", {})])[0].content for _ in range(3)}) == 1

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, BitsAndBytesConfig
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.evaluation.agent_card import AgentCard
 from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.types import Message
 from agent_r1_gym.wrappers import ContextWindow
@@ -66,6 +67,11 @@ def test_a_command_line_trains_and_saves(engine: str, model_folder: Path, tmp_pa
     paths = ["--model_name_or_path", str(model_folder), "--output_dir", str(tmp_path / "run")]
     main([*words, *paths, "--env_kwargs", json.dumps(COMPACT)])
     assert (tmp_path / "run" / "model.safetensors").is_file()
+    card = AgentCard.load(tmp_path / "run")
+    assert card is not None and (card.env_options, card.base_model) == (COMPACT, str(model_folder))
+    assert card.budgets == {"max_turn_tokens": 8, "max_prompt_length": 64, "max_completion_length": 32}
+    assert [tool["function"]["name"] for tool in card.tools or ()] == ["search"]
+    assert "No scores are claimed" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("adapter", ["", "--lora_r 2 --lora_target_modules all-linear"], ids=["full", "lora"])

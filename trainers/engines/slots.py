@@ -6,13 +6,14 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.play.engine import NOT_YET, POLL
 from agent_r1_gym.play.token_session import Answer, NewContext, TokenSession, longest_context
 from trainers.engines.cache import SlotCache, slots_of
 from trainers.engines.sampling import SamplingOptions, sample
@@ -26,6 +27,7 @@ class _Slot:
     number: int
     place: int
     stream: random.Random
+    options: SamplingOptions
     prompt: tuple[int, ...]
     pending: list[int]
     length: int = 0
@@ -46,7 +48,7 @@ class SlotEngine:
     Randomness: `generator` draws one seed per session, in the order of the iterator, unless the session has an
     attribute `seed`; a session's tokens depend on its seed and its own context only, not on slots, other sessions or
     the speed of tools (but for rounding: floating-point sums may differ in the last bit with the size of the batch).
-    Reseed with `engine.generator.manual_seed(...)`.
+    Reseed with `engine.generator.manual_seed(...)`. A session's `sampling`, if it has one, overrides `options`.
 
     Every rank needs the whole weights: under FSDP or ZeRO-3 gather them around `run`, or use `TRLEngine`.
 
@@ -128,7 +130,7 @@ class _Play:
         self.additive = config._attn_implementation == "eager"
         self.owners: list[_Slot | None] = [None] * engine.slots
         self.count = 0
-        self.exhausted = False
+        self.exhausted = self.later = False
         self.waiting: list[_Slot] = []
         self.decoding: list[_Slot] = []
         self.calling: list[_Slot] = []
@@ -143,7 +145,8 @@ class _Play:
             elif self.decoding:
                 self._decode()
             elif self.calling:
-                wait([slot.future for slot in self.calling if slot.future], return_when=FIRST_COMPLETED)
+                futures = [slot.future for slot in self.calling if slot.future]
+                wait(futures, timeout=POLL if self.later else None, return_when=FIRST_COMPLETED)
             elif self.exhausted:
                 return
 
@@ -152,8 +155,9 @@ class _Play:
             if owner is not None:
                 continue
             session = None if self.exhausted else next(self.sessions, None)
-            if session is None:
-                self.exhausted = True
+            self.later = session is NOT_YET
+            if session is None or self.later:
+                self.exhausted = session is None
                 return
             prompt = tuple(session.prompt_ids)
             if not prompt:
@@ -161,7 +165,8 @@ class _Play:
             seed = getattr(session, "seed", None)
             if seed is None:
                 seed = int(torch.randint(2**62, (), generator=self.engine.generator))
-            slot = _Slot(session, self.count, place, random.Random(seed), prompt, [])
+            options = replace(self.engine.options, **getattr(session, "sampling", {}))
+            slot = _Slot(session, self.count, place, random.Random(seed), options, prompt, [])
             self.owners[place] = slot
             self.count += 1
             self._begin_turn(slot, list(prompt))
@@ -304,19 +309,23 @@ class _Play:
 
     def _sample(self, slots: Sequence[_Slot | None], logits: Tensor) -> list[_Slot]:
         """Gives each slot its next token; returns those whose turn goes on."""
-        options = self.engine.options
         numbers = [slot.stream.random() if slot else 0.0 for slot in slots]
         uniforms = torch.tensor(numbers, dtype=torch.float64).to(logits.device)
         going: list[_Slot] = []
-        sampled = torch.stack([part.double() for part in sample(logits, options, uniforms=uniforms)]).tolist()
-        for slot, token, logprob in zip(slots, map(int, sampled[0]), sampled[1], strict=True):
+        sampled = {
+            options: torch.stack([part.double() for part in sample(logits, options, uniforms=uniforms)]).tolist()
+            for options in {slot.options for slot in slots if slot}
+        }
+        for line, slot in enumerate(slots):
             if slot is None:
                 continue
+            tokens, logprobs = sampled[slot.options]
+            token = int(tokens[line])
             slot.ids.append(token)
-            slot.logprobs.append(logprob)
+            slot.logprobs.append(logprobs[line])
             slot.pending = [token]
-            stopped = token in options.stop_token_ids
-            if stopped or len(slot.ids) == slot.budget:
+            stopped = token in slot.options.stop_token_ids
+            if stopped or len(slot.ids) == slot.budget or getattr(slot.session, "cancelled", False):
                 self._finish_turn(slot, stopped=stopped)
             else:
                 going.append(slot)

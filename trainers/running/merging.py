@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 from accelerate import PartialState  # type: ignore[import-untyped]
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1_gym.cli.agents import weights_fingerprint
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.files import atomic_directory
-from trainers.engines.chat_format import FILE, TEMPLATE_FILE, home_of
+from trainers.engines.merging import is_adapter, write_merged
 
-ADAPTER = "adapter_config.json"
-_BESIDE = (FILE, TEMPLATE_FILE)
 _ORIGIN = "merged_from.txt"
 """Fingerprint of the adapter that a merged model was made of."""
 
@@ -43,11 +37,6 @@ def model_to_train(warm_start: str | None, model: str | None) -> str | None:
     return str(merged)
 
 
-def is_adapter(folder: Path) -> bool:
-    """Returns whether a folder holds an adapter without its base model."""
-    return (folder / ADAPTER).is_file()
-
-
 def _is_merged(folder: Path, merged: Path) -> bool:
     """Returns whether a merged model is that of the adapter as it is now."""
     origin = merged / _ORIGIN
@@ -64,19 +53,6 @@ def merge_adapter(folder: Path, out: Path) -> None:
     Raises:
         ConfigurationError: the base model or the adapter cannot be loaded.
     """
-    adapter = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
-    base = adapter.get("base_model_name_or_path")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(base, revision=adapter.get("revision") or "main", dtype="auto")
-        merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
-        tokenizer = AutoTokenizer.from_pretrained(home_of(folder, "tokenizer_config.json"))
-    except (OSError, ValueError, RuntimeError, TypeError) as error:
-        raise ConfigurationError(f"The adapter in {folder} cannot be merged into {base!r}: {error}") from error
     with atomic_directory(out) as temporary:
-        merged.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
+        write_merged(folder, temporary)
         (temporary / _ORIGIN).write_text(str(weights_fingerprint(folder)), encoding="utf-8")
-        for name in _BESIDE:
-            file = Path(home_of(folder, name)) / name
-            if file.is_file():
-                shutil.copy(file, temporary / name)

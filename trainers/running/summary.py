@@ -1,17 +1,27 @@
-"""What a run says of itself: on its first screen, at its end, and in the model card."""
+"""What a run says of itself: on its first screen, at its end, in the agent card, and in `training.json` for reports.
+
+`training.json`, in the output folder: `starts`, one object for each time that the run was started or resumed (see
+`started`), and `stopped`: why an alarm ended it, null if none did. Nothing of it decides whether a run may be resumed.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.metadata import version
+from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any
 
 from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.evaluation.agent_card import FILE, AgentCard
 from agent_r1_gym.registry import TextEnv
+from agent_r1_gym.support.files import atomic_file
+from agent_r1_gym.support.progress import short_number
+from agent_r1_gym.support.provenance import start_of_run
 from trainers.config import AgentConfig
 
-_PACKAGES = ("agent-r1-gym", "trl", "transformers", "torch")
+_PACKAGES = ("agent-r1-gym", "trl", "transformers", "torch", "peft", "accelerate")
+RECORD = "training.json"
 
 
 def opening(
@@ -38,7 +48,7 @@ def opening(
     trained, whole = parameters
     turns = bare.max_turns if isinstance(bare, ToolEnv) else getattr(env.spec, "max_episode_steps", None)
     lines = {
-        "model": f"{model}: {_short(trained)} of {_short(whole)} parameters are trained",
+        "model": f"{model}: {short_number(trained)} of {short_number(whole)} parameters are trained",
         "environment": f"{args.env_id}: {bare.describe_dataset() if isinstance(bare, ToolEnv) else f'{rows} seeds'}",
         "tools": tools,
         "reward": " + ".join(f"{weight:g} x {name}" for name, weight in weights.items()),
@@ -52,49 +62,95 @@ def opening(
     return "\n".join(f"{name:12} {text}" for name, text in lines.items())
 
 
-def closing(args: AgentConfig) -> str:
-    """Returns the last screen of a run: where things lie, and what comes next."""
-    folder = args.output_dir
+def closing(folder: str | None, card: AgentCard) -> str:
+    """Returns where a trained model lies, and the commands that come next.
+
+    Args:
+        folder: of the model.
+        card: of the agent.
+    """
     return (
-        f"trained; the model is in {folder}\n"
-        f"measure it:  agent-r1 eval {args.env_id} --policy local:{folder} --out {folder}/eval\n"
+        f"the model is in {folder}; what it is an agent for is in its {FILE} and README.md\n"
+        f"measure it:  {card.eval_command(str(folder))} --out {folder}/eval\n"
         f"look at it:  agent-r1 report {folder} {folder}/eval\n"
-        f"go on:       agent-r1 train {args.env_id} --warm_start {folder} --output_dir ..."
+        + (f"talk to it:  agent-r1 chat {folder}\n" if card.has_tools else "")
+        + f"go on:       agent-r1 train {card.env_id} --warm_start {folder} --output_dir ..."
     )
 
 
-def model_card(args: AgentConfig, base: str) -> str:
-    """Returns the model card: what was trained, on what, with what, and what nobody has measured.
+def started(args: AgentConfig, model: str, env: TextEnv) -> dict[str, Any]:
+    """Returns where a run comes from.
+
+    Returns:
+        What `start_of_run` does, and `model`, `environment`, `dataset`, `reward_weights` and `settings`: the options
+        whose values are not the defaults.
+    """
+    bare = env.unwrapped
+    return {
+        **start_of_run(_PACKAGES),
+        "model": model,
+        "environment": args.env_id,
+        "dataset": bare.describe_dataset() if isinstance(bare, ToolEnv) else None,
+        "reward_weights": bare.reward_weights if isinstance(bare, ToolEnv) else None,
+        "settings": changed_settings(args),
+    }
+
+
+def changed_settings(args: AgentConfig) -> dict[str, Any]:
+    """Returns the options whose values are not the defaults, tokens of the hub left out."""
+    values = json.loads(args.to_json_string())  # type: ignore[no-untyped-call]
+    defaults = {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(args)
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(defaults, default=str))
+    return {name: value for name, value in values.items() if name in plain and value != plain[name]}
+
+
+def write_start(args: AgentConfig, model: str, env: TextEnv) -> None:
+    """Adds a start to `training.json`."""
+    _write(args, {"starts": [*_read(args).get("starts", []), started(args, model, env)], "stopped": None})
+
+
+def write_end(args: AgentConfig, stopped: str | None) -> None:
+    """Writes into `training.json` why an alarm ended the run, None if none did."""
+    _write(args, {**_read(args), "stopped": stopped})
+
+
+def _read(args: AgentConfig) -> dict[str, Any]:
+    try:
+        run = json.loads((Path(str(args.output_dir)) / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # absent or damaged: a report says less, and no run stops for that
+        return {}
+    return run if isinstance(run, dict) else {}
+
+
+def _write(args: AgentConfig, run: Mapping[str, Any]) -> None:
+    with atomic_file(Path(str(args.output_dir)) / RECORD) as temporary:
+        temporary.write_text(json.dumps(run, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+def agent_card(args: AgentConfig, base: str, env: TextEnv) -> AgentCard:
+    """Returns the agent card: what is trained on what, with what; nobody has measured it yet.
 
     Args:
         args: the configuration.
-        base: what was trained.
+        base: what is trained.
+        env: an environment of the run.
     """
     options: Any = args.env_kwargs or {}
-    settings = {
-        "environment": f"`{args.env_id}`",
-        "its options": f"`{json.dumps(options)}`" if isinstance(options, Mapping) else f"`{options}`",
-        "base model": f"`{base}`",
-        "algorithm": f"{args.algorithm} (loss {args.loss_type}, KL weight {args.beta:g})",
-        "learning rate": f"{args.learning_rate:g}",
-        "rollouts per prompt": f"{args.num_generations}",
-        "seed": f"{args.seed}",
-        "versions": ", ".join(f"{name} {version(name)}" for name in _PACKAGES),
-    }
-    rows = "\n".join(f"| {name} | {text} |" for name, text in settings.items())
-    return (
-        "---\nlibrary_name: transformers\ntags: [agent-r1-gym, tool-use, reinforcement-learning]\n---\n\n"
-        f"# An agent for {args.env_id}\n\n"
-        "Trained by reinforcement learning to solve tasks over several turns with tools. It expects the system turn "
-        "and the tools of its environment, and the chat format in `chat_format.json`; without them it is not what was "
-        f"trained.\n\n| | |\n| --- | --- |\n{rows}\n\n"
-        f"Play and measure it: `agent-r1 eval {args.env_id} --policy local:THIS_FOLDER`. No scores are claimed here: "
-        "those of a run stand in its `metrics.json`, with intervals.\n"
+    budgets = {name: getattr(args, name) for name in ("max_turn_tokens", "max_prompt_length", "max_completion_length")}
+    return AgentCard.of(
+        env,
+        env_id=str(args.env_id),
+        env_options=dict(options),
+        budgets={name: number for name, number in budgets.items() if number is not None},
+        base_model=base,
+        algorithm=args.algorithm,
+        settings={
+            "loss": f"{args.loss_type}, KL weight {args.beta:g}",
+            "learning rate": f"{args.learning_rate:g}",
+            "rollouts per prompt": f"{args.num_generations}",
+            "seed": f"{args.seed}",
+        },
     )
-
-
-def _short(number: int) -> str:
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return str(number)

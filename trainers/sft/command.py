@@ -20,6 +20,7 @@ from trl import SFTConfig, SFTTrainer, get_peft_config, get_quantization_config 
 import agent_r1_gym.envs  # noqa: F401  # registers the environments
 from agent_r1_gym.cli.agents import split_policy
 from agent_r1_gym.errors import AgentR1Error, ConfigurationError
+from agent_r1_gym.evaluation.agent_card import AgentCard
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.registry import TextEnv, make_text_env
 from agent_r1_gym.support.terminal import note, say
@@ -28,6 +29,8 @@ from trainers.engines.chat_format import ChatFormat
 from trainers.engines.local import LocalOptions
 from trainers.running.command_line import read_config
 from trainers.running.preflight import Source, check_adapter, check_model, check_output, find_model, load_tokenizer
+from trainers.running.quiet import silence_libraries
+from trainers.running.summary import closing
 from trainers.sft.demonstrations import SELF, histories, play_demonstrations, successes
 from trainers.sft.rows import TokenRow, training_rows
 from trainers.train import model_init_kwargs
@@ -94,6 +97,7 @@ class DemonstrationConfig(SFTConfig):
 
 def main(words: Sequence[str]) -> None:
     """Trains, and saves model or adapter, tokenizer and chat format in `output_dir`."""
+    silence_libraries()
     args, model_args = read_config(words, DemonstrationConfig, prog="python -m trainers.sft")
     if args.env_id is None:
         raise ConfigurationError("Name the environment: agent-r1 sft ENV --model MODEL --from SOURCE --output_dir DIR.")
@@ -131,11 +135,34 @@ def main(words: Sequence[str]) -> None:
     if trainer.is_world_process_zero():
         tokenizer.save_pretrained(args.output_dir)
         chat.save(str(args.output_dir))
-        say(
-            f"learned from {len(kept)} episodes ({len(rows)} rows); it lies in {args.output_dir}\n"
-            f"measure it:  agent-r1 eval {args.env_id} --policy local:{args.output_dir}\n"
-            f"go on by RL: agent-r1 train {args.env_id} --warm_start {args.output_dir} --output_dir ..."
-        )
+        held_out = None if source is None else _held_out(source)
+        card = _card(args, name, env, demonstrations=held_out or "of training tasks")
+        card.save(str(args.output_dir))
+        say(f"learned from {len(kept)} episodes ({len(rows)} rows); {closing(args.output_dir, card)}")
+        if held_out:
+            note(f"{held_out}: the questions that `agent-r1 eval` asks by default are no test of this model")
+
+
+def _held_out(run: RunFolder) -> str | None:
+    """Returns a remark if the episodes of a run are of held-out questions."""
+    split = run.settings()["env_options"].get("split")
+    return None if split in (None, "train") else f"of the held-out split {split!r}"
+
+
+def _card(args: DemonstrationConfig, model: str, env: TextEnv, *, demonstrations: str) -> AgentCard:
+    return AgentCard.of(
+        env,
+        env_id=str(args.env_id),
+        env_options=dict(args.env_kwargs or {}),  # type: ignore[arg-type]
+        base_model=model,
+        algorithm="sft",
+        settings={
+            "source": args.source,
+            "demonstrations": demonstrations,
+            "learning rate": f"{args.learning_rate:g}",
+            "seed": f"{args.seed}",
+        },
+    )
 
 
 def _run_folder(args: DemonstrationConfig) -> RunFolder | None:
@@ -147,8 +174,8 @@ def _run_folder(args: DemonstrationConfig) -> RunFolder | None:
                     f"{name} has no effect beside --from {args.source}, which was played; drop it."
                 )
         run = RunFolder(Path(args.source))
-        if run.settings()["env_options"].get("split") not in (None, "train"):
-            note(f"the demonstrations in {args.source} are of held-out questions: measure on others")
+        if held_out := _held_out(run):
+            note(f"the demonstrations in {args.source} are {held_out}: measure on others")
         return run
     if args.source.startswith((".", "/", "~")):
         raise ConfigurationError(f"--from {args.source}: no such folder; expected one of `agent-r1 eval`.")

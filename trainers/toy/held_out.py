@@ -6,13 +6,12 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from tqdm import tqdm
-
 from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.methods import make_method
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import make_text_env
+from agent_r1_gym.support.progress import Progress
 from trainers.engines.local import wrap_model
 
 ENV = "AgentR1/FictionQA-v0"
@@ -45,7 +44,7 @@ def scores(model: Any, tokenizer: Any, *, questions: int, name: str = "agent", r
         rag: Naive RAG with the model as its reader, instead of the model with tools.
     """
     exact: dict[str, float] = {}
-    with tqdm(total=len(HELD_OUT) * questions, desc=f"evaluating {name}", unit="episode") as bar:
+    with Progress(len(HELD_OUT) * questions, f"evaluating {name}", "episode") as bar:
         for split, kind in HELD_OUT:
             records = play(model, tokenizer, held_out(split, kind), questions=questions, rag=rag, bar=bar)
             exact[f"{split}/{kind}"] = sum(bool(record.solved) for record in records) / questions

@@ -10,13 +10,10 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import shutil
 import sys
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +23,23 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.report.episodes import episode_item
-from agent_r1_gym.report.page import heading, paragraph, write_page
+from agent_r1_gym.report.page import Section, paragraph, sections, write_page
 from agent_r1_gym.report.page import table as html_table
+from agent_r1_gym.report.provenance import provenance_parts
 from agent_r1_gym.report.training import curve_plots, read_training_run
 from agent_r1_gym.report.viewer import viewer
 from agent_r1_gym.support.files import atomic_file, new_folder
 from agent_r1_gym.support.terminal import say, table
 from trainers.config import ALGORITHMS, AgentConfig
 from trainers.running.preflight import Source, check_model, find_model, load_tokenizer
+from trainers.running.quiet import silence_libraries
+from trainers.running.summary import started
 from trainers.toy import warm_start
 from trainers.toy.held_out import ENV, MOST_QUESTIONS, held_out, play, scores
 from trainers.toy.rejection import rejection_sampling
+from trainers.toy.screen import BASE, Board, Phases, Scores, closing, planned, verdict
 from trainers.train import build_trainer
 
 SHIPPED = Path(__file__).parent / "weights"
@@ -51,8 +53,6 @@ TRAINING: Mapping[str, Any] = {
 """The world to train on; one-hop questions stay in, else the agent learns to search twice always."""
 LEARNING_RATE = 3e-4
 LORA_LEARNING_RATE = 3e-3
-SECONDS = {"baselines": 15, "step": 1.6, "evaluation": 10, "control": 120, "warm start": 700}
-"""About what the phases take on two cores: all of it, but for the steps of RL."""
 _TRACES = 12
 CURVES = {
     "reward": "return",
@@ -61,9 +61,6 @@ CURVES = {
     "entropy": "entropy per token, nats",
 }
 """Logged numbers that are kept, and what they are."""
-
-Scores = Mapping[str, Mapping[str, float]]
-"""Exact match in 0..1, by agent and set of questions."""
 
 
 def configuration(
@@ -99,39 +96,33 @@ def load(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-@contextmanager
-def phase(name: str, seconds: float, taken: dict[str, float]) -> Iterator[None]:
-    """Says what begins and how long it will take; books how long it took."""
-    say(f"{name}: about {seconds:.0f} s on two cores")
-    started = time.perf_counter()
-    yield
-    taken[name] = time.perf_counter() - started
-
-
-def run(warm: Path, folder: Path, *, args: AgentConfig, lora_r: int, questions: int, control: bool) -> dict[str, Any]:
+def run(
+    warm: Path, folder: Path, *, args: AgentConfig, lora_r: int, questions: int, control: bool, phases: Phases
+) -> dict[str, Any]:
     """Evaluates, trains and evaluates again; returns what `scores.json` holds."""
     tokenizer = AutoTokenizer.from_pretrained(warm)
     model = load(warm).eval()
-    measured: dict[str, dict[str, float]] = {}
-    taken: dict[str, float] = {}
+    board = Board()
     traces: dict[str, list[Trajectory]] = {}
-    with phase("baselines", SECONDS["baselines"], taken):
-        measured["Naive RAG"] = scores(model, tokenizer, questions=questions, name="Naive RAG", rag=True)
-        measured["Base Tool Call"] = scores(model, tokenizer, questions=questions, name="Base Tool Call")
+    counts: dict[str, int] = {}
+    with phases.phase("baselines"):
+        board.add("Naive RAG", scores(model, tokenizer, questions=questions, name="Naive RAG", rag=True))
+        board.add(BASE, scores(model, tokenizer, questions=questions, name=BASE))
     traces["Episodes before"] = two_hop_traces(model, tokenizer)
     if control:
-        with phase("rejection sampling", SECONDS["control"], taken):
+        with phases.phase("rejection sampling"):
             copy = load(warm).eval()
             counts = rejection_sampling(copy, tokenizer, args)
-            measured["Rejection sampling"] = scores(copy, tokenizer, questions=questions, name="rejection sampling")
-    with phase(f"{args.algorithm}, {args.max_steps} steps", args.max_steps * SECONDS["step"], taken):
+            exact = scores(copy, tokenizer, questions=questions, name="rejection sampling")
+            board.add("Rejection sampling", exact)
+    with phases.phase(f"{args.algorithm}, {args.max_steps} steps"):
         adapter = LoraConfig(r=lora_r, lora_alpha=2 * lora_r, target_modules="all-linear") if lora_r else None
         trainer = build_trainer(args, model, tokenizer=tokenizer, peft_config=adapter)
         trainer.train()
         trainer.save_model(str(folder / "model"))
-    with phase("evaluation", SECONDS["evaluation"], taken):
+    with phases.phase("evaluation"):
         trained = trainer.model.eval()
-        measured[args.algorithm] = scores(trained, tokenizer, questions=questions, name=args.algorithm)
+        board.add(args.algorithm, scores(trained, tokenizer, questions=questions, name=args.algorithm))
     traces["Episodes after"] = two_hop_traces(trained, tokenizer)
     result = {
         "algorithm": args.algorithm,
@@ -140,8 +131,9 @@ def run(warm: Path, folder: Path, *, args: AgentConfig, lora_r: int, questions: 
         "seed": args.seed,
         "lora_r": lora_r,
         "questions": questions,
-        "scores": measured,
-        "seconds": taken,
+        "scores": board.scores,
+        "seconds": phases.taken,
+        "starts": [started(args, str(warm), make_text_env(ENV, dict(TRAINING)))],
         **({"rejection_sampling": counts} if control else {}),
     }
     with atomic_file(folder / "scores.json") as temporary:
@@ -151,7 +143,7 @@ def run(warm: Path, folder: Path, *, args: AgentConfig, lora_r: int, questions: 
         f"{args.algorithm}, seed {args.seed}: {result['rollouts']} rollouts in {args.max_steps} steps on {ENV}.",
         f"Sampled at temperature 1, {questions} questions a set; test: another world, ood: other question paths too.",
     ]
-    write_report(folder, title="What the agent learned", facts=facts, scores=measured, traces=traces)
+    write_report(folder, title="What the agent learned", facts=facts, scores=board.scores, traces=traces)
     return result
 
 
@@ -173,10 +165,20 @@ def score_rows(scores: Scores) -> list[tuple[str | float, ...]]:
     return [(name, *(columns[name] for columns in scores.values())) for name in sets]
 
 
+def baselines(scores: Scores) -> dict[str, float]:
+    """Returns the score of each agent but the last on held-out questions, mixed as those that are trained on."""
+    mix: Mapping[str, float] = TRAINING["mix"]
+    return {
+        agent: sum(share * exact[f"test/{kind}"] for kind, share in mix.items())
+        for agent, exact in list(scores.items())[:-1]
+        if all(f"test/{kind}" in exact for kind in mix)
+    }
+
+
 def write_report(
     folder: Path, *, title: str, facts: Sequence[str], scores: Scores, traces: Mapping[str, Sequence[Trajectory]]
 ) -> None:
-    """Writes `report.html`, self-contained: facts, scores, the curves of `folder` and a viewer of episodes.
+    """Writes `report.html`, self-contained: verdict, a viewer of episodes, scores, and the curves of `folder`.
 
     Args:
         folder: holds `curves.csv` if there are curves to show.
@@ -185,15 +187,20 @@ def write_report(
         scores: see `Scores`.
         traces: heading to episodes.
     """
-    parts = [
-        *map(paragraph, facts),
-        html_table("Exact match on held-out questions", ("questions", *scores), score_rows(scores)),
-    ]
     run = read_training_run(folder)
-    if run is not None:
-        parts += [heading("Training"), *curve_plots({run.name: [run.log]})]
-    items = [episode_item(episode, episodes=name) for name, episodes in traces.items() for episode in episodes]
-    write_page(folder / "report.html", title, [*parts, heading("Episodes"), *viewer(items)])
+    rose = verdict(scores)
+    table = html_table("Exact match on held-out questions", ("questions", *scores), score_rows(scores))
+    note = "Dashed: agents on held-out questions, mixed as those that are trained on."
+    lines = baselines(scores)
+    plots = curve_plots({run.name: [run.log]}, {"reward": lines}) if run is not None else []
+    items = [episode_item(episode, run=name) for name, episodes in traces.items() for episode in episodes]
+    parts = sections(
+        Section("Runs", [paragraph(rose, "verdict"), *map(paragraph, facts), table]),
+        Section("Traces", viewer(items)),
+        Section("Plots", [*plots, *([paragraph(note, "keys")] if lines and plots else [])]),
+        Section("Provenance", provenance_parts([], [run] if run is not None else []), folded=True),
+    )
+    write_page(folder / "report.html", title, parts)
 
 
 def check_warm(given: Path) -> None:
@@ -209,12 +216,12 @@ def check_warm(given: Path) -> None:
         raise ConfigurationError(f"--warm {given}: {error}") from error
 
 
-def warm_model(folder: Path, *, from_scratch: bool, given: Path | None, seed: int) -> Path:
+def warm_model(folder: Path, *, from_scratch: bool, given: Path | None, seed: int, phases: Phases) -> Path:
     """Returns the folder of the warm start: the one given, a fresh one in `folder`, or a copy there of the shipped."""
     if given is not None:
         return given
     if from_scratch:
-        with phase("warm start", SECONDS["warm start"], {}):
+        with phases.phase("warm start"):
             warm_start.main(["--out", str(folder), "--seed", str(seed)])
     else:
         shutil.copytree(SHIPPED, folder)
@@ -242,17 +249,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"expected --seed from 0 to {2**32 - 1}, got {options.seed}")
     if options.warm is not None:
         check_warm(options.warm)
+    silence_libraries()
     folder = new_folder(options.out or Path("runs") / f"quickstart-{time.strftime('%Y%m%d-%H%M%S')}")
-    warm = warm_model(folder / "warm", from_scratch=options.from_scratch, given=options.warm, seed=options.seed)
     settings = {"algorithm": options.algorithm, "steps": options.steps, "seed": options.seed}
     args = configuration(folder / "run", lora_r=options.lora_r, **settings)
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is experimental; a contract test watches it
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    result = run(
-        warm, folder, args=args, lora_r=options.lora_r, questions=options.questions, control=not options.no_control
-    )
+    control = not options.no_control
+    plan = planned(args, questions=options.questions, control=control, from_scratch=options.from_scratch)
+    phases = Phases(plan)
+    say(phases.banner(folder))
+    chosen = {"from_scratch": options.from_scratch, "given": options.warm, "seed": options.seed}
+    warm = warm_model(folder / "warm", **chosen, phases=phases)
+    asked = {"lora_r": options.lora_r, "questions": options.questions, "control": control}
+    result = run(warm, folder, args=args, **asked, phases=phases)
+    say()
     say(table(("exact match on held-out questions", *result["scores"]), score_rows(result["scores"])))
-    say(f"{sum(result['seconds'].values()):.0f} s; to look at: {folder / 'report.html'}; the model: {folder / 'model'}")
+    say(closing(result, folder))
     return 0
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from agent_r1_gym.errors import AgentR1Error
 from agent_r1_gym.play.record import Tokens
+from agent_r1_gym.support.progress import Progress
 from trainers.algorithms.batch import tokens_of
 from trainers.config import AgentConfig
 from trainers.sft.rows import TokenRow, labelled
@@ -48,7 +48,16 @@ def rejection_sampling(
     rows = in_epochs(successes, random.Random(args.seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     steps = epochs * len(successes) // batch_size
-    fit(model, tokenizer, rows, optimizer=optimizer, steps=steps, batch_size=batch_size, seed=args.seed)
+    fit(
+        model,
+        tokenizer,
+        rows,
+        optimizer=optimizer,
+        steps=steps,
+        batch_size=batch_size,
+        seed=args.seed,
+        name="learning from the successes",
+    )
     return {"rollouts": rollouts, "successes": len(successes)}
 
 
@@ -59,7 +68,7 @@ def _played(model: Any, tokenizer: Any, args: AgentConfig, rollouts: int) -> Ite
     dataset = dataset_of(collector.player.make_env()).shuffle(seed=args.seed)
     tasks = itertools.cycle(dataset)
     copied = (task for task in tasks for _ in range(args.num_generations))
-    with tqdm(total=rollouts, desc="rejection sampling", unit="rollout") as bar:
+    with Progress(rollouts, "rejection sampling", "rollout") as bar:
         for batch in itertools.count():
             rows = list(itertools.islice(copied, min(MOST_SLOTS, rollouts - bar.n)))
             if not rows:

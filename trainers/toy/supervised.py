@@ -28,6 +28,7 @@ def fit(
     seed: int = 0,
     logging_steps: int = 100,
     progress: bool = True,
+    name: str = "training",
 ) -> list[dict[str, Any]]:
     """Trains `model` in place; the learning rates of `optimizer` rise for a moment, then fall along a cosine to 0.
 
@@ -40,7 +41,8 @@ def fit(
         batch_size: rows per step.
         seed: seed of the trainer.
         logging_steps: steps between two rows of the log.
-        progress: whether to show TRL's progress bar.
+        progress: whether to show a progress bar.
+        name: its label.
 
     Returns:
         The log: rows with `step`, `loss`, `mean_token_accuracy` and so on.
@@ -72,7 +74,7 @@ def fit(
         )
         if progress:
             trainer.remove_callback(ProgressCallback)
-            trainer.add_callback(RolloutProgress())
+            trainer.add_callback(RolloutProgress(name))
         trainer.train()
     return list(trainer.state.log_history)
 

@@ -34,6 +34,7 @@ from trainers.engines.template_choice import read_template
 from trainers.engines.turns import TRLEngine
 from trainers.running.preflight import check_prompts
 from trainers.running.sharding import check_sharding, whole_weights
+from trainers.running.summary import agent_card
 from trainers.trainer import AgentTrainer
 
 MOST_SLOTS = 128
@@ -91,6 +92,7 @@ def build_trainer(
         eval_dataset=eval_dataset,
         processing_class=tokenizer,
         chat=chat,
+        card=agent_card(args, _base(args, model), env),
         peft_config=peft_config,
         callbacks=[_CloseEnvironments(training, evaluating)],
         **trl_arguments,
@@ -98,6 +100,12 @@ def build_trainer(
     if args.engine == "cached":
         check_sharding(trainer)
     return trainer
+
+
+def _base(args: AgentConfig, model: Any) -> str:
+    """Returns what is trained, as people know it."""
+    path = model if isinstance(model, str) else getattr(getattr(model, "config", None), "_name_or_path", "")
+    return args.warm_start or path or "a given model"
 
 
 def chat_of(args: AgentConfig, tokenizer: Any) -> ChatFormat:

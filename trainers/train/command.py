@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -27,18 +26,19 @@ from trainers.running.preflight import (
     load_chat,
     load_tokenizer,
 )
+from trainers.running.quiet import silence_libraries
 from trainers.running.sharding import save_whole_model, sharding_of
 from trainers.running.signals import SignalStop
 from trainers.running.speaking import Speaker
-from trainers.running.summary import closing, opening
+from trainers.running.summary import closing, opening, write_end, write_start
 from trainers.train.building import MOST_SLOTS, build_trainer, model_init_kwargs
 from trainers.trainer import AgentTrainer
 
 
 def train(words: Sequence[str]) -> None:
     """Trains as a command line says, and saves model and tokenizer in `output_dir`."""
+    silence_libraries()
     args, model_args = read_options(words)
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # `rollout_func` is experimental; a contract test watches it
     set_seed(args.seed)
     check_packages(args, model_args)
     check_output(args.output_dir)
@@ -74,21 +74,25 @@ def train(words: Sequence[str]) -> None:
         raise SystemExit(128 + stop.stopped)
     trainer.save_state()  # the log, which `agent-r1 report` draws
     save_whole_model(trainer, args.output_dir)
+    if trainer.accelerator.is_main_process:
+        write_end(args, trainer.alarm.reason)
     if trainer.alarm.reason is not None:
         raise SystemExit(
             f"Training was stopped by an alarm: {trainer.alarm.reason}. The state is in {args.output_dir}."
         )
-    if trainer.accelerator.is_main_process:
-        say(closing(args))
+    if trainer.accelerator.is_main_process and trainer.card is not None:
+        say(f"trained; {closing(args.output_dir, trainer.card)}")
 
 
 def _first_screen(trainer: AgentTrainer, model: str) -> str:
+    """Returns what a run says of itself as it begins, and keeps it for reports."""
     args = trainer.args
     env = make_text_env(str(args.env_id), dict(cast("Mapping[str, Any]", args.env_kwargs or {})))
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
     parameters = sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
     rows = len(cast("Dataset", trainer.train_dataset))
     text = opening(args, model, parameters, env, rows, memory=_memory(trainer, parameters))
+    write_start(args, model, env)
     env.close()
     return text
 

@@ -15,6 +15,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
+from agent_r1_gym.play.engine import NOT_YET
 from tests.kit.bandit import make_trainer
 from tests.kit.fixed import give
 from tests.kit.generate_engine import GenerateEngine
@@ -98,6 +99,32 @@ class TestAgreement:
         expected = play(slot_engine(model, SAMPLED, static_shapes=False))
         assert tokens(play(engine)) == tokens(expected)
         assert {call.kwargs["attention_mask"].shape for call in engine.decoder.mock_calls} == {(6, 1, 1, 64)}
+
+    def test_sessions_may_come_while_others_are_decoded(self) -> None:
+        model = make_causal_lm()
+        expected = play(slot_engine(model))
+        sessions = make_sessions(23)
+
+        def arriving() -> Iterator[Any]:
+            first, *others = sessions
+            yield first
+            while not first.turns:  # would never end, did the engine wait for the next session
+                yield NOT_YET
+            yield from others[:11]
+            while not others[10].turns:
+                yield NOT_YET
+            yield from others[11:]
+
+        slot_engine(model).run(arriving())
+        assert tokens(sessions) == tokens(expected)
+
+    def test_a_session_that_is_cancelled_ends_within_a_token(self) -> None:
+        left, stays = make_sessions(2, seed=3)
+        left.cancelled = True  # type: ignore[attr-defined]
+        left.script, expected = [], play(slot_engine(make_causal_lm()), 2, seed=3)[1]
+        slot_engine(make_causal_lm()).run([left, stays])
+        assert [len(ids) for ids in left.tokens] == [1]
+        assert stays.tokens == expected.tokens
 
     def test_under_lora(self) -> None:
         base = make_causal_lm()

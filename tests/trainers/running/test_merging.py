@@ -13,7 +13,8 @@ from agent_r1_gym.errors import ConfigurationError
 from tests.kit.tiny_model import make_model, make_tokenizer
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.local import LocalOptions, load_model
-from trainers.running.merging import is_adapter, merge_adapter, model_to_train
+from trainers.engines.merging import is_adapter
+from trainers.running.merging import merge_adapter, model_to_train
 
 IDS = torch.tensor([[4, 5, 6, 7, 8]])
 

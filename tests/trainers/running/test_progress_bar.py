@@ -7,17 +7,35 @@ import socket
 from pathlib import Path
 
 import pytest
+from transformers import TrainerControl, TrainerState
 
 from tests.trainers.engines.test_collect import ScriptedEngine
 from tests.trainers.test_train import COMPACT, config
 from trainers.engines.collect import Collector
 from trainers.running import checkpoints
+from trainers.running.progress_bar import RolloutProgress
 from trainers.toy.model import build_model, build_tokenizer
 from trainers.train import building
 
 SEARCH = '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>'
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+
+
+def test_the_bar_shows_short_numbers_and_the_reward_once(capsys: pytest.CaptureFixture[str]) -> None:
+    bar, state = RolloutProgress("grpo"), TrainerState(max_steps=2)
+    arguments = (None, state, TrainerControl())
+    bar.on_train_begin(*arguments)
+    for step, em in enumerate((0.5, 0.25), 1):
+        bar.on_log(*arguments, logs={"reward": 0.5, "rollout/reward/em": em, "rollout/tokens_per_second": 5840.0})
+        bar.on_prediction_step(*arguments, eval_dataloader=[1])
+        state.global_step = step
+        bar.on_step_end(*arguments)
+    bar.on_log(*arguments, logs={"reward": None})
+    bar.on_train_end(*arguments)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("grpo: 1/2 steps") and first.endswith(", reward=0.5, tok/s=5.84k")
+    assert second.endswith(", reward=0.5, em=0.25, tok/s=5.84k")
 
 
 def closed_port() -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_r1_gym.evaluation.agent_card import AgentCard
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.play.record import Trajectory
 from tests.kit.synthetic import episodes, write_run
@@ -40,6 +41,8 @@ def test_what_it_writes_is_a_model_that_plays(
     assert "demonstrations: 6 of 6 episodes" in said and f"--warm_start {out}" in said
     assert (out / "adapter_config.json").is_file() == bool(adapter)
     assert len(RunFolder(out / FOLDER).episodes()) == 6
+    card = AgentCard.load(out)
+    assert card is not None and (card.env_id, card.algorithm, card.base_model) == ("FictionQA", "sft", model)
     loaded, tokenizer = load_model(LocalOptions(model=str(out)))
     assert loaded.num_parameters() > 0
     assert ChatFormat.load(out, tokenizer).template.source == make_tokenizer().chat_template
@@ -56,7 +59,7 @@ def test_a_run_of_another_model_is_a_source(model: str, tmp_path: Path, capsys: 
     assert run([*words, *QUICK]) == 0
     captured = capsys.readouterr()
     assert f"9 of 9 episodes in {teacher} succeeded" in captured.out
-    assert "held-out questions: measure on others" in captured.err
+    assert "held-out split 'validation': measure on others" in captured.err
     assert not (out / FOLDER).exists()
 
 

@@ -39,9 +39,15 @@ def test_writes_scores_curves_report_and_models(
     assert facets[0]["options"] == ["Episodes before", "Episodes after"]
     assert any((tmp_path / "out/model").glob("*model.safetensors"))
     assert (tmp_path / "out/warm/config.json").is_file()
-    printed = capsys.readouterr().out
-    assert "about" in printed
-    assert "test/bridge" in printed
+    printed, noise = capsys.readouterr()
+    assert "nothing is downloaded" in printed and str(tmp_path / "out") in printed.partition("[1/")[0]
+    rows = re.findall(rf"^({'|'.join(result['scores'])}) +[01]\.\d{{3}}  +[01]\.\d{{3}}$", printed, re.MULTILINE)
+    assert rows == list(result["scores"])  # each as soon as it is known
+    assert printed.index("Naive RAG ") < printed.index("[2/")
+    last = printed.strip().splitlines()[-4:]
+    assert last[0].startswith("EM on held-out 2-hop questions") and "agent-r1 eval FictionQA" in last[2]
+    for unwanted in ("FutureWarning", "Loading weights", "Writing model shards", "\r"):
+        assert unwanted not in noise, unwanted
     if "--no-control" not in words:
         counts = result["rejection_sampling"]
         assert counts["rollouts"] == result["rollouts"] == 128
@@ -108,7 +114,7 @@ def test_page_stands_alone_and_escapes_foreign_text(tmp_path: Path) -> None:
     assert quickstart.score_rows(SCORES) == [("test/bridge", 0.25, 0.75)]
     page = (tmp_path / "report.html").read_text()
     assert [block[2] for block in sides(page)[0][0][2]] == [message.content for message in episodes[0].messages]
-    assert chunks(page)["index"]["facets"][0]["name"] == "episodes"
+    assert chunks(page)["index"]["facets"][0]["name"] == "run"
     assert "before &lt;b&gt;" in page
     assert "a &lt; b" in page
     assert "0.25" in page
@@ -122,3 +128,29 @@ def test_curves_keep_every_logged_step(tmp_path: Path) -> None:
     quickstart.write_curves([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 1.0, "entropy": 0.1}], tmp_path)
     lines = (tmp_path / "curves.csv").read_text().splitlines()
     assert lines == [f"step,{','.join(quickstart.CURVES)}", "1,0.5,,,", "2,1.0,,,0.1"]
+
+
+def test_estimates_follow_the_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = iter([0.0, 30.0, 30.0, 130.0])
+    monkeypatch.setattr(quickstart.time, "perf_counter", lambda: next(clock))
+    phases = quickstart.Phases({"first": 10.0, "second": 20.0})
+    for name in ("first", "second"):
+        with phases.phase(name):
+            pass
+    told = capsys.readouterr().out.split()
+    assert " ".join(told) == "[1/2] first: about 10 s [2/2] second: about 60 s"  # the first took three times as long
+    assert phases.taken == {"first": 30.0, "second": 100.0}
+    assert "About 30 s on two idle cores. All of it goes to x" in phases.banner(Path("x"))
+
+
+def test_the_verdict_names_before_and_after_and_the_others() -> None:
+    scores = {"Naive RAG": 0.0, "Base Tool Call": 0.25, "Rejection sampling": 0.5, "grpo": 0.75}
+    told = quickstart.verdict({agent: {"test/1hop": 1.0, "test/bridge": em} for agent, em in scores.items()})
+    assert told == "EM on held-out 2-hop questions 0.250 -> 0.750; Naive RAG 0.000, Rejection sampling 0.500."
+
+
+def test_baselines_are_mixed_as_what_is_trained_on() -> None:
+    kinds = {"1hop": 1.0, "bridge": 0.0, "3hop": 0.5, "comparison": 1.0}
+    exact = {f"test/{kind}": em for kind, em in kinds.items()}
+    assert quickstart.baselines({"Naive RAG": exact, "grpo": exact}) == {"Naive RAG": pytest.approx(0.45)}
+    assert quickstart.baselines(SCORES) == {}

@@ -1,4 +1,4 @@
-"""Connections of the retrieval server: none may hold a place without using it.
+"""Connections of a server: none may hold a place without using it.
 
 Uvicorn bounds requests, not connections: a client that sends half a request and no more keeps its descriptor for ever,
 and a few hundred of them leave none for anybody else. Nothing above the protocol can see them, so this is a subclass of

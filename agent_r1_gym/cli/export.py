@@ -1,0 +1,130 @@
+"""`agent-r1 export RUN --out DIR`: a trained agent as a folder for others: weights, tokenizer, chat format, cards."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent_r1_gym.cli.agents import local_engines, split_policy, weights_fingerprint
+from agent_r1_gym.cli.talking import check_model_folder
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.evaluation.agent_card import FILE, AgentCard, score_of
+from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.support.files import atomic_directory
+from agent_r1_gym.support.terminal import say
+
+_ADAPTER = "adapter_config.json"
+_EXPORTED = (
+    *("config.json", "generation_config.json", _ADAPTER, "*.safetensors", "*.safetensors.index.json"),
+    *("pytorch_model*.bin", "pytorch_model.bin.index.json", "adapter_model.bin"),
+    *("tokenizer*.json", "tokenizer.model", "*.spm", "special_tokens_map.json", "added_tokens.json", "vocab.*"),
+    *("merges.txt", "chat_template*", "chat_format.*"),
+)
+"""Files that belong to a model; a run folder holds optimiser states, traces and pickles beside them."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of this subcommand."""
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of `train` or `sft`, or of a checkpoint")
+    parser.add_argument("--out", type=Path, required=True, help="new folder to write")
+    parser.add_argument(
+        "--merge", action="store_true", help="write adapter and base model as one model (default: the adapter alone)"
+    )
+    parser.add_argument(
+        "--scores",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="EVAL",
+        help="folder of `agent-r1 eval` of this model, whose scores the cards tell; may be repeated",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the folder, whole or not at all."""
+    folder: Path = options.run_folder
+    card = _card(folder)
+    adapter = (folder / _ADAPTER).is_file()
+    if options.merge and not adapter:
+        raise ConfigurationError(
+            f"{folder} holds whole weights already, so that there is nothing to merge; drop --merge."
+        )
+    out: Path = options.out
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigurationError(f"{out} exists and is not an empty folder; choose another --out.")
+    card = replace(card, scores=[*card.scores, *(_score(folder, RunFolder(run)) for run in options.scores)])
+    files = [] if options.merge else _files(folder)
+    with atomic_directory(out) as temporary:
+        if options.merge:
+            local_engines().write_merged(folder, temporary)
+        for file in files:
+            shutil.copy(file, temporary / file.name)
+        if adapter and not options.merge:
+            _name_base(temporary / _ADAPTER)
+        card.save(temporary)
+    say(
+        f"exported to {out}: {'one merged model' if options.merge else 'an adapter' if adapter else 'a model'}, with "
+        f"{FILE} and README.md (evaluations: {len(card.scores)})"
+        + (f"\ntalk to it:  agent-r1 chat {out}\nserve it:    agent-r1 serve {out}" if card.has_tools else "")
+    )
+    return 0
+
+
+def _card(folder: Path) -> AgentCard:
+    """Returns the card of a run that is finished."""
+    if not folder.is_dir():
+        raise ConfigurationError(f"{folder} is no folder; expected one of `agent-r1 train` or `agent-r1 sft`.")
+    check_model_folder(folder)
+    card = AgentCard.load(folder)
+    if card is None:
+        raise ConfigurationError(
+            f"{folder} has no {FILE}, so that nobody knows what it is an agent for; expected a folder of `agent-r1 "
+            "train` or `agent-r1 sft`."
+        )
+    return card
+
+
+def _score(folder: Path, run: RunFolder) -> dict[str, Any]:
+    """Returns the scores of an evaluation.
+
+    Raises:
+        ConfigurationError: it is of another model, or of another way to ask this one.
+        DatasetError: it is not complete, or no evaluation.
+    """
+    settings: Mapping[str, Any] = run.settings()
+    method, kind, name = split_policy(settings["policy"])
+    if kind != "local" or method is None or method.one_shot:
+        raise ConfigurationError(f"--scores {run.path}: it measured {settings['policy']}, not the agent in {folder}.")
+    measured, own = (settings.get("model") or {}).get("weights"), weights_fingerprint(folder)
+    if measured != own:
+        raise ConfigurationError(
+            f"--scores {run.path}: it measured other weights ({name}, fingerprint {measured}) than those in {folder} "
+            f"({own}); evaluate these with --policy local:{folder}."
+        )
+    return score_of(run)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Returns the files of a model."""
+    return sorted(set(_matching(folder)))
+
+
+def _matching(folder: Path) -> Iterator[Path]:
+    for pattern in _EXPORTED:
+        yield from (path for path in folder.glob(pattern) if path.is_file())
+    if not (folder / "tokenizer_config.json").is_file():
+        raise ConfigurationError(f"{folder} holds no tokenizer (no tokenizer_config.json); save it there first.")
+
+
+def _name_base(path: Path) -> None:
+    """Writes the whole path of a base model that an adapter names from the folder in which it was trained."""
+    adapter = json.loads(path.read_text(encoding="utf-8"))
+    base = adapter.get("base_model_name_or_path")
+    if base and Path(base).is_dir():
+        adapter["base_model_name_or_path"] = str(Path(base).resolve())
+        path.write_text(json.dumps(adapter, indent=2) + "\n", encoding="utf-8")

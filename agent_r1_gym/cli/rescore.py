@@ -1,0 +1,39 @@
+"""`agent-r1 rescore RUN --reward ...`: what kept episodes would have earned by another reward."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from agent_r1_gym.cli.eval import metrics_table
+from agent_r1_gym.evaluation.rescore import rescore
+from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.support.terminal import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of this subcommand."""
+    parser.add_argument("run_folder", metavar="RUN", type=Path, help="folder of `agent-r1 eval`; it is only read")
+    parser.add_argument(
+        "--reward",
+        action="append",
+        help="preset (em, f1, agent_r1, process), or MODULE:NAME of a RewardTerm or function; may be repeated: all are "
+        "added up (default: the environment's, as its code is now)",
+    )
+    parser.add_argument("--out", type=Path, help="new folder for the scored run (default: runs/rescored-...)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the scored run, and prints what it earns."""
+    source = options.run_folder
+    out = options.out or Path("runs") / f"rescored-{source.resolve().name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    metrics = rescore(source, out, options.reward)
+    say(metrics_table(metrics))
+    before, after = (
+        folder["overall"]["metrics"].get("return", {}).get("mean") for folder in (RunFolder(source).metrics(), metrics)
+    )
+    if before is not None and after is not None:
+        say(f"return {before:.3f} as it was played, {after:.3f} now")
+    say(f"run: {out}; beside the other: agent-r1 report {source} {out}")
+    return 0

@@ -1,0 +1,36 @@
+"""The tools of an environment by name, with what belongs to the running episode alone."""
+
+from __future__ import annotations
+
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.support.lifetime import Lifetime
+from agent_r1_gym.tool import Tool
+
+
+class Toolbox:
+    """Tools by name; of those with `per_episode`, copies that share the `Lifetime` of the running episode.
+
+    Attributes:
+        tools: as they were given.
+        by_name: those that the running episode calls.
+    """
+
+    def __init__(self, tools: tuple[Tool, ...]) -> None:
+        if len({tool.name for tool in tools}) < len(tools):
+            raise ConfigurationError(f"Two tools have one name: {[tool.name for tool in tools]}.")
+        self.tools = tools
+        self.by_name = {tool.name: tool for tool in tools}
+        self._episodic = tuple(tool for tool in tools if tool.per_episode)
+        self._lifetime: Lifetime | None = None
+
+    def begin(self) -> None:
+        """Gives a new episode tools of its own; nothing is opened before one of them is called."""
+        if self._episodic:
+            self._lifetime = Lifetime()
+            for tool in self._episodic:
+                self.by_name[tool.name] = tool.for_episode(self._lifetime)
+
+    def end(self) -> None:
+        """Closes what the episode opened; may be called twice, and before an episode."""
+        if self._lifetime is not None:
+            self._lifetime.close()

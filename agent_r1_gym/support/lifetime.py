@@ -1,0 +1,95 @@
+"""What belongs to one episode (a session, a browser, a database): opened at first use, closed together at its end."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol, TypeVar, cast
+
+from agent_r1_gym.errors import InfrastructureError
+
+
+class Closable(Protocol):
+    """Anything that can be closed."""
+
+    def close(self) -> object:
+        """Frees what it holds."""
+
+
+_T = TypeVar("_T", bound=Closable)
+
+
+class Lifetime:
+    """Opens things when they are first asked for and closes them, the last first, when it ends.
+
+    Nothing follows a copy, a pickle or a fork: what was opened stays where it is. Such a double can open things of its
+    own if nothing had been opened; else it refuses, since whatever it opened would not know what happened so far. What
+    nobody closed is closed when the object is collected, or when the program ends.
+    """
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self._owned: dict[Hashable, Closable] = {}
+        self._ended = False
+        self._broken = broken
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def get(self, key: Hashable, open: Callable[[], _T]) -> _T:
+        """Returns what is kept under `key`; opened by this call if it is the first. Threads may share it.
+
+        Args:
+            key: its name, the same for all tools that share it.
+            open: makes it; what it returns has `close()`.
+
+        Raises:
+            InfrastructureError: the episode has ended, or is a copy of one that had opened things.
+        """
+        if self._pid != os.getpid():  # before the lock, which a fork may have inherited locked
+            self.__init__(broken=self._broken or bool(self._owned))  # type: ignore[misc]
+        if self._broken:
+            raise InfrastructureError("What this episode had opened stayed with the original of this copy; reset it.")
+        with self._lock:
+            if not self._ended and key not in self._owned:
+                if not self._owned:
+                    weakref.finalize(self, _close_all, self._owned, self._pid)
+                self._owned[key] = open()
+            if not self._ended:
+                return cast(_T, self._owned[key])
+        self.close()  # a call that was given up opened it too late
+        raise InfrastructureError("The episode of this call has ended.")
+
+    def close(self) -> None:
+        """Ends it; may be called twice. It does not wait for a thread that is opening something."""
+        self._ended = True
+        _close_all(self._owned, self._pid)
+
+    def __len__(self) -> int:
+        """The number of things that are open."""
+        return len(self._owned)
+
+    def __reduce__(self) -> Any:
+        return _copy, (self._broken or bool(self._owned), self._ended)
+
+
+def _copy(broken: bool, ended: bool) -> Lifetime:
+    copy = Lifetime(broken=broken)
+    copy._ended = ended
+    return copy
+
+
+def _close_all(owned: dict[Hashable, Any], pid: int) -> None:
+    if pid != os.getpid():
+        return
+    while owned:
+        try:
+            _, thing = owned.popitem()
+        except KeyError:  # another thread was faster
+            return
+        try:
+            thing.close()
+        except Exception as error:  # the episode has ended well, whatever its connections say to that
+            import logging
+
+            logging.getLogger(__name__).warning("%s did not close: %s", type(thing).__name__, error)

@@ -1,0 +1,31 @@
+"""Credentials that must not be read by a model or in a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_SHORTEST = 6
+"""Shorter values ("1", "true", "en") are no credentials, and occur in any text."""
+HIDDEN = "[hidden]"
+
+
+class Secrets:
+    """Finds the values of credentials in a text; shows none of them itself."""
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        self._values: set[str] = set()
+        self.add(values)
+
+    def add(self, values: Iterable[str]) -> None:
+        """Adds values, and their words: "Bearer TOKEN" hides TOKEN too."""
+        for value in values:
+            self._values.update(part for part in (value, *value.split()) if len(part) > _SHORTEST)
+
+    def hide(self, text: str) -> str:
+        """Returns `text` with every credential replaced."""
+        for value in sorted(self._values, key=len, reverse=True):
+            text = text.replace(value, HIDDEN)
+        return text
+
+    def __repr__(self) -> str:
+        return f"<{len(self._values)} secrets>"

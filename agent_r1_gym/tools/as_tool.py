@@ -1,0 +1,226 @@
+"""`as_tool`: a function, or a tool of another framework, as a `Tool`. Told by what it has; no framework is imported."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import json
+import re
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agent_r1_gym.errors import AgentR1Error, ConfigurationError, ToolError, suggest
+from agent_r1_gym.tool import Arguments, Tool
+from agent_r1_gym.tools.foreign import fitting_names, fitting_schema, fitting_text
+from agent_r1_gym.tools.function import FunctionTool, argument_descriptions, awaited, parameter_schema
+from agent_r1_gym.tools.schemas import Unfit, written_out
+from agent_r1_gym.types import ToolOutcome
+
+_OPTIONS = ("name", "description", "timeout", "max_output_chars", "deterministic")
+_TOLD = {"ToolException", "ValidationError", "ModelBehaviorError"}
+"""Exceptions by which frameworks tell a model of its mistake, or of arguments that their own check refuses."""
+
+
+def as_tool(thing: Any, **options: Any) -> Tool:
+    """Returns a `Tool` that does what `thing` does.
+
+    Args:
+        thing: a `Tool` (returned as it is); a documented function, `async` or not, whose annotations pydantic knows; an
+            object with a documented `__call__`; a tool of LangChain (`BaseTool`), of LlamaIndex (`FunctionTool` and
+            others with `metadata`), or of the OpenAI Agents SDK (`FunctionTool`). What these frameworks put around
+            tools (callbacks, guardrails, memory, approval) is not run.
+        **options: `name`, `description`, `timeout`, `max_output_chars`, `deterministic` of `Tool`.
+
+    Raises:
+        ConfigurationError: it is nothing of the kind, or its schema is not fit for use.
+    """
+    for option in options:
+        if option not in _OPTIONS:
+            raise ConfigurationError(f"as_tool() has no option {option!r}. {suggest(option, _OPTIONS)}")
+    if isinstance(thing, Tool):
+        if options:
+            raise ConfigurationError(f"{thing.name!r} is a Tool already; as_tool() changes none of its {[*options]}.")
+        return thing
+    if not inspect.isclass(thing) and not isinstance(thing, functools.partial):
+        for made in (_of_agents_sdk, _of_langchain, _of_llama_index, _of_callable):
+            try:
+                tool = made(thing, options)
+            except AgentR1Error:
+                raise
+            except Exception as error:  # the framework's own: a schema that it cannot make, say
+                problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                raise ConfigurationError(f"as_tool() cannot read {thing!r:.80}: {problem}") from error
+            if tool is not None:
+                return tool
+    raise ConfigurationError(
+        "as_tool() takes a Tool, a function, an object that can be called, or a tool (not its class) of LangChain, "
+        f"LlamaIndex or the OpenAI Agents SDK; got {thing!r:.120}."
+    )
+
+
+class ForeignTool(Tool):
+    """A tool that somebody else made; `invoke` takes the arguments as a dictionary, and may return a coroutine."""
+
+    def __init__(
+        self, name: str, description: Any, schema: Any, invoke: Callable[[dict[str, Any]], Any], /, **options: Any
+    ) -> None:
+        where = f"Tool {name!r}"
+        fitting = options.pop("name", None) or fitting_names([name], source="another framework")[name]
+        text = options.pop("description", None) or fitting_text(description, otherwise=name)
+        try:
+            parameters = fitting_schema(written_out(schema or {}), where)
+        except Unfit as problem:
+            raise ConfigurationError(f"{where} cannot be used: {problem}.") from problem
+        super().__init__(fitting, text, parameters, **options)
+        self._invoke = invoke
+
+    def execute(self, arguments: Arguments) -> str | ToolOutcome:
+        """Invokes it; objects that are no text become JSON where they can."""
+        try:
+            value = awaited(self._invoke(dict(arguments)), self.timeout)
+        except Exception as error:
+            if any(kind.__name__ in _TOLD for kind in type(error).__mro__):
+                raise ToolError(str(error)) from error
+            raise
+        if hasattr(value, "model_dump"):
+            value = value.model_dump(mode="json")
+        return value  # type: ignore[no-any-return] # `Tool` makes text of it
+
+
+# --- LangChain -------------------------------------------------------------------------------------------------------
+
+
+def _of_langchain(thing: Any, options: Mapping[str, Any]) -> Tool | None:
+    if not all(hasattr(thing, name) for name in ("name", "description", "invoke", "args_schema")):
+        return None
+    shape = getattr(thing, "tool_call_schema", None) or thing.args_schema  # without what a framework injects
+    schema = shape.model_json_schema() if hasattr(shape, "model_json_schema") else shape
+    return ForeignTool(thing.name, thing.description, schema, functools.partial(_call_langchain, thing), **options)
+
+
+def _call_langchain(tool: Any, arguments: dict[str, Any]) -> Any:
+    only_async = getattr(tool, "func", tool) is None and getattr(tool, "coroutine", None) is not None
+    return tool.ainvoke(arguments) if only_async else tool.invoke(arguments)
+
+
+# --- LlamaIndex ------------------------------------------------------------------------------------------------------
+
+
+def _of_llama_index(thing: Any, options: Mapping[str, Any]) -> Tool | None:
+    about: Any = getattr(thing, "metadata", None)
+    if not hasattr(about, "get_parameters_dict") or not hasattr(thing, "call"):
+        return None
+    name = about.name or type(thing).__name__
+    return ForeignTool(
+        name, about.description, about.get_parameters_dict(), functools.partial(_call_llama_index, thing), **options
+    )
+
+
+def _call_llama_index(tool: Any, arguments: dict[str, Any]) -> ToolOutcome:
+    output = tool.call(**arguments)
+    if getattr(output, "is_error", False):
+        raise ToolError(str(output.content))
+    return ToolOutcome(str(output.content), data=output.raw_output)
+
+
+# --- OpenAI Agents SDK -----------------------------------------------------------------------------------------------
+
+
+def _of_agents_sdk(thing: Any, options: Mapping[str, Any]) -> Tool | None:
+    if not all(hasattr(thing, name) for name in ("name", "description", "params_json_schema", "on_invoke_tool")):
+        return None
+    if getattr(thing, "needs_approval", False) is not False:
+        raise ConfigurationError(f"Tool {thing.name!r} wants a person's approval, which an environment cannot give.")
+    invoke = functools.partial(_call_agents_sdk, thing)
+    return ForeignTool(thing.name, thing.description, thing.params_json_schema, invoke, **options)
+
+
+def _call_agents_sdk(tool: Any, arguments: dict[str, Any]) -> Any:
+    text = json.dumps(arguments)
+    module = importlib.import_module(f"{type(tool).__module__.partition('.')[0]}.tool_context")
+    context = module.ToolContext(context=None, tool_name=tool.name, tool_call_id="call", tool_arguments=text)
+    return tool.on_invoke_tool(context, text)
+
+
+# --- functions -------------------------------------------------------------------------------------------------------
+
+
+def _of_callable(thing: Any, options: Mapping[str, Any]) -> Tool | None:
+    if not callable(thing):
+        return None
+    chosen = dict(options)
+    function = thing
+    if not inspect.isroutine(thing):
+        function = thing.__call__
+        chosen.setdefault("name", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(thing).__name__).lower())
+    description = chosen.pop("description", None)
+    try:
+        parameter_schema(function)
+        plain = not _is_annotated(function)
+    except ConfigurationError:
+        if importlib.util.find_spec("pydantic") is None:
+            raise
+        plain = False
+    if not plain:
+        return _of_annotations(function, {**chosen, "description": description})
+    tool = FunctionTool(function, **chosen)
+    tool.description = description or tool.description
+    return tool
+
+
+def _is_annotated(function: Callable[..., Any]) -> bool:
+    """Returns whether an annotation holds more than a type and words: limits that only pydantic checks."""
+    hints = typing.get_type_hints(function, include_extras=True).values()
+    return any(not isinstance(part, str) for hint in hints for part in getattr(hint, "__metadata__", ()))
+
+
+def _of_annotations(function: Callable[..., Any], options: dict[str, Any]) -> Tool:
+    """Returns the tool of a function whose annotations only pydantic knows."""
+    documentation = inspect.getdoc(function) or ""
+    name = function.__name__
+    if not documentation and not options["description"]:
+        raise ConfigurationError(f"{name} needs a docstring: it is what the model reads about the tool.")
+    arguments = _Arguments(function)
+    description = documentation.split("\n\n", 1)[0].replace("\n", " ")
+    return ForeignTool(name, description, arguments.model.model_json_schema(), arguments, **options)
+
+
+class _Arguments:
+    """Calls a function with what pydantic makes of a dictionary; pickles as the function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        import pydantic
+
+        self._function = function
+        try:
+            hints = typing.get_type_hints(function, include_extras=True)
+            self.model = pydantic.create_model(function.__name__, **_fields(function, hints))
+            self.model.model_json_schema()
+        except (NameError, TypeError, pydantic.errors.PydanticUserError) as error:
+            problem = str(error).splitlines()[0]
+            raise ConfigurationError(f"{function.__name__}: no JSON schema of its arguments: {problem}") from error
+
+    def __call__(self, arguments: dict[str, Any]) -> Any:
+        made = self.model.model_validate(arguments)
+        return self._function(**{name: getattr(made, name) for name in made.model_fields_set})
+
+    def __reduce__(self) -> Any:
+        return _Arguments, (self._function,)
+
+
+def _fields(function: Callable[..., Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    import pydantic
+
+    said = argument_descriptions(inspect.getdoc(function) or "")
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ConfigurationError(f"{function.__name__}: parameter {name!r} must be an ordinary named parameter.")
+        if name not in hints:
+            raise ConfigurationError(f"{function.__name__}: parameter {name!r} needs a type annotation.")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[name] = (hints[name], pydantic.Field(default, description=said.get(name)))
+    return fields

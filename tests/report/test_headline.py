@@ -1,0 +1,142 @@
+"""The first screen: what it says is true, and it says what one must not miss."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1_gym.cli.main import main
+from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.report.build import write_report
+from agent_r1_gym.report.evaluation import read_evaluation_runs
+from agent_r1_gym.report.headline import Card, evaluation_cards, training_cards
+from agent_r1_gym.report.training import read_training_run
+from tests.kit.synthetic import episodes, write_run
+
+
+def judged(number: int, right: int, **changes: Any) -> list[Trajectory]:
+    """Episodes of which the first `right` are right; each question has a gold answer of its own."""
+    return [
+        replace(
+            row,
+            answer=f"gold {at}" if at < right else f"wrong {at}",
+            gold_answers=(f"gold {at}",),
+            scores={**row.scores, "em": float(at < right)},
+            **changes,
+        )
+        for at, row in enumerate(episodes(number, corpus=10))
+    ]
+
+
+def cards_of(*paths: Path, baseline: int = 0) -> list[Card]:
+    runs = read_evaluation_runs(paths)
+    return evaluation_cards(runs, runs[baseline])
+
+
+def test_the_verdict_is_the_paired_test_against_the_baseline(tmp_path: Path) -> None:
+    base = write_run(tmp_path / "base", judged(60, 10), policy="base", env_options={"split": "test"})
+    better = write_run(tmp_path / "better", judged(60, 40), policy="better", env_options={"split": "test"})
+    same = write_run(tmp_path / "same", judged(60, 11), policy="same", env_options={"split": "test"})
+    first, second, third = cards_of(base, better, same)
+    assert (first.verdict, first.mood) == ("EM 0.167 on 60 questions of the split 'test'.", "flat")
+    assert second.verdict.startswith("EM 0.167 → 0.667 on 60 questions of the split 'test' (+0.500 [+0.3")
+    assert second.mood == "up" and "p\u00a0<\u00a00.001" in second.verdict
+    assert third.mood == "flat" and "no difference that chance does not explain" in third.verdict
+    worse = cards_of(base, better, same, baseline=1)[0]
+    assert worse.mood == "down" and worse.verdict.startswith("EM 0.667 → 0.167")
+
+
+def test_other_questions_are_not_compared(tmp_path: Path) -> None:
+    base = write_run(tmp_path / "base", judged(20, 2))
+    other = write_run(tmp_path / "other", judged(20, 18), question_hash="another")
+    assert "not compared" in cards_of(base, other)[1].verdict
+
+
+def test_an_agent_that_always_says_the_same_is_not_praised(tmp_path: Path) -> None:
+    rows = [replace(row, answer="0", gold_answers=("0" if at < 31 else "1",), scores={"em": float(at < 31)})
+            for at, row in enumerate(episodes(60, corpus=10))]  # fmt: skip
+    (card,) = cards_of(write_run(tmp_path / "run", rows))
+    assert "Always answering '0', the most frequent gold answer, would score no less: EM 0.517." in card.warnings
+    assert "It gives one answer to every question: '0'." in card.warnings
+
+
+def test_tasks_without_answers_are_judged_by_their_return(tmp_path: Path) -> None:
+    def rows(value: float) -> list[Trajectory]:
+        return [
+            replace(row, answer=None, gold_answers=(), scores={}, end_reason="goal",
+                    turns=(replace(row.turns[0], reward=value + at % 3, reward_terms={"ordered": value}),))
+            for at, row in enumerate(episodes(30, corpus=10))
+        ]  # fmt: skip
+
+    runs = [write_run(tmp_path / name, rows(value), policy=name) for name, value in (("a", 0.0), ("b", 1.5))]
+    first, second = cards_of(*runs)
+    assert first.verdict == "return 1.000 on 30 questions."
+    assert second.verdict.startswith("return 1.000 → 2.500 on 30 questions (+1.500") and second.mood == "up"
+    write_report(runs, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "share of episodes by return" in page and "reward terms, summed" in page and "EM by" not in page
+
+
+def training(folder: Path, rewards: list[float], **about: Any) -> Card:
+    folder.mkdir(parents=True)
+    log = [{"step": step, "reward": reward} for step, reward in enumerate(rewards, 1)]
+    log.append({"step": 1, "eval_reward": 0.25})  # type: ignore[dict-item]
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    if about:
+        (folder / "training.json").write_text(json.dumps(about))
+    run = read_training_run(folder)
+    assert run is not None
+    (card,) = training_cards([run])
+    return card
+
+
+@pytest.mark.parametrize(
+    ("rewards", "mood", "words"),
+    [
+        ([0.1 + 0.01 * (at % 3) for at in range(20)] + [0.9] * 20, "up", "Return 0.109 → 0.900"),
+        ([0.9] * 20 + [0.1] * 20, "down", "FELL"),
+        ([0.5, 0.4, 0.6] * 10, "flat", "no change that stands out"),
+        ([0.1, 0.9], "flat", "too few to say"),
+        ([], "flat", "No step is logged yet"),
+    ],
+)
+def test_a_training_run_says_whether_it_learned(tmp_path: Path, rewards: list[float], mood: str, words: str) -> None:
+    card = training(tmp_path / "run", rewards)
+    assert card.mood == mood and words in card.verdict
+    assert ("held-out return", "0.250 → 0.250") in card.figures
+
+
+def test_an_alarm_is_named_and_where_the_run_comes_from(tmp_path: Path) -> None:
+    start = {"date": "2026-01-02T03:04:05+0000", "command": ["/x/agent-r1", "train", "My env"], "model": "some/model",
+             "environment": "FictionQA", "commit": "abc123", "versions": {"trl": "1.2"},
+             "reward_weights": {"em": 1.0}, "settings": {"learning_rate": 3e-4}}  # fmt: skip
+    card = training(tmp_path / "run", [0.5] * 4, starts=[start], stopped="entropy is 0.01")
+    assert card.warnings == ["Stopped by an alarm: entropy is 0.01."]
+    assert card.subtitle == "training, FictionQA, from some/model"
+    write_report([tmp_path / "run"], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8").partition('id="provenance"')[2]
+    for words in ("agent-r1 train &#x27;My env&#x27;", "2026-01-02", "some/model", "abc123", "trl 1.2", "em 1.0",
+                  "<dt>learning rate</dt><dd>0.0003</dd>"):  # fmt: skip
+        assert words in page, words
+
+
+def test_an_evaluation_says_where_it_comes_from(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", episodes(3, corpus=10), env_options={"split": "test"})
+    write_report([run], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8").partition('id="provenance"')[2]
+    for name in ("command", "date", "versions", "python", "dataset", "policy", "seed", "seconds"):
+        assert f"<dt>{name}</dt>" in page, name
+
+
+def test_the_baseline_may_be_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [write_run(tmp_path / name, judged(40, right), policy=name) for name, right in (("a", 5), ("b", 30))]
+    page = tmp_path / "page.html"
+    assert main(["report", str(runs[1]), "--baseline", str(runs[0]), "--out", str(page)]) == 0
+    assert "EM 0.125 → 0.750" in page.read_text(encoding="utf-8")
+    (tmp_path / "none").mkdir()
+    assert main(["report", str(runs[1]), "--baseline", str(tmp_path / "none"), "--out", str(page)]) == 2
+    assert "none" in capsys.readouterr().err

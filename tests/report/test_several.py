@@ -1,0 +1,88 @@
+"""`agent-r1 compare` with more than two runs."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent_r1_gym.cli.main import main
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.evaluation.statistics import holm
+from agent_r1_gym.report.several import compare_several
+from tests.kit.reading import chunks, sides
+from tests.kit.synthetic import episodes, write_run
+
+
+def write_runs(folder: Path, **right: set[int]) -> list[Path]:
+    """Runs of 20 questions, of which each answers those in its set right."""
+    rows = episodes(20, corpus=10)
+    return [
+        write_run(
+            folder / name,
+            [
+                replace(row, answer=f"{name} {at}", scores={**row.scores, "em": float(at in of_run)})
+                for at, row in enumerate(rows)
+            ],
+            policy=name,
+        )
+        for name, of_run in right.items()
+    ]
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([0.02]) == [0.02] and holm([]) == []
+
+
+def test_holm_is_never_below_the_p_value_and_keeps_the_order() -> None:
+    generator = random.Random(0)
+    for _ in range(50):
+        p_values = [generator.random() ** 3 for _ in range(generator.randint(1, 8))]
+        corrected = holm(p_values)
+        assert all(ours >= p and ours <= 1 for ours, p in zip(corrected, p_values, strict=True))
+        order = sorted(range(len(p_values)), key=p_values.__getitem__)
+        assert [corrected[at] for at in order] == sorted(corrected)
+
+
+def test_each_run_is_tested_against_the_first_with_corrected_p_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = write_runs(tmp_path, base=set(range(4)), better=set(range(16)), same={0, 1, 2, 7})
+    out = tmp_path / "page.html"
+    assert main(["compare", *map(str, runs), "--out", str(out), "--show", "3"]) == 0
+    printed = capsys.readouterr().out
+    em = {row.run: row for row in compare_several(runs).differences if row.metric == "em"}
+    assert [em[run].mean for run in "ABC"] == [0.2, 0.8, 0.2] and em["A"].test is None
+    assert em["B"].test is not None and em["B"].test["difference"] == pytest.approx(0.6)
+    # McNemar: B has 12 that A has not, C one each; Holm doubles the smaller of two.
+    assert em["B"].corrected == pytest.approx(2 * 2 / 2**12) and em["C"].corrected == 1.0
+    assert re.search(r"em +B +0\.800 +0\.600 .* 0\.00049 +0\.00098\n", printed)
+    assert "3 of 13" in printed and re.search(r"^BC? ", printed, re.MULTILINE)
+    page = out.read_text(encoding="utf-8")
+    outcome = next(facet for facet in chunks(page)["index"]["facets"] if facet["name"] == "outcome")
+    counts = dict(zip(outcome["options"], outcome["counts"], strict=True))
+    assert counts == {"differ": 13, "all right": 3, "all wrong": 4} and outcome["selected"] == 0
+    assert [side[0].split(".")[0] for side in sides(page)[0]] == ["A: base", "B: better", "C: same"]
+
+
+def test_only_what_all_have_finished_is_compared(tmp_path: Path) -> None:
+    rows = episodes(6, corpus=10)
+    parts = (rows, rows[:5], rows[2:])
+    runs = [write_run(tmp_path / name, part, questions=6) for name, part in zip("abc", parts, strict=True)]
+    several = compare_several(runs)
+    assert [group[0].task_index for group in several.groups] == [2, 3, 4]
+    assert all(len({record.task_index for record in group}) == 1 for group in several.groups)
+    with pytest.raises(ConfigurationError, match="no episode in common"):
+        compare_several([*runs[:2], write_run(tmp_path / "d", rows[5:], questions=6)])
+
+
+def test_other_questions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = write_runs(tmp_path, a={1}, b={2})
+    other = write_run(tmp_path / "c", episodes(3, corpus=10), question_hash=None)
+    assert main(["compare", *map(str, runs), str(other), "--out", str(tmp_path / "page.html")]) == 2
+    assert "asked different questions (hashes 0123456789ab and None)" in capsys.readouterr().err

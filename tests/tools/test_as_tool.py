@@ -1,0 +1,226 @@
+"""`as_tool`: functions with pydantic's annotations, objects, and tools of other frameworks that are installed."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import functools
+import pickle
+from collections.abc import Sequence
+from datetime import date
+from typing import Annotated, Any
+
+import pytest
+
+from agent_r1_gym import ConfigurationError, Task, Tool, ToolEnv, ToolOutcome
+from agent_r1_gym.tools.as_tool import as_tool
+from agent_r1_gym.types import ToolCall
+
+pydantic: Any = pytest.importorskip("pydantic", reason="pydantic is not installed")
+
+
+def outcome(tool: Tool, **arguments: Any) -> ToolOutcome:
+    """Returns what an environment makes of a call."""
+    env = ToolEnv(tasks=[Task("0", "Go.", ("x",))], tools=[tool])
+    env.reset(seed=0)
+    return env.step(env.parser.format_call(ToolCall(tool.name, arguments)))[4]["tool_outcomes"][0]
+
+
+class Unit(enum.Enum):
+    METRE = "m"
+    KILOMETRE = "km"
+
+
+class Point(pydantic.BaseModel):  # type: ignore[name-defined,misc]
+    """A point."""
+
+    x: float
+    y: float = 0.0
+    after: Point | None = None
+
+
+def distance(point: Point, unit: Unit = Unit.METRE, days: Sequence[date] = ()) -> str:
+    """Returns the distance of a point.
+
+    Args:
+        point: where it is
+    """
+    assert isinstance(point, Point) and isinstance(unit, Unit)
+    return f"{point.x + point.y:g} {unit.value} {[day.year for day in days]}"
+
+
+def double(x: int) -> int:
+    """Doubles."""
+    return 2 * x
+
+
+async def wait(point: Point) -> float:
+    """Waits for a point."""
+    await asyncio.sleep(0)
+    return point.x
+
+
+class LineCount:
+    def __call__(self, text: str) -> int:
+        """Counts lines."""
+        return text.count("\n") + 1
+
+
+def test_a_tool_stays_what_it_is() -> None:
+    tool = as_tool(double)
+    assert as_tool(tool) is tool
+    with pytest.raises(ConfigurationError, match="is a Tool already"):
+        as_tool(tool, timeout=3)
+
+
+def test_plain_functions_coroutines_and_objects() -> None:
+    assert outcome(as_tool(double, name="twice"), x=4).content == "8"
+    assert outcome(as_tool(wait), point={"x": 2}).content == "2.0"
+    counter = as_tool(LineCount())
+    assert (counter.name, outcome(counter, text="a\nb").content) == ("line_count", "2")
+
+
+def test_pydantics_annotations() -> None:
+    tool = as_tool(distance, timeout=None)
+    assert outcome(tool, point={"x": 3, "y": 4}, unit="km", days=["2024-05-01"]).content == "7 km [2024]"
+    assert outcome(tool, point={"x": 3}).content == "3 m []"
+    schema = tool.parameters["properties"]["point"]
+    assert schema["description"] == "where it is" and schema["required"] == ["x"]
+    assert "$ref" not in str(tool.parameters)
+    assert outcome(tool, point={"y": 1}).error == "bad_arguments"
+
+
+def test_what_only_pydantic_refuses_is_the_models_to_read() -> None:
+    def even(n: Annotated[int, pydantic.AfterValidator(lambda n: n if n % 2 == 0 else 1 // 0)]) -> int:
+        """Takes even numbers."""
+        return n
+
+    def small(n: Annotated[date, pydantic.Field(description="a day")]) -> str:
+        """Takes a day."""
+        return n.isoformat()
+
+    refused = outcome(as_tool(small), n="no day at all")
+    assert refused.error in ("bad_arguments", "tool_error") and "n" in refused.content
+    assert outcome(as_tool(even), n=3).error == "tool_error"
+
+
+def test_such_tools_pickle() -> None:
+    again = pickle.loads(pickle.dumps(as_tool(distance)))
+    assert outcome(again, point={"x": 1}).content == "1 m []"
+
+
+def undocumented(x: int) -> int:
+    return x
+
+
+def unknown(x: ToolEnv) -> int:
+    """Takes what pydantic does not know."""
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("thing", "options", "problem"),
+    [
+        (5, {}, "as_tool.. takes a Tool, a function"),
+        (LineCount, {}, "not its class"),
+        (functools.partial(double, 1), {}, "as_tool.. takes"),
+        (undocumented, {}, "docstring"),
+        (unknown, {}, "no JSON schema"),
+        (double, {"timout": 3}, "Did you mean 'timeout'"),
+    ],
+)
+def test_what_is_no_tool_gets_a_line(thing: Any, options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        as_tool(thing, **options)
+
+
+# --- the real libraries ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.adapters
+def test_langchain() -> None:
+    tools: Any = pytest.importorskip("langchain_core.tools", reason="langchain-core is not installed")
+
+    @tools.tool
+    def add(a: int, b: int = 1) -> int:
+        """Adds two numbers."""
+        if a < 0:
+            raise tools.ToolException("not below zero")
+        return a + b
+
+    async def later(a: int) -> int:
+        return a + 1
+
+    class Shout(tools.BaseTool):  # type: ignore[name-defined,misc]
+        name: str = "shout loudly"
+        description: str = "Shouts."
+
+        def _run(self, text: str) -> list[dict[str, str]]:
+            return [{"type": "text", "text": text.upper()}]
+
+    tool = as_tool(add)
+    assert (tool.name, tool.description) == ("add", "Adds two numbers.")
+    assert [outcome(tool, a=1, b=2).content, outcome(tool, a=1).content] == ["3", "2"]
+    failed = outcome(tool, a=-1)
+    assert (failed.error, failed.content) == ("tool_error", "not below zero")
+    assert outcome(tool, a="x").error == "bad_arguments"
+    only_async = tools.StructuredTool.from_function(coroutine=later, name="later", description="Later.")
+    assert outcome(as_tool(only_async), a=1).content == "2"
+    with pytest.warns(UserWarning, match="shout_loudly"):
+        assert "HEY" in outcome(as_tool(Shout()), text="hey").content
+
+
+@pytest.mark.adapters
+def test_llama_index() -> None:
+    library = pytest.importorskip("llama_index.core.tools", reason="llama-index-core is not installed")
+
+    def add(a: int, b: int = 1) -> int:
+        """Adds two numbers."""
+        if a < 0:
+            raise ValueError("not below zero")
+        return a + b
+
+    async def later(point: int) -> int:
+        """Later."""
+        return point + 1
+
+    tool = as_tool(library.FunctionTool.from_defaults(add))
+    result = outcome(tool, a=1, b=2)
+    assert (tool.name, result.content, result.data) == ("add", "3", 3)
+    assert outcome(tool, a=-1).error == "tool_error"
+    assert outcome(as_tool(library.FunctionTool.from_defaults(async_fn=later)), point=2).content == "3"
+
+
+@pytest.mark.adapters
+def test_openai_agents_sdk() -> None:
+    agents = pytest.importorskip("agents", reason="openai-agents is not installed")
+    if not hasattr(agents, "function_tool"):
+        pytest.skip("another package called agents is installed")
+
+    @agents.function_tool
+    def add(a: int, b: int) -> int:
+        """Adds two numbers.
+
+        Args:
+            a: the first
+            b: the second
+        """
+        return a + b
+
+    @agents.function_tool(failure_error_function=None)
+    async def fail(a: int) -> int:
+        """Fails."""
+        raise ValueError(f"no {a}")
+
+    @agents.function_tool(needs_approval=True)
+    def harm() -> str:
+        """Harms."""
+        return ""
+
+    tool = as_tool(add)
+    assert tool.parameters["properties"]["a"]["description"] == "the first"
+    assert outcome(tool, a=1, b=2).content == "3"
+    failed = outcome(as_tool(fail), a=1)
+    assert failed.error == "tool_error" and "no 1" in failed.content
+    with pytest.raises(ConfigurationError, match="approval"):
+        as_tool(harm)

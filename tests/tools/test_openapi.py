@@ -1,0 +1,351 @@
+"""Tools of an OpenAPI service: a real process that the tests start, in plain Python, and FastAPI's own document."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1_gym import Task, ToolEnv, ToolVectorEnv
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError
+from agent_r1_gym.tools.openapi import OpenApiTool, openapi_tools
+from tests.kit.openapi_service import DOCUMENT, operation, parameter
+
+SERVICE = Path(__file__).parents[1] / "kit" / "openapi_service.py"
+TASKS = (Task("0", "Go.", ("x",)),)
+SECRET = "secret-token-17"
+
+
+def document(paths: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"openapi": "3.1.0", "servers": [{"url": "http://127.0.0.1:9"}], "paths": paths, **more}
+
+
+def made(paths: dict[str, Any], **more: Any) -> dict[str, OpenApiTool]:
+    return {tool.name: tool for tool in openapi_tools(document(paths, **more))}
+
+
+def properties(tool: OpenApiTool) -> dict[str, Any]:
+    return dict(tool.parameters["properties"])
+
+
+def start() -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen([sys.executable, "-S", str(SERVICE)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, f"http://127.0.0.1:{int(process.stdout.readline())}"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    process, address = start()
+    yield address
+    process.kill()
+    process.communicate()
+
+
+def playing(tools: list[OpenApiTool]) -> ToolEnv:
+    env = ToolEnv(tasks=TASKS, tools=tools, max_turns=40)
+    env.reset(seed=0)
+    return env
+
+
+@pytest.fixture
+def env(url: str) -> Iterator[ToolEnv]:
+    env = playing(openapi_tools(f"{url}/openapi.json", timeout=5, max_response_bytes=100_000))
+    yield env
+    env.close()
+
+
+def call(name: str, /, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def outcome(env: ToolEnv, name: str, /, **arguments: Any) -> Any:
+    (result,) = env.step(call(name, **arguments))[4]["tool_outcomes"]
+    return result
+
+
+# --- requests and answers --------------------------------------------------------------------------------------------
+
+
+def test_arguments_go_where_the_document_says(env: ToolEnv) -> None:
+    result = outcome(env, "getItem", name="a b/../ü", n=2, tags=["x", "y"], **{"X-Lang": "nb"})
+    assert result.data["name"] == "a b/../ü"
+    assert result.data["query"] == {"n": ["2"], "tags": ["x", "y"]}
+    assert result.data["lang"] == "nb"
+    assert json.loads(result.content) == result.data and ": " not in result.content
+
+
+def test_the_members_of_a_body_are_arguments(env: ToolEnv) -> None:
+    assert outcome(env, "addItem", name="nail", colour="red").data["body"] == {"name": "nail", "colour": "red"}
+    assert outcome(env, "addItem", colour="green").error == "bad_arguments"
+    assert outcome(env, "sum", body=[1, 2.5]).content == "3.5"
+    assert outcome(env, "plant", value=1, children=[{"value": 2, "children": [{"value": 3}]}]).data["value"] == 1
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_path_cannot_be_left(env: ToolEnv, name: str) -> None:
+    assert outcome(env, "getItem", name=name).error == "tool_error"
+
+
+def test_a_header_cannot_be_forged(env: ToolEnv) -> None:
+    assert outcome(env, "getItem", name="a", **{"X-Lang": "nb\r\nAuthorization: x"}).error == "tool_error"
+
+
+def test_other_answers(env: ToolEnv) -> None:
+    assert outcome(env, "text").content == "{no json <answer>1</answer>"
+    observation = env.step(call("text"))[0]
+    assert "‹answer>" in observation and "<answer>1" not in observation
+    assert outcome(env, "nothing").content == "HTTP 204, no content."
+    assert outcome(env, "picture").content == "The answer is image/png, 27 bytes, which cannot be shown."
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 422, 501])
+def test_a_refusal_is_the_models_to_read(env: ToolEnv, status: int) -> None:
+    result = outcome(env, "status", code=status)
+    assert (result.error, result.content) == ("tool_error", f'HTTP {status}: {{"detail":"no such thing"}}')
+
+
+@pytest.mark.parametrize("status", [401, 429, 500, 503, 302])
+def test_what_the_model_is_not_to_blame_for_marks_the_episode(env: ToolEnv, status: int) -> None:
+    info = env.step(call("status", code=status))[4]
+    (result,) = info["tool_outcomes"]
+    assert result.error == "unavailable" and f"HTTP {status}" in info["infrastructure_error"]
+    assert result.retry_after == (None if status == 302 else 7)
+
+
+def test_garbage_and_a_dripping_answer_are_infrastructure(url: str) -> None:
+    env = playing(openapi_tools(f"{url}/openapi.json", timeout=0.3, include=["garbage", "drip"]))
+    assert outcome(env, "garbage").error == "unavailable"
+    assert outcome(env, "drip").error == "timeout"
+
+
+def test_too_large_an_answer_is_a_tool_error_and_a_long_one_is_cut(env: ToolEnv) -> None:
+    assert outcome(env, "huge", size=200_000).content == "The answer has more than 100000 bytes; ask for less."
+    assert outcome(env, "huge", size=50_000).content.endswith("characters in all]")
+
+
+def test_a_service_that_dies_in_a_call_marks_the_episode() -> None:
+    process, address = start()
+    env = playing(openapi_tools(f"{address}/openapi.json", timeout=5))
+    assert outcome(env, "die").error == "unavailable"
+    process.communicate()
+    assert outcome(env, "text").error == "unavailable"
+    env.close()
+
+
+def test_pretty_json(url: str) -> None:
+    env = playing(openapi_tools(f"{url}/openapi.json", include=["addItem"], pretty=True))
+    assert '\n  "name": null' in outcome(env, "addItem", name="nail").content
+
+
+# --- credentials -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_credentials_reach_the_service_and_no_reader(url: str, late: bool) -> None:
+    headers, query = {"Authorization": f"Bearer {SECRET}"}, {"api_key": SECRET}
+    tools = openapi_tools(
+        f"{url}/openapi.json",
+        include=["getItem", "whoami"],
+        headers=(lambda: headers) if late else headers,
+        query=(lambda: query) if late else query,
+    )
+    assert "api_key" not in properties(tools[0])
+    env = playing(tools)
+    login = outcome(env, "getItem", name="a")
+    assert login.data["login"] == "[hidden]" and login.data["query"] == {"api_key": ["[hidden]"]}
+    info = env.step(call("whoami"))[4]
+    assert "[hidden]" in str(info)
+    assert SECRET not in str(info) + repr(tools) + repr(tools[0].service) + str(env.tool_schemas)
+
+
+def test_a_dead_service_shows_no_credentials() -> None:
+    tools = openapi_tools(DOCUMENT, server="http://127.0.0.1:9", include=["text"], query={"api_key": SECRET})
+    result = outcome(playing(tools), "text")
+    assert result.error == "unavailable" and SECRET not in result.content and "cannot be reached" in result.content
+
+
+def test_only_an_allowed_host_is_asked() -> None:
+    foreign = document({"/x": {"get": operation("x")}}) | {"servers": [{"url": "https://user@api.example.com/v1"}]}
+    with pytest.raises(ConfigurationError, match=r"'api.example.com', which nobody has allowed: give hosts="):
+        openapi_tools(foreign)
+    (tool,) = openapi_tools(foreign, hosts=["api.example.com"])
+    assert tool.service.url == "https://api.example.com/v1"
+    (tool,) = openapi_tools(foreign, server="http://10.0.0.1:80")
+    assert tool.service.url == "http://10.0.0.1:80"
+
+
+# --- environments ----------------------------------------------------------------------------------------------------
+
+
+def test_many_environments_share_a_service_and_equal_gets_are_sent_once(url: str) -> None:
+    tools = openapi_tools(f"{url}/openapi.json", include=["requests", "getItem"], deterministic=True)
+    vector = ToolVectorEnv([ToolEnv(tasks=TASKS, tools=tools) for _ in range(16)])
+    vector.reset(seed=0)
+    infos = vector.step([call("requests")] * 16)[4]
+    assert len({outcomes[0].content for outcomes in infos["tool_outcomes"]}) == 1
+    infos = vector.step([call("getItem", name=str(i)) for i in range(16)])[4]
+    assert [outcomes[0].data["name"] for outcomes in infos["tool_outcomes"]] == [str(i) for i in range(16)]
+    vector.close()
+
+
+def test_copies_and_pickles_ask_too(env: ToolEnv) -> None:
+    assert outcome(env, "sum", body=[1]).content == "1"
+    for double in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
+        assert outcome(double, "sum", body=[1, 2]).content == "3"
+        double.close()
+
+
+# --- schemas ---------------------------------------------------------------------------------------------------------
+
+
+def test_references_are_written_out_and_circles_cut() -> None:
+    tools = {tool.name: tool for tool in openapi_tools(DOCUMENT, server="http://127.0.0.1:9")}
+    assert properties(tools["addItem"]) == {
+        "name": {"type": "string", "description": "what it is called"},
+        "colour": {"enum": ["red", "blue"]},
+    }
+    again = properties(tools["plant"])["children"]["items"]
+    assert again == {"type": "object", "description": "Node, as above"}
+
+
+def test_openapi_3_0_becomes_json_schema() -> None:
+    schema = {"type": "integer", "nullable": True, "minimum": 0, "exclusiveMinimum": True, "format": "int32"}
+    (tool,) = openapi_tools(document({"/x": {"get": operation("x", parameter("n", **schema))}}) | {"openapi": "3.0.3"})
+    assert properties(tool)["n"] == {"type": ["integer", "null"], "exclusiveMinimum": 0}
+    assert tool.check({"n": None}) is None and tool.check({"n": 1}) is None
+    assert tool.check({"n": 0}) is not None
+
+
+def test_names_that_no_tool_may_have_are_changed_and_told() -> None:
+    with pytest.warns(UserWarning, match=r"'shop.get/x' is 'shop_get_x'"):
+        made({"/x": {"get": operation("shop.get/x")}})
+    path = {"/x/{y}": {"get": {"parameters": [parameter("y", "path") | {"required": True}]}}}
+    assert list(made(path)) == ["get_x_y"]  # without an operationId
+
+
+def test_two_parameters_of_one_name_are_kept_apart() -> None:
+    twice = operation("x", parameter("id", "path") | {"required": True}, parameter("id"), body=None)
+    assert set(properties(made({"/x/{id}": {"get": twice}})["x"])) == {"id", "id_query"}
+
+
+def test_fastapis_own_document(tmp_path: Path) -> None:
+    fastapi = pytest.importorskip("fastapi", reason="fastapi is not installed")
+    pydantic = pytest.importorskip("pydantic")
+    app = fastapi.FastAPI()
+    point = pydantic.create_model("Point", x=(int, ...), y=(int | None, None))
+
+    def measure(point: Any, unit: str = "m") -> str:
+        """Measures."""
+        return unit
+
+    measure.__annotations__["point"] = point
+    app.post("/measure")(measure)
+    path = tmp_path / "openapi.json"
+    path.write_text(json.dumps(app.openapi()))
+    (tool,) = openapi_tools(path, server="http://127.0.0.1:9")
+    assert (tool.name, tool.description) == ("measure_measure_post", "Measures.")
+    assert tool.check({"x": 1, "y": None, "unit": "km"}) is None
+    assert "x (integer)" in str(tool.check({}))
+
+
+def test_a_document_in_yaml(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml", reason="pyyaml is not installed")
+    path = tmp_path / "api.yaml"
+    path.write_text(yaml.safe_dump(document({"/x": {"get": operation("x")}})))
+    assert [tool.name for tool in openapi_tools(path)] == ["x"]
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+UPLOAD = operation("upload") | {"requestBody": {"content": {"multipart/form-data": {"schema": {}}}}}
+UNFIT = {
+    "upload": (UPLOAD, "its body is multipart/form-data"),
+    "remote": (operation("remote", body={"$ref": "other.yaml#/X"}), "another document"),
+    "dangling": (operation("dangling", body={"$ref": "#/components/nothing"}), "refers to nothing"),
+    "cookie": (operation("cookie", parameter("sid", "cookie") | {"required": True}), "needs the cookie"),
+    "broken": (operation("broken", "no parameter"), "where an object belongs"),
+    "elsewhere": (operation("elsewhere") | {"servers": [{"url": "http://x"}]}, "server of its own"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_cannot_be_a_tool_is_left_out_by_name_or_refused(name: str) -> None:
+    wrong, problem = UNFIT[name]
+    api = document({"/x": {"post": wrong}, "/y": {"get": operation("good")}})
+    with pytest.warns(UserWarning, match=f"left out: '{name}': .*{problem}"):
+        assert [tool.name for tool in openapi_tools(api)] == ["good"]
+    with pytest.raises(ConfigurationError, match=problem):
+        openapi_tools(api, include=[name])
+
+
+def test_a_schema_that_grows_without_end_is_refused() -> None:
+    levels = {
+        f"L{i}": {"type": "object", "properties": {side: {"$ref": f"#/components/schemas/L{i + 1}"} for side in "ab"}}
+        for i in range(40)
+    } | {"L40": {"type": "string"}}
+    with pytest.raises(ConfigurationError, match="more than 5000 parts"):
+        made({"/x": {"post": operation("x", body={"$ref": "#/components/schemas/L0"})}}, components={"schemas": levels})
+
+
+def test_references_in_a_circle_are_refused() -> None:
+    circle = {"A": {"$ref": "#/components/schemas/B"}, "B": {"$ref": "#/components/schemas/A"}}
+    with pytest.raises(ConfigurationError, match="cannot be tools"):
+        made({"/x": {"post": operation("x", body={"$ref": "#/components/schemas/A"})}}, components={"schemas": circle})
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{", "is no JSON"),
+        ("[1]", "is no OpenAPI document"),
+        ('{"swagger": "2.0"}', "Swagger 2.0; convert it"),
+        ('{"openapi": "4.0"}', "must say 'openapi'"),
+        ('{"openapi": "3.1.0", "paths": {}}', "names no server"),
+        ("{" + " " * (16 * 2**20), "at most 16777216 are read"),
+    ],
+    ids=["broken", "list", "swagger", "version", "empty", "huge"],
+)
+def test_a_wrong_document_gets_a_line(tmp_path: Path, content: str, problem: str) -> None:
+    path = tmp_path / "api.json"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match=problem) as caught:
+        openapi_tools(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"include": ["nothing at all"]}, "There is no operation"),
+        ({"tags": ["itms"]}, "Did you mean 'items'"),
+        ({"include": "text"}, "must be a list of names"),
+        ({"hosts": "x"}, "hosts must be a list"),
+        ({"headers": {"a": 1}}, "headers must map names to texts"),
+        ({"server": "ftp://x"}, "names no server"),
+        ({"max_response_bytes": 0}, "max_response_bytes"),
+        ({"timeout": 0}, "timeout must be positive"),
+    ],
+)
+def test_wrong_options_get_a_line(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        openapi_tools(DOCUMENT, **{"server": "http://127.0.0.1:9", **options})
+
+
+def test_operations_are_chosen_by_tag() -> None:
+    tools = openapi_tools(DOCUMENT, server="http://127.0.0.1:9", tags=["write"])
+    assert [tool.name for tool in tools] == ["addItem"]
+
+
+def test_a_document_that_cannot_be_had(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="No such file"):
+        openapi_tools(tmp_path / "nothing.json")
+    with pytest.raises(InfrastructureError, match="cannot be reached"):
+        openapi_tools("http://127.0.0.1:9/openapi.json")
