@@ -109,7 +109,7 @@ def check_prompts(system_prompt: Any, raw_system_prompt: Any) -> None:
         raise ConfigurationError("Give system_prompt or raw_system_prompt, not both.")
 
 
-def system_text(instructions: str, raw: str | None, tools_and_format: str, tools: Collection[str]) -> str:
+def system_text(instructions: str, raw: str | None, tools_and_format: Any, tools: Collection[str]) -> str:
     """Returns the text of the system turn, "" for none.
 
     Args:
@@ -117,7 +117,12 @@ def system_text(instructions: str, raw: str | None, tools_and_format: str, tools
         raw: all that it says, if somebody wants it so; a warning is given where it leaves the model without tools.
         tools_and_format: what the parser says of the tools and the format of calls.
         tools: names of the tools.
+
+    Raises:
+        ConfigurationError: the parser says no text.
     """
+    if not isinstance(tools_and_format, str):
+        raise ConfigurationError(f"The parser's instructions() returned {tools_and_format!r:.80}; it returns a text.")
     if raw is None:
         return f"{instructions}\n\n{tools_and_format}" if instructions else ""
     named_by_the_format = [name for name in tools if name in tools_and_format]

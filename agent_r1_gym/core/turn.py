@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from agent_r1_gym.errors import EpisodeError, suggest
+from agent_r1_gym.errors import ConfigurationError, EpisodeError, suggest
 from agent_r1_gym.parsing import Parser
 from agent_r1_gym.text import Wording
 from agent_r1_gym.tool import PendingCall, Tool
@@ -36,7 +37,12 @@ class PendingStep:
 
     @classmethod
     def of(cls, action: str, parsed: ParsedTurn, tools: Mapping[str, Tool], *, overlong: bool) -> PendingStep:
-        """Returns the step that begins with `action`; a turn with too many calls, or that is too long, has none."""
+        """Returns the step that begins with `action`; a turn with too many calls, or that is too long, has none.
+
+        Raises:
+            ConfigurationError: the parser did not return what parsers return.
+        """
+        _check_parsed(parsed)
         if len(parsed.calls) > MAX_CALLS_PER_TURN:
             message = f"At most {MAX_CALLS_PER_TURN} calls a turn, got {len(parsed.calls)}; nothing was executed."
             parsed = replace(parsed, calls=(), errors=(*parsed.errors, ParseError("too_many_calls", message)))
@@ -87,3 +93,10 @@ class PendingStep:
         if self.parsed.errors:
             messages.append(wording.mistakes(self.parsed.errors))
         return messages
+
+
+def _check_parsed(parsed: Any) -> None:
+    if not isinstance(parsed, ParsedTurn) or not (parsed.answer is None or isinstance(parsed.answer, str)):
+        raise ConfigurationError(
+            f"The parser returned {parsed!r:.120}; parse() returns a ParsedTurn, whose answer is a text or None."
+        )

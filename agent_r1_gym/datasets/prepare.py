@@ -134,7 +134,7 @@ class _Preparation:
 
 def _local_readers(name: str, source: Path, splits: Sequence[str] | None) -> dict[str, Callable[[], Iterable[Row]]]:
     if source.is_file() and splits is None and split_in_name(source.name) is None:
-        raise ConfigurationError(f"The name of {source} says no split; expected splits=['train'] or the like")
+        raise ConfigurationError(f"The name of {source} says no split: name it, as in --split train")
     if source.is_file() and splits is not None and len(splits) > 1:
         raise ConfigurationError(f"{source} is one file; expected one split, got {', '.join(splits)}")
     if source.is_dir() and splits is None:

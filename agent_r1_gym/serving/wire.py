@@ -262,7 +262,7 @@ def _max_tokens(given: Mapping[str, Any]) -> int | None:
 def _whole(given: Mapping[str, Any], name: str, *, least: int, default: int = 0) -> int:
     value = given.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-        raise Refusal(400, f"{name} must be a whole number, at least {least}, got {value!r:.80}.")
+        raise Refusal(400, f"{name} must be a whole number from {least} to 2**63 - 1, got {value!r:.80}.")
     return value
 
 

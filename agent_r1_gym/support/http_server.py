@@ -184,7 +184,9 @@ def listen(host: str, port: int) -> socket.socket:
         # wait 40 ms for an acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
-    except (OSError, OverflowError) as error:
+    except OverflowError as error:
+        raise ConfigurationError(f"--port must be 0 (a free one) to 65535, got {port}.") from error
+    except OSError as error:
         raise ConfigurationError(
             f"Cannot listen on {host}:{port}: {error}. Is another server running there? Port 0 takes a free one."
         ) from error

@@ -17,7 +17,10 @@ from agent_r1_gym.errors import DatasetError
 _BLANK = re.compile(r"[ \t\r\n]*")
 _UNREADABLE = (ValueError, RecursionError)  # ValueError also for an integer of more than 4,300 digits
 _PARQUET = b"PAR1"
-_NOT_TEXT: Mapping[bytes, str] = {b"PK\x03\x04": "a zip archive: unpack it first", _PARQUET: "a parquet file"}
+_NOT_TEXT: Mapping[bytes, str] = {
+    b"PK\x03\x04": "a zip archive, or part of one: unpack it",
+    _PARQUET: "a parquet file",
+}
 
 
 def read_objects(path: Path, *, if_parquet: str = "convert it first") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -177,7 +177,7 @@ def _run_folder(args: DemonstrationConfig) -> RunFolder | None:
         if held_out := _held_out(run):
             note(f"the demonstrations in {args.source} are {held_out}: measure on others")
         return run
-    if args.source.startswith((".", "/", "~")):
+    if args.source.startswith((".", "/", "~")) or ("/" in args.source and ":" not in args.source):
         raise ConfigurationError(f"--from {args.source}: no such folder; expected one of `agent-r1 eval`.")
     if split_policy(args.source)[0] is not None:
         raise ConfigurationError(
