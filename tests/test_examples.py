@@ -117,3 +117,13 @@ def test_a_cold_start_works_with_other_chat_templates(template: str, warehouse: 
     done = run(f"{text}\n{cold.text}", warehouse)
     assert done.returncode == 0, done.stderr[-2000:]
     assert exact_match(warehouse / "runs/eval-sft") >= 0.3
+
+
+@pytest.mark.slow
+def test_a_loop_of_ones_own_learns(tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason="the train extra is not installed")
+    done = run(f"python {ROOT / 'examples' / 'own_loop.py'} --steps 8", tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rewards = [float(number) for number in re.findall(r"mean reward ([\d.]+)", done.stdout)]
+    assert len(rewards) == 8
+    assert sum(rewards[-3:]) / 3 > rewards[0] + 0.2  # .16, then .72, .73, .72 were seen
