@@ -13,6 +13,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.conversation import CANCELLED, Conversation, Ended, Event, Spoke
 from agent_r1_gym.play.stage import Stage
 from agent_r1_gym.support.files import state_home
+from agent_r1_gym.support.prompt import Prompt, in_colour, is_terminal
 from agent_r1_gym.support.terminal import say
 from agent_r1_gym.text import printable, render_ansi, render_text
 from agent_r1_gym.types import ToolCall, ToolOutcome
@@ -53,14 +54,15 @@ class _Chat:
 
     def __init__(self, stage: Stage, task: int | str, *, who: str) -> None:
         self._stage, self._who = stage, who
-        self._lines = _Lines()
+        # A pipe brings questions without being asked for them.
+        self._prompt = Prompt("> " if is_terminal() else "", history=state_home() / "chat_history")
         self._conversation = Conversation(stage, task)
 
     def talk(self) -> int:
         say(f"{self._who} in {self._stage.env_name}; /help lists the commands")
         self._tell_world()
         status = 0
-        while (line := self._lines.next()) is not None:
+        while (line := self._next_line()) is not None:
             if line.startswith("/") and not line.startswith("//"):
                 if line == "/quit":
                     break
@@ -70,13 +72,21 @@ class _Chat:
         self._conversation.close()
         return status
 
+    def _next_line(self) -> str | None:
+        try:
+            line = self._prompt.ask()
+        except KeyboardInterrupt:
+            say("\n(Ctrl-D or /quit leaves)")
+            return ""
+        return None if line is None else line.strip()
+
     def _obey(self, line: str) -> None:
         command, _, argument = line.partition(" ")
         if command == "/help":
             say(_HELP)
         elif command == "/trace":
             messages = self._conversation.messages
-            shown = render_ansi(messages) if sys.stdout.isatty() else printable(render_text(messages))
+            shown = render_ansi(messages) if in_colour() else printable(render_text(messages))
             say(shown.rstrip("\n") if messages else "(nothing was said)")
         elif command in ("/reset", "/task"):
             self._begin_anew(argument.strip() or self._conversation.task_index)
@@ -111,7 +121,7 @@ class _Chat:
     def _show(self, events: SimpleQueue[Event]) -> int:
         while isinstance(event := events.get(), Spoke):
             for line in folded(event):
-                say(f"\x1b[2m{line}\x1b[0m" if sys.stdout.isatty() else line)
+                say(f"\x1b[2m{line}\x1b[0m" if in_colour() else line)
             sys.stdout.flush()
         say(self._told(event))
         return int(event.error is not None)
@@ -145,40 +155,3 @@ def _call_line(call: ToolCall, outcome: ToolOutcome) -> str:
 def _one_line(text: str, width: int, *, more: str = _MORE) -> str:
     line = printable(" ".join(text[: 10 * width].split()))
     return line if len(line) <= width else line[:width].rstrip() + more
-
-
-class _Lines:
-    """Lines that the person types, with editing and history; or that a pipe brings."""
-
-    def __init__(self) -> None:
-        self._typed = sys.stdin.isatty()
-        self._history = state_home() / "chat_history"
-        self._readline = None
-        if self._typed:
-            with contextlib.suppress(ImportError, OSError):  # without them a person can still talk
-                import readline
-
-                self._history.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._history.touch(mode=0o600)
-                readline.read_history_file(self._history)
-                readline.set_history_length(1000)
-                self._readline = readline
-
-    def next(self) -> str | None:
-        """Returns the next line, None at the end."""
-        sys.stdout.flush()
-        if not self._typed:
-            line = sys.stdin.readline()
-            return line.strip() if line else None
-        try:
-            line = input("> ").strip()
-        except EOFError:
-            say()
-            return None
-        except KeyboardInterrupt:
-            say("\n(Ctrl-D or /quit leaves)")
-            return ""
-        if line and self._readline is not None:
-            with contextlib.suppress(OSError):
-                self._readline.append_history_file(1, self._history)
-        return line

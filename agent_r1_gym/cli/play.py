@@ -14,7 +14,7 @@ from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.play.jobs import ANY_TASK, Job
 from agent_r1_gym.play.session import Session, name_of, step_sessions
 from agent_r1_gym.registry import make_text_env
-from agent_r1_gym.support.prompt import ask, in_colour
+from agent_r1_gym.support.prompt import Prompt, in_colour
 from agent_r1_gym.support.terminal import say
 from agent_r1_gym.text import render_ansi, render_text
 from agent_r1_gym.types import Message
@@ -47,8 +47,9 @@ def run(options: argparse.Namespace) -> int:
     session = Session(make_text_env(options.env, env_options(options)), job, policy="you")
     say(f"{_introduction(session)}\n")
     shown = _show(session, 0)
+    prompt = Prompt("> ", completions=lambda so_far: _completions(session, so_far))
     while not session.ended:
-        action = _next_action(session)
+        action = _next_action(session, prompt)
         if action is None:
             return 0
         step_sessions([session], [action])
@@ -85,10 +86,10 @@ def _write(messages: Sequence[Message]) -> None:
     sys.stdout.flush()
 
 
-def _next_action(session: Session) -> str | None:
+def _next_action(session: Session, prompt: Prompt) -> str | None:
     """Returns the next action that the person types, None to leave."""
     while True:
-        line = ask("> ", lambda so_far: _completions(session, so_far))
+        line = prompt.ask()
         word, _, rest = (line if line is not None else "quit").strip().partition(" ")
         try:
             if word == "quit" and not rest:

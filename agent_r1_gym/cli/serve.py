@@ -65,9 +65,7 @@ def run(options: argparse.Namespace) -> int:
         note(f"WARNING: whoever reaches {options.host} may use this agent and its tools; set {KEY}.")
     stage = open_stage(spec)
     with contextlib.closing(stage):
-        sampling = {
-            field: float(spec.model.get(field, default)) for field, default in zip(_SAMPLING, (0, 1), strict=True)
-        }
+        sampling = {field: float(spec.model.get(field, default)) for field, default in _SAMPLING.items()}
         agent = Agent(stage=stage, name=served, task=options.task, sampling=sampling)
 
         def announce(url: str) -> None:

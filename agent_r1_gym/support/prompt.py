@@ -2,26 +2,62 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
 
 Completions = Callable[[str], Sequence[str]]
 """Returns the words that may stand next, for the line so far."""
+_KEPT_LINES = 1_000
 
 
-def ask(prompt: str, completions: Completions) -> str | None:
-    """Returns the line that a person types, None at the end of the input.
+class Prompt:
+    """Asks for lines; in a terminal the arrow keys edit them and bring earlier ones back, and tab completes them.
 
-    In a terminal the arrow keys edit it and bring earlier lines back, and tab completes it; nothing is kept on disk.
+    Args:
+        text: what stands before a line.
+        completions: of the words of a line; None: tab completes nothing.
+        history: file that keeps the lines, readable by this user only; None: nothing is kept on disk.
     """
-    if is_terminal():
-        _prepare(completions)
-    try:
-        return input(prompt)
-    except EOFError:
-        sys.stdout.write("\n")
-        return None
+
+    def __init__(self, text: str, *, completions: Completions | None = None, history: Path | None = None) -> None:
+        self._text, self._history = text, history
+        self._readline: ModuleType | None = None
+        if not is_terminal():
+            return
+        with contextlib.suppress(
+            ImportError
+        ):  # some Pythons lack it: a line is then read as the terminal hands it over
+            import readline
+
+            self._readline = readline
+            _complete_with(readline, completions or (lambda _line: ()))
+            if history is not None:
+                self._read(history)
+
+    def ask(self) -> str | None:
+        """Returns the line that a person types, None at the end of the input."""
+        sys.stdout.flush()
+        try:
+            line = input(self._text)
+        except EOFError:
+            sys.stdout.write("\n")
+            return None
+        if line and self._readline is not None and self._history is not None:
+            with contextlib.suppress(OSError):
+                self._readline.append_history_file(1, self._history)
+        return line
+
+    def _read(self, history: Path) -> None:
+        assert self._readline is not None
+        with contextlib.suppress(OSError):  # without it a person can still type
+            history.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            history.touch(mode=0o600)
+            self._readline.read_history_file(history)
+            self._readline.set_history_length(_KEPT_LINES)
 
 
 def is_terminal() -> bool:
@@ -34,12 +70,7 @@ def in_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def _prepare(completions: Completions) -> None:
-    try:
-        import readline
-    except ImportError:  # some Pythons lack it: the line is then read as the terminal hands it over
-        return
-
+def _complete_with(readline: ModuleType, completions: Completions) -> None:
     def complete(text: str, state: int) -> str | None:
         line = readline.get_line_buffer()[: readline.get_begidx()]
         words = [word for word in completions(line) if word.startswith(text)]
