@@ -13,14 +13,13 @@ from typing import Any
 from agent_r1_gym.cli.agents import local_engines, split_policy, weights_fingerprint
 from agent_r1_gym.cli.talking import check_model_folder
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.evaluation.agent_card import FILE, AgentCard, score_of
+from agent_r1_gym.evaluation.agent_card import ADAPTER_FILE, FILE, AgentCard, score_of
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.support.files import atomic_directory
 from agent_r1_gym.support.terminal import say
 
-_ADAPTER = "adapter_config.json"
 _EXPORTED = (
-    *("config.json", "generation_config.json", _ADAPTER, "*.safetensors", "*.safetensors.index.json"),
+    *("config.json", "generation_config.json", ADAPTER_FILE, "*.safetensors", "*.safetensors.index.json"),
     *("pytorch_model*.bin", "pytorch_model.bin.index.json", "adapter_model.bin"),
     *("tokenizer*.json", "tokenizer.model", "*.spm", "special_tokens_map.json", "added_tokens.json", "vocab.*"),
     *("merges.txt", "chat_template*", "chat_format.*"),
@@ -49,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     """Writes the folder, whole or not at all."""
     folder: Path = options.run_folder
     card = _card(folder)
-    adapter = (folder / _ADAPTER).is_file()
+    adapter = (folder / ADAPTER_FILE).is_file()
     if options.merge and not adapter:
         raise ConfigurationError(
             f"{folder} holds whole weights already, so that there is nothing to merge; drop --merge."
@@ -65,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
         for file in files:
             shutil.copy(file, temporary / file.name)
         if adapter and not options.merge:
-            _name_base(temporary / _ADAPTER)
+            _name_base(temporary / ADAPTER_FILE)
         card.save(temporary)
     say(
         f"exported to {out}: {'one merged model' if options.merge else 'an adapter' if adapter else 'a model'}, with "

@@ -17,11 +17,9 @@ from agent_r1_gym.cli.agents import (
 )
 from agent_r1_gym.cli.env_options import ENV_HELP, add_env_options, env_options
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.evaluation.agent_card import FILE, AgentCard
+from agent_r1_gym.evaluation.agent_card import FILE, MODEL_FILES, AgentCard
 from agent_r1_gym.play.stage import Stage, with_worlds
 from agent_r1_gym.registry import full_id, make_text_env
-
-_MODEL_FILES = ("config.json", "adapter_config.json")
 
 
 def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +99,7 @@ def check_model_folder(folder: Path) -> None:
     Raises:
         ConfigurationError: the folder is there, and holds no model.
     """
-    if not folder.is_dir() or any((folder / name).is_file() for name in _MODEL_FILES):
+    if not folder.is_dir() or any((folder / name).is_file() for name in MODEL_FILES):
         return
     checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
     hint = (

@@ -36,6 +36,9 @@ from agent_r1_gym.support.versions import installed_version
 
 FILE = "agent.json"
 FORMAT = 1
+ADAPTER_FILE = "adapter_config.json"
+MODEL_FILES = ("config.json", ADAPTER_FILE)
+"""A folder with one of these holds a model, whole or as an adapter."""
 _PACKAGES = ("agent-r1-gym", "trl", "transformers", "peft", "torch")
 _LOOKED_AT = 4
 """Number of tasks whose tools and system turns are compared, to know whether they depend on the task."""
@@ -94,7 +97,7 @@ class AgentCard:
             # Options may hold objects of Python where a program trains: their text is better than no card.
             text = json.dumps(row, indent=2, ensure_ascii=False, default=str)
             temporary.write_text(text + "\n", encoding="utf-8")
-        adapter = (Path(folder) / "adapter_config.json").is_file()
+        adapter = (Path(folder) / ADAPTER_FILE).is_file()
         with atomic_file(Path(folder) / "README.md") as temporary:
             temporary.write_text(self.to_markdown(adapter=adapter), encoding="utf-8")
 

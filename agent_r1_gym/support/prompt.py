@@ -44,7 +44,7 @@ class Prompt:
         try:
             line = input(self._text)
         except EOFError:
-            sys.stdout.write("\n")
+            sys.stdout.write("\n" if self._text else "")  # after the text that was not answered
             return None
         if line and self._readline is not None and self._history is not None:
             with contextlib.suppress(OSError):

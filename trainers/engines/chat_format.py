@@ -17,6 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.evaluation.agent_card import ADAPTER_FILE
 from agent_r1_gym.support.files import atomic_file
 from agent_r1_gym.types import Message
 from trainers.engines.chat_template import ChatTemplate
@@ -257,7 +258,7 @@ def _turns(messages: Sequence[Message]) -> list[int]:
 
 def home_of(name: str | Path, file: str) -> str | Path:
     """Returns where a file of a model or adapter is: an adapter that was saved without it has its base model's."""
-    adapter = Path(name) / "adapter_config.json"
+    adapter = Path(name) / ADAPTER_FILE
     if not adapter.is_file() or (Path(name) / file).is_file():
         return name
     return str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])

@@ -9,15 +9,15 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.evaluation.agent_card import ADAPTER_FILE
 from trainers.engines.chat_format import FILE, TEMPLATE_FILE, home_of
 
-ADAPTER = "adapter_config.json"
 _BESIDE = (FILE, TEMPLATE_FILE)
 
 
 def is_adapter(folder: Path) -> bool:
     """Returns whether a folder holds an adapter without its base model."""
-    return (folder / ADAPTER).is_file()
+    return (folder / ADAPTER_FILE).is_file()
 
 
 def write_merged(folder: Path, into: Path) -> None:
@@ -32,7 +32,7 @@ def write_merged(folder: Path, into: Path) -> None:
     """
     from peft import PeftModel  # a second that no evaluation should wait for
 
-    adapter = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+    adapter = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))
     base = adapter.get("base_model_name_or_path")
     try:
         model = AutoModelForCausalLM.from_pretrained(base, revision=adapter.get("revision") or "main", dtype="auto")

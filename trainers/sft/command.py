@@ -20,7 +20,7 @@ from trl import SFTConfig, SFTTrainer, get_peft_config, get_quantization_config 
 import agent_r1_gym.envs  # noqa: F401  # registers the environments
 from agent_r1_gym.cli.agents import split_policy
 from agent_r1_gym.errors import AgentR1Error, ConfigurationError
-from agent_r1_gym.evaluation.agent_card import AgentCard
+from agent_r1_gym.evaluation.agent_card import MODEL_FILES, AgentCard
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.registry import TextEnv, make_text_env
 from agent_r1_gym.support.terminal import note, say
@@ -102,7 +102,7 @@ def main(words: Sequence[str]) -> None:
     if args.env_id is None:
         raise ConfigurationError("Name the environment: agent-r1 sft ENV --model MODEL --from SOURCE --output_dir DIR.")
     check_output(args.output_dir)
-    made = [name for name in ("config.json", "adapter_config.json") if (Path(args.output_dir or "") / name).exists()]
+    made = [name for name in MODEL_FILES if (Path(args.output_dir or "") / name).exists()]
     if made:
         raise ConfigurationError(f"{args.output_dir} holds a model already ({made[0]}); choose another output_dir.")
     if not isinstance(args.env_kwargs or {}, Mapping):
