@@ -216,7 +216,7 @@ def _referred(creator: Any, heading: str, reference: str, seen: set[str]) -> str
         other, text = _documented(reference)
         _, body = docstrings.sections(text)[1].get(heading, ("", ""))
         return _resolved(other, heading, body, seen)
-    base = next((base for base in inspect.getmro(creator) if base.__name__ == reference), None)
+    base = next((base for base in getattr(creator, "__mro__", ()) if base.__name__ == reference), None)
     text = inspect.cleandoc(base.__doc__ or "") if base is not None else ""
     if heading == "Arguments":
         return docstrings.arguments(text, without=getattr(creator, "set_options", ()))

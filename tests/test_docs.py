@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -78,7 +79,12 @@ def trained(command: str, words: list[str]) -> None:
     from trainers.running.command_line import read_config, read_options
     from trainers.sft.command import DemonstrationConfig
 
-    if command == "train":
+    if command == "train" and "--algorithm" in words and ":" in words[words.index("--algorithm") + 1]:
+        # In a process of its own: what a page registers would be there for all later tests.
+        code = "import sys; from trainers.running.command_line import read_options; read_options(sys.argv[1:])"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run([sys.executable, "-c", code, *words, "--use_cpu", "True"], check=True, env=environment)
+    elif command == "train":
         read_options([*words, "--use_cpu", "True", "--bf16", "False"])
     elif command == "sft":
         read_config([*words, "--use_cpu", "True"], DemonstrationConfig, prog="sft")

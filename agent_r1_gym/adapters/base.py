@@ -41,10 +41,11 @@ def library(module: str, *, package: str, tested: str) -> ModuleType:
     try:
         imported = importlib.import_module(module)
     except ImportError as error:
-        missing = error.name or ""
-        if missing.partition(".")[0] == module.partition(".")[0]:
+        missing = (error.name or "").partition(".")[0]
+        if missing == module.partition(".")[0]:
             raise MissingDependencyError(f"{package} is not installed: pip install {package}") from error
-        raise MissingDependencyError(f"{package} cannot be imported: {error}. Try: pip install {missing}") from error
+        hint = f"pip install {missing}" if missing else f"pip install --force-reinstall {package}"
+        raise MissingDependencyError(f"{package} cannot be imported: {error}. Try: {hint}") from error
     version = installed_version(package)
     if version is not None and not f"{version}.".startswith(f"{tested}."):
         warnings.warn(

@@ -38,7 +38,7 @@ class ReasoningGymEnv(TextGame):
     ### Termination
     After one turn.
     ### Truncation
-    Never; `max_turns` has no effect but for the order of ends.
+    Never: the first turn ends the episode, so that `max_turns`, which every game takes, has no effect.
 
     ## Information
     `info` (dict): at the end `answer` (what was scored). No `actions` (answers are open).

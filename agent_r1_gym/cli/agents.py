@@ -43,6 +43,10 @@ POLICY_HELP = (
 )
 
 
+_FINGERPRINTED = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "chat_format.*")
+"""Weights, and the chat format: what a trainer writes beside them (its arguments, say) is no part of a model."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AgentSpec:
     """Everything needed to make a player and its engine, as plain data that other processes can be sent."""
@@ -196,7 +200,14 @@ def weights_fingerprint(path: Path) -> str | None:
         return None
     digest = hashlib.sha256()
     # The chat format belongs to what a model was trained as: another one would show it other prompts.
-    for file in sorted([*path.glob("*.safetensors"), *path.glob("*.bin"), *path.glob("chat_format.*")]):
+    for file in sorted(
+        [
+            *path.glob("*.safetensors"),
+            *path.glob("pytorch_model*.bin"),
+            *path.glob("adapter_model.bin"),
+            *path.glob("chat_format.*"),
+        ]
+    ):
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as weights:

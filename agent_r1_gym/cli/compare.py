@@ -7,15 +7,12 @@ from pathlib import Path
 
 from agent_r1_gym.cli.env_options import page_path
 from agent_r1_gym.evaluation.metrics import p_value
-from agent_r1_gym.report.compare import CLASSES, class_of, compare, test_rows, write_comparison
+from agent_r1_gym.report.compare import CHECKPOINTS, CLASSES, DIFFER, class_of, compare, test_rows, write_comparison
 from agent_r1_gym.report.episodes import outcome_of, question_of
 from agent_r1_gym.report.several import CLASSES as SEVERAL
 from agent_r1_gym.report.several import LETTERS, Difference, Several, compare_several, write_several
+from agent_r1_gym.report.several import class_of as class_of_several
 from agent_r1_gym.support.terminal import say, table
-
-_CHECKPOINTS = (
-    "These p-values compare two checkpoints. One run per method says little about the methods that made them."
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +43,7 @@ def _two(a: Path, b: Path, show: int, out: Path) -> int:
     say()
     tests = [(*numbers, f"{p:.2g}") for *numbers, p in test_rows(comparison)]
     say(table(("A - B", "difference", "low", "high", "p-value"), tests))
-    say(_CHECKPOINTS)
+    say(CHECKPOINTS)
     shown = comparison.differing[: max(0, show)]
     if shown:
         rows = [(class_of(a, b), _cut(question_of(a)), _cut(a.answer), _cut(b.answer)) for a, b in shown]
@@ -63,7 +60,7 @@ def _several(paths: list[Path], show: int, out: Path) -> int:
     say()
     header = ("", "run", "mean", "minus A", "low", "high", "p-value", "corrected (Holm)")
     say(table(header, [_row(difference) for difference in several.differences]))
-    say(_CHECKPOINTS)
+    say(CHECKPOINTS)
     _say_differing(several, show)
     return write_several(several, out)
 
@@ -77,7 +74,7 @@ def _row(difference: Difference) -> tuple[str, ...]:
 
 
 def _say_differing(several: Several, show: int) -> None:
-    differing = [group for group in several.groups if len(set(map(outcome_of, group))) > 1]
+    differing = [group for group in several.groups if class_of_several(group) == DIFFER]
     shown = differing[: max(0, show)]
     letters = LETTERS[: len(several.names)]
     rows = [

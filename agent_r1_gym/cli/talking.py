@@ -53,7 +53,7 @@ def agent_of(options: argparse.Namespace, *, in_flight: int) -> AgentSpec:
         ConfigurationError: nobody, several, or one who cannot talk is named, or no environment.
     """
     card = _card(options)
-    method, kind, _ = split_policy(options.policy)
+    method, _, _ = split_policy(options.policy)
     if method is not None and method.one_shot:
         raise ConfigurationError(f"--policy {options.policy}: this method lets the model speak once; drop it.")
     if options.reward:
@@ -64,16 +64,21 @@ def agent_of(options: argparse.Namespace, *, in_flight: int) -> AgentSpec:
             f"{options.model or options.policy} brings no {FILE} that says where it acts: name the environment with "
             "--env, and its options as in `agent-r1 eval`."
         )
-    own = dict(card.env_options) if card is not None and name == card.env_id else {}
+    own = dict(card.env_options) if card is not None and _is_env_of(card, options.env) else {}
     chosen = {**own, **env_options(options)}
     env = make_text_env(name, chosen)
     with_worlds(env)
     check_policy(options.policy, env)
     env.close()
-    if card is not None and kind and options.max_turn_tokens is None:
+    if card is not None and options.max_turn_tokens is None:
         options.max_turn_tokens = card.budgets.get("max_turn_tokens")
     model = model_options(options)
     return AgentSpec(env=full_id(name), env_options=chosen, policy=options.policy, model=model, in_flight=in_flight)
+
+
+def _is_env_of(card: AgentCard, env: str | None) -> bool:
+    """Returns whether the environment that is named, however it is spelled, is the card's own."""
+    return env is None or env == card.env_id or full_id(env) == full_id(card.env_id)
 
 
 def open_stage(spec: AgentSpec) -> Stage:

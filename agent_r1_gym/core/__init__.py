@@ -295,7 +295,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         earned = self.rewards.evaluate(transition)
         self._history = history.after(messages, text, transition)
         if end_reason is not None:
-            self._toolbox.end()
+            self._toolbox.finish()
         observation, info = self._show(new=len(messages), earned=earned, end_reason=end_reason)
         return observation, earned.reward, transition.terminated, transition.truncated, info
 
@@ -319,7 +319,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         transition = Transition(history.task, len(earlier), ParsedTurn(), (), truncated=True, earlier=earlier)
         self._pending = None
         self._history = history.after((), history.text, transition)
-        self._toolbox.end()
+        self._toolbox.finish()
         return self.rewards.evaluate(transition)
 
     def render(self) -> str | None:

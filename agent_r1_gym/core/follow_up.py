@@ -12,6 +12,16 @@ from agent_r1_gym.text import Wording, neutralise, render_message
 from agent_r1_gym.types import Message
 
 
+def keep_open(env: ToolEnv) -> None:
+    """Lets what the tools of the running episode opened (`Tool.episode`) outlive its end, until `leave` or a reset."""
+    env._toolbox.kept = True
+
+
+def leave(env: ToolEnv) -> None:
+    """Closes what `keep_open` kept; may be called twice."""
+    env._toolbox.end()
+
+
 def follow_up(env: ToolEnv, said: Sequence[Message]) -> tuple[str, dict[str, Any]]:
     """Adds turns that no step brought to an episode, ended or not, and lets it go on.
 

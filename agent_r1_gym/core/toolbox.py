@@ -13,6 +13,7 @@ class Toolbox:
     Attributes:
         tools: as they were given.
         by_name: those that the running episode calls.
+        kept: whether what the episode opened outlives its end: a conversation goes on after an answer.
     """
 
     def __init__(self, tools: tuple[Tool, ...]) -> None:
@@ -22,13 +23,20 @@ class Toolbox:
         self.by_name = {tool.name: tool for tool in tools}
         self._episodic = tuple(tool for tool in tools if tool.per_episode)
         self._lifetime: Lifetime | None = None
+        self.kept = False
 
     def begin(self) -> None:
         """Gives a new episode tools of its own; nothing is opened before one of them is called."""
+        self.kept = False
         if self._episodic:
             self._lifetime = Lifetime()
             for tool in self._episodic:
                 self.by_name[tool.name] = tool.for_episode(self._lifetime)
+
+    def finish(self) -> None:
+        """Ends the episode's connections, unless somebody goes on with it."""
+        if not self.kept:
+            self.end()
 
     def end(self) -> None:
         """Closes what the episode opened; may be called twice, and before an episode."""

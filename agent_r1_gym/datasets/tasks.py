@@ -342,7 +342,7 @@ def _cell(text: str) -> Any:
     """Returns the list or object that a cell holds as JSON, else its text: "[sic]" is none."""
     try:
         value = json.loads(text) if text[0] in "[{" else text
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value
 

@@ -138,18 +138,12 @@ def rescored(record: Trajectory, env: ToolEnv, own: RewardSet) -> Trajectory:
     for transition in transitions(record, task, env):
         earned = rewards.evaluate(transition)
         if transition.turn < len(record.turns):
-            changes = (earned.reward, earned.terms, earned.outcome)
-            turns.append(_with_rewards(record.turns[transition.turn], *changes))
-        elif turns:  # the end that came from outside: its reward goes to the last turn, as `Session.truncate` has it
-            last = turns[-1]
-            sums = {name: last.reward_terms.get(name, 0.0) + value for name, value in earned.terms.items()}
-            changes = (last.reward + earned.reward, sums, last.outcome_reward + earned.outcome)
-            turns[-1] = _with_rewards(last, *changes)
+            played = record.turns[transition.turn]
+            now = replace(played, reward=earned.reward, reward_terms=earned.terms, outcome_reward=earned.outcome)
+            turns.append(now)
+        elif turns:  # the end that came from outside
+            turns[-1] = turns[-1].plus(earned)
     return replace(record, turns=tuple(turns))
-
-
-def _with_rewards(turn: Turn, reward: float, terms: Mapping[str, float], outcome: float) -> Turn:
-    return replace(turn, reward=reward, reward_terms=terms, outcome_reward=outcome)
 
 
 def transitions(record: Trajectory, task: Task, env: ToolEnv) -> Iterator[Transition]:

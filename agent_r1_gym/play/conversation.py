@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from agent_r1_gym.core import ToolEnv
-from agent_r1_gym.core.follow_up import follow_up
+from agent_r1_gym.core.follow_up import follow_up, keep_open, leave
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.player import Player
@@ -103,6 +103,7 @@ class Conversation:
         """The whole interaction so far."""
         self._env: TextEnv | None = None
         self._begun = False
+        self._before: Any = None
         self._exchange: Exchange | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -157,6 +158,7 @@ class Conversation:
         env = self._world()
         bare = env.unwrapped
         assert isinstance(bare, ToolEnv)
+        self._before = bare._history if self._begun else None
         if self._begun:
             return follow_up(bare, said)
         question, *rest = said
@@ -169,8 +171,15 @@ class Conversation:
             )
         bare.rewards = RewardSet(())
         opened = env.reset(seed=seed, options={"task": own})
+        keep_open(bare)
         self._begun = True
         return follow_up(bare, rest) if rest else opened
+
+    def _take_back(self) -> None:
+        """Takes back a question that was refused; called in the engine's thread."""
+        if self._env is not None:
+            assert isinstance(self._env.unwrapped, ToolEnv)
+            self._env.unwrapped._history, self._begun = self._before, self._before is not None
 
     def _release(self, *, spoilt: bool = False) -> None:
         """Gives the environment back once nobody uses it; one that is `spoilt` is left alone."""
@@ -178,6 +187,8 @@ class Conversation:
             busy = self._exchange is not None and not self._exchange.ended
             env, self._env = (self._env, None) if spoilt or (self._closed and not busy) else (None, self._env)
         if env is not None and not spoilt:
+            assert isinstance(env.unwrapped, ToolEnv)
+            leave(env.unwrapped)
             self.stage.player.give_back(env)
 
 
@@ -237,6 +248,8 @@ class Exchange:
         if self._session is not None:
             self._session.ended = True  # whoever still holds it must not play on
         refused = self._session is None and isinstance(error, ConfigurationError)
+        if refused:
+            self._conversation._take_back()
         self._end(Ended(None, "refused" if refused else "error", error), spoilt=not refused)
 
     def _spoke(self, session: Session) -> None:

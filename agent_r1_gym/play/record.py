@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Self
 
 from agent_r1_gym.errors import DatasetError
+from agent_r1_gym.rewards import StepReward
 from agent_r1_gym.types import Message, ToolCall
 
 _KINDS: tuple[tuple[tuple[str, ...], Any], ...] = (
@@ -45,6 +46,16 @@ class Turn:
     parse_errors: tuple[str, ...] = ()
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+
+    def plus(self, end: StepReward) -> Turn:
+        """Returns the last turn of an episode that was ended from outside, with what that end earns."""
+        sums = {name: self.reward_terms.get(name, 0.0) + value for name, value in end.terms.items()}
+        return replace(
+            self,
+            reward=self.reward + end.reward,
+            reward_terms={**self.reward_terms, **sums},
+            outcome_reward=self.outcome_reward + end.outcome,
+        )
 
 
 @dataclass(frozen=True, slots=True)

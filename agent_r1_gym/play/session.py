@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any, SupportsFloat
 
@@ -174,14 +174,7 @@ class Session:
         if self.tool_env is not None:
             end = self.tool_env.truncate_with_terms()
             if self.turns:
-                last = self.turns[-1]
-                sums = {name: last.reward_terms.get(name, 0.0) + value for name, value in end.terms.items()}
-                self.turns[-1] = replace(
-                    last,
-                    reward=last.reward + end.reward,
-                    reward_terms={**last.reward_terms, **sums},
-                    outcome_reward=last.outcome_reward + end.outcome,
-                )
+                self.turns[-1] = self.turns[-1].plus(end)
         self._end()
 
     def lose(self, error: str) -> None:

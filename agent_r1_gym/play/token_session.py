@@ -188,8 +188,8 @@ class TokenSession(Session):
         else:
             raise ConfigurationError(
                 f"The prompt of task {self.job.task_index} (seed {self.job.seed}) has {len(ids)} tokens, more than the "
-                f"{self._limits.max_prompt_tokens} that are allowed (max_prompt_length): raise that, or shorten the "
-                "environment's system_prompt."
+                f"{self._limits.max_prompt_tokens} that are allowed (max_prompt_length in training, --max-length "
+                "elsewhere): raise that, or shorten the question or the environment's system_prompt."
             )
 
     def _take_step(self, action: str) -> Reply:

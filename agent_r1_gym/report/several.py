@@ -104,7 +104,8 @@ def _differences(groups: Sequence[tuple[Trajectory, ...]]) -> list[Difference]:
     columns = list(zip(*groups, strict=True))
     tests = [compare_records(column, columns[0]) for column in columns[1:]]
     rows = []
-    for metric in (name for name, test in tests[0].items() if isinstance(test, Mapping)):
+    named = (name for name, test in tests[0].items() if isinstance(test, Mapping))
+    for metric in [name for name in named if all(name in test for test in tests)]:
         means = [_mean(column, metric) for column in columns]
         p_values = [p_value(test[metric]) for test in tests]
         rows.append(Difference(metric, LETTERS[0], means[0]))

@@ -50,6 +50,8 @@ class Limits:
         for name in ("max_concurrent", "max_body_bytes", "answer_timeout", "request_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigurationError(f"{name} must be positive, got {getattr(self, name)}.")
+        if self.grace < 0:
+            raise ConfigurationError(f"grace must be at least 0, got {self.grace}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,7 +138,7 @@ def _check(response: urllib3.BaseHTTPResponse, url: str) -> None:
         raise _Broken(f"the server answered HTTP {status}")
     if status not in (200, 206, 416):
         raise DatasetError(f"{url} answered HTTP {status} {response.reason or ''}".rstrip() + ", not with a file.")
-    if response.headers.get("Content-Type", "").lower().startswith("text/html"):
+    if status != 416 and response.headers.get("Content-Type", "").lower().startswith("text/html"):
         raise DatasetError(
             f"{url} answered with a page of HTML, not with a file; is it the address of a page about it?"
         )

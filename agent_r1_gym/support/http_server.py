@@ -157,7 +157,7 @@ def run_app(
         for task in tasks:
             task.cancel()
 
-    with listener, _interruptible():
+    with listener, interruptible():
         if on_ready is not None:
             on_ready(f"http://{_for_url(host)}:{listener.getsockname()[1]}")
         asyncio.run(run())
@@ -185,7 +185,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OverflowError as error:
-        raise ConfigurationError(f"--port must be 0 (a free one) to 65535, got {port}.") from error
+        raise ConfigurationError(f"A port lies between 1 and 65535, and 0 takes a free one; got {port}.") from error
     except OSError as error:
         raise ConfigurationError(
             f"Cannot listen on {host}:{port}: {error}. Is another server running there? Port 0 takes a free one."
@@ -200,7 +200,7 @@ async def _lengthen_queue(server: Any, listener: socket.socket) -> None:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Lets SIGTERM and Ctrl-C end the block quietly: Uvicorn raises the signal again after it has shut down."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-_SHORTEST = 6
+_SHORTEST = 7
 """Shorter values ("1", "true", "en") are no credentials, and occur in any text."""
 HIDDEN = "[hidden]"
 
@@ -19,13 +20,23 @@ class Secrets:
     def add(self, values: Iterable[str]) -> None:
         """Adds values, and their words: "Bearer TOKEN" hides TOKEN too."""
         for value in values:
-            self._values.update(part for part in (value, *value.split()) if len(part) > _SHORTEST)
+            self._values.update(part for part in (value, *value.split()) if len(part) >= _SHORTEST)
 
     def hide(self, text: str) -> str:
         """Returns `text` with every credential replaced."""
         for value in sorted(self._values, key=len, reverse=True):
             text = text.replace(value, HIDDEN)
         return text
+
+    def hide_in(self, data: Any) -> Any:
+        """Returns decoded JSON with every credential replaced in its texts, however they were escaped."""
+        if isinstance(data, str):
+            return self.hide(data)
+        if isinstance(data, list):
+            return [self.hide_in(item) for item in data]
+        if isinstance(data, dict):
+            return {self.hide(name): self.hide_in(item) for name, item in data.items()}
+        return data
 
     def __repr__(self) -> str:
         return f"<{len(self._values)} secrets>"

@@ -22,6 +22,7 @@ from agent_r1_gym.errors import (
 )
 from agent_r1_gym.support.checks import check_seconds
 from agent_r1_gym.support.lifetime import Lifetime
+from agent_r1_gym.support.secrets import Secrets
 from agent_r1_gym.support.versions import install_command
 from agent_r1_gym.text import neutralise
 from agent_r1_gym.tool import Arguments, Tool
@@ -56,7 +57,8 @@ def mcp_tools(
 
     What the model reads: text, JSON, text resources. A result with images or sounds alone is a tool error. The server's
     own errors (`isError`) and refused arguments are tool errors; a server that died, hangs or breaks the protocol is
-    infrastructure: the episode is marked, and its later calls fail at once, for the server has forgotten it.
+    infrastructure: the episode is marked; after a death its later calls fail at once, for the server has forgotten
+    it.
 
     The tools may be pickled and used in other processes (headers and environment included), which open sessions of
     their own. Calls to one tool in one turn run in order; to several tools at the same time.
@@ -124,7 +126,7 @@ class McpTool(Tool):
         session = self.server.session(self.episode)
         if all(spec["name"] != self._remote_name for spec in session.tools):
             raise InfrastructureError(f"MCP server {self.server.name!r} has no tool {self._remote_name!r} any more.")
-        return _outcome(session.call(self._remote_name, arguments, self._call_timeout), session.hide)
+        return _outcome(session.call(self._remote_name, arguments, self._call_timeout), session.secrets)
 
     def get_state(self) -> None:
         """Returns None: there is nothing to keep before the first call of an episode, nor of a shared session.
@@ -303,7 +305,7 @@ def _shown_url(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
 
 
-def _outcome(result: Mapping[str, Any], hide: Callable[[str], str]) -> ToolOutcome:
+def _outcome(result: Mapping[str, Any], secrets: Secrets) -> ToolOutcome:
     """Returns what the model reads of a result, with its structured content as `data`.
 
     Raises:
@@ -311,13 +313,13 @@ def _outcome(result: Mapping[str, Any], hide: Callable[[str], str]) -> ToolOutco
     """
     content = result.get("content", [])
     texts = [text for part in content if (text := _text(part)) is not None]
-    structured = json.loads(hide(json.dumps(result.get("structuredContent"))))
+    structured = secrets.hide_in(result.get("structuredContent"))
     if not texts and structured is not None:
         texts = [json.dumps(structured, ensure_ascii=False)]
     unseen = [part.get("mimeType") or part.get("type", "?") for part in content if _text(part) is None]
     if unseen and not texts and not result.get("isError"):
         raise ToolError(f"The tool answered with {', '.join(map(neutralise, unseen))} alone, which cannot be shown.")
-    text = hide("\n".join([*texts, *(f"[{kind}, not shown]" for kind in unseen)]))
+    text = secrets.hide("\n".join([*texts, *(f"[{kind}, not shown]" for kind in unseen)]))
     if result.get("isError"):
         raise ToolError(text or "The tool failed and did not say why.")
     return ToolOutcome(text, data=structured)

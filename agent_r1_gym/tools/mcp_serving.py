@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from agent_r1_gym.core import ToolEnv
-from agent_r1_gym.errors import ConfigurationError, MissingDependencyError
+from agent_r1_gym.errors import MissingDependencyError
+from agent_r1_gym.support.http_server import interruptible, listen
 from agent_r1_gym.support.versions import install_command, installed_version
 from agent_r1_gym.tool import PendingCall, Tool, execute_calls
 from agent_r1_gym.types import ToolCall
@@ -87,11 +87,7 @@ def serve_http(world: World, port: int, on_ready: Callable[[str], None]) -> None
     app = _server(world).streamable_http_app(host="127.0.0.1")
     import uvicorn
 
-    try:
-        listener = socket.create_server(("127.0.0.1", port))
-    except (OSError, OverflowError) as error:
-        raise ConfigurationError(f"Port {port} of 127.0.0.1 cannot be listened on: {error}.") from error
-    with listener:
+    with listen("127.0.0.1", port) as listener, interruptible():
         on_ready(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp")
         uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listener])
 

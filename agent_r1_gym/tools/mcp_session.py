@@ -70,7 +70,7 @@ class McpSession:
 
     Attributes:
         tools: what the server listed when the session was opened, as MCP writes it.
-        used: whether anything was called in it.
+        secrets: what of an answer nobody may read.
         broken: why it cannot be used any more, None while it can.
         closing: whether it was told to end.
         pid: the process that it belongs to.
@@ -82,11 +82,10 @@ class McpSession:
 
     def __init__(self, address: Address, on_change: Callable[[], None] = lambda: None) -> None:
         self.tools: list[dict[str, Any]] = []
-        self.used = False
         self.broken: str | None = None
-        self._address, self._secrets, self._on_change = address, address.secrets(), on_change
+        self._address, self.secrets, self._on_change = address, address.secrets(), on_change
         self._headers = self._current_headers()
-        self._secrets.add(self._headers.values())
+        self.secrets.add(self._headers.values())
         self._session: Any = None
         self.closing = False
         self._stop = asyncio.Event()
@@ -113,7 +112,6 @@ class McpSession:
         """
         if self.broken is not None:
             raise InfrastructureError(self.broken)
-        self.used = True
         try:
             return _LOOP.run(self._call(name, arguments, timeout), timeout + 5)
         except (TimeoutError, InfrastructureTimeout):
@@ -121,10 +119,6 @@ class McpSession:
             raise InfrastructureTimeout(message) from None
         except Exception as error:
             raise self._of_a_call(error) from None
-
-    def hide(self, text: str) -> str:
-        """Returns `text` without the credentials."""
-        return self._secrets.hide(text)
 
     def close(self) -> None:
         """Begins to end the session, and the server if this session started it; may be called twice."""
@@ -239,12 +233,12 @@ class McpSession:
         cause = _leaf(error)
         late = f"It was not ready within {self._address.connect_timeout:g} s"
         said = [late if isinstance(cause, TimeoutError) else _line_of(cause), self._last_words]
-        failure.add_note(self._secrets.hide("; it said: ".join(filter(None, said))))
+        failure.add_note(self.secrets.hide("; it said: ".join(filter(None, said))))
         return failure
 
     def _of_a_call(self, error: Exception) -> Exception:
         code = getattr(error, "code", None)
-        said = self._secrets.hide(_line_of(_leaf(error)))[:_MAX_DETAIL]
+        said = self.secrets.hide(_line_of(_leaf(error)))[:_MAX_DETAIL]
         if code == _INVALID_PARAMS:
             return ToolError(said)
         if code == _CONNECTION_CLOSED or code is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, ToolError, suggest
 from agent_r1_gym.support.checks import check_integer, check_seconds
+from agent_r1_gym.support.download import is_url
 from agent_r1_gym.support.http import HTTPClient, Reply, TooLargeError
 from agent_r1_gym.support.secrets import Secrets
 from agent_r1_gym.tool import Arguments, Tool
@@ -53,9 +54,9 @@ def openapi_tools(
     to upload, a cookie, a reference to another document) is left out with a warning, or refused where `include` names
     it.
 
-    What becomes of an answer: 2xx is text for the model (JSON also as `data` of the outcome); 4xx a tool error with the
-    body; 401, 407, 408, 425, 429, 5xx, a lost connection and JSON that is none are infrastructure, with the seconds of
-    `Retry-After`; redirects are not followed. Nothing is sent twice.
+    What becomes of an answer: 2xx is text for the model (JSON also as `data` of the outcome); 401, 407, 408, 425, 429,
+    5xx but 501, a lost connection and JSON that is none are infrastructure, with the seconds of `Retry-After`; other
+    4xx and 501 are tool errors with the body; redirects are not followed. Nothing is sent twice.
 
     Args:
         document: OpenAPI 3.0 or 3.1, as a dictionary, the path of a JSON or YAML file, or an address.
@@ -214,7 +215,7 @@ class OpenApiTool(Tool):
             raise ToolError(f"The answer is {kind}, {len(content)} bytes, which cannot be shown.")
         text, data = secrets.hide(content.decode("utf-8", "replace")), None
         if kind.endswith("json") and text:
-            text, data = self._read(text, failed=status >= 400)
+            text, data = self._read(text, secrets, failed=status >= 400)
         if not 200 <= status < 300:
             raise ToolError(f"HTTP {status}: {text}")
         return ToolOutcome(text or f"HTTP {status}, no content.", data=data)
@@ -223,11 +224,11 @@ class OpenApiTool(Tool):
         """Closes the connections to the service; a later call opens new ones."""
         self.service.close()
 
-    def _read(self, text: str, *, failed: bool) -> tuple[str, Any]:
+    def _read(self, text: str, secrets: Secrets, *, failed: bool) -> tuple[str, Any]:
         """Returns JSON as it is shown, and as data."""
         spaces: dict[str, Any] = {"indent": 2} if self._pretty else {"separators": (",", ":")}
         try:
-            data = json.loads(text)
+            data = secrets.hide_in(json.loads(text))
             return json.dumps(data, ensure_ascii=False, **spaces), data
         except (ValueError, RecursionError) as error:
             if failed:
@@ -294,7 +295,7 @@ def _server_url(document: Mapping[str, Any], server: str | None, hosts: Sequence
             url = str(first["url"]).format_map(defaults)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             url = "/"
-        if source is not None and source.startswith(("http://", "https://")):
+        if source is not None and is_url(source):
             url = urllib.parse.urljoin(source, url)
     try:
         parts = urllib.parse.urlsplit(url)
@@ -352,6 +353,10 @@ def request_of(
     return path, query, headers, urllib.parse.urlencode(pairs).encode()
 
 
+_SEPARATORS = {"pipeDelimited": "|", "spaceDelimited": " "}
+"""Between the items of a list, by style; a comma otherwise."""
+
+
 def _query_items(place: Place, value: Any) -> list[tuple[str, str]]:
     if place.style == "json":
         return [(place.name, json.dumps(value))]
@@ -360,6 +365,8 @@ def _query_items(place: Place, value: Any) -> list[tuple[str, str]]:
         return [(f"{name}[{key}]" if place.style == "deepObject" else key, _plain(v)) for key, v in value.items()]
     if isinstance(value, list) and place.explode:
         return [(place.name, _plain(item)) for item in value]
+    if isinstance(value, list) and place.style in _SEPARATORS:
+        return [(place.name, _SEPARATORS[place.style].join(map(_plain, value)))]
     return [(place.name, _plain(value))]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, MissingDependencyError
+from agent_r1_gym.support.download import is_url
 from agent_r1_gym.support.http import HTTPClient
 from agent_r1_gym.tools.schemas import OF_LISTS, Resolver, Unfit
 
@@ -38,7 +39,6 @@ class Operation:
         method: in capitals.
         path: template, as in "/items/{id}".
         description: for the model.
-        tags: of the document.
         schema: JSON schema of the arguments.
         places: where each argument goes.
         media_type: of the body, "" for none.
@@ -48,7 +48,6 @@ class Operation:
     method: str
     path: str
     description: str
-    tags: tuple[str, ...]
     schema: Mapping[str, Any]
     places: Mapping[str, Place]
     media_type: str
@@ -64,7 +63,7 @@ def read_document(source: Mapping[str, Any] | str | os.PathLike[str], *, timeout
     if isinstance(source, Mapping):
         return _checked(source, "The document")
     where = str(source)
-    if where.startswith(("http://", "https://")):
+    if is_url(where):
         shown = where.split("?")[0]
         return _checked(_parsed(_fetched(where, timeout), shown), shown)
     path = Path(source)
@@ -130,6 +129,7 @@ def operations(
         hidden: parameters that the model must not see, in small letters: credentials.
         own_servers: whether an operation with servers of its own is unfit.
     """
+    seen: set[str] = set()
     for path, item in document.get("paths", {}).items():
         resolver = Resolver(document)
         try:
@@ -142,7 +142,11 @@ def operations(
             if not isinstance(node, Mapping):
                 continue
             name = str(node.get("operationId") or "_".join(re.findall(r"\w+", f"{method} {path}")))
-            tags = tuple(map(str, node.get("tags") or ()))
+            if name in seen:  # two paths may read alike, and none may vanish
+                name = f"{method} {path}"
+            seen.add(name)
+            said = node.get("tags")
+            tags = tuple(map(str, said)) if isinstance(said, list) else ()
             try:
                 if own_servers and (node.get("servers") or item.get("servers")):
                     raise Unfit("it has a server of its own")
@@ -181,8 +185,7 @@ class _Reader:
             "required": self._required,
             "additionalProperties": False,
         }
-        tags = tuple(map(str, node.get("tags") or ()))
-        return Operation(name, method.upper(), path, said[:1_000], tags, schema, self._places, media_type)
+        return Operation(name, method.upper(), path, said[:1_000], schema, self._places, media_type)
 
     def _add_parameter(self, name: str, kind: str, node: Mapping[str, Any]) -> None:
         required = bool(node.get("required")) or kind == "path"

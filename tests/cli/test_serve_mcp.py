@@ -62,7 +62,7 @@ async def asked(url: str) -> tuple[Any, Any, Any]:
     [
         (["FictionQA", "--task", "-1"], "task_index"),
         (["Nothing"], "Nothing"),
-        (["FictionQA", "--http", "99999"], "Port"),
+        (["FictionQA", "--http", "99999"], "port lies between"),
     ],
 )
 def test_wrong_words_get_a_line(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:

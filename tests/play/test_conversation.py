@@ -21,7 +21,9 @@ from agent_r1_gym.play.endpoint_engine import EndpointEngine
 from agent_r1_gym.play.engine import ScriptedEngine
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.policies import Policy, PolicyInput
+from agent_r1_gym.play.session import Session as Session_
 from agent_r1_gym.play.stage import Stage
+from agent_r1_gym.tool import Tool
 from agent_r1_gym.types import Message, Task
 from agent_r1_gym.wrappers import ContextWindow
 from benchmarks.eval_speed.chat_server import Answer, served, turn
@@ -311,3 +313,71 @@ def test_what_a_tool_returns_is_fit_for_json() -> None:
     assert isinstance(first, Spoke)
     shown: Mapping[str, Any] = json.loads(json.dumps(first.to_dict()))
     assert shown["calls"][0]["arguments"] == {"a": [1]}
+
+
+class Session:
+    """What a tool opens for one episode."""
+
+    opened = 0
+
+    def __init__(self) -> None:
+        Session.opened += 1
+        self.calls, self.closed = 0, False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Remembering(Tool):
+    per_episode = True
+    seen: list[Session] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__("count", "Counts.", {"type": "object", "properties": {}}, timeout=None)
+
+    def execute(self, arguments: Any) -> str:
+        session = self.episode.get("session", Session)
+        session.calls += 1
+        Remembering.seen.append(session)
+        return str(session.calls)
+
+
+def test_what_tools_open_lasts_as_long_as_the_conversation() -> None:
+    def make_env() -> ToolEnv:
+        return ToolEnv(tasks=[Task("0", "?", ("1",))], tools=[Remembering()])
+
+    with staged(count_then_answer, make_env) as stage:
+        conversation = Conversation(stage)
+        assert answer(ask(conversation, "How many?")) == "How many? 1"
+        assert answer(ask(conversation, "And now?")) == "And now? 2"  # the same session, beyond an answer
+        session = Remembering.seen[-1]
+        assert not session.closed
+        conversation.close()
+        assert session.closed
+        other = Conversation(stage)
+        assert answer(ask(other, "How many?")) == "How many? 1"
+        other.close()
+
+
+def test_a_question_that_is_refused_leaves_nothing_behind() -> None:
+    def too_long(session: Session_, *_more: Any) -> None:
+        if len(session.messages[-1].content) > 100:
+            raise ConfigurationError("the prompt is too long")
+
+    class Short(Player):
+        def open(self, *arguments: Any, **options: Any) -> Session_:
+            session = super().open(*arguments, **options)
+            too_long(session)
+            return session
+
+    with closing(Stage(Short(SmallEnv), ScriptedEngine(Acting(count_then_answer)))) as stage:
+        for first in ("", "How many?"):
+            conversation = Conversation(stage)
+            if first:
+                assert answer(ask(conversation, first)) == "How many? 1"
+            (refused,) = ask(conversation, "x" * 200)
+            assert isinstance(refused, Ended) and refused.reason == "refused"
+            said = answer(ask(conversation, "And now?"))
+            assert said == ("And now? 2" if first else "And now? 1")
+            assert not any("xxx" in message.content for message in conversation.messages)
+            conversation.close()

@@ -15,7 +15,8 @@ import pytest
 
 from agent_r1_gym import Task, ToolEnv, ToolVectorEnv
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
-from agent_r1_gym.tools.openapi import OpenApiTool, openapi_tools
+from agent_r1_gym.tools.openapi import OpenApiTool, _query_items, openapi_tools
+from agent_r1_gym.tools.openapi_document import Place
 from tests.kit.openapi_service import DOCUMENT, operation, parameter
 
 SERVICE = Path(__file__).parents[1] / "kit" / "openapi_service.py"
@@ -349,3 +350,22 @@ def test_a_document_that_cannot_be_had(tmp_path: Path) -> None:
         openapi_tools(tmp_path / "nothing.json")
     with pytest.raises(InfrastructureError, match="cannot be reached"):
         openapi_tools("http://127.0.0.1:9/openapi.json")
+
+
+def test_operations_that_read_alike_are_all_there() -> None:
+    paths = {"/a/b": {"get": operation("")}, "/a_b": {"get": operation("")}}
+    with pytest.warns(UserWarning, match="get /a_b"):
+        tools = openapi_tools(document(paths))
+    assert sorted(tool.operation.path for tool in tools) == ["/a/b", "/a_b"]
+    assert len({tool.name for tool in tools}) == 2
+
+
+def test_a_list_goes_out_in_the_style_of_its_parameter() -> None:
+    place = Place("query", "a", "pipeDelimited", explode=False)
+    assert _query_items(place, ["x", 7]) == [("a", "x|7")]
+    assert _query_items(place._replace(style="form"), ["x", 7]) == [("a", "x,7")]
+
+
+def test_tags_of_a_wrong_type_are_none() -> None:
+    (tool,) = openapi_tools(document({"/a": {"get": {**operation("a"), "tags": 5}}}))
+    assert tool.operation.path == "/a"

@@ -40,18 +40,8 @@ def register_algorithm(
     """Registers a function of yours as an algorithm, for `--algorithm NAME` once its module is imported.
 
     `--algorithm MODULE:FUNCTION` imports the module itself, in every process, and finds this registration; it also
-    takes a function that nobody registered, with the preset of the paper's GRPO settings.
-
-        @register_algorithm("median", beta=0.0, scale_rewards="none")
-        def median(inputs: CreditInputs, options: CreditOptions) -> Credit:
-            episodes = prepare(inputs, options)  # .rewards (B, K), .groups (B,), .counted (B,): on the CPU
-            returns = episodes.rewards.sum(1)
-            advantages = torch.zeros_like(returns)
-            for group in episodes.groups.unique():
-                members = (episodes.groups == group) & episodes.counted
-                advantages[members] = returns[members] - returns[members].median()
-            turns = advantages[:, None].expand_as(episodes.rewards)
-            return episodes.credit(episodes.spread(turns))  # turns (B, K) -> sampled tokens (B, T)
+    takes a function that nobody registered, with the preset of the paper's GRPO settings. An example is
+    in docs/algorithms.md.
 
     The function gets the finished rollouts of all processes (see `CreditInputs` for names and shapes) and returns
     `Credit`, (B, T); every process calls it with the same numbers. It must not draw random numbers or keep state: a

@@ -76,6 +76,8 @@ class Speaker(TrainerCallback):
         """Starts the clock."""
         self._forecast = Forecast(state.max_steps)
         self._began, self._played = time.perf_counter(), self._trainer.rollout_seconds
+        # A resumed run may train on the rest of a batch that another process rolled out: there is no sample of it.
+        self._shown = self._trainer.batches - 1
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_others: Any) -> None:
         """Says what there is to say of a step."""
@@ -91,7 +93,6 @@ class Speaker(TrainerCallback):
 
     def _show_sample(self, every: int, step: int) -> None:
         number, batch = self._trainer.batches - 1, self._trainer.batch
-        # A resumed run may train on the rest of a batch that another process rolled out.
         if batch is None or not every or number % every or number == self._shown:
             return
         self._shown = number

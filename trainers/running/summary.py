@@ -18,6 +18,7 @@ from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.support.files import atomic_file
 from agent_r1_gym.support.progress import short_number
 from agent_r1_gym.support.provenance import start_of_run
+from agent_r1_gym.wrappers.game import TextGame
 from trainers.config import AgentConfig
 
 _PACKAGES = ("agent-r1-gym", "trl", "transformers", "torch", "peft", "accelerate")
@@ -46,7 +47,7 @@ def opening(
     prompts = max(1, batch // args.num_generations)
     steps = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} passes over the tasks"
     trained, whole = parameters
-    turns = bare.max_turns if isinstance(bare, ToolEnv) else getattr(env.spec, "max_episode_steps", None)
+    turns = bare.max_turns if isinstance(bare, ToolEnv | TextGame) else getattr(env.spec, "max_episode_steps", None)
     lines = {
         "model": f"{model}: {short_number(trained)} of {short_number(whole)} parameters are trained",
         "environment": f"{args.env_id}: {bare.describe_dataset() if isinstance(bare, ToolEnv) else f'{rows} seeds'}",
