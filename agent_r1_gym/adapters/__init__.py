@@ -1,1 +1,1 @@
-"""Adapters: environments of other libraries as ours, one file per library; a library is imported when it is needed."""
+"""Other libraries: ours in theirs here, one file per library; theirs in ours in `games`."""

@@ -18,8 +18,8 @@ register_game("AgentR1/CliffWalkingText-v0", f"{_TOY}:CliffWalkingTextEnv")
 register_game("AgentR1/BlackjackText-v0", f"{_TOY}:BlackjackTextEnv")
 
 # Of other libraries, which are imported when such an environment is made.
-register_game("AgentR1/TextWorld-v0", "agent_r1_gym.adapters.textworld:TextWorldEnv")
-register_game("AgentR1/TextArena-v0", "agent_r1_gym.adapters.textarena:TextArenaEnv")
-register_game("AgentR1/ReasoningGym-v0", "agent_r1_gym.adapters.reasoning_gym:ReasoningGymEnv")
-register_game("AgentR1/GEM-v0", "agent_r1_gym.adapters.gem:GEMEnv")
-register_game("AgentR1/SkyRLGym-v0", "agent_r1_gym.adapters.skyrl_gym:SkyRLGymEnv")
+register_game("AgentR1/TextWorld-v0", "agent_r1_gym.adapters.games.textworld:TextWorldEnv")
+register_game("AgentR1/TextArena-v0", "agent_r1_gym.adapters.games.textarena:TextArenaEnv")
+register_game("AgentR1/ReasoningGym-v0", "agent_r1_gym.adapters.games.reasoning_gym:ReasoningGymEnv")
+register_game("AgentR1/GEM-v0", "agent_r1_gym.adapters.games.gem:GEMEnv")
+register_game("AgentR1/SkyRLGym-v0", "agent_r1_gym.adapters.games.skyrl_gym:SkyRLGymEnv")

@@ -5,7 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.registry import TextEnv
+
+TRAIN_SEEDS = 1_000
+"""Number of seeds that an environment without a list of tasks is trained on, unless somebody says otherwise."""
 HELD_OUT_SEED = 1_000_000
 """Seed of the first question of an environment without a list of tasks; training uses seeds from 0 on."""
 ANY_TASK = -1
@@ -51,6 +58,32 @@ def evaluation_jobs(indices: Sequence[int], *, samples: int = 1, seed: int = 0, 
             own = _seed(seed, index, sample)
             jobs.append(Job(index, sample, seed=own if has_tasks else HELD_OUT_SEED + index, sampling_seed=own))
     return jobs
+
+
+def task_rows(env: TextEnv, seeds: int | None = None, *, first_seed: int = 0) -> list[dict[str, Any]]:
+    """Returns one row per task, for a data set to train on: what an episode resets with, and a prompt to look at.
+
+    Args:
+        env: the environment.
+        seeds: number of rows, if it has no list of tasks; None: `TRAIN_SEEDS`.
+        first_seed: where the seeds begin then.
+
+    Returns:
+        Rows with `prompt` (the question as text), `seed`, and `task_index` where there is a list of tasks.
+
+    Raises:
+        ConfigurationError: `seeds` has no effect beside a list of tasks.
+    """
+    bare = env.unwrapped
+    if not isinstance(bare, ToolEnv):
+        numbers = range(first_seed, first_seed + (seeds or TRAIN_SEEDS))
+        return [{"prompt": f"seed {seed}", "seed": seed} for seed in numbers]
+    if seeds is not None:
+        raise ConfigurationError(
+            f"train_seeds={seeds} has no effect on an environment with a list of tasks (this one has "
+            f"{len(bare.tasks)}); leave it out."
+        )
+    return [{"prompt": task.prompt, "task_index": index, "seed": index} for index, task in enumerate(bare.tasks)]
 
 
 def _seed(run_seed: int, index: int, sample: int) -> int:

@@ -23,7 +23,6 @@ from trainers.running.help import check_words, help_text
 
 if TYPE_CHECKING:
     from trainers.train.building import MOST_SLOTS as MOST_SLOTS
-    from trainers.train.building import TRAIN_SEEDS as TRAIN_SEEDS
     from trainers.train.building import build_trainer as build_trainer
     from trainers.train.building import chat_of as chat_of
     from trainers.train.building import collector_of as collector_of

@@ -18,6 +18,7 @@ from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.datasets.load import SampleDataWarning
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.engine import Engine
+from agent_r1_gym.play.jobs import TRAIN_SEEDS, task_rows
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.play.token_session import TokenLimits
@@ -39,8 +40,6 @@ from trainers.trainer import AgentTrainer
 
 MOST_SLOTS = 128
 """Episodes that decode side by side on one device; more wait for a free slot."""
-TRAIN_SEEDS = 1_000
-"""Number of seeds that an environment without a list of tasks is trained on, unless `train_seeds` says otherwise."""
 
 
 def build_trainer(
@@ -233,17 +232,7 @@ def dataset_of(env: TextEnv, seeds: int | None = None, *, first_seed: int = 0) -
     Raises:
         ConfigurationError: `seeds` has no effect beside a list of tasks.
     """
-    bare = env.unwrapped
-    if not isinstance(bare, ToolEnv):
-        numbers = range(first_seed, first_seed + (seeds or TRAIN_SEEDS))
-        return Dataset.from_list([{"prompt": f"seed {seed}", "seed": seed} for seed in numbers])
-    if seeds is not None:
-        raise ConfigurationError(
-            f"train_seeds={seeds} has no effect on an environment with a list of tasks (this one has "
-            f"{len(bare.tasks)}); leave it out."
-        )
-    rows = [{"prompt": task.prompt, "task_index": index, "seed": index} for index, task in enumerate(bare.tasks)]
-    return Dataset.from_list(rows)
+    return Dataset.from_list(task_rows(env, seeds, first_seed=first_seed))
 
 
 def eval_dataset_of(env: TextEnv, args: AgentConfig) -> Dataset:

@@ -1,0 +1,52 @@
+"""Episode: what a library that brings its own loop sees of an environment."""
+
+from __future__ import annotations
+
+import gymnasium
+import pytest
+
+import agent_r1_gym  # noqa: F401 - registers the environments
+from agent_r1_gym.adapters.episode import Episode, first_prompts
+from agent_r1_gym.play.jobs import task_rows
+from agent_r1_gym.registry import make_text_env
+
+SEARCH = '<tool_call>{"name": "search", "arguments": {"query": "the composer"}}</tool_call>'
+
+
+def fiction(**options):
+    return make_text_env("AgentR1/FictionQA-v0", {"questions": 5, "reward": "process", **options})
+
+
+def test_each_turn_is_answered_with_what_is_new() -> None:
+    env = fiction()
+    episode = Episode(env, task_index=3)
+    question = episode.chat()
+    assert [message["role"] for message in question] == ["system", "user"]
+    assert question == first_prompts(fiction(), task_rows(env)[3])
+    new = episode.take(SEARCH)
+    assert [message["role"] for message in new] == ["tool"]
+    assert episode.chat() == [*question, {"role": "assistant", "content": SEARCH}, *new]
+    gold = env.unwrapped.task.answers[0]
+    assert episode.take(f"<answer>{gold}</answer>") == []
+    assert episode.ended
+    assert sum(episode.weighted_terms.values()) == pytest.approx(episode.record().episode_return)
+    assert episode.weighted_terms["em"] == 1.0
+
+
+def test_an_end_from_outside_pays_what_the_environment_says() -> None:
+    episode, bare = Episode(fiction(), task_index=0), fiction()
+    bare.reset(options={"task_index": 0})
+    before = episode.take(SEARCH)
+    _, reward, *_ = bare.step(SEARCH)
+    assert before
+    episode.truncate()
+    assert episode.record().episode_return == pytest.approx(reward + bare.unwrapped.truncate())
+
+
+def test_an_environment_without_tasks_has_rows_of_seeds_and_its_reward() -> None:
+    env = gymnasium.make("AgentR1/FrozenLakeText-v0")
+    rows = task_rows(env, 3, first_seed=7)
+    assert [row["seed"] for row in rows] == [7, 8, 9]
+    episode = Episode(env, seed=rows[0]["seed"])
+    assert [message["role"] for message in episode.take("right")] == ["user"]
+    assert episode.weighted_terms == {"reward": 0.0}
