@@ -262,6 +262,7 @@ _INFO_VALUES: Mapping[str, type] = {
     "parse_errors": ParseError,
 }
 """Keys of `info` that hold a tuple of values, and of which."""
+_SCALARS = (str, bool, int, float)  # as a union it would be built anew for each value
 
 
 def info_to_dict(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -285,7 +286,7 @@ def info_from_dict(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, str | bool | int | float):
+    if value is None or isinstance(value, _SCALARS):
         return value
     if is_dataclass(value):
         return {part.name: _plain(getattr(value, part.name)) for part in fields(value)}

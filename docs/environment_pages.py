@@ -30,6 +30,9 @@ _IMPORTS = "import gymnasium as gym\nimport agent_r1_gym"
 PREPARED = {"dataset": "sample"}
 """Options of environments whose real data have to be fetched first: pages are made from the bundled sample."""
 
+SERVED = {"AgentR1/OpenEnv-v0": {"base_url": "http://127.0.0.1:8000"}}
+"""Options of environments that need a server: they are not played."""
+
 
 def write_all(folder: Path) -> None:
     """Writes `folder/NAME.md` for each registered id, and removes pages of ids that are gone."""
@@ -67,10 +70,10 @@ def page(identifier: str) -> str:
 
 
 def game_page(identifier: str, creator: type[TextGame]) -> str:
-    """Returns the page of a game; one whose library is not installed here is not played."""
+    """Returns the page of a game; one whose library is not installed here, or that needs a server, is not played."""
     library = getattr(creator, "library", None)
-    if library and not importlib.util.find_spec(library):
-        return "\n\n".join(described(identifier, {})) + "\n"
+    if identifier in SERVED or (library and not importlib.util.find_spec(library)):
+        return "\n\n".join(described(identifier, SERVED.get(identifier, {}))) + "\n"
     env = make_text_env(identifier, {})
     _, info = env.reset(seed=0)
     policies = {"random (floor)": "random"} if info.get("actions") else {}

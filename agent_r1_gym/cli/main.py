@@ -32,6 +32,7 @@ _COMMANDS = {
     "prepare": "download or read a data set once and index its passages",
     "index": "build a search index of a corpus file",
     "serve-retriever": "serve search over HTTP (Search-R1 and Agent-R1 formats)",
+    "serve-env": "serve an environment to other libraries by OpenEnv's protocol: many sessions side by side",
     "serve-mcp": "serve an environment's tools to other agents by MCP: never its reset, answers or rewards",
     "doctor": "show which packages, Java and data are installed",
 }

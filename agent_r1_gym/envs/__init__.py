@@ -23,3 +23,4 @@ register_game("AgentR1/TextArena-v0", "agent_r1_gym.adapters.games.textarena:Tex
 register_game("AgentR1/ReasoningGym-v0", "agent_r1_gym.adapters.games.reasoning_gym:ReasoningGymEnv")
 register_game("AgentR1/GEM-v0", "agent_r1_gym.adapters.games.gem:GEMEnv")
 register_game("AgentR1/SkyRLGym-v0", "agent_r1_gym.adapters.games.skyrl_gym:SkyRLGymEnv")
+register_game("AgentR1/OpenEnv-v0", "agent_r1_gym.adapters.games.openenv:OpenEnvEnv")

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any
 
 from agent_r1_gym.core import ToolEnv
-from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.play.engine import Engine
 from agent_r1_gym.play.jobs import Job
 from agent_r1_gym.play.methods import Method
-from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.play.record import Tokens, Trajectory
 from agent_r1_gym.play.session import OnEnd, Session
 from agent_r1_gym.play.token_session import Chat, TokenLimits, TokenSession
 from agent_r1_gym.registry import TextEnv
@@ -90,7 +90,23 @@ class Player:
                 self.give_back(env, job.env)
                 on_end(record)
 
-        return self.open(env, job, executor, on_end=end)
+        try:
+            return self.open(env, job, executor, on_end=end)
+        except InfrastructureError as error:
+            if isinstance(env.unwrapped, ToolEnv):
+                raise
+            return self._lost(env, job, str(error), end)
+
+    def _lost(self, env: TextEnv, job: Job, error: str, on_end: OnEnd) -> Session:
+        """Returns the episode of a game whose backend failed before it began: it is over, and has no tokens."""
+        tokens = None if self.chat is None else Tokens((), (), (), (), ())
+
+        def end(record: Trajectory) -> None:
+            on_end(replace(record, tokens=tokens))
+
+        session = Session(env, job, policy=self.policy, on_end=end, start=lambda: ("", {}))
+        session.lose(error)
+        return session
 
     def open(
         self,

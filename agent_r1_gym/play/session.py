@@ -71,6 +71,8 @@ class Session:
         ended: whether the episode is over.
         spoken: whether the model has had a turn.
         cut: whether a token budget cut the last turn.
+        info: what the environment's last `info` says that is heeded here; of a `ToolEnv`, all of it.
+        told: that `info` as the environment gave it.
         cancelled: set it, from any thread, where nobody waits for the episode any more: its engine then stops it.
     """
 
@@ -249,6 +251,7 @@ class Session:
 
     def _heed(self) -> None:
         """Leaves of the `info` of an environment that is no `ToolEnv` what means here what it means there."""
+        self.told = self.info
         if self.tool_env is None:
             self.info = {
                 name: self.info[name] for name, kind in _HEEDED.items() if isinstance(self.info.get(name), kind)

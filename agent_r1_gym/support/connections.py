@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 _SPARE_DESCRIPTORS = 32
@@ -76,6 +77,10 @@ class _Guard(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self not in self.connections:  # it has become a websocket, with a protocol and an application of its own
+            self._stop_timer()
+            self.waiting.pop(self, None)
+            return
         if not self._has_request():
             self._expect_request()
             return
@@ -105,3 +110,37 @@ class _Guard(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+Asgi = Callable[[Any, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
+
+
+def guarded_websockets(app: Asgi, idle_timeout: float) -> Asgi:
+    """Returns an ASGI application whose websockets close when their client says nothing, and take no web pages.
+
+    A browser opens websockets to any server for any page, 127.0.0.1 included, and names the page in `Origin`; programs
+    send no such header.
+
+    Args:
+        app: what is guarded.
+        idle_timeout: seconds for the next message of a client, once the answer to its last one is sent.
+    """
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "websocket":
+            return await app(scope, receive, send)
+        if any(name == b"origin" for name, _ in scope["headers"]):
+            return await send({"type": "websocket.close"})
+
+        async def next_message() -> Any:
+            try:
+                async with asyncio.timeout(idle_timeout):
+                    return await receive()
+            except TimeoutError:
+                reason = f"no message within {idle_timeout:g} s"
+                await send({"type": "websocket.close", "code": 1001, "reason": reason})
+                return {"type": "websocket.disconnect", "code": 1001, "reason": reason}
+
+        return await app(scope, next_message, send)
+
+    return guarded

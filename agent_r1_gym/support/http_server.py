@@ -102,11 +102,12 @@ def reply(body: bytes, status: int = 200, headers: Mapping[str, str] | None = No
 
 
 def run_app(
-    app: FastAPI,
+    app: Any,
     host: str,
     *,
     port: int,
     request_timeout: float,
+    max_message_bytes: int | None = None,
     keep_alive: int = 75,
     grace: int = 5,
     watchers: Sequence[Watcher] = (),
@@ -118,10 +119,11 @@ def run_app(
     idle or half-sent for longest gives way.
 
     Args:
-        app: the application.
+        app: the ASGI application.
         host: address to listen on.
         port: port to listen on; 0 takes a free one.
         request_timeout: seconds for the head of a request.
+        max_message_bytes: size of the largest message of a websocket; None: there are no websockets.
         keep_alive: seconds that an idle connection stays open.
         grace: seconds for requests under way when it is to stop; no new ones are taken meanwhile.
         watchers: run beside it.
@@ -145,7 +147,9 @@ def run_app(
         access_log=False,
         lifespan="off",
         timeout_keep_alive=keep_alive,
-        ws="none",
+        ws="none" if max_message_bytes is None else "websockets-sansio",
+        ws_max_size=max_message_bytes or 0,
+        ws_per_message_deflate=False,  # it would take longer than a step
     )
     config.timeout_graceful_shutdown = grace
     server = uvicorn.Server(config)

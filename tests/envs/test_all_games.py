@@ -13,6 +13,7 @@ from gymnasium.utils.env_checker import check_env
 
 from agent_r1_gym.envs.toy_text import best_actions
 from agent_r1_gym.errors import ConfigurationError
+from tests.kit.openenv import a_server
 from tests.kit.registered import GAMES, creator
 
 TOYS = [env_id for env_id in GAMES if creator(env_id).__module__ == "agent_r1_gym.envs.toy_text"]
@@ -32,6 +33,8 @@ def make(env_id, **options):
     library = getattr(creator(env_id), "library", None)
     if library and not importlib.util.find_spec(library):
         pytest.skip(f"{library} is not installed")
+    if env_id == "AgentR1/OpenEnv-v0":
+        options = {"base_url": a_server(), **options}
     return gymnasium.make(env_id, **options)
 
 

@@ -1,0 +1,1 @@
+"""OpenEnv: environments of ours behind its protocol, and a client of it."""
