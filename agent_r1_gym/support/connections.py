@@ -128,9 +128,11 @@ def guarded_websockets(app: Asgi, idle_timeout: float) -> Asgi:
 
     async def guarded(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "websocket":
-            return await app(scope, receive, send)
+            await app(scope, receive, send)
+            return
         if any(name == b"origin" for name, _ in scope["headers"]):
-            return await send({"type": "websocket.close"})
+            await send({"type": "websocket.close"})
+            return
 
         async def next_message() -> Any:
             try:
@@ -141,6 +143,6 @@ def guarded_websockets(app: Asgi, idle_timeout: float) -> Asgi:
                 await send({"type": "websocket.close", "code": 1001, "reason": reason})
                 return {"type": "websocket.disconnect", "code": 1001, "reason": reason}
 
-        return await app(scope, next_message, send)
+        await app(scope, next_message, send)
 
     return guarded

@@ -79,11 +79,11 @@ class OpenEnvEnv(TextGame):
         check_seconds("timeout", timeout)
         self._connection = Connection(base_url, timeout)
         self._field, self._shown, self._in_order = field, shown or field, in_order
-        self._options: dict[str, Any] = {}
+        self._asked: dict[str, Any] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Starts an episode; the server gets `options` beside the seed."""
-        self._options = dict(options or {})
+        self._asked = dict(options or {})
         return super().reset(seed=seed)
 
     def _open(self, seed: int) -> Opening:
@@ -91,8 +91,8 @@ class OpenEnvEnv(TextGame):
         try:
             return self._opening(seed)
         except RefusedError as error:
-            if self._options:
-                raise ConfigurationError(f"reset with {self._options!r:.200}: {error}") from error
+            if self._asked:
+                raise ConfigurationError(f"reset with {self._asked!r:.200}: {error}") from error
             raise
         except InfrastructureTimeout:
             raise
@@ -103,7 +103,7 @@ class OpenEnvEnv(TextGame):
 
     def _opening(self, seed: int) -> Opening:
         chosen = {"task_index": seed % self._tasks()} if self._in_order else {}
-        text, _, _, _, info = self._read(self._connection.ask("reset", {"seed": seed, **chosen, **self._options}))
+        text, _, _, _, info = self._read(self._connection.ask("reset", {"seed": seed, **chosen, **self._asked}))
         return text, info
 
     def _play(self, action: str) -> tuple[Any, ...]:

@@ -106,7 +106,7 @@ class Connection:
 
         if not self.is_open:
             self._forget()
-            self._socket = websockets.sync.client.connect(
+            opened = websockets.sync.client.connect(
                 self.url,
                 open_timeout=self._timeout,
                 close_timeout=_CLOSE_TIMEOUT,
@@ -115,6 +115,7 @@ class Connection:
                 compression=None,
                 **self._through,
             )
+            self._socket = contextlib.ExitStack().enter_context(opened)  # it wants to be entered; `close` leaves it
         with contextlib.suppress(websockets.exceptions.ConnectionClosed):  # what it said before is still to be read
             self._socket.send(message)
         answer: str | bytes = self._socket.recv(self._timeout)

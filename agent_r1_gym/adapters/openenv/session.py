@@ -130,13 +130,12 @@ def classes() -> dict[str, Any]:
 
     text = Annotated[str, BeforeValidator(lambda value: encodable(value) if isinstance(value, str) else value)]
     chat, flag = (list[dict[str, Any]] | None, None), (bool, False)
-    told = {"text": (str, ""), "new_messages": chat, "messages": chat, "info": (dict[str, Any], {})}
+    shown: dict[str, Any] = {"text": (str, ""), "new_messages": chat, "messages": chat, "info": (dict[str, Any], {})}
+    ends: dict[str, Any] = {"terminated": flag, "truncated": flag}
     return {
         "Session": type("Session", (Session, Environment), {"SUPPORTS_CONCURRENT_SESSIONS": True}),
         "Action": create_model("TurnAction", __base__=types.Action, text=(text, ...)),
-        "Observation": create_model(
-            "TurnObservation", __base__=types.Observation, terminated=flag, truncated=flag, **told
-        ),
+        "Observation": create_model("TurnObservation", __base__=types.Observation, **shown, **ends),
         "State": types.State,
     }
 

@@ -1,0 +1,445 @@
+"""`agent-r1 serve-env`: sessions, bad input, limits, clients that vanish; asked by OpenEnv's own client and raw."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+import agent_r1_gym  # noqa: F401 - registers the environments
+from agent_r1_gym.cli.main import main
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.errors import InfrastructureError
+from agent_r1_gym.registry import make_text_env
+from agent_r1_gym.tool import Tool
+from agent_r1_gym.tools import tool
+from agent_r1_gym.types import Task
+from tests.kit.helpers import answer, call
+from tests.kit.openenv import served
+
+pytestmark = pytest.mark.adapters
+pytest.importorskip("openenv.core", reason="openenv is not installed")
+
+ROOT = Path(__file__).parents[3]
+FICTION = {"questions": 50, "reward": "process"}
+SEARCH = call("search", query="the composer")
+
+
+class StockEnv(ToolEnv):
+    """A database per environment, bound to the thread that opened it; says what happened in which thread."""
+
+    seen: list[tuple[str, int]]
+
+    def __init__(self, **options: Any) -> None:
+        StockEnv.seen.append(("made", threading.get_ident()))
+        self.database = sqlite3.connect(":memory:")
+        self.database.execute("CREATE TABLE stock (items)")
+        super().__init__(tasks=[Task(str(n), f"Task {n}.", (str(n),)) for n in range(64)], **options)
+
+    def make_tools(self, task: Task) -> Sequence[Tool]:
+        self.database.execute("DELETE FROM stock")
+        self.database.execute("INSERT INTO stock VALUES (?)", (int(task.id),))
+
+        @tool(timeout=None)
+        def sql(query: str) -> list:
+            """Runs one SQL statement.
+
+            Args:
+                query: the statement
+            """
+            if query == "die":
+                raise InfrastructureError("the database is down")
+            if query.startswith("wait"):
+                time.sleep(float(query.split()[1]))
+            return self.database.execute("SELECT items FROM stock").fetchall()
+
+        return [sql]
+
+    def close(self) -> None:
+        self.database.close()
+        StockEnv.seen.append(("closed", threading.get_ident()))
+        super().close()
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    StockEnv.seen = []
+
+
+@pytest.fixture(scope="module")
+def fiction() -> Iterator[str]:
+    with served(functools.partial(make_text_env, "AgentR1/FictionQA-v0", FICTION)) as url:
+        yield url
+
+
+@pytest.fixture
+def stock() -> Iterator[str]:
+    with served(StockEnv, max_sessions=32, idle_timeout=60.0) as url:
+        yield url
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def kinds() -> list[str]:
+    return [what for what, _ in StockEnv.seen]
+
+
+@contextlib.contextmanager
+def raw(url: str, **options: Any) -> Iterator[Any]:
+    """A websocket without any client's care."""
+    from websockets.sync.client import connect
+
+    with connect(url.replace("http", "ws") + "/ws", compression=None, proxy=None, max_size=None, **options) as socket:
+        yield socket
+
+
+def ask(socket: Any, kind: str, data: Any = None) -> dict[str, Any]:
+    socket.send(json.dumps({"type": kind} | ({} if data is None else {"data": data})))
+    said: dict[str, Any] = json.loads(socket.recv(20))
+    return said
+
+
+def generic(url: str) -> Any:
+    from openenv.core import GenericEnvClient
+
+    return GenericEnvClient(base_url=url)
+
+
+class TestSessions:
+    def test_an_episode_by_their_client(self, fiction: str) -> None:
+        with generic(fiction).sync() as client:
+            opened = client.reset(seed=1, task_index=3)
+            seen = opened.observation
+            assert [message["role"] for message in seen["new_messages"]] == ["system", "user"]
+            assert seen["text"] == "\n\n".join(message["content"] for message in seen["new_messages"])
+            assert (opened.done, opened.reward, seen["info"]["turn"]) == (False, None, 0)
+            found = client.step({"text": SEARCH})
+            assert [message["role"] for message in found.observation["new_messages"]] == ["tool"]
+            assert found.reward == pytest.approx(0.05)
+            assert found.observation["info"]["reward_terms"]["valid_call"] == 1.0
+            ended = client.step({"text": answer("no idea")})
+            assert (ended.done, ended.reward, ended.observation["text"]) == (True, 0.0, "")
+            assert (ended.observation["terminated"], ended.observation["truncated"]) == (True, False)
+            assert ended.observation["info"]["answer"] == "no idea"
+            assert ended.observation["info"]["end_reason"] == "answer"
+            assert client.state()["num_tasks"] == 50
+
+    def test_a_budget_truncates(self, fiction: str) -> None:
+        with raw(fiction) as socket:
+            ask(socket, "reset", {"seed": 0})
+            last = [ask(socket, "step", {"text": SEARCH})["data"] for _ in range(5)][-1]
+        assert last["done"]
+        assert (last["observation"]["terminated"], last["observation"]["truncated"]) == (False, True)
+        assert last["observation"]["info"]["end_reason"] == "max_turns"
+
+    def test_the_whole_history_where_it_is_asked_for(self) -> None:
+        make = functools.partial(make_text_env, "AgentR1/FictionQA-v0", FICTION)
+        env = make()
+        env.reset(options={"task_index": 2})
+        expected, *_, info = env.step(SEARCH)
+        with served(make, whole_history=True) as url, raw(url) as socket:
+            ask(socket, "reset", {"task_index": 2})
+            seen = ask(socket, "step", {"text": SEARCH})["data"]["observation"]
+        assert seen["text"] == expected
+        assert seen["messages"] == [message.to_dict() for message in info["messages"]]
+        assert len(seen["new_messages"]) == 1
+
+    def test_tools_bound_to_a_thread(self, stock: str) -> None:
+        with raw(stock) as socket:
+            for index in (3, 4):
+                ask(socket, "reset", {"task_index": index})
+                seen = ask(socket, "step", {"text": call("sql", query="")})
+                assert seen["data"]["observation"]["text"] == f"[[{index}]]"
+        until(lambda: "closed" in kinds())
+        made, *served_ = StockEnv.seen
+        assert [what for what, _ in served_] == ["made", "closed"]  # one environment for both episodes
+        assert len({thread for _, thread in served_}) == 1
+        assert made[1] != served_[0][1]
+
+    def test_sixteen_side_by_side_do_not_mix(self, stock: str) -> None:
+        async def play(number: int) -> list[str]:
+            texts = []
+            async with generic(stock) as client:
+                for round_ in range(4):
+                    await client.reset(task_index=number + 16 * round_, episode_id="all the same")
+                    for _ in range(3):
+                        texts.append((await client.step({"text": call("sql", query="")})).observation["text"])
+            return texts
+
+        async def play_all() -> list[list[str]]:
+            return await asyncio.gather(*map(play, range(16)))
+
+        expected = [[f"[[{number + 16 * r}]]" for r in range(4) for _ in range(3)] for number in range(16)]
+        assert asyncio.run(play_all()) == expected
+        until(lambda: kinds().count("closed") == 16)
+
+    def test_a_slow_session_holds_nobody_up(self, stock: str) -> None:
+        with raw(stock) as slow, raw(stock) as quick:
+            ask(slow, "reset", {"task_index": 1})
+            ask(quick, "reset", {"task_index": 2})
+            slow.send(json.dumps({"type": "step", "data": {"text": call("sql", query="wait 1")}}))
+            for _ in range(4):
+                assert ask(quick, "step", {"text": call("sql", query="")})["data"]["observation"]["text"] == "[[2]]"
+            with pytest.raises(TimeoutError):
+                slow.recv(0)
+            assert json.loads(slow.recv(20))["data"]["observation"]["text"] == "[[1]]"
+
+    def test_a_lost_backend_is_no_reward(self, stock: str) -> None:
+        with raw(stock) as socket:
+            ask(socket, "reset", {"task_index": 1})
+            lost = ask(socket, "step", {"text": call("sql", query="die")})["data"]
+            assert (lost["done"], lost["observation"]["info"]["infrastructure_error"] is None) == (False, False)
+            ended = ask(socket, "step", {"text": answer("5")})["data"]
+            assert (ended["done"], ended["reward"]) == (True, None)
+            assert "the database is down" in ended["observation"]["info"]["infrastructure_error"]
+        env = gymnasium.make("AgentR1/OpenEnv-v0", base_url=stock)
+        env.reset(seed=0)
+        env.step(call("sql", query="die"))
+        assert "down" in env.step(answer("5"))[4]["infrastructure_error"]
+        env.close()
+
+    def test_an_environment_without_tasks(self) -> None:
+        with served(functools.partial(make_text_env, "AgentR1/FrozenLakeText-v0", {})) as url, raw(url) as socket:
+            seen = ask(socket, "reset", {"seed": 0})["data"]["observation"]
+            assert seen["info"]["actions"] == ["left", "down", "right", "up"]
+            assert seen["new_messages"] == [{"role": "user", "content": seen["text"]}]
+            refused = ask(socket, "reset", {"task_index": 0})["data"]["message"]
+            assert refused == "task_index must be below 0, the number of tasks; got 0."
+            ask(socket, "reset", {"seed": 0})
+            ended = [ask(socket, "step", {"text": turn})["data"] for turn in ("right", "down")][-1]["observation"]
+            assert (ended["terminated"], ended["info"]["end_reason"]) == (True, "goal")
+
+
+class TestTasks:
+    def post(self, url: str, what: str, **body: Any) -> Any:
+        kind = {"Content-Type": "application/json"}
+        asked = urllib.request.Request(f"{url}/FictionQA-v0/{what}", json.dumps(body).encode(), kind)
+        with urllib.request.urlopen(asked, timeout=20) as reply:
+            return json.loads(reply.read())
+
+    def test_the_task_api_tells_prompts_and_no_answers(self, fiction: str) -> None:
+        env = make_text_env("AgentR1/FictionQA-v0", FICTION).unwrapped
+        assert self.post(fiction, "num_tasks", split="train") == {"num_tasks": 50}
+        assert self.post(fiction, "num_tasks", split="test") == {"num_tasks": 0}
+        task = self.post(fiction, "task", split="train", index=4)["task"]
+        assert task == {"id": env.tasks[4].id, "index": 4, "prompt": env.tasks[4].prompt}
+        assert [one["index"] for one in self.post(fiction, "task_range", split="train", start=3, stop=5)["tasks"]] == [
+            3,
+            4,
+        ]
+        assert len(self.post(fiction, "tasks", split="train")["tasks"]) == 50
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            self.post(fiction, "task", split="train", index=50)
+
+    def test_their_words_for_a_task(self, fiction: str) -> None:
+        with raw(fiction) as socket:
+            one = ask(socket, "reset", {"split": "train", "index": 4})["data"]["observation"]["info"]["task_id"]
+            assert one == ask(socket, "reset", {"task_index": 4})["data"]["observation"]["info"]["task_id"]
+            wrong = ask(socket, "reset", {"split": "test", "index": 4})["data"]["message"]
+            assert wrong == "This server has the split 'train', not 'test'."
+
+    @pytest.mark.parametrize("path", ["reset", "step", "state", "mcp"])
+    def test_what_would_open_a_session_without_a_connection_is_not_there(self, fiction: str, path: str) -> None:
+        asked = urllib.request.Request(f"{fiction}/{path}", b"{}", {"Content-Type": "application/json"})
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(asked, timeout=20)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("kind", "data", "words"),
+        [
+            ("step", {"text": "too early"}, "No episode is running: send a reset first"),
+            ("reset", {"task_index": 50}, "task_index must be below 50, the number of tasks; got 50."),
+            ("reset", {"task_index": -1}, "task_index must be an integer of at least 0, got -1."),
+            ("reset", {"task_index": "3"}, "task_index must be an integer"),
+            ("reset", {"seed": "x"}, "seed must be an integer of at least 0, got 'x'."),
+            ("reset", {"seed": 1.5}, "seed must be an integer"),
+            ("reset", {"task_indx": 3}, "Unknown reset option 'task_indx'. Did you mean 'task_index'?"),
+            ("reset", {"task": {"id": "mine"}}, "Unknown reset option 'task'"),
+            ("step", {"text": 5}, "Invalid message"),
+            ("step", {"words": "x"}, "Invalid message"),
+            ("step", {}, "Invalid message"),
+            ("reset", [], "Invalid message"),
+            ("step", None, "Invalid message"),
+            ("dance", {}, "Unknown message type: dance"),
+        ],
+    )
+    def test_it_gets_one_line_and_the_session_goes_on(self, fiction: str, kind: str, data: Any, words: str) -> None:
+        with raw(fiction) as socket:
+            said = ask(socket, kind, data)
+            assert said["type"] == "error"
+            assert words in said["data"]["message"]
+            assert "\n" not in said["data"]["message"]
+            assert ask(socket, "reset", {"seed": 0})["type"] == "observation"
+
+    def test_a_step_after_the_end(self, fiction: str) -> None:
+        with raw(fiction) as socket:
+            ask(socket, "reset", {"seed": 0})
+            ask(socket, "step", {"text": answer("x")})
+            assert "again after an episode has ended" in ask(socket, "step", {"text": "more"})["data"]["message"]
+
+    @pytest.mark.parametrize(
+        "garbage", ["{", "", "[1]", "7", "null", '"x"', "[" * 100_000, b"\x00\xff", '{"type": []}']
+    )
+    def test_garbage_ends_at_most_its_session(self, fiction: str, garbage: Any) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        with raw(fiction) as socket:
+            socket.send(garbage)
+            with contextlib.suppress(ConnectionClosed):
+                said = json.loads(socket.recv(20))
+                assert said["type"] == "error"
+                assert "\n" not in said["data"]["message"]
+        with raw(fiction) as socket:
+            assert ask(socket, "reset", {"seed": 0})["type"] == "observation"
+
+    def test_lone_surrogates_are_replaced(self, fiction: str) -> None:
+        with raw(fiction) as socket:
+            ask(socket, "reset", {"seed": 0})
+            seen = ask(socket, "step", {"text": answer("a\ud800")})["data"]["observation"]
+        assert seen["info"]["answer"] == "a�"
+
+    def test_ten_megabytes_close_their_session_alone(self, fiction: str) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        with raw(fiction) as other:
+            ask(other, "reset", {"seed": 0})
+            with raw(fiction) as socket:
+                ask(socket, "reset", {"seed": 0})
+                with pytest.raises(ConnectionClosed, match=r"1009 .*message too big"):
+                    ask(socket, "step", {"text": "x" * 10_000_000})
+            assert ask(other, "step", {"text": SEARCH})["type"] == "observation"
+
+    def test_web_pages_get_no_session(self, fiction: str) -> None:
+        from websockets.exceptions import InvalidStatus
+
+        with pytest.raises(InvalidStatus, match="403"), raw(fiction, origin="http://evil.example"):
+            pass
+
+
+class TestLimits:
+    def test_as_many_sessions_as_are_allowed(self) -> None:
+        with served(StockEnv, max_sessions=1) as url:
+            with raw(url) as first:
+                ask(first, "reset", {"seed": 0})
+                with raw(url) as second:
+                    assert json.loads(second.recv(20))["data"]["code"] == "CAPACITY_REACHED"
+                env = gymnasium.make("AgentR1/OpenEnv-v0", base_url=url)
+                with pytest.raises(InfrastructureError, match="CAPACITY_REACHED"):
+                    env.reset(seed=0)
+            until(lambda: "closed" in kinds())
+            assert env.reset(seed=0)[0]
+            env.close()
+
+    def test_a_silent_client_loses_its_session_and_a_busy_one_does_not(self) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        with served(StockEnv, idle_timeout=0.3) as url, raw(url) as socket:
+            ask(socket, "reset", {"task_index": 1})
+            assert (
+                ask(socket, "step", {"text": call("sql", query="wait 0.9")})["data"]["observation"]["text"] == "[[1]]"
+            )
+            with pytest.raises(ConnectionClosed, match=r"no message within 0\.3 s"):
+                socket.recv(20)
+            until(lambda: "closed" in kinds())
+
+    def test_our_client_outlives_that_between_episodes(self) -> None:
+        with served(StockEnv, idle_timeout=0.2) as url:
+            env = gymnasium.make("AgentR1/OpenEnv-v0", base_url=url)
+            env.reset(options={"task_index": 1})
+            until(lambda: "closed" in kinds())
+            assert env.step("x")[4]["infrastructure_error"]
+            assert "Task 2." in env.reset(options={"task_index": 2})[0]
+            env.close()
+
+    @pytest.mark.parametrize("words", [["--max-sessions", "0"], ["--idle-timeout", "0"], ["--max-message-bytes", "0"]])
+    def test_limits_are_checked(self, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["serve-env", "FrozenLakeText", *words]) == 2
+        assert "must be" in capsys.readouterr().err
+
+
+KILLED = """
+import json, sys
+from websockets.sync.client import connect
+
+sockets = [connect(sys.argv[1], proxy=None) for _ in range(4)]
+for number, socket in enumerate(sockets):
+    socket.send(json.dumps({"type": "reset", "data": {"task_index": number}}))
+    socket.recv()
+sockets[0].send(json.dumps({"type": "step", "data": {"text": sys.argv[2]}}))
+print("playing", flush=True)
+sys.stdin.read()
+"""
+
+
+class TestEnds:
+    def test_killed_clients_leave_nothing(self, stock: str) -> None:
+        words = [sys.executable, "-c", KILLED, stock.replace("http", "ws") + "/ws", call("sql", query="wait 0.5")]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdout is not None
+            assert client.stdout.readline() == "playing\n"
+            client.kill()
+        until(lambda: kinds().count("closed") == 4)
+        with raw(stock) as socket:
+            assert ask(socket, "reset", {"task_index": 9})["type"] == "observation"
+
+    @pytest.mark.slow
+    def test_a_thousand_episodes_leave_no_session_thread_or_descriptor(self, stock: str) -> None:
+        def left() -> tuple[int, int]:
+            return threading.active_count(), len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - numbers, not paths
+
+        def play(sessions: int) -> None:
+            for _ in range(sessions):
+                with raw(stock) as socket:
+                    for index in range(10):
+                        ask(socket, "reset", {"task_index": index})
+                        assert ask(socket, "step", {"text": answer(str(index))})["data"]["reward"] == 1.0
+
+        play(3)
+        until(lambda: kinds().count("closed") == 3)
+        until(lambda: not any(thread.name.startswith("ThreadPool") for thread in threading.enumerate()))
+        before = left()
+        play(100)
+        until(lambda: kinds().count("closed") == 103)
+        until(lambda: left() <= before)
+
+    def test_the_command_serves_until_sigterm(self, tmp_path: Path) -> None:
+        words = [
+            sys.executable,
+            "-m",
+            "agent_r1_gym",
+            "serve-env",
+            "FictionQA",
+            "--option",
+            "questions=5",
+            "--port",
+            "0",
+        ]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as server:
+            assert server.stdout is not None
+            url = server.stdout.readline().partition(": ")[2].partition(" ")[0]
+            with raw(url) as socket:
+                assert ask(socket, "reset", {"seed": 0})["type"] == "observation"
+                server.terminate()
+                assert server.wait(20) in (0, -15)
