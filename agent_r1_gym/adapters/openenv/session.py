@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 from agent_r1_gym.adapters.episode import Chat, Episode
-from agent_r1_gym.errors import AgentR1Error, ConfigurationError, EpisodeError
+from agent_r1_gym.adapters.openenv.tasks import ServedTasks
+from agent_r1_gym.errors import AgentR1Error, EpisodeError
 from agent_r1_gym.registry import TextEnv
-from agent_r1_gym.support.checks import check_choice, check_integer
+from agent_r1_gym.support.checks import check_integer
 from agent_r1_gym.text import encodable
 from agent_r1_gym.types import info_to_dict
 
 _APART = frozenset({"messages", "new_messages", "tool_outcomes"})
 """Keys that the field `info` lacks: messages have fields of their own, and say what the tools returned."""
-_CHOICES = ("task_index", "index", "split")
-"""What a reset may choose besides a seed; `index` and `split` are the words of OpenEnv's Task API."""
-_MOST_TASKS = 1_000
 logger = logging.getLogger(__name__)
 
 
-class Session:
+class Session(ServedTasks):
     """An environment, and its episode.
 
     Args:
@@ -33,8 +31,8 @@ class Session:
     """
 
     def __init__(self, make_env: Callable[[], TextEnv], tasks: Sequence[Any], whole_history: bool) -> None:
-        self._make_env, self._tasks, self._whole_history = make_env, tasks, whole_history
-        self._split = str(getattr(tasks, "split", "train"))
+        super().__init__(tasks)
+        self._make_env, self._whole_history = make_env, whole_history
         self._env: TextEnv | None = None
         self._episode: Episode | None = None
         self._episode_id: str | None = None
@@ -44,7 +42,7 @@ class Session:
         with _in_one_line():
             if seed is not None:
                 check_integer("seed", seed, 0)
-            index = self._chosen(options)
+            index = self.chosen(options)
             self._env = self._env or self._make_env()
             self._episode, self._episode_id = None, episode_id  # what follows may raise
             self._episode = Episode(self._env, task_index=index, seed=seed)
@@ -62,47 +60,12 @@ class Session:
     def state(self) -> Any:
         """Which episode it is, and how many tasks there are."""
         turns = len(self._episode.turns) if self._episode else 0
-        return classes()["State"](episode_id=self._episode_id, step_count=turns, num_tasks=len(self._tasks))
+        return classes()["State"](episode_id=self._episode_id, step_count=turns, num_tasks=len(self.tasks))
 
     def close(self) -> None:
         """Closes the environment and its tools."""
         if self._env is not None:
             self._env.close()
-
-    def list_splits(self) -> list[str]:
-        """Returns the split that is served, if there are tasks."""
-        return [self._split] if len(self._tasks) else []
-
-    def num_tasks(self, split: str) -> int:
-        """Returns the number of its tasks."""
-        return len(self._tasks) if split == self._split else 0
-
-    def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """Returns what may be told of a task: never its answers."""
-        if not 0 <= index < self.num_tasks(split):
-            raise IndexError(index)
-        return {"id": self._tasks[index].id, "index": index, "prompt": self._tasks[index].prompt}
-
-    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[dict[str, Any]]:
-        """Returns what may be told of several tasks, at most a thousand."""
-        return [self.get_task(split, index) for index in range(self.num_tasks(split))[start:stop][:_MOST_TASKS]]
-
-    list_tasks = get_task_range
-
-    def _chosen(self, options: Mapping[str, Any]) -> int | None:
-        """Returns the index of the task that a reset asks for."""
-        for name in options:
-            check_choice("reset option", name, ("seed", "episode_id", *_CHOICES))
-        if options.get("split") not in (None, self._split):
-            raise ConfigurationError(f"This server has the split {self._split!r}, not {options['split']!r:.80}.")
-        index: int | None = options.get("task_index", options.get("index"))
-        if index is not None:
-            check_integer("task_index", index, 0)
-            if index >= len(self._tasks):
-                raise ConfigurationError(
-                    f"task_index must be below {len(self._tasks)}, the number of tasks; got {index}."
-                )
-        return index
 
     def _observation(self, episode: Episode, new: Chat, reward: float | None) -> Any:
         told = info_to_dict({name: value for name, value in episode.told.items() if name not in _APART})

@@ -1,0 +1,1 @@
+"""Speed of the adapters, beside what their libraries do alone."""
