@@ -123,7 +123,7 @@ def steps_per_second(url: str, client: Any, action: dict[str, Any], seconds: flo
         start = time.perf_counter()
         one = functools.partial(play, start + seconds)
         steps = await asyncio.gather(*(client(url, one) for _ in range(SESSIONS)))
-        return sum(steps) / (time.perf_counter() - start)
+        return float(sum(steps)) / (time.perf_counter() - start)
 
     return asyncio.run(play_all())
 

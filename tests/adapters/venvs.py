@@ -56,6 +56,14 @@ LIBRARIES: Mapping[str, Library] = {
     "LangChain": Library(package="langchain-core", page="services.md", tests=["tests/tools/test_as_tool.py"]),
     "LlamaIndex": Library(package="llama-index-core", page="services.md", tests=["tests/tools/test_as_tool.py"]),
     "OpenAI Agents SDK": Library(package="openai-agents", page="services.md", tests=["tests/tools/test_as_tool.py"]),
+    "OpenEnv": Library(
+        package="openenv",
+        page="libraries/openenv.md",
+        tests=["tests/adapters/openenv", "tests/envs/test_all_games.py"],
+        needs=["pytest", "pytest-xdist", "hypothesis"],
+        extras="server",  # that of tests brings an mcp that OpenEnv does not take
+        constrained=False,
+    ),
     "reasoning-gym": Library(package="reasoning-gym", page="games.md", tests=GAMES),
     "RLlib": Library(package="ray", page="games.md", tests=[CLASSICAL], needs=["ray[rllib]", CPU_TORCH]),
     "SkyRL-Gym": Library(

@@ -26,7 +26,7 @@ class OpenEnvEnv(TextGame):
     Those of the server.
 
     ## Action Space
-    `UnicodeText(max_chars)`: the model's turn as it is, sent as the action's field `field`.
+    `UnicodeText(max_chars)`: the model's turn as it is, read by the foreign environment as the action's field `field`.
 
     ## Observation Space
     `UnicodeText(max_chars)`: the observation's field `shown`; from `agent-r1 serve-env` what is new.
@@ -48,7 +48,8 @@ class OpenEnvEnv(TextGame):
 
     ## Information
     `info` (dict): the other fields of the observation, its `metadata`, and what its `info` holds; from
-    `agent-r1 serve-env` thus `new_messages`, `task_id`, `answer`, `reward_terms`, `end_reason` and more.
+    `agent-r1 serve-env` thus `new_messages`, `task_id`, `answer`, `reward_terms`, `end_reason`, and `actions` (texts
+    that are possible now) where the environment names them.
 
     ## Arguments
     `base_url` ("http://HOST:PORT"), `field="text"` (of actions), `shown=None` (field of observations; None: the same),

@@ -19,6 +19,8 @@ from agent_r1_gym.play.engine import ScriptedEngine
 from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.policies import Policy
+from agent_r1_gym.play.record import Tokens
+from agent_r1_gym.play.token_session import TokenLimits
 from agent_r1_gym.registry import make_text_env
 from tests.kit.openenv import speaking
 from tests.kit.processes import in_processes
@@ -219,6 +221,17 @@ def test_a_dead_server_loses_every_episode_and_raises_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         url = f"http://127.0.0.1:{gone.getsockname()[1]}"
     assert [bool(record.infrastructure_error) for record in records_of(url)] == [True] * 6
+
+
+def test_an_episode_that_never_began_has_no_tokens_to_train_on() -> None:
+    with speaking(lambda message: None) as url:
+        limits = TokenLimits(max_prompt_tokens=64, max_completion_tokens=64)
+        make_env = functools.partial(make_text_env, ENV_ID, {"base_url": url})
+        player = Player(make_env, chat=object(), limits=limits)
+        records: list[Any] = []
+        player.play(evaluation_jobs(range(3), has_tasks=False), ScriptedEngine(Ends()), records.append)
+        player.close()
+    assert [(bool(record.infrastructure_error), record.tokens) for record in records] == [(True, Tokens(*[()] * 5))] * 3
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
