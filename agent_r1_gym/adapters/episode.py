@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agent_r1_gym.errors import InfrastructureError
 from agent_r1_gym.play.jobs import ANY_TASK, Job
-from agent_r1_gym.play.session import Session
+from agent_r1_gym.play.session import Session, name_of
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.types import to_chat
 
@@ -36,6 +37,24 @@ class Episode(Session):
     def chat(self) -> Chat:
         """Returns the whole history."""
         return to_chat(self.messages)
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """How the episode ended, or that it goes on: terminated, truncated, end_reason, infrastructure_error."""
+        return {
+            "terminated": self._terminated,
+            "truncated": self._truncated,
+            "end_reason": self._reason() if self.ended else None,
+            "infrastructure_error": self._lost,
+        }
+
+    def check_backend(self) -> None:
+        """Raises an `InfrastructureError` if a backend failed: for libraries that have no mark for a lost episode."""
+        if self._lost is not None:
+            raise InfrastructureError(
+                f"{name_of(self.env)} lost a backend in turn {len(self.turns)} of task {self.task.id!r}: {self._lost}. "
+                "The episode is no experience: leave it out, or play it again."
+            )
 
     @property
     def weighted_terms(self) -> dict[str, float]:
