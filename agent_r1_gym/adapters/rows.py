@@ -120,44 +120,45 @@ def write_rows(
     """
     if library not in _ROWS:
         raise ConfigurationError(f"Nobody reads rows for {library!r}. {suggest(library, _ROWS)}")
-    chosen, made = dict(options or {}), None
-    if held_out:
-        made, chosen, why_not = held_out_env(env, chosen)
-        if why_not or (isinstance(made.unwrapped, ToolEnv) and "split" not in chosen):
-            raise ConfigurationError(f"{env} cannot serve what is held out: {why_not or 'it has no such split'}.")
-    made = made or make_text_env(env, chosen)
-    rows = [
-        _ROWS[library](made, {"env_id": full_id(env), "options": json.dumps(chosen, sort_keys=True)}, row)
-        for row in _tasks(made, held_out, first)
-    ]
-    _write(rows, Path(path))
+    made, rows = episode_rows(env, options, held_out=held_out, first=first)
+    _write([_ROWS[library](made, row) for row in rows], Path(path))
     return len(rows)
 
 
-def _tasks(env: TextEnv, held_out: bool, first: int | None) -> list[dict[str, Any]]:
+def episode_rows(
+    env: str, options: Mapping[str, Any] | None = None, *, held_out: bool = False, first: int | None = None
+) -> tuple[TextEnv, list[dict[str, Any]]]:
+    """Returns an environment and, for each of its tasks or seeds, what `EnvRow.read` reads; arguments as `write_rows`.
+
+    Raises:
+        ConfigurationError: see `write_rows`.
+    """
     if first is not None and first < 1:
         raise ConfigurationError(f"first must be at least 1, got {first}.")
-    if isinstance(env.unwrapped, ToolEnv):
-        return task_rows(env)[:first]
-    return task_rows(env, first or TRAIN_SEEDS, first_seed=HELD_OUT_SEED if held_out else 0)
+    given = dict(options or {})
+    made, chosen, why_not = held_out_env(env, given) if held_out else (make_text_env(env, given), given, "")
+    has_tasks = isinstance(made.unwrapped, ToolEnv)
+    if held_out and (why_not or (has_tasks and "split" not in chosen)):
+        raise ConfigurationError(f"{env} cannot serve what is held out: {why_not or 'it has no such split'}.")
+    which = {"env_id": full_id(env), "options": json.dumps(chosen, sort_keys=True)}
+    seeds = {} if has_tasks else {"seeds": first or TRAIN_SEEDS, "first_seed": HELD_OUT_SEED if held_out else 0}
+    rows = task_rows(made, **seeds)[:first]
+    return made, [{**which, **{name: row[name] for name in _KEYS if name in row}} for row in rows]
 
 
-def _skyrl_row(env: TextEnv, which: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    episode = {name: value for name, value in row.items() if name in _KEYS}
-    about = {"env_class": NAME, "data_source": which["env_id"]}
-    return {"prompt": first_prompts(env, row), **about, **which, **episode}
+def _skyrl_row(env: TextEnv, row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"prompt": first_prompts(env, row), "env_class": NAME, "data_source": row["env_id"], **row}
 
 
-def _verl_row(env: TextEnv, which: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    episode = {name: value for name, value in row.items() if name in _KEYS}
+def _verl_row(env: TextEnv, row: Mapping[str, Any]) -> dict[str, Any]:
     prompt = first_prompts(env, row)
     answers = env.unwrapped.task.answers if isinstance(env.unwrapped, ToolEnv) else ()
     return {
-        "data_source": which["env_id"],
+        "data_source": row["env_id"],
         "agent_name": NAME,
         "prompt": prompt,
         "reward_model": {"style": "rule", "ground_truth": answers[0] if answers else ""},  # verl only logs it
-        "extra_info": {"index": row.get("task_index", row["seed"]), **which, **episode},
+        "extra_info": {"index": row.get("task_index", row["seed"]), **row},
     }
 
 

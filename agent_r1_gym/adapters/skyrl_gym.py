@@ -77,13 +77,14 @@ class _AgentR1Env:
 
         Raises:
             InfrastructureError: a backend failed; SkyRL has no mark for a lost episode.
+            ConfigurationError: a wrapper rewrote the history, to which SkyRL only appends.
         """
         episode = self._episode
         new = episode.take(action)
         self.turns += 1
         if self.turns >= self.max_turns and not episode.ended:
             episode.truncate("max_turns")
-        episode.check_backend()
+        episode.check()
         turn = episode.turns[-1]
         return {
             "observations": new,
