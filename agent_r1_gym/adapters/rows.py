@@ -13,7 +13,7 @@ from typing import Any
 from agent_r1_gym.adapters.episode import Episode, first_prompts
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError, suggest
-from agent_r1_gym.play.jobs import HELD_OUT_SEED, TRAIN_SEEDS, held_out_env, task_rows
+from agent_r1_gym.play.jobs import ANY_TASK, HELD_OUT_SEED, TRAIN_SEEDS, Job, held_out_env, task_rows
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.registry import TextEnv, full_id, make_text_env
 from agent_r1_gym.support.files import atomic_file
@@ -81,6 +81,11 @@ class EnvRow:
     def give_back(self, env: TextEnv, markup: Sequence[str] = ()) -> None:
         """Takes an environment back, for another row with the same options."""
         _pool(self.env_id, self.options, tuple(markup)).give_back(env)
+
+    @property
+    def job(self) -> Job:
+        """The episode, for a session."""
+        return Job(ANY_TASK if self.task_index is None else self.task_index, seed=self.seed)
 
     def start(self, env: TextEnv) -> Episode:
         """Returns the running episode."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import agent_r1_gym.envs  # noqa: F401 - registers the environments
@@ -91,10 +91,11 @@ def gem() -> Play:
 SYSTEMS: dict[str, Callable[[], Play]] = {"bare": bare, "Episode": episode, "SkyRL-Gym": skyrl_gym, "GEM": gem}
 
 
-def measure(*, rounds: int, passes: int) -> Report:
+def measure(makers: Mapping[str, Callable[[], Play]], *, rounds: int, passes: int) -> Report:
     """Returns steps per second of each system that is installed.
 
     Args:
+        makers: name to what makes a way of playing; "bare" is what the others are compared with.
         rounds: number of values per system.
         passes: how often each value plays all questions.
     """
@@ -102,7 +103,7 @@ def measure(*, rounds: int, passes: int) -> Report:
     steps = passes * sum(len(record.turns) for record in records)
     systems: dict[str, Play] = {}
     absent: dict[str, str] = {}
-    for name, make in SYSTEMS.items():
+    for name, make in makers.items():
         try:
             systems[name] = make()
         except MissingDependencyError as error:
@@ -146,7 +147,7 @@ def main() -> None:
         "--passes", type=int, default=4, help="passes over 50 questions per value (default: %(default)s)"
     )
     options: Any = parser.parse_args()
-    print(to_table(measure(rounds=options.rounds, passes=options.passes)))
+    print(to_table(measure(SYSTEMS, rounds=options.rounds, passes=options.passes)))
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ def test_an_environment_must_be_named():
 
 
 def test_a_missing_library_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "verifiers", None)
+    monkeypatch.setitem(sys.modules, "verifiers.v1", None)
     adapter._classes.cache_clear()
     with pytest.raises(MissingDependencyError, match=r"^verifiers is not installed: pip install verifiers$"):
         adapter.AgentR1Taskset  # noqa: B018 - made when named
