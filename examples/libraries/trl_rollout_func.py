@@ -1,6 +1,6 @@
 """TRL's own `GRPOTrainer` on an environment of this project, through `rollout_func`: our engine plays, TRL trains.
 
-    python trl_rollout_func.py --steps 12     # the mean reward rises within a minute on a CPU
+python trl_rollout_func.py --steps 12     # the mean reward rises within a minute on a CPU
 """
 
 import argparse

@@ -30,7 +30,7 @@ def environment_factory(env_id: str, tokenizer: Any, **options: Any) -> Any:
         **options: options of the environment.
 
     Returns:
-        A class; where each task has tools of its own, a dictionary with one for every set of tools.
+        A class; where tasks have different tools, a dictionary with one for every set of tools.
 
     Raises:
         ConfigurationError: no such environment, options that do not fit it, no tools, or tools that TRL cannot call.
@@ -46,7 +46,7 @@ def environment_factory(env_id: str, tokenizer: Any, **options: Any) -> Any:
         assert bare is not None
         if describe_tools(bare.episode_tools) not in classes:
             classes[describe_tools(bare.episode_tools)] = environment_class(make, env)
-    return classes
+    return classes if len(classes) > 1 else next(iter(classes.values()))
 
 
 def replayed_return(

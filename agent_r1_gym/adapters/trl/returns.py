@@ -29,29 +29,30 @@ def episode_return(
     return [None if record.infrastructure_error else record.episode_return for record in trajectory]
 
 
-def columns(records: Sequence[Trajectory], *, filler: int) -> dict[str, list[Any]]:
+def columns(records: Sequence[Trajectory], *, filler: int, most: int) -> dict[str, list[Any]]:
     """Returns what a `rollout_func` returns: tokens, which of them the model sampled, and the episodes themselves.
 
     Args:
         records: finished episodes with tokens.
         filler: stands for an empty list, which TRL cannot take; masked, it trains nothing.
+        most: number of tokens that the model takes; of what the environment said beyond, nothing was answered.
 
     Raises:
         ConfigurationError: the context of an episode was rewritten.
     """
-    tokens = [_tokens_of(record) for record in records]
-    # No token of a lost episode is in the loss: where further reward functions score it, None alone would not do.
-    masks = [
-        [0] * len(own.loss_mask) if record.infrastructure_error else list(own.loss_mask)
-        for record, own in zip(records, tokens, strict=True)
-    ]
-    return {
-        "prompt_ids": [list(own.prompt_ids) or [filler] for own in tokens],
-        "completion_ids": [list(own.completion_ids) or [filler] for own in tokens],
-        "logprobs": [[logprob or 0.0 for logprob in own.logprobs] or [0.0] for own in tokens],
-        "env_mask": [mask or [0] for mask in masks],
-        "trajectory": list(records),
-    }
+    batch: dict[str, list[Any]] = {"trajectory": list(records)}
+    for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask"):
+        batch[name] = []
+    for record in records:
+        tokens = _tokens_of(record)
+        length = max(0, most - len(tokens.prompt_ids))
+        # No token of a lost episode is in the loss: where further reward functions score it, None alone would not do.
+        counts = record.infrastructure_error is None
+        batch["prompt_ids"].append(list(tokens.prompt_ids) or [filler])
+        batch["completion_ids"].append(list(tokens.completion_ids[:length]) or [filler])
+        batch["logprobs"].append([logprob or 0.0 for logprob in tokens.logprobs[:length]] or [0.0])
+        batch["env_mask"].append([bit * counts for bit in tokens.loss_mask[:length]] or [0])
+    return batch
 
 
 def _tokens_of(record: Trajectory) -> Tokens:

@@ -86,9 +86,10 @@ class RolloutFunc:
         env = collector.player.take()
         rows = [read_row(prompt, self.env_id, env) for prompt in prompts]
         collector.player.give_back(env)
-        records = collector.collect(rows, self._engine(trainer, collector.player, rows))
+        engine = self._engine(trainer, collector.player, rows)
+        records = collector.collect(rows, engine)
         trainer.model.train(training)  # TRL reads off this flag whether it trains or evaluates
-        return columns(records, filler=self.tokenizer.eos_token_id)
+        return columns(records, filler=self.tokenizer.eos_token_id, most=engine.max_length)
 
     def close(self) -> None:
         """Closes the environments."""
