@@ -10,7 +10,7 @@ from typing import Any
 from agent_r1_gym.adapters.base import library
 from agent_r1_gym.adapters.trl.returns import columns
 from agent_r1_gym.adapters.trl.rows import read_row
-from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.adapters.trl.settings import check_settings
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.token_session import TokenLimits
 from agent_r1_gym.registry import make_text_env
@@ -18,11 +18,6 @@ from agent_r1_gym.support.plugins import local_engines
 from agent_r1_gym.text import special_tokens
 
 _MOST_SLOTS = 128
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    **{"min_p": (None, 0.0), "repetition_penalty": (None, 1.0), "generation_kwargs": (None, {})},
-    **{"use_vllm": (False,), "use_transformers_continuous_batching": (False,), "cache_implementation": (None,)},
-}
-"""Settings of TRL's own generation, which does not take place, and the values at which they mean nothing."""
 
 
 def make_rollout_func(
@@ -80,7 +75,7 @@ class RolloutFunc:
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
         """Plays one episode per prompt, in their order; see TRL's `RolloutFunc`."""
-        _check(trainer.args)
+        check_settings(trainer.args)
         training = bool(trainer.model.training)
         collector = self.training if training else self.evaluating
         env = collector.player.take()
@@ -116,14 +111,3 @@ class RolloutFunc:
         length = min(most, getattr(model.config.get_text_config(), "max_position_embeddings", most))
         options = {"chat": player.chat, "max_length": length, "slots": min(len(rows), _MOST_SLOTS)}
         return local_engines().wrap_model(model, self.tokenizer, sampling=sampling, **options).engine
-
-
-def _check(args: Any) -> None:
-    """Refuses settings that would have no effect."""
-    for name, neutral in _NEUTRAL.items():
-        value = getattr(args, name, neutral[0])
-        if value not in neutral:
-            raise ConfigurationError(
-                f"{name}={value!r} has no effect beside make_rollout_func, which samples by temperature, top_p and "
-                "top_k alone; leave it out."
-            )
