@@ -7,6 +7,7 @@ TRL plays and calls the tools; the environment rewards the finished conversation
 
 import argparse
 import os
+import statistics
 from pathlib import Path
 
 import trainers.toy
@@ -77,9 +78,10 @@ def main() -> None:
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
-    for log in trainer.state.log_history:
-        if "reward" in log:
-            print(f"step {log['step']}: mean reward {log['reward']:.3f}, exact match {log['rollout/em']:.3f}")
+    logs = [log for log in trainer.state.log_history if "reward" in log]
+    for log in logs:
+        print(f"step {log['step']}: mean reward {log['reward']:.3f}, exact match {log['rollout/em']:.3f}")
+    print(f"a step took {statistics.median(log['step_time'] for log in logs):.2f} s")
 
 
 if __name__ == "__main__":

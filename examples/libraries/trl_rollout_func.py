@@ -5,6 +5,7 @@ python trl_rollout_func.py --steps 12     # the mean reward rises within a minut
 
 import argparse
 import os
+import statistics
 from pathlib import Path
 
 import trainers.toy
@@ -53,9 +54,10 @@ def main() -> None:
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
-    for log in trainer.state.log_history:
-        if "reward" in log:
-            print(f"step {log['step']}: mean reward {log['reward']:.3f}, exact match {log['rollout/em']:.3f}")
+    logs = [log for log in trainer.state.log_history if "reward" in log]
+    for log in logs:
+        print(f"step {log['step']}: mean reward {log['reward']:.3f}, exact match {log['rollout/em']:.3f}")
+    print(f"a step took {statistics.median(log['step_time'] for log in logs):.2f} s")
 
 
 if __name__ == "__main__":
