@@ -1,4 +1,4 @@
-"""Classical RL on text: Stable-Baselines3 itself, and REINFORCE in CleanRL's manner."""
+"""Classical RL on text: Stable-Baselines3, RLlib, tianshou and torchrl, and REINFORCE in CleanRL's manner."""
 
 from __future__ import annotations
 
@@ -75,3 +75,64 @@ def test_reinforce_in_the_manner_of_cleanrl_learns_a_bandit():
     envs.close()
     assert np.mean(means[:5]) < 0.6
     assert np.mean(means[-20:]) >= 0.9
+
+
+def numbers() -> gymnasium.Env:
+    """The bandit as RLlib takes it: its encoders multiply."""
+    flat = gymnasium.wrappers.FlattenObservation(chosen())
+    return gymnasium.wrappers.DtypeObservation(flat, np.float32)
+
+
+@pytest.mark.slow
+def test_rllib_runs_an_iteration():
+    ray = pytest.importorskip("ray", reason="ray is not installed")
+    pytest.importorskip("ray.rllib", reason="ray[rllib] is not installed")
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.tune.registry import register_env
+
+    ray.init(num_cpus=1, include_dashboard=False, configure_logging=False, log_to_driver=False)
+    try:
+        register_env("arms", lambda _config: numbers())
+        config = (
+            PPOConfig()
+            .environment("arms")
+            .env_runners(num_env_runners=0, num_envs_per_env_runner=2, rollout_fragment_length=64)
+            .training(train_batch_size=128, minibatch_size=64, num_epochs=1)
+            .learners(num_learners=0)
+        )
+        algorithm = config.build_algo()
+        told = algorithm.train()["env_runners"]
+        algorithm.stop()
+    finally:
+        ray.shutdown()
+    assert told["num_episodes"] >= 100 and 0 < told["episode_return_mean"] < 1  # of three arms one is right
+    assert told["episode_len_mean"] == 1
+
+
+def test_tianshou_collects_in_its_own_vectors():
+    tianshou = pytest.importorskip("tianshou", reason="tianshou is not installed")
+    from tianshou.env import DummyVectorEnv
+
+    assert tianshou.__version__
+    envs = DummyVectorEnv([chosen] * 3)
+    first = np.concatenate([envs.reset(number, seed=number)[0] for number in range(3)])
+    assert first.shape == (3, 12)
+    _, rewards, terminated, truncated, _ = envs.step(np.array([0, 1, 2]))  # the right arm of each question
+    assert rewards.tolist() == [1.0, 1.0, 1.0] and terminated.all() and not truncated.any()
+    envs.close()
+    texts = DummyVectorEnv([lambda: gymnasium.make("AgentR1/FictionQA-v0", questions=3)] * 2)
+    observations, _ = texts.reset(seed=0)
+    assert observations.tolist() == [gymnasium.make("AgentR1/FictionQA-v0", questions=3).reset(seed=0)[0]] * 2
+    texts.close()
+
+
+def test_torchrl_finds_the_specification_kept():
+    torchrl = pytest.importorskip("torchrl", reason="torchrl is not installed")
+    from torchrl.envs import GymWrapper
+    from torchrl.envs.utils import check_env_specs
+
+    assert torchrl.__version__
+    env = GymWrapper(numbers())
+    check_env_specs(env)
+    rollout = env.rollout(5)
+    assert rollout["next", "reward"].shape == (1, 1)  # an episode is one turn
