@@ -66,6 +66,7 @@ LIBRARIES: Mapping[str, Library] = {
     "TextWorld": Library(package="textworld", page="games.md", tests=GAMES),
     "tianshou": Library(package="tianshou", page="games.md", tests=[CLASSICAL], needs=[CPU_TORCH]),
     "torchrl": Library(package="torchrl", page="games.md", tests=[CLASSICAL], needs=[CPU_TORCH]),
+    "TRL": Library(package="trl", page="libraries/trl.md", tests=["tests/adapters/trl"], extras="test,train"),
 }
 """By the name that people know."""
 

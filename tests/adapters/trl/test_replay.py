@@ -19,6 +19,8 @@ from agent_r1_gym.types import Task, Transition
 from tests.kit.helpers import TASKS, CounterTool, EchoTool, FlakyTool, answer, call
 from tests.kit.tiny_model import make_tokenizer
 
+pytestmark = pytest.mark.adapters
+
 TOKENIZER = make_tokenizer()
 FICTION = "AgentR1/FictionQA-v0"
 SMALL = {"questions": 4, "entities": 120, "reward": "process"}

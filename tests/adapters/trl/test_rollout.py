@@ -20,6 +20,8 @@ from agent_r1_gym.wrappers import ContextWindow
 from tests.kit.helpers import TASKS, EchoTool, call
 from tests.kit.tiny_model import make_model, make_tokenizer
 
+pytestmark = pytest.mark.adapters
+
 TOKENIZER = make_tokenizer()
 ECHO = {"tasks": TASKS, "tools": [EchoTool()], "system_prompt": "", "feedback": "short"}
 FROZEN = "AgentR1/FrozenLakeText-v0"

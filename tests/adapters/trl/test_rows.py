@@ -13,6 +13,8 @@ from agent_r1_gym.adapters.trl import conversation_rows, task_rows
 from agent_r1_gym.adapters.trl.rows import read_row
 from tests.kit.helpers import TASKS, EchoTool
 
+pytestmark = pytest.mark.adapters
+
 FICTION = "AgentR1/FictionQA-v0"
 SMALL = {"questions": 4, "entities": 120}
 

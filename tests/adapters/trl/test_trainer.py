@@ -37,6 +37,8 @@ from tests.kit.helpers import TASKS, FlakyTool, call
 from tests.kit.pages import run
 from trainers.engines import local
 
+pytestmark = pytest.mark.adapters
+
 EXAMPLES = Path(__file__).parents[3] / "examples" / "libraries"
 TINY = str(Path(trainers.toy.__file__).parent / "weights")
 FICTION = "AgentR1/FictionQA-v0"
