@@ -66,7 +66,8 @@ LIBRARIES: Mapping[str, Library] = {
     "OpenAI Agents SDK": Library(package="openai-agents", page="services.md", tests=["tests/tools/test_as_tool.py"]),
     "reasoning-gym": Library(package="reasoning-gym", page="games.md", tests=GAMES),
     "CleanRL's manner": _classical("torch", "cleanrl"),
-    "RLlib": _classical("ray", "rllib", "ray[rllib]"),
+    # ray[rllib] asks for Gymnasium 1.2, so that what it needs besides stands here.
+    "RLlib": _classical("ray", "rllib", "ray[tune]", "dm-tree", "lz4", "ormsgpack", "scipy", "pyyaml"),
     "SkyRL-Gym": Library(package="skyrl-gym", page="games.md", tests=GAMES),
     "Stable-Baselines3": _classical("stable-baselines3", "stable or checker or extractor"),
     "TextArena": Library(package="textarena", page="games.md", tests=GAMES),
