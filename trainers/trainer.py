@@ -23,18 +23,15 @@ from trainers.algorithms.advantages import check_options
 from trainers.algorithms.batch import (
     PADDING,
     Batch,
-    answer_shares,
-    answered,
     check_trajectories,
-    credit_metrics,
     credit_options,
-    describe,
     mean_advantages,
     valid_share,
 )
 from trainers.algorithms.contexts import score_contexts
 from trainers.algorithms.credit import Credit, CreditInputs
 from trainers.algorithms.critic import Critic, ValueBatch, policy_value_model
+from trainers.algorithms.numbers import Told, credit_numbers, rollout_numbers
 from trainers.algorithms.registry import estimate
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
@@ -169,8 +166,9 @@ class AgentTrainer(ResumableTrainer):
         if self.loss_type in MEANS_OVER_ROLLOUTS:
             output["valid_share"] = torch.tensor(valid_share(everywhere))
         self._log_rollouts(batch)
-        for name, number in credit_metrics(everywhere, credit).items():
-            self._log(name, number)
+        members = [member.name for member in self.args.environments] if self.args.envs else []
+        for env, name, number in credit_numbers(everywhere, credit, members):
+            self._log(name if env is None else f"rollout/{env}/{name}", number)
         trl_seams.set_logged_advantages(self, mean_advantages(everywhere, credit).tolist())
         self._check_drift(batch, output, logps)
         self._write_traces(batch, output["advantages"])
@@ -295,13 +293,12 @@ class AgentTrainer(ResumableTrainer):
         trl_seams.metrics_of(self)[name].append(value)
 
     def _log_rollouts(self, batch: Batch) -> None:
-        """Logs the mean, over all processes' rollouts, of every number that a trajectory brings."""
-        described, answers = zip(*gather_object([(describe(t), answered(t)) for t in batch.records]), strict=True)
-        for name in sorted(set().union(*described)):
-            numbers = [numbers[name] for numbers in described if name in numbers]
-            self._log(f"rollout/{name}", sum(numbers) / len(numbers))
-        for name, share in answer_shares(answers).items():
-            self._log(f"rollout/{name}", share)
+        """Logs what the rollouts of all processes bring."""
+        own = [Told.of(record, row) for record, row in zip(batch.records, batch.rows, strict=True)]
+        for env, name, number in rollout_numbers(gather_object(own)):
+            # TRL and its loggers make eval/ENV/... of what evaluations bring.
+            group = ["rollout"] if env is None or self.model.training else []
+            self._log("/".join([*group, *([env] if env else []), name]), number)
 
     def _check_drift(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> None:
         """Logs by how much the engine's log-probs differ from those that the loss will compute.

@@ -27,7 +27,7 @@ from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.play.session import name_of
 from agent_r1_gym.play.token_session import NewContext, TokenLimits, TokenSession
-from agent_r1_gym.support import plugins
+from agent_r1_gym.support.plugins import local_engines
 
 _MODULE = "verl.experimental.agent_loop.agent_loop"
 _ABORTED = ("abort", "aborted")
@@ -84,7 +84,11 @@ class _Loop:
         fixed = f"det-{int(priority)}" if getattr(rollout, "full_determinism", False) else uuid4().hex
         server = _Server(this.server_manager, fixed, sampling_params, chat.stop_ids)
         start = time.perf_counter()
-        await _play(session, server)
+        try:
+            await _play(session, server)
+        except BaseException:
+            env.close()  # a tool of it may still be running
+            raise
         record = session.record()
         which.give_back(env, chat.markup)
         if record.infrastructure_error is not None:
@@ -164,9 +168,7 @@ def _output(record: Trajectory, extra_fields: Mapping[str, Any]) -> dict[str, An
 
 @functools.lru_cache(maxsize=4)
 def _chat(tokenizer: Any, options: str) -> Any:
-    hint = "verl's loop needs torch and transformers, which verl brings: pip install verl."
-    engines = plugins.load("agent_r1_gym.engines", "local", needs=("torch", "transformers"), hint=hint)
-    return engines.ChatFormat(tokenizer, template_options=json.loads(options))
+    return local_engines().ChatFormat(tokenizer, template_options=json.loads(options))
 
 
 @functools.cache

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.parsing import PARSER_HELP
+from agent_r1_gym.play.mixture import GRAMMAR, Member, members, named_value, read_members
 from agent_r1_gym.play.session import name_of
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.support.terminal import note
@@ -23,10 +24,38 @@ ENV_HELP = (
 )
 
 
-def add_env_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the environment id and the options that choose what it serves."""
-    parser.add_argument("env", metavar="ENV", help=ENV_HELP)
+def add_env_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Adds the environment id and the options that choose what it serves; `several` takes a mixture instead, too."""
+    parser.add_argument("env", metavar="ENV", nargs="?" if several else None, help=ENV_HELP)
+    if several:
+        parser.add_argument(
+            "--env",
+            dest="envs",
+            action="append",
+            default=[],
+            metavar="ENV",
+            help=f"one of several environments, each {GRAMMAR}; may be repeated; other options go to all of them",
+        )
+        parser.add_argument(
+            "--envs", dest="envs_file", type=Path, metavar="FILE", help="YAML file that lists them as envs"
+        )
     add_env_options(parser)
+
+
+def chosen_members(options: argparse.Namespace) -> tuple[Member, ...]:
+    """Returns the environments that a command line with `several` names, each with all of its options.
+
+    Raises:
+        ConfigurationError: none is named, or in two ways at once.
+    """
+    ways = [options.env is not None, bool(options.envs), options.envs_file is not None]
+    if sum(ways) != 1:
+        raise ConfigurationError(f"Name the environment: ENV, or several by --env {GRAMMAR}, or --envs FILE; one way.")
+    if options.env is not None:
+        return (Member(env_id=options.env, options=env_options(options)),)
+    read = read_members(options.envs_file) if options.envs_file is not None else members(options.envs)
+    whole = (member.over(env_options(options), {}) for member in read)
+    return tuple(replace(member, options={**member.options, **(member.eval_options or {})}) for member in whole)
 
 
 def add_env_options(parser: argparse._ActionsContainer) -> None:
@@ -71,11 +100,7 @@ def env_options(options: argparse.Namespace) -> dict[str, Any]:
     names = ("dataset", "split", "setting", "retriever", "max_turns", "reward", "parser")
     named = {name: getattr(options, name) for name in names}
     options_given = {name: value for name, value in named.items() if value is not None}
-    for text in options.option:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise ConfigurationError(f"--option takes NAME=VALUE, got {text!r}.")
-        options_given[name.replace("-", "_")] = _json_or_text(value)
+    options_given |= map(named_value, options.option)
     return options_given
 
 
@@ -141,10 +166,3 @@ def page_path(out: Path | None, name: str) -> Path:
     if out is not None and out.is_dir():
         raise ConfigurationError(f"--out {out} is a folder; name the HTML file to write.")
     return out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
-
-
-def _json_or_text(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError:
-        return value

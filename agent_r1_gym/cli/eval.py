@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +20,40 @@ from agent_r1_gym.cli.agents import (
     run_settings,
     served,
 )
-from agent_r1_gym.cli.env_options import add_env_arguments, env_options, first_tasks, warn_of_lost
+from agent_r1_gym.cli.env_options import add_env_arguments, chosen_members, first_tasks, warn_of_lost
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.evaluate import PATIENCE, evaluate
 from agent_r1_gym.evaluation.metrics import METRICS, Summary, answers_told
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.play.jobs import evaluation_jobs, held_out_env
+from agent_r1_gym.play.mixture import Member
 from agent_r1_gym.play.policies import ReplayPolicy, make_policy
 from agent_r1_gym.registry import TextEnv, full_id, last_name
+from agent_r1_gym.support.files import atomic_file
 from agent_r1_gym.support.terminal import note, say, table
 
 _WITH_INTERVAL = ("em", "f1", "sub_em", "support_recall")
 """Metrics that the printed table shows with their 95 % interval; `metrics.json` holds all intervals."""
+MIXTURE = "mixture.json"
+"""What an evaluation in several environments writes beside their folders: the numbers of each, their weighted mean."""
 WITHOUT_TASKS = 100
 """Default number of questions in an environment without a list of tasks."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this subcommand."""
-    add_run_arguments(parser)
+    add_run_arguments(parser, several=True)
     parser.add_argument("--policy", required=True, help=POLICY_HELP)
-    parser.add_argument("-n", "--questions", type=int, help="play the first N questions (default: all)")
+    parser.add_argument(
+        "-n", "--questions", type=int, help="play the first N questions, of each environment (default: all)"
+    )
     parser.add_argument("--samples", type=int, default=1, help="episodes per question, for pass@k (default: 1)")
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """Adds the options that `eval` and `rollout` share: environment, model, and how the run is played."""
-    add_env_arguments(parser)
+    add_env_arguments(parser, several=several)
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling and of the environments (default: 0)")
     parser.add_argument("--out", type=Path, help="folder of the run; an unfinished one is resumed (default: runs/...)")
     parser.add_argument(
@@ -70,25 +77,51 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Evaluates, prints the table and returns 1 if episodes had to be left out."""
-    folder, metrics, dataset = play(options, command="eval")
+    chosen = chosen_members(options)
+    if options.env is None:
+        return _run_mixture(options, chosen)
+    folder, metrics, dataset = play(options, chosen[0], command="eval")
     say(f"served: {dataset}")
     say(metrics_table(metrics))
     say(f"run: {folder.path}; to look at it: agent-r1 report {folder.path}")
     return report_excluded(metrics, folder)
 
 
-def play(options: argparse.Namespace, *, command: str, most: int | None = None) -> tuple[RunFolder, Summary, str]:
+def _run_mixture(options: argparse.Namespace, chosen: Sequence[Member]) -> int:
+    """Evaluates in several environments, each into a folder of its own, and prints one table."""
+    options.out = options.out or Path("runs") / f"eval-mixture-{time.strftime('%Y%m%d-%H%M%S')}"
+    runs = {member.name: play(options, member, command=f"eval {member.name}") for member in chosen}
+    summaries = {name: metrics for name, (_, metrics, _) in runs.items()}
+    mean = weighted_means(summaries, {member.name: member.weight for member in chosen})
+    told = {
+        "environments": [{**member.to_dict(), "metrics": summaries[member.name]["overall"]} for member in chosen],
+        "weighted_mean": mean,
+    }
+    with atomic_file(options.out / MIXTURE) as temporary:
+        temporary.write_text(json.dumps(told, indent=2, default=str) + "\n", encoding="utf-8")
+    for name, (_, _, dataset) in runs.items():
+        say(f"served: {name}: {dataset}")
+    say(mixture_table(summaries, mean))
+    paths = " ".join(str(folder.path) for folder, _, _ in runs.values())
+    say(f"runs: {options.out}; to look at them: agent-r1 report {paths}")
+    return max(report_excluded(metrics, folder) for folder, metrics, _ in runs.values())
+
+
+def play(
+    options: argparse.Namespace, member: Member, *, command: str, most: int | None = None
+) -> tuple[RunFolder, Summary, str]:
     """Plays what the command line asks for; returns the folder, the summary and what was served.
 
     Args:
         options: the parsed command line.
-        command: name of the subcommand.
+        member: the environment, with its options.
+        command: name of the subcommand; of a mixture, followed by that of the environment, as the folder is.
         most: default limit on the number of questions; None: all.
     """
     _check_numbers(options)
-    env, chosen = _held_out_env(options)
+    env, chosen = _held_out_env(member)
     spec = AgentSpec(
-        env=full_id(options.env),
+        env=full_id(member.env_id),
         env_options=chosen,
         policy=options.policy,
         model=model_options(options),
@@ -97,7 +130,8 @@ def play(options: argparse.Namespace, *, command: str, most: int | None = None) 
     check_policy(spec.policy, env)
     indices = _indices(env, spec.policy, options.questions, most=most)
     _note_surprises(spec, env, options)
-    folder = RunFolder(options.out or _default_folder(spec, command))
+    _, _, of_mixture = command.partition(" ")
+    folder = RunFolder(options.out / of_mixture if options.out else _default_folder(spec, command))
     has_tasks = isinstance(env.unwrapped, ToolEnv)
     metrics = evaluate(
         folder,
@@ -146,6 +180,34 @@ def metrics_table(metrics: Summary) -> str:
     return text
 
 
+def weighted_means(summaries: Mapping[str, Summary], weights: Mapping[str, float]) -> dict[str, float]:
+    """Returns the mean over the environments of each metric that all of them have, by their weights."""
+    means = {
+        env: {name: interval["mean"] for name, interval in metrics["overall"]["metrics"].items()}
+        for env, metrics in summaries.items()
+    }
+    shared = set.intersection(*(set(values) for values in means.values()))
+    whole = sum(weights.values())
+    return {
+        name: sum(weights[env] * means[env][name] for env in means) / whole
+        for name in next(iter(means.values()))
+        if name in shared
+    }
+
+
+def mixture_table(summaries: Mapping[str, Summary], mean: Mapping[str, float]) -> str:
+    """Returns the summaries of several environments as text, and their weighted mean."""
+    all_of_it = {env: metrics["overall"] for env, metrics in summaries.items()}
+    brought = set().union(*(whole["metrics"] for whole in all_of_it.values()))
+    names = [name for name in (*METRICS, "seconds") if name in brought]
+    rows = [
+        (env, whole["questions"], *(_cell(name, whole["metrics"].get(name)) for name in names))
+        for env, whole in all_of_it.items()
+    ]
+    last = ("weighted mean", "-", *[f"{mean[name]:.3f}" if name in mean else "-" for name in names])
+    return table(("environment", "number", *names), [*rows, last])
+
+
 def _cell(name: str, interval: Mapping[str, float] | None) -> str:
     if interval is None:
         return "-"
@@ -177,9 +239,9 @@ def _check_numbers(options: argparse.Namespace) -> None:
             )
 
 
-def _held_out_env(options: argparse.Namespace) -> tuple[TextEnv, dict[str, Any]]:
+def _held_out_env(member: Member) -> tuple[TextEnv, dict[str, Any]]:
     """Returns an environment and its options, with the held-out split (if any) unless the options name a split."""
-    env, chosen, why_not = held_out_env(options.env, env_options(options))
+    env, chosen, why_not = held_out_env(member.env_id, member.options)
     if why_not:
         note(f"these are training questions: {why_not}")
     return env, chosen

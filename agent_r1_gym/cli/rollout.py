@@ -6,8 +6,10 @@ import argparse
 from collections.abc import Sequence
 
 from agent_r1_gym.cli.agents import POLICY_HELP
+from agent_r1_gym.cli.env_options import env_options
 from agent_r1_gym.cli.eval import add_run_arguments, play, report_excluded
 from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.play.mixture import Member
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.report.build import write_report
 from agent_r1_gym.support.terminal import say, table
@@ -28,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Plays the episodes and returns 1 if some lost their backend; what is finished is kept also after Ctrl-C."""
     options.samples = 1
-    folder, metrics, dataset = play(options, command="rollout", most=_EPISODES)
+    member = Member(env_id=options.env, options=env_options(options))
+    folder, metrics, dataset = play(options, member, command="rollout", most=_EPISODES)
     page = folder.path / "report.html"
     write_report([folder.path], page)
     say(f"served: {dataset}")

@@ -64,7 +64,7 @@ def agent_of(options: argparse.Namespace, *, in_flight: int) -> AgentSpec:
             f"{options.model or options.policy} brings no {FILE} that says where it acts: name the environment with "
             "--env, and its options as in `agent-r1 eval`."
         )
-    own = dict(card.env_options) if card is not None and _is_env_of(card, options.env) else {}
+    own = {} if card is None else _options_of(card, options.env)
     chosen = {**own, **env_options(options)}
     env = make_text_env(name, chosen)
     with_worlds(env)
@@ -76,9 +76,14 @@ def agent_of(options: argparse.Namespace, *, in_flight: int) -> AgentSpec:
     return AgentSpec(env=full_id(name), env_options=chosen, policy=options.policy, model=model, in_flight=in_flight)
 
 
-def _is_env_of(card: AgentCard, env: str | None) -> bool:
-    """Returns whether the environment that is named, however it is spelled, is the card's own."""
-    return env is None or env == card.env_id or full_id(env) == full_id(card.env_id)
+def _options_of(card: AgentCard, env: str | None) -> dict[str, Any]:
+    """Returns the options that the card has for the environment that is named, however it is spelled."""
+    if env is None:
+        return dict(card.env_options)
+    for member in card.environments:
+        if env in (member.env_id, member.name) or full_id(env) == full_id(member.env_id):
+            return dict(member.options)
+    return {}
 
 
 def open_stage(spec: AgentSpec) -> Stage:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
@@ -16,7 +18,10 @@ from agent_r1_gym.types import Task
 
 
 class PlainSpec:
-    """Keeps Gymnasium's `spec` of an environment fit for `spec.to_json()`: a path among its options becomes a text."""
+    """Keeps Gymnasium's `spec` of an environment fit for `spec.to_json()`.
+
+    A path among its options becomes a text, a reward that is a function of a module becomes its MODULE:NAME.
+    """
 
     _spec: EnvSpec | None = None
 
@@ -28,9 +33,20 @@ class PlainSpec:
     @spec.setter
     def spec(self, spec: EnvSpec | None) -> None:
         if spec is not None:
-            options = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in spec.kwargs.items()}
-            spec.kwargs = options
+            spec.kwargs = {name: _plain(name, value) for name, value in spec.kwargs.items()}
         self._spec = spec
+
+
+def _plain(option: str, value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if option == "reward" and isinstance(value, list | tuple):
+        return [_plain(option, part) for part in value]
+    if option == "reward" and isinstance(value, FunctionType) and value.__module__ != "__main__":
+        name = f"{value.__module__}:{value.__name__}"
+        if getattr(sys.modules.get(value.__module__), value.__name__, None) is value:
+            return name
+    return value
 
 
 def opened_tasks(tasks: Sequence[Task], dataset: Any, split: str | None) -> Sequence[Task]:

@@ -2,7 +2,8 @@
 
 `agent.json`: one object.
     `format`: 1.
-    `env_id`, `env_options`: the environment of its training, as the command line takes it.
+    `env_id`, `env_options`: the environment of its training, as the command line takes it; of a mixture the first one.
+    `mixture`: all environments of a mixture, as `Member.to_dict` returns them; empty where there was one.
     `parser`: name of the format of its turns, None outside of `ToolEnv`.
     `tools`: function schemas, None where they depend on the task (or the environment has none to tell of).
     `system_prompt`: the system turn, "" for none, None where it depends on the task.
@@ -29,6 +30,7 @@ from typing import Any, Self
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.play.mixture import Member, members, option_word
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.support.files import atomic_file
 from agent_r1_gym.support.provenance import current_commit
@@ -47,7 +49,7 @@ _KINDS: Mapping[str, Any] = {
     **dict.fromkeys(("env_options", "budgets", "settings", "versions"), dict),
     **dict.fromkeys(("parser", "system_prompt", "commit"), str | None),
     "tools": list | None,
-    "scores": list,
+    **dict.fromkeys(("scores", "mixture"), list),
 }
 _MEND = "Copy it again, update this package, or remove the file."
 _TRANSFORMERS = '`transformers.AutoModelForCausalLM.from_pretrained("THIS_FOLDER")`, tokenizer likewise'
@@ -63,6 +65,7 @@ class AgentCard:
 
     env_id: str
     env_options: Mapping[str, Any] = field(default_factory=dict)
+    mixture: Sequence[Mapping[str, Any]] = field(default_factory=list)
     parser: str | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     system_prompt: str | None = None
@@ -84,6 +87,21 @@ class AgentCard:
         """
         versions = {name: version for name in _PACKAGES if (version := installed_version(name))}
         return cls(**known, **_told_by(env), versions=versions, commit=current_commit())
+
+    @classmethod
+    def of_run(cls, environments: Sequence[Member], envs: Mapping[str, TextEnv], **known: Any) -> Self:
+        """Returns the card of an agent that is trained in these environments.
+
+        Args:
+            environments: as the run has them.
+            envs: one of each, by name.
+            **known: see `of`.
+        """
+        first = environments[0]
+        mixture = [member.to_dict() for member in environments] if len(environments) > 1 else []
+        return cls.of(
+            next(iter(envs.values())), env_id=first.env_id, env_options=dict(first.options), mixture=mixture, **known
+        )
 
     @property
     def has_tools(self) -> bool:
@@ -122,17 +140,33 @@ class AgentCard:
             raise ConfigurationError(f"{path} is no agent card (wrong: {', '.join(wrong) or 'format'}). {_MEND}")
         return card
 
+    @property
+    def environments(self) -> tuple[Member, ...]:
+        """The environments of its training."""
+        if self.mixture:
+            return members(self.mixture)
+        return (Member(env_id=self.env_id, options=self.env_options),)
+
+    @property
+    def command_line(self) -> str:
+        """How a command line names the environments of its training: of a mixture with their options."""
+        if not self.mixture:
+            return self.env_id
+        return " ".join(f"--env {shlex.quote(member.words())}" for member in self.environments)
+
     def eval_command(self, folder: str) -> str:
         """Returns the command that measures the agent as it was trained, on held-out tasks where there are any.
 
         Args:
             folder: of the model.
         """
-        words = [f"agent-r1 eval {self.env_id} --policy local:{shlex.quote(folder)}"]
+        options = {name: value for name, value in self.env_options.items() if name != "split"}
+        words = [self.env_id, *(f"--option {shlex.quote(option_word(*option))}" for option in options.items())]
+        if self.mixture:
+            words = [f"--env {shlex.quote(member.words(without=['split']))}" for member in self.environments]
         if "max_turn_tokens" in self.budgets:
             words.append(f"--max-turn-tokens {self.budgets['max_turn_tokens']}")
-        options = {name: value for name, value in self.env_options.items() if name != "split"}
-        return " ".join([*words, *(f"--option {shlex.quote(_option(*option))}" for option in options.items())])
+        return " ".join(["agent-r1 eval", *words, f"--policy local:{shlex.quote(folder)}"])
 
     def to_markdown(self, *, adapter: bool = False) -> str:
         """Returns the README of the model: what was trained, on what, with what, and what has been measured.
@@ -141,8 +175,7 @@ class AgentCard:
             adapter: the weights are those of a LoRA adapter.
         """
         settings = {
-            "environment": f"`{self.env_id}`",
-            "its options": f"`{json.dumps(self.env_options, default=str)}`",
+            **self._worlds(),
             "base model": f"`{self.base_model}`",
             "algorithm": self.algorithm,
             **self.settings,
@@ -156,7 +189,7 @@ class AgentCard:
         how = "by supervised learning from demonstrations" if self.algorithm == "sft" else "by reinforcement learning"
         return (
             f"---\nlibrary_name: {library}\ntags: [{', '.join(self._tags())}]\n---\n\n"
-            f"# An agent for {self.env_id}\n\n"
+            f"# An agent for {', '.join(member.env_id for member in self.environments)}\n\n"
             f"Trained {how} to act over several turns{' with tools' if self.has_tools else ''}. It expects {world}, "
             "and the chat format in `chat_format.json`; without them it is not what was trained. "
             f"`{FILE}` says the same for programs.\n\n| | |\n| --- | --- |\n{rows}\n\n"
@@ -165,6 +198,13 @@ class AgentCard:
             + f"{self.eval_command('THIS_FOLDER')}\n```\n\nThe weights "
             f"alone: {weights}.\n{_tools_told(self)}"
         )
+
+    def _worlds(self) -> dict[str, str]:
+        """Returns the rows of the README that say where it was trained."""
+        if not self.mixture:
+            options = json.dumps(self.env_options, default=str)
+            return {"environment": f"`{self.env_id}`", "its options": f"`{options}`"}
+        return {f"environment {member.name}": f"`{member.words()}`" for member in self.environments}
 
     def _tags(self) -> list[str]:
         return [
@@ -208,17 +248,6 @@ def _told_by(env: TextEnv) -> dict[str, Any]:
         "tools": tools[0] if all(schemas == tools[0] for schemas in tools) else None,
         "system_prompt": prompts[0] if len(set(prompts)) == 1 else None,
     }
-
-
-def _option(name: str, value: Any) -> str:
-    """Returns NAME=VALUE as `--option` reads it: JSON, or a text that is none."""
-    text = json.dumps(value, default=str)
-    if isinstance(value, str):
-        try:
-            json.loads(value)
-        except ValueError:
-            text = value
-    return f"{name}={text}"
 
 
 def _scores_told(scores: Sequence[Mapping[str, Any]]) -> str:

@@ -30,12 +30,14 @@ class Job:
         sample: 0-based number of the episode among those of its task.
         seed: the environment is reset with it.
         sampling_seed: seed of the model's samples; None: the engine draws one.
+        env: name of the environment, where a player has several.
     """
 
     task_index: int
     sample: int = 0
     seed: int | None = None
     sampling_seed: int | None = None
+    env: str = ""
 
     @property
     def key(self) -> tuple[int, int]:

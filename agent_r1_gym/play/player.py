@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -20,6 +20,8 @@ from agent_r1_gym.play.session import OnEnd, Session
 from agent_r1_gym.play.token_session import Chat, TokenLimits, TokenSession
 from agent_r1_gym.registry import TextEnv
 
+MakeEnv = Callable[[], TextEnv]
+"""Returns a new environment."""
 _THREADS = 64
 _AHEAD = 16
 """Number of slow resets that are begun before the engine has room for their episodes."""
@@ -36,15 +38,17 @@ class Player:
         limits: token budgets, beside `chat`.
         policy: who acts, for the records.
         threads: environments that may step at once while a model decodes.
+        others: makes further environments, by name, for the jobs that name one.
     """
 
-    make_env: Callable[[], TextEnv]
+    make_env: MakeEnv
     method: Method | None = None
     chat: Chat | None = None
     limits: TokenLimits | None = None
     policy: str = ""
     threads: int = _THREADS
-    _idle: list[TextEnv] = field(default_factory=list)
+    others: Mapping[str, MakeEnv] = field(default_factory=dict)
+    _idle: defaultdict[str, list[TextEnv]] = field(default_factory=lambda: defaultdict(list))
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def play(self, jobs: Iterable[Job], engine: Engine, on_end: OnEnd) -> None:
@@ -61,13 +65,14 @@ class Player:
 
     def close(self) -> None:
         """Closes the environments."""
-        while self._idle:
-            self._idle.pop().close()
+        for envs in self._idle.values():
+            while envs:
+                envs.pop().close()
 
     def _sessions(self, jobs: Iterator[Job], on_end: OnEnd, executor: ThreadPoolExecutor) -> Iterator[Session]:
         started: deque[Future[Session]] = deque()
         for job in jobs:
-            env = self.take()
+            env = self.take(job.env)
             start = partial(self._session, env, job, on_end, executor)
             if isinstance(env.unwrapped, ToolEnv) or self.chat is None:
                 yield from _unless_over(start())
@@ -82,7 +87,7 @@ class Player:
     def _session(self, env: TextEnv, job: Job, on_end: OnEnd, executor: ThreadPoolExecutor) -> Session:
         def end(record: Trajectory) -> None:
             with self._lock:
-                self._idle.append(env)
+                self.give_back(env, job.env)
                 on_end(record)
 
         return self.open(env, job, executor, on_end=end)
@@ -123,15 +128,15 @@ class Player:
         session.sampling = sampling or {}
         return session
 
-    def take(self) -> TextEnv:
-        """Returns an environment that nobody uses."""
+    def take(self, name: str = "") -> TextEnv:
+        """Returns an environment that nobody uses; a `name` picks one of several kinds."""
         with self._lock:
-            return self._idle.pop() if self._idle else self.make_env()
+            return self._idle[name].pop() if self._idle[name] else self.others.get(name, self.make_env)()
 
-    def give_back(self, env: TextEnv) -> None:
-        """Takes an environment back, which nobody uses any more."""
+    def give_back(self, env: TextEnv, name: str = "") -> None:
+        """Takes an environment back, which nobody uses any more, of the kind that was taken."""
         with self._lock:
-            self._idle.append(env)
+            self._idle[name].append(env)
 
 
 def _unless_over(session: Session) -> Iterator[Session]:

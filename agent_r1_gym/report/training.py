@@ -11,7 +11,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ _RESULTS = {"seed", "scores", "seconds", "rejection_sampling", "starts"}
 _ONE_GRID = 4
 """Number of plots up to which they need no headings."""
 _TERM = "rollout/reward/"
+_OF_MEMBER = re.compile(r"(?:rollout/|eval_)(?!reward/|rollout/)([^/]+)/return")
+"""The return in an environment of a mixture, in training and in evaluations."""
 _AROUND = 5
 """Logged steps before and after each whose mean a line shows, at most, and a tenth of them all: a line through two or
 three points would else be flat, and a mean that looks back only lags behind."""
@@ -218,6 +220,11 @@ def curve_plots(
     figures: dict[str, list[Html]] = {}
     for question, titles in CURVES.items():
         shown = {**titles, **({} if figures else terms)}
+        if figures and "In each environment" not in figures and (members := _of_members(logged)):
+            figures["In each environment"] = [
+                curves(title, {group: curve_over_seeds(group_logs, name) for group, group_logs in logs.items()})
+                for name, title in members.items()
+            ]
         figures[question] = []
         for name in (name for name in shown if name in logged and name not in drawn_already):
             title, note = shown[name]
@@ -237,6 +244,15 @@ def curve_plots(
     )
     note = f"Dots: logged steps; lines: mean with up to {_AROUND} before and after{several}."
     return [legend(list(logs)), paragraph(note, "keys"), *parts] if any(figures.values()) else []
+
+
+def _of_members(logged: Iterable[str]) -> dict[str, str]:
+    """Returns the logged returns of each environment of a mixture, with the titles of their plots."""
+    found = {name: match[1] for name in sorted(logged) if (match := _OF_MEMBER.fullmatch(name))}
+    return {
+        name: f"return in {env}, evaluation" if name.startswith("eval_") else f"return in {env}"
+        for name, env in found.items()
+    }
 
 
 def _equal(log: Log, one: str, other: str) -> bool:

@@ -23,7 +23,8 @@ from benchmarks.trainer_speed.scripted import GOLD, Script, SearchEnvironment, f
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector
-from trainers.train import dataset_of, engine_of
+from trainers.train import engine_of
+from trainers.train.environments import dataset_of
 from trainers.trainer import AgentTrainer
 
 

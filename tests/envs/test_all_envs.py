@@ -135,6 +135,24 @@ def test_a_path_among_the_options_goes_to_json_as_a_text(tmp_path):
     assert json.loads(vector.spec.to_json())["kwargs"]["dataset"] == str(path)
 
 
+def bonus(transition):
+    """A user's own term."""
+    return 0.25
+
+
+def test_a_reward_that_a_module_holds_goes_to_json_by_its_name():
+    env = gymnasium.make("AgentR1/FictionQA-v0", questions=2, reward=["em", bonus])
+    assert json.loads(env.spec.to_json())["kwargs"]["reward"] == ["em", f"{__name__}:bonus"]
+    again = gymnasium.make(EnvSpec.from_json(env.spec.to_json()))
+    assert again.unwrapped.reward_weights == env.unwrapped.reward_weights == {"em": 1.0, "bonus": 1.0}
+
+    def hidden(transition):
+        return 0.0
+
+    with pytest.raises(TypeError, match="function is not JSON serializable"):
+        gymnasium.make("AgentR1/FictionQA-v0", questions=2, reward=hidden).spec.to_json()
+
+
 def test_the_compact_style_of_fiction_keeps_the_contract(make):
     check_tool_env(make("AgentR1/FictionQA-v0", style="compact", reward="process"))
 

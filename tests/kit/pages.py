@@ -17,8 +17,8 @@ PAGES = {
     for path in (
         ROOT / "README.md",
         *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs" / "libraries").glob("*.md")),
         ROOT / "docs/environments/index.md",
-        *sorted((ROOT / "docs/libraries").glob("*.md")),
     )
 }
 """Text of each page that is written by hand."""

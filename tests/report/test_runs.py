@@ -224,6 +224,16 @@ class TestTraining:
         apart = [{**row, "rollout/reward/em": 0.0} for row in log]
         assert ">reward term em<" in "".join(part.text for part in curve_plots({"a": [apart]}))
 
+    def test_environments_of_a_mixture_have_plots_of_their_own(self) -> None:
+        others = {"rollout/reward/return": 1.0, "eval_rollout/return": 1.0, "rollout/turns": 1.0, "rollout/calls": 1.0}
+        log = [
+            {"step": step, "reward": step, "rollout/shop/return": 2 * step, "eval_shop/return": step, **others}
+            for step in range(3)
+        ]
+        page = "".join(part.text for part in curve_plots({"a": [log]}))
+        assert ">return in shop<" in page and ">return in shop, evaluation<" in page and "In each environment" in page
+        assert "return in reward" not in page and "return in rollout" not in page
+
     @pytest.mark.parametrize("line", ["{", "{}", json.dumps(token_row(loss_mask=[1]))])
     def test_torn_traces_are_refused(self, tmp_path: Path, line: str) -> None:
         run = write_training(tmp_path / "grpo", [{"step": 1, "reward": 0.5}])

@@ -17,7 +17,8 @@ from tests.kit.tiny_model import make_model
 from tests.trainers.engines.test_collect import EchoEnv
 from tests.trainers.test_train import COMPACT, config
 from trainers.toy.model import build_model, build_tokenizer
-from trainers.train import build_trainer, dataset_of, eval_dataset_of
+from trainers.train import build_trainer
+from trainers.train.environments import dataset_of, eval_dataset_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 TOKENIZER = build_tokenizer()

@@ -28,7 +28,8 @@ from trainers.engines.local import LocalOptions, open_model
 from trainers.engines.slots import SlotEngine
 from trainers.engines.template_choice import bundled
 from trainers.toy.model import build_model, build_tokenizer
-from trainers.train import build_trainer, collector_of, engine_of, env_maker, main
+from trainers.train import build_trainer, collector_of, engine_of, main
+from trainers.train.environments import env_maker
 
 COMPACT = {"style": "compact", "entities": 200, "questions": 40}
 

@@ -1,4 +1,4 @@
-"""Rollouts as padded tensors, made once, and as numbers to log: between the engines and the trainer.
+"""Rollouts as padded tensors, made once: between the engines and the trainer.
 
 Shapes: B trajectories, at most K turns, T completion tokens.
 """
@@ -6,7 +6,6 @@ Shapes: B trajectories, at most K turns, T completion tokens.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -22,9 +21,6 @@ from trainers.config import AgentConfig
 
 PADDING = MappingProxyType({"turn_ids": -1, "state_ids": -1})
 """Padding of the fields of `CreditInputs` that are not padded with 0."""
-
-NO_SPREAD = 1e-6
-"""Standard deviations of returns below this are the rounding of equal numbers."""
 
 Trajectories = Sequence[Trajectory]
 
@@ -132,6 +128,9 @@ class Batch:
             ),
             "valid": torch.tensor([not t.infrastructure_error for t in records]),
         }
+        if args.envs:
+            names = [member.name for member in args.environments]
+            credit["environments"] = torch.tensor([names.index(row["env"]) for row in rows])
         if "state_ids" in args.preset.needs:
             credit["state_ids"] = state_ids(records)
         on_device = {name: tensor.to(device) for name, tensor in credit.items()}
@@ -210,58 +209,6 @@ def state_ids(trajectories: Trajectories) -> Tensor:
     return _padded(states, -1)
 
 
-def describe(trajectory: Trajectory) -> dict[str, float]:
-    """Returns the numbers to log of one rollout; of a dropped one, only that it was dropped."""
-    if trajectory.infrastructure_error:
-        return {"dropped": 1.0}
-    tokens = tokens_of(trajectory)
-    rewritten = rewritten_tokens(tokens)
-    return {
-        "dropped": 0.0,
-        "terminated": float(trajectory.terminated),
-        "truncated": float(trajectory.truncated),
-        "contexts": 1.0 + len(tokens.context_starts),
-        "environment_tokens": float(len(rewritten) - sum(rewritten) - sum(tokens.loss_mask)),
-        "repetition": repetition(tokens),
-        "outcome_reward": trajectory.outcome_reward,
-        **{name: float(number) for name, number in trajectory.counts().items()},
-        **{f"reward/{name}": value for name, value in trajectory.reward_terms.items()},
-    }
-
-
-def answered(trajectory: Trajectory) -> tuple[str, str | None] | None:
-    """Returns the first accepted answer and the given one, without case and outer space; None where none is known."""
-    if trajectory.infrastructure_error or not trajectory.gold_answers:
-        return None
-    answer = trajectory.answer
-    return trajectory.gold_answers[0].strip().lower(), None if answer is None else answer.strip().lower()
-
-
-def answer_shares(pairs: Sequence[tuple[str, str | None] | None]) -> dict[str, float]:
-    """Returns how far rollouts answer alike, and how far they should.
-
-    `answer_share` is the share of rollouts with the most frequent answer, `gold_share` that of those whose task accepts
-    the most frequent accepted answer. Nothing where all tasks of the batch accept the same: answering alike is right.
-
-    Args:
-        pairs: what `answered` returned for each rollout of all processes.
-    """
-    known = [pair for pair in pairs if pair is not None]
-    golds = Counter(gold for gold, _ in known)
-    if len(golds) < 2:
-        return {}
-    answers = Counter(answer for _, answer in known if answer is not None)
-    shares = {"answer_share": answers, "gold_share": golds}
-    return {name: max(counts.values(), default=0) / len(known) for name, counts in shares.items()}
-
-
-def repetition(tokens: Tokens, *, size: int = 4) -> float:
-    """Returns the share of the n-grams inside the model's turns that repeat an earlier one."""
-    ids = tokens.completion_ids
-    grams = [ids[at : at + size] for start, end in tokens.spans for at in range(start, end - size + 1)]
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0
-
-
 def valid_share(inputs: CreditInputs) -> float:
     """Returns the share of rollouts that count; 1 where none does, as there is nothing to be shared then."""
     return inputs.valid.float().mean().item() or 1.0
@@ -271,54 +218,6 @@ def mean_advantages(inputs: CreditInputs, credit: Credit) -> Tensor:
     """Returns (B,): the mean advantage of each rollout's sampled tokens."""
     sampled = inputs.turn_ids >= 0
     return (credit.advantages * sampled).sum(1) / sampled.sum(1).clamp(min=1)
-
-
-def credit_metrics(inputs: CreditInputs, credit: Credit) -> dict[str, float]:
-    """Returns numbers to log: the spread of advantages and of returns in their groups, and how good the critic was.
-
-    Raises:
-        ValueError: an advantage is not finite.
-    """
-    advantages = credit.advantages[credit.credited]
-    if not torch.isfinite(advantages).all():
-        raise ValueError(f"Advantages must be finite; the rewards of the turns were {inputs.turn_rewards.tolist()}.")
-    numbers = {}
-    if len(advantages):
-        numbers["advantage/mean"] = advantages.mean().item()
-        numbers["advantage/std"] = advantages.std(correction=0).item()
-        numbers["advantage/abs_max"] = advantages.abs().max().item()
-    spreads = group_spreads(inputs)
-    if len(spreads):
-        numbers["group/return_std"] = spreads.mean().item()
-        numbers["group/without_signal"] = (spreads < NO_SPREAD).float().mean().item()
-    if inputs.values is not None and credit.returns is not None:
-        numbers["critic/explained_variance"] = explained_variance(
-            inputs.values[credit.credited], credit.returns[credit.credited]
-        )
-    return numbers
-
-
-def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """Returns 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant.
-
-    NaN, which TRL's log leaves out, where the returns are all equal.
-    """
-    variance = returns.var(correction=0) if len(returns) else torch.zeros(())
-    return (1 - (returns - values).var(correction=0) / variance).item() if variance > 0 else math.nan
-
-
-def group_spreads(inputs: CreditInputs) -> Tensor:
-    """Returns the standard deviation of the returns of each group that has at least two valid rollouts.
-
-    Where every prompt has one rollout, the whole batch is one group.
-    """
-    returns = (inputs.turn_rewards * inputs.turn_mask).sum(1)
-    groups = torch.unique(inputs.groups)
-    if len(groups) == len(returns):
-        members = [returns[inputs.valid]]
-    else:
-        members = [returns[(inputs.groups == group) & inputs.valid] for group in groups]
-    return torch.tensor([member.std(correction=0).item() for member in members if len(member) > 1])
 
 
 def _padded(lines: Sequence[Sequence[float]], padding: float, width: int | None = None) -> Tensor:

@@ -37,6 +37,7 @@ class CreditInputs:
             reference model.
         token_mask: (B, T) bool, True for every token that is not padding; needed without advantage mask only.
         state_ids: (B, K) long, equal for equal states in which turns began, -1 for unknown; see `state_id`.
+        environments: (B,) long, equal for rollouts of one environment of a mixture; None: there is only one.
 
     Raises:
         ValueError: a field has another shape.
@@ -52,6 +53,7 @@ class CreditInputs:
     token_rewards: Tensor | None = None
     token_mask: Tensor | None = None
     state_ids: Tensor | None = None
+    environments: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.turn_rewards.dim() != 2 or self.turn_ids.dim() != 2:
@@ -64,6 +66,7 @@ class CreditInputs:
         expected = {
             "turn_mask": by_turn, "turn_ids": by_token, "groups": single, "valid": single, "values": by_token,
             "outcome_rewards": by_turn, "token_rewards": by_token, "token_mask": by_token, "state_ids": by_turn,
+            "environments": single,
         }  # fmt: skip
         for name, shape in expected.items():
             tensor = getattr(self, name)
@@ -71,6 +74,11 @@ class CreditInputs:
                 raise ValueError(
                     f"{name} must have shape {shape} beside these turn_rewards, got {tuple(tensor.shape)}."
                 )
+
+    def select(self, lines: Tensor) -> CreditInputs:
+        """Returns some of the rollouts, those where the mask (B,) is True."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return replace(self, **{name: tensor[lines] for name, tensor in values if tensor is not None})
 
     def on_cpu(self) -> CreditInputs:
         """Returns the batch detached and on the CPU, with at least one column of turns."""
@@ -138,6 +146,12 @@ class Credit:
     advantages: Tensor
     credited: Tensor
     returns: Tensor | None
+
+    def select(self, lines: Tensor) -> Credit:
+        """Returns that of some of the rollouts, those where the mask (B,) is True."""
+        return Credit(
+            self.advantages[lines], self.credited[lines], None if self.returns is None else self.returns[lines]
+        )
 
 
 @dataclass(frozen=True, slots=True)

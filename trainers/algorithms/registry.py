@@ -7,6 +7,8 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.support.plugins import named_object
 from trainers.algorithms.credit import Credit, CreditInputs, CreditOptions
@@ -84,6 +86,9 @@ def _place(function: Estimator) -> tuple[str, str]:
 def estimate(name: str, inputs: CreditInputs, options: CreditOptions) -> Credit:
     """Returns what an estimator makes of a batch; that of a user is checked.
 
+    In a mixture every environment is a batch of its own, for their rewards have scales of their own: what an estimator
+    takes over the batch (a mean, a deviation) is over the rollouts of one environment.
+
     Args:
         name: key in `ESTIMATORS`, or MODULE:NAME.
         inputs: the rollouts of all processes.
@@ -92,6 +97,25 @@ def estimate(name: str, inputs: CreditInputs, options: CreditOptions) -> Credit:
     Raises:
         ConfigurationError: there is no such estimator, or it returned something else than `Credit` of this batch.
     """
+    if inputs.environments is None:
+        return _estimate(name, inputs, options)
+    parts = [inputs.environments == number for number in torch.unique(inputs.environments)]
+    credits = [_estimate(name, inputs.select(lines), options) for lines in parts]
+    tensors = ([getattr(credit, field.name) for credit in credits] for field in fields(Credit))
+    return Credit(*(_merged(part, parts) for part in tensors))
+
+
+def _merged(tensors: Sequence[Any], parts: Sequence[torch.Tensor]) -> Any:
+    """Puts the lines of each part back to where its mask is True; None where no part has any."""
+    if any(tensor is None for tensor in tensors):
+        return None
+    whole = tensors[0].new_zeros((len(parts[0]), *tensors[0].shape[1:]))
+    for tensor, lines in zip(tensors, parts, strict=True):
+        whole[lines] = tensor
+    return whole
+
+
+def _estimate(name: str, inputs: CreditInputs, options: CreditOptions) -> Credit:
     credit = _find(name)(inputs, options)
     shape = tuple(inputs.turn_ids.shape)
     got = [tuple(getattr(getattr(credit, part, None), "shape", ())) for part in ("advantages", "credited")]

@@ -12,6 +12,7 @@ from transformers.utils.import_utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig  # type: ignore[attr-defined]
 
 from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.play.mixture import Member, environments_of
 from trainers.config.options import (
     AlarmOptions,
     AlgorithmOptions,
@@ -94,6 +95,15 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
     def preset(self) -> Preset:
         """What `algorithm` stands for."""
         return find_preset(self.algorithm)
+
+    @property
+    def environments(self) -> tuple[Member, ...]:
+        """What is trained on: the environment that `env_id` names, or the mixture that `envs` does.
+
+        Raises:
+            ConfigurationError: neither is named, both are, or one is written wrongly.
+        """
+        return environments_of(self)
 
     def __post_init__(self) -> None:
         settle_precision(self)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_r1_gym.play.mixture import GRAMMAR
 from trainers.config.presets import ALGORITHMS
 
 MAX_TURN_TOKENS = 1024
@@ -31,6 +32,11 @@ class EnvironmentOptions:
         aliases=["--env"],
     )
     env_kwargs: dict[str, Any] | str | None = _help(None, "Arguments for `gymnasium.make`, as a JSON object.")
+    envs: list[str] | None = _help(
+        None,
+        f"Several environments in one run, or --env repeated; each {GRAMMAR}, in a YAML file also a mapping with "
+        "env_id, name, weight, env_kwargs, eval_env_kwargs. Other options of environments go to all of them.",
+    )
     train_seeds: int | None = _help(
         None, "Number of seeds to train on in an environment without a list of tasks; None: 1,000."
     )

@@ -13,7 +13,8 @@ from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.record import Trajectory
 
 Row = Mapping[str, Any]
-"""What a rollout is played for: `seed` and, for a `ToolEnv`, `task_index`; and a `prompt`, for TRL's logs."""
+"""What a rollout is played for: `seed`, for a `ToolEnv` `task_index`, in a mixture `env`, the name of a member; and a
+`prompt`, for TRL's logs."""
 
 
 @dataclass
@@ -65,4 +66,5 @@ class Collector:
 
 def job_of(row: Row, number: int) -> Job:
     """Returns the episode that a row asks for."""
-    return Job(row.get("task_index", number), number, seed=row.get("seed"))
+    index = row.get("task_index")
+    return Job(number if index is None else index, number, seed=row.get("seed"), env=row.get("env") or "")

@@ -13,6 +13,7 @@ from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.play.token_session import TokenLimits
 from trainers.engines.chat_format import ChatFormat as ChatFormat  # for adapters, which load this module
 from trainers.engines.chat_format import home_of
+from trainers.engines.collect import Collector as Collector  # for agent_r1_gym.adapters.trl
 from trainers.engines.merging import write_merged as write_merged  # for `agent-r1 export`, which loads this module
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine

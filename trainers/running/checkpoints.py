@@ -28,8 +28,8 @@ from trainers.running.sharding import sharding_of
 
 RECORD = "checkpoint.json"
 FIXED = (
-    *("algorithm", "env_id", "env_kwargs", "seed", "num_generations", "num_iterations", "steps_per_generation"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "shuffle_dataset"),
+    *("algorithm", "env_id", "env_kwargs", "envs", "seed", "num_generations", "num_iterations"),
+    *("steps_per_generation", "per_device_train_batch_size", "gradient_accumulation_steps", "shuffle_dataset"),
     *("learning_rate", "weight_decay", "optim", "critic_learning_rate"),
     *("chat_template", "chat_template_kwargs"),
 )

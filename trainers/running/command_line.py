@@ -55,7 +55,8 @@ def read_config(words: Sequence[str], config: type[Config], *, prog: str) -> tup
     add_env_options(parser.add_argument_group("environment, named first or as --env"))
     if words and not words[0].startswith("-"):
         words = ["--env", *words]
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
+    whole = ("--config=", "--env=", "--env_id=", "--env-id=")
+    words = _several([part for word in words for part in (word.split("=", 1) if word.startswith(whole) else [word])])
     if words and words[-1] == "--config":
         raise ConfigurationError("--config names no file.")
     for word, name in itertools.pairwise(words):
@@ -69,6 +70,15 @@ def read_config(words: Sequence[str], config: type[Config], *, prog: str) -> tup
     if "use_peft" not in given:  # TRL would take the other options of an adapter and train all weights
         model_args.use_peft = any(name.startswith("lora_") for name in given)
     return args, model_args
+
+
+def _several(words: Sequence[str]) -> list[str]:
+    """Returns a command line that names several environments, each by its own --env, with all of them as --envs."""
+    places = [place for place, word in enumerate(words[:-1]) if word in ("--env", "--env_id", "--env-id")]
+    if len(places) < 2:
+        return list(words)
+    left = [word for place, word in enumerate(words) if not {place, place - 1} & set(places)]
+    return [*left, "--envs", *(words[place + 1] for place in places)]
 
 
 def _names(words: Sequence[str]) -> set[str]:
@@ -144,7 +154,7 @@ def _converted(action: argparse.Action, value: Any) -> Any:
     if value is None or isinstance(value, Mapping) or not callable(action.type):
         return value
     if isinstance(value, list):
-        return [_convert(action, item) for item in value]
+        return [item if isinstance(item, Mapping) else _convert(action, item) for item in value]
     return [_convert(action, value)] if action.nargs == "+" else _convert(action, value)
 
 

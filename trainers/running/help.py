@@ -118,7 +118,7 @@ def check_words(words: Sequence[str]) -> None:
     if names & {"config", "help_all"}:
         return
     missing = []
-    if not names & {"env", "env_id"} and not (words and not words[0].startswith("-")):
+    if not names & {"env", "env_id", "envs"} and not (words and not words[0].startswith("-")):
         missing.append("an environment (env_id), such as HotpotQA,")
     if not names & {"model", "model_name_or_path", "warm_start"}:
         missing.append("a model (--model), such as Qwen/Qwen2.5-3B-Instruct,")

@@ -31,9 +31,10 @@ def sample(records: Sequence[Trajectory], *, group_size: int) -> str | None:
         return None
     group = max(groups, key=lambda group: group[-1].episode_return - group[0].episode_return)
     worst, best = group[0], group[-1]
+    where = f" in {best.env_id}" if len({record.env_id for record in records}) > 1 else ""
     if worst.episode_return == best.episode_return:
-        return "\n".join(_lines(best, f"one of {len(group)} equal rollouts"))
-    parts = [*_lines(best, f"best of {len(group)} rollouts"), *_lines(worst, "worst", task=group_size == 1)]
+        return "\n".join(_lines(best, f"one of {len(group)} equal rollouts{where}"))
+    parts = [*_lines(best, f"best of {len(group)} rollouts{where}"), *_lines(worst, "worst", task=group_size == 1)]
     return "\n".join(parts)
 
 

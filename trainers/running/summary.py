@@ -26,7 +26,13 @@ RECORD = "training.json"
 
 
 def opening(
-    args: AgentConfig, model: str, parameters: tuple[int, int], env: TextEnv, rows: int, *, memory: str = ""
+    args: AgentConfig,
+    model: str,
+    parameters: tuple[int, int],
+    envs: Mapping[str, TextEnv],
+    rows: int,
+    *,
+    memory: str = "",
 ) -> str:
     """Returns the first screen of a run.
 
@@ -34,33 +40,48 @@ def opening(
         args: the configuration.
         model: what is trained: a hub id or a folder.
         parameters: number of trained parameters, and of all.
-        env: an environment of the run.
-        rows: number of training tasks.
+        envs: the environments of the run, by name.
+        rows: number of training rows.
         memory: how much of it a device needs, as estimated; "" where nobody can say.
     """
-    bare = env.unwrapped
-    weights = bare.reward_weights if isinstance(bare, ToolEnv) else {"reward": 1.0}
-    tools = "none: a plain text environment"
-    if isinstance(bare, ToolEnv):
-        tools = ", ".join(tool.name for tool in bare.tools) or "made for each task"
     batch = args.generation_batch_size or args.per_device_train_batch_size
     prompts = max(1, batch // args.num_generations)
     steps = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} passes over the tasks"
     trained, whole = parameters
+    lines = [("model", f"{model}: {short_number(trained)} of {short_number(whole)} parameters are trained")]
+    total = sum(member.weight for member in args.environments)
+    for member, env in zip(args.environments, envs.values(), strict=True):
+        share = f", {member.weight / total:.0%} of the rows" if len(envs) > 1 else ""
+        lines += _told_of(member.name if len(envs) > 1 else member.env_id, env, rows, share)
+    lines += [
+        ("algorithm", f"{args.algorithm}: {prompts} prompts x {args.num_generations} rollouts per batch, {steps}"),
+        (
+            "budget",
+            f"{args.max_turn_tokens} tokens per turn, {args.max_completion_length} per episode after the prompt",
+        ),
+        ("memory", memory or "not estimated: the model is of another shape than those that are known"),
+        ("time", "told after the first step, as measured"),
+        ("output", f"{args.output_dir}"),
+    ]
+    return "\n".join(f"{name:12} {text}" for name, text in lines)
+
+
+def _told_of(name: str, env: TextEnv, rows: int, share: str) -> list[tuple[str, str]]:
+    """Returns the lines of an environment: what is asked, its tools, its reward."""
+    bare = env.unwrapped
     turns = bare.max_turns if isinstance(bare, ToolEnv | TextGame) else getattr(env.spec, "max_episode_steps", None)
-    lines = {
-        "model": f"{model}: {short_number(trained)} of {short_number(whole)} parameters are trained",
-        "environment": f"{args.env_id}: {bare.describe_dataset() if isinstance(bare, ToolEnv) else f'{rows} seeds'}",
-        "tools": tools,
-        "reward": " + ".join(f"{weight:g} x {name}" for name, weight in weights.items()),
-        "algorithm": f"{args.algorithm}: {prompts} prompts x {args.num_generations} rollouts per batch, {steps}",
-        "budget": f"{args.max_turn_tokens} tokens per turn, {args.max_completion_length} per episode after the prompt"
-        + (f", {turns} turns" if turns else ""),
-        "memory": memory or "not estimated: the model is of another shape than those that are known",
-        "time": "told after the first step, as measured",
-        "output": f"{args.output_dir}",
-    }
-    return "\n".join(f"{name:12} {text}" for name, text in lines.items())
+    limit = f", {turns} turns" if turns else ""
+    if not isinstance(bare, ToolEnv):
+        asked = f"{rows} seeds" if not share else "seeds"
+        tools, weights = "none: a plain text environment", {"reward": 1.0}
+    else:
+        asked, weights = bare.describe_dataset(), bare.reward_weights
+        tools = ", ".join(tool.name for tool in bare.tools) or "made for each task"
+    return [
+        ("environment", f"{name}: {asked}{share}{limit}"),
+        ("tools", tools),
+        ("reward", " + ".join(f"{weight:g} x {term}" for term, weight in weights.items())),
+    ]
 
 
 def closing(folder: str | None, card: AgentCard) -> str:
@@ -70,29 +91,36 @@ def closing(folder: str | None, card: AgentCard) -> str:
         folder: of the model.
         card: of the agent.
     """
+    runs = (
+        " ".join(f"{folder}/eval/{member.name}" for member in card.environments) if card.mixture else f"{folder}/eval"
+    )
     return (
         f"the model is in {folder}; what it is an agent for is in its {FILE} and README.md\n"
         f"measure it:  {card.eval_command(str(folder))} --out {folder}/eval\n"
-        f"look at it:  agent-r1 report {folder} {folder}/eval\n"
+        f"look at it:  agent-r1 report {folder} {runs}\n"
         + (f"talk to it:  agent-r1 chat {folder}\n" if card.has_tools else "")
-        + f"go on:       agent-r1 train {card.env_id} --warm_start {folder} --output_dir ..."
+        + f"go on:       agent-r1 train {card.command_line} --warm_start {folder} --output_dir ..."
     )
 
 
-def started(args: AgentConfig, model: str, env: TextEnv) -> dict[str, Any]:
+def started(args: AgentConfig, model: str, envs: Mapping[str, TextEnv]) -> dict[str, Any]:
     """Returns where a run comes from.
 
     Returns:
         What `start_of_run` does, and `model`, `environment`, `dataset`, `reward_weights` and `settings`: the options
-        whose values are not the defaults.
+        whose values are not the defaults. In a mixture `environment` names all, and the next two are by name.
     """
-    bare = env.unwrapped
+    bare = {name: env.unwrapped for name, env in envs.items()}
+    tool_envs = {name: env for name, env in bare.items() if isinstance(env, ToolEnv)}
+    asked = {name: env.describe_dataset() for name, env in tool_envs.items()}
+    weights = {name: env.reward_weights for name, env in tool_envs.items()}
+    alone = len(envs) == 1
     return {
         **start_of_run(_PACKAGES),
         "model": model,
-        "environment": args.env_id,
-        "dataset": bare.describe_dataset() if isinstance(bare, ToolEnv) else None,
-        "reward_weights": bare.reward_weights if isinstance(bare, ToolEnv) else None,
+        "environment": " + ".join(member.env_id for member in args.environments),
+        "dataset": next(iter(asked.values()), None) if alone else asked,
+        "reward_weights": next(iter(weights.values()), None) if alone else weights,
         "settings": changed_settings(args),
     }
 
@@ -108,9 +136,9 @@ def changed_settings(args: AgentConfig) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in plain and value != plain[name]}
 
 
-def write_start(args: AgentConfig, model: str, env: TextEnv) -> None:
+def write_start(args: AgentConfig, model: str, envs: Mapping[str, TextEnv]) -> None:
     """Adds a start to `training.json`."""
-    _write(args, {"starts": [*_read(args).get("starts", []), started(args, model, env)], "stopped": None})
+    _write(args, {"starts": [*_read(args).get("starts", []), started(args, model, envs)], "stopped": None})
 
 
 def write_end(args: AgentConfig, stopped: str | None) -> None:
@@ -131,20 +159,18 @@ def _write(args: AgentConfig, run: Mapping[str, Any]) -> None:
         temporary.write_text(json.dumps(run, indent=1, default=str) + "\n", encoding="utf-8")
 
 
-def agent_card(args: AgentConfig, base: str, env: TextEnv) -> AgentCard:
+def agent_card(args: AgentConfig, base: str, envs: Mapping[str, TextEnv]) -> AgentCard:
     """Returns the agent card: what is trained on what, with what; nobody has measured it yet.
 
     Args:
         args: the configuration.
         base: what is trained.
-        env: an environment of the run.
+        envs: the environments of the run, by name.
     """
-    options: Any = args.env_kwargs or {}
     budgets = {name: getattr(args, name) for name in ("max_turn_tokens", "max_prompt_length", "max_completion_length")}
-    return AgentCard.of(
-        env,
-        env_id=str(args.env_id),
-        env_options=dict(options),
+    return AgentCard.of_run(
+        args.environments,
+        envs,
         budgets={name: number for name, number in budgets.items() if number is not None},
         base_model=base,
         algorithm=args.algorithm,

@@ -22,6 +22,7 @@ from agent_r1_gym.cli.agents import split_policy
 from agent_r1_gym.errors import AgentR1Error, ConfigurationError
 from agent_r1_gym.evaluation.agent_card import MODEL_FILES, AgentCard
 from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.play.mixture import GRAMMAR, Member, environments_of, mixed_order
 from agent_r1_gym.registry import TextEnv, make_text_env
 from agent_r1_gym.support.terminal import note, say
 from trainers.config import settle_precision
@@ -51,6 +52,9 @@ class DemonstrationConfig(SFTConfig):
     )
     env_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Options of the environment, a JSON object."}
+    )
+    envs: list[str] | None = field(
+        default=None, metadata={"help": f"Several environments, or --env repeated; each {GRAMMAR}."}
     )
     source: str = field(
         default="oracle",
@@ -99,17 +103,17 @@ def main(words: Sequence[str]) -> None:
     """Trains, and saves model or adapter, tokenizer and chat format in `output_dir`."""
     silence_libraries()
     args, model_args = read_config(words, DemonstrationConfig, prog="python -m trainers.sft")
-    if args.env_id is None:
+    if args.env_id is None and not args.envs:
         raise ConfigurationError("Name the environment: agent-r1 sft ENV --model MODEL --from SOURCE --output_dir DIR.")
+    environments = environments_of(args)
     check_output(args.output_dir)
     made = [name for name in MODEL_FILES if (Path(args.output_dir or "") / name).exists()]
     if made:
         raise ConfigurationError(f"{args.output_dir} holds a model already ({made[0]}); choose another output_dir.")
-    if not isinstance(args.env_kwargs or {}, Mapping):
-        raise ConfigurationError(f"env_kwargs must be a JSON object, got {args.env_kwargs!r:.80}.")
-    env = make_text_env(args.env_id, dict(args.env_kwargs or {}))  # type: ignore[arg-type]
+    envs = {member.name: make_text_env(member.env_id, member.options) for member in environments}
     source = _run_folder(args)
-    kept = _kept(source, args) if source is not None else None  # before any model is loaded
+    # Before any model is loaded:
+    kept = {} if source is None else {environments[0].name: _kept(source, args)}
     name = find_model(model_args.model_name_or_path, revision=model_args.model_revision)
     model = Source(name, model_args.model_revision, args.trust_remote_code)
     tokenizer = load_tokenizer(model)
@@ -117,9 +121,11 @@ def main(words: Sequence[str]) -> None:
     peft_config = get_peft_config(model_args)
     check_adapter(peft_config, model)
     chat = ChatFormat.load(name, tokenizer, template=args.chat_template, revision=model_args.model_revision)
-    if kept is None:
-        kept = _kept(_played(env, args, name), args)
-    rows = _rows(kept, env, chat, longest=args.max_length)
+    if source is None:
+        kept = {member.name: _kept(_played(member, envs[member.name], args, name), args) for member in environments}
+    rows = _mixed(
+        [_rows(kept[each.name], envs[each.name], chat, longest=args.max_length) for each in environments], args
+    )
     args.model_init_kwargs = model_init_kwargs(args, model_args)
     trainer = SFTTrainer(
         model=name,
@@ -136,9 +142,10 @@ def main(words: Sequence[str]) -> None:
         tokenizer.save_pretrained(args.output_dir)
         chat.save(str(args.output_dir))
         held_out = None if source is None else _held_out(source)
-        card = _card(args, name, env, demonstrations=held_out or "of training tasks")
+        card = _card(args, name, envs, demonstrations=held_out or "of training tasks")
         card.save(str(args.output_dir))
-        say(f"learned from {len(kept)} episodes ({len(rows)} rows); {closing(args.output_dir, card)}")
+        episodes = sum(map(len, kept.values()))
+        say(f"learned from {episodes} episodes ({len(rows)} rows); {closing(args.output_dir, card)}")
         if held_out:
             note(f"{held_out}: the questions that `agent-r1 eval` asks by default are no test of this model")
 
@@ -149,25 +156,32 @@ def _held_out(run: RunFolder) -> str | None:
     return None if split in (None, "train") else f"of the held-out split {split!r}"
 
 
-def _card(args: DemonstrationConfig, model: str, env: TextEnv, *, demonstrations: str) -> AgentCard:
-    return AgentCard.of(
-        env,
-        env_id=str(args.env_id),
-        env_options=dict(args.env_kwargs or {}),  # type: ignore[arg-type]
-        base_model=model,
-        algorithm="sft",
-        settings={
-            "source": args.source,
-            "demonstrations": demonstrations,
-            "learning rate": f"{args.learning_rate:g}",
-            "seed": f"{args.seed}",
-        },
-    )
+def _mixed(parts: Sequence[list[TokenRow]], args: DemonstrationConfig) -> list[TokenRow]:
+    """Returns the rows of all environments, each environment with its share."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = [row for part in parts for row in part]
+    weights = [member.weight for member in environments_of(args)]
+    return [rows[place] for place in mixed_order([len(part) for part in parts], weights)]
+
+
+def _card(args: DemonstrationConfig, model: str, envs: Mapping[str, TextEnv], *, demonstrations: str) -> AgentCard:
+    settings = {
+        "source": args.source,
+        "demonstrations": demonstrations,
+        "learning rate": f"{args.learning_rate:g}",
+        "seed": f"{args.seed}",
+    }
+    return AgentCard.of_run(environments_of(args), envs, base_model=model, algorithm="sft", settings=settings)
 
 
 def _run_folder(args: DemonstrationConfig) -> RunFolder | None:
     """Returns the run folder that is the source, None if somebody has to play."""
     if Path(args.source).is_dir():
+        if args.envs:
+            raise ConfigurationError(
+                f"--from {args.source} is of one environment; name it, or a policy for all of them."
+            )
         for name in ("episodes", "samples"):
             if getattr(args, name) is not None:
                 raise ConfigurationError(
@@ -182,12 +196,13 @@ def _run_folder(args: DemonstrationConfig) -> RunFolder | None:
     if split_policy(args.source)[0] is not None:
         raise ConfigurationError(
             f"--from {args.source}: have a model play first, on the training split, and name the folder: agent-r1 eval "
-            f"{args.env_id} --split train --policy {args.source} --out RUN; or take --from self for the model itself."
+            f"{args.env_id or 'ENV'} --split train --policy {args.source} --out RUN; or take --from self for the model "
+            "itself."
         )
     return None
 
 
-def _played(env: TextEnv, args: DemonstrationConfig, model: str) -> RunFolder:
+def _played(member: Member, env: TextEnv, args: DemonstrationConfig, model: str) -> RunFolder:
     """Returns the folder of the episodes that the source plays; on several processes the first one does it for all."""
     own = None
     if args.source == SELF:
@@ -197,14 +212,14 @@ def _played(env: TextEnv, args: DemonstrationConfig, model: str) -> RunFolder:
             max_turn_tokens=args.max_turn_tokens,
             chat_template=args.chat_template,
         )
-    folder = Path(args.output_dir or "") / FOLDER
+    folder = Path(args.output_dir or "") / FOLDER / (member.name if args.envs else "")
     state = PartialState()
     if state.is_main_process:
         play_demonstrations(
             folder,
             env,
-            env_id=str(args.env_id),
-            env_options=dict(args.env_kwargs or {}),  # type: ignore[arg-type]
+            env_id=member.env_id,
+            env_options=member.options,
             policy=args.source,
             model=own,
             episodes=args.episodes,

@@ -133,7 +133,7 @@ def run(
         "questions": questions,
         "scores": board.scores,
         "seconds": phases.taken,
-        "starts": [started(args, str(warm), make_text_env(ENV, dict(TRAINING)))],
+        "starts": [started(args, str(warm), {ENV: make_text_env(ENV, dict(TRAINING))})],
         **({"rejection_sampling": counts} if control else {}),
     }
     with atomic_file(folder / "scores.json") as temporary:

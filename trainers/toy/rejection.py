@@ -19,7 +19,8 @@ from trainers.algorithms.batch import tokens_of
 from trainers.config import AgentConfig
 from trainers.sft.rows import TokenRow, labelled
 from trainers.toy.supervised import fit, in_epochs
-from trainers.train import MOST_SLOTS, chat_of, collector_of, dataset_of, slot_engine
+from trainers.train import MOST_SLOTS, chat_of, collector_of, slot_engine
+from trainers.train.environments import dataset_of
 
 
 def rejection_sampling(

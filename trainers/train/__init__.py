@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from trainers.train.building import build_trainer as build_trainer
     from trainers.train.building import chat_of as chat_of
     from trainers.train.building import collector_of as collector_of
-    from trainers.train.building import dataset_of as dataset_of
     from trainers.train.building import engine_of as engine_of
-    from trainers.train.building import env_maker as env_maker
-    from trainers.train.building import eval_dataset_of as eval_dataset_of
     from trainers.train.building import model_init_kwargs as model_init_kwargs
     from trainers.train.building import slot_engine as slot_engine
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
 from accelerate.utils import set_seed  # type: ignore[import-untyped]
 from datasets import Dataset
@@ -87,13 +87,14 @@ def train(words: Sequence[str]) -> None:
 def _first_screen(trainer: AgentTrainer, model: str) -> str:
     """Returns what a run says of itself as it begins, and keeps it for reports."""
     args = trainer.args
-    env = make_text_env(str(args.env_id), dict(cast("Mapping[str, Any]", args.env_kwargs or {})))
+    envs = {member.name: make_text_env(member.env_id, member.options) for member in args.environments}
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
     parameters = sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
     rows = len(cast("Dataset", trainer.train_dataset))
-    text = opening(args, model, parameters, env, rows, memory=_memory(trainer, parameters))
-    write_start(args, model, env)
-    env.close()
+    text = opening(args, model, parameters, envs, rows, memory=_memory(trainer, parameters))
+    write_start(args, model, envs)
+    for env in envs.values():
+        env.close()
     return text
 
 

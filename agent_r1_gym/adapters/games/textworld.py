@@ -14,23 +14,7 @@ from agent_r1_gym.wrappers.game import Opening, TextGame
 
 _LONGEST_COMMAND = 190
 _PARTS = re.compile(r"[.,;]|\bthen\b|\band\b")
-_OUTSIDE = frozenset(
-    [
-        "save",
-        "restore",
-        "restart",
-        "undo",
-        "quit",
-        "q",
-        "script",
-        "transcript",
-        "noscript",
-        "unscript",
-        "record",
-        "replay",
-        "verify",
-    ]
-)
+_OUTSIDE = re.compile("save|restore|restart|undo|quit|q|script|transcript|noscript|unscript|record|replay|verify")
 """Commands to the engine instead of the game: they would write files into the current folder, or play it again."""
 _TOLD = ("admissible_commands", "objective", "description", "won", "lost", "policy_commands")
 
@@ -130,7 +114,7 @@ class TextWorldEnv(TextGame):
         # An empty command makes the engine wait, and a backslash makes it ask again for ever.
         command = "".join(letter for letter in lines[-1] if letter.isprintable() and letter != "\\").strip()
         first_words = (part.split(maxsplit=1)[0] for part in _PARTS.split(command.lower()) if part.strip())
-        if not _OUTSIDE.isdisjoint(first_words):
+        if any(map(_OUTSIDE.fullmatch, first_words)):
             return self._shown("That is no command of the game."), 0.0, False, self._told()
         with ALONE:
             self._state, score, done = self._engine.step(command[:_LONGEST_COMMAND] or "look")

@@ -10,7 +10,7 @@ import torch
 
 from tests.kit.bandit import make_args
 from tests.kit.fixed import make_trajectory, multi_turn_batch
-from trainers.algorithms import batch
+from trainers.algorithms import batch, numbers
 from trainers.algorithms.advantages import ESTIMATORS
 from trainers.algorithms.credit import CreditInputs, CreditOptions
 
@@ -65,16 +65,16 @@ def test_state_after_a_rewritten_context_is_all_that_the_model_sees() -> None:
 
 
 def test_repetition_counts_inside_turns_only() -> None:
-    assert batch.repetition(
+    assert numbers.repetition(
         batch.tokens_of(make_trajectory([2], [([8] * 7, 0.0, []), ([8] * 3, 0.0, [])]))
     ) == pytest.approx(3 / 4)
-    assert batch.repetition(batch.tokens_of(make_trajectory([2], [([8, 9, 10, 11, 12], 0.0, [8] * 20)]))) == 0
-    assert batch.repetition(batch.tokens_of(make_trajectory([2], [([8], 0.0, [])]))) == 0
+    assert numbers.repetition(batch.tokens_of(make_trajectory([2], [([8, 9, 10, 11, 12], 0.0, [8] * 20)]))) == 0
+    assert numbers.repetition(batch.tokens_of(make_trajectory([2], [([8], 0.0, [])]))) == 0
 
 
 def test_description_of_a_dropped_rollout_holds_nothing_else() -> None:
-    assert batch.describe(make_trajectory([2], [([8], 9.0, [])], error="dead")) == {"dropped": 1.0}
-    described = batch.describe(make_trajectory([2], [([8], 9.0, [7, 7])], truncated=True, outcomes=[4.0], em=1.0))
+    assert numbers.describe(make_trajectory([2], [([8], 9.0, [])], error="dead")) == {"dropped": 1.0}
+    described = numbers.describe(make_trajectory([2], [([8], 9.0, [7, 7])], truncated=True, outcomes=[4.0], em=1.0))
     assert described == {
         "dropped": 0.0,
         "turns": 1.0,
@@ -99,7 +99,7 @@ def test_spread_of_groups_leaves_out_what_does_not_count() -> None:
         groups=torch.tensor([0, 0, 0, 1, 2]),
         valid=torch.tensor([True, True, False, True, True]),
     )
-    assert batch.group_spreads(inputs).tolist() == [1.0]
+    assert numbers.group_spreads(inputs).tolist() == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -113,4 +113,6 @@ def test_spread_of_groups_leaves_out_what_does_not_count() -> None:
     ],
 )
 def test_explained_variance(values: list[float], returns: list[float], expected: float) -> None:
-    assert batch.explained_variance(torch.tensor(values), torch.tensor(returns)) == pytest.approx(expected, nan_ok=True)
+    assert numbers.explained_variance(torch.tensor(values), torch.tensor(returns)) == pytest.approx(
+        expected, nan_ok=True
+    )

@@ -23,8 +23,9 @@ from tests.kit.generate_engine import GenerateEngine
 from tests.kit.scripted import STOPS, ScriptedSession, make_causal_lm
 from tests.kit.small_env import ANSWER, SmallEnv, call
 from tests.trainers.engines.test_collect import CHAT, EchoEnv, played
-from trainers.algorithms.batch import describe, tokens_of
+from trainers.algorithms.batch import tokens_of
 from trainers.algorithms.contexts import Contexts, context_numbers
+from trainers.algorithms.numbers import describe
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector
 from trainers.engines.sampling import SamplingOptions

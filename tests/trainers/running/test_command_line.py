@@ -129,7 +129,7 @@ def test_files_are_refused(text: str, words: str, tmp_path: Path) -> None:
         (["--config", "missing.yaml"], r"missing\.yaml: no such file"),
         (["--config"], "names no file"),
         (["--config=missing.yaml"], r"missing\.yaml: no such file"),
-        (["--option", "top_k"], r"--option takes NAME=VALUE, got 'top_k'"),
+        (["--option", "top_k"], r"An option is written NAME=VALUE, got 'top_k'"),
     ],
 )
 def test_words_are_refused(words: list[str], message: str, tmp_path: Path) -> None:

@@ -51,6 +51,11 @@ def test_rollouts_that_are_worth_the_same_are_shown_once() -> None:
     assert text.endswith("answer   none (accepted: Oslo | Christiania)")
 
 
+def test_in_a_mixture_it_says_where() -> None:
+    batch = [rollout("a", reward=0, env_id="A-v0"), rollout("a", reward=1, env_id="B-v0")]
+    assert str(sample(batch, group_size=1)).startswith("  best of 2 rollouts in B-v0: return 1")
+
+
 def test_without_groups_the_batch_is_compared_and_each_task_named() -> None:
     batch = [rollout("a", reward=reward, question=f"task {reward}") for reward in (0.0, 1.0, 0.5)]
     text = sample(batch, group_size=1)

@@ -99,3 +99,16 @@ def test_bad_input_is_told_in_a_line(
     assert run([*words, *base, *(["--model", model] if needs_model else [])]) == 2
     told = capsys.readouterr().err.strip().splitlines()[-1]
     assert re.search(message, told)
+
+
+def test_several_environments_demonstrate(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    envs = ["--env", "FictionQA questions=4 style=compact weight=2", "--env", "FrozenLakeText"]
+    assert run([*envs, "--episodes", "4", "--model", model, "--output_dir", str(out), *QUICK]) == 0
+    said = capsys.readouterr().out
+    assert "learned from 8 episodes (12 rows)" in said  # four of the lake, and those of the questions twice
+    assert {path.name for path in (out / FOLDER).iterdir()} == {"FictionQA", "FrozenLakeText"}
+    card = AgentCard.load(out)
+    assert card is not None and [each.name for each in card.environments] == ["FictionQA", "FrozenLakeText"]
+    assert run([*envs, "--from", str(out / FOLDER / "FictionQA"), "--model", model, "--output_dir", "x", *QUICK]) == 2
+    assert "is of one environment; name it" in capsys.readouterr().err

@@ -1,0 +1,249 @@
+"""Mixtures: several environments in one run, each with a name, a weight and options of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from agent_r1_gym.errors import ConfigurationError, MissingDependencyError, suggest
+from agent_r1_gym.registry import last_name
+
+GRAMMAR = "'ID [weight=W] [name=NAME] [OPTION=VALUE ...] [eval.OPTION=VALUE ...]'"
+_FIELDS = ("env_id", "name", "weight", "env_kwargs", "eval_env_kwargs")
+_TAKEN = ("reward", "rollout")
+_NAME = re.compile(r"[\w.+-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One environment of a run.
+
+    Attributes:
+        env_id: id, as the command line takes it.
+        name: stands in metrics and names of folders; by default the id without its namespace.
+        weight: its share of the episodes, relative to those of the others.
+        options: of the environment.
+        eval_options: what differs in evaluations during training; None: nobody said.
+
+    Raises:
+        ConfigurationError: a field has a wrong value.
+    """
+
+    env_id: str
+    name: str = ""
+    weight: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    eval_options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.env_id, str) or not self.env_id:
+            raise ConfigurationError(f"env_id must name an environment, got {self.env_id!r}.")
+        if not self.name:
+            object.__setattr__(self, "name", last_name(self.env_id))
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or self.name in _TAKEN:
+            raise ConfigurationError(
+                f"{self.env_id}: name={self.name!r} must be made of letters, digits and . _ + -, and be none of "
+                f"{', '.join(_TAKEN)}; it names metrics."
+            )
+        number = isinstance(self.weight, int | float) and not isinstance(self.weight, bool)
+        if not number or not isfinite(self.weight) or self.weight <= 0:
+            raise ConfigurationError(f"{self.env_id}: weight={self.weight!r} must be a number above 0.")
+        for label, value in (("env_kwargs", self.options), ("eval_env_kwargs", self.eval_options or {})):
+            if not isinstance(value, Mapping):
+                raise ConfigurationError(f"{self.env_id}: {label} must be a mapping of options, got {value!r:.80}.")
+
+    @classmethod
+    def of(cls, given: str | Mapping[str, Any] | Self) -> Self:
+        """Returns a member from words (see `GRAMMAR`), or from a mapping as `to_dict` returns it; env_id is enough.
+
+        Raises:
+            ConfigurationError: it is neither.
+        """
+        if isinstance(given, cls):
+            return given
+        if isinstance(given, str):
+            return cls._of_words(given)
+        if not isinstance(given, Mapping) or "env_id" not in given:
+            raise ConfigurationError(
+                f"An environment is written {GRAMMAR}, or as a mapping with env_id; got {given!r}."
+            )
+        for name in given:
+            if name not in _FIELDS:
+                raise ConfigurationError(
+                    f"{given['env_id']}: {name!r} is no field of it. {suggest(str(name), _FIELDS)}"
+                )
+        renamed = {"env_kwargs": "options", "eval_env_kwargs": "eval_options"}
+        return cls(**{renamed.get(name, name): value for name, value in given.items() if value is not None})
+
+    @classmethod
+    def _of_words(cls, text: str) -> Self:
+        env_id, _, rest = text.strip().partition(" ")
+        own: dict[str, Any] = {}
+        options: dict[str, Any] = {}
+        evaluating: dict[str, Any] = {}
+        for name, value in _named_values(rest.strip()):
+            of_eval = name.removeprefix("eval.")
+            into = evaluating if of_eval != name else own if name in ("name", "weight") else options
+            into[of_eval] = value
+        return cls(env_id=env_id, options=options, eval_options=evaluating or None, **own)
+
+    def over(self, options: Mapping[str, Any], eval_options: Mapping[str, Any] | None = None) -> Self:
+        """Returns the member with what all of a run have, where it does not say otherwise itself."""
+        own, told = self.eval_options, eval_options is not None or self.eval_options is not None
+        evaluating = {**(eval_options or {}), **(own or {})} if told else None
+        return replace(self, options={**options, **self.options}, eval_options=evaluating)
+
+    def words(self, *, without: Sequence[str] = ()) -> str:
+        """Returns the member as the command line takes it; options named in `without` are left out."""
+        own = {"name": self.name} if self.name != last_name(self.env_id) else {}
+        weight = {} if self.weight == 1 else {"weight": self.weight}
+        evaluating = {f"eval.{name}": value for name, value in (self.eval_options or {}).items()}
+        said = {**own, **weight, **{name: v for name, v in self.options.items() if name not in without}, **evaluating}
+        return " ".join([self.env_id, *(option_word(*pair) for pair in said.items())])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the member as `of` takes it."""
+        return {
+            "env_id": self.env_id,
+            "name": self.name,
+            "weight": self.weight,
+            "env_kwargs": dict(self.options),
+            "eval_env_kwargs": None if self.eval_options is None else dict(self.eval_options),
+        }
+
+
+def members(given: Iterable[str | Mapping[str, Any] | Member]) -> tuple[Member, ...]:
+    """Returns the environments of a run.
+
+    Raises:
+        ConfigurationError: there is none, one is written wrongly, or two have one name.
+    """
+    read = tuple(Member.of(entry) for entry in given)
+    names = [member.name for member in read]
+    doubled = next((name for name in names if names.count(name) > 1), None)
+    if doubled is not None:
+        raise ConfigurationError(
+            f"Two environments of the mixture are called {doubled!r}: give one another name (name=NAME), which its "
+            "metrics will bear."
+        )
+    if not read:
+        raise ConfigurationError("A mixture needs at least one environment.")
+    return read
+
+
+def environments_of(args: Any) -> tuple[Member, ...]:
+    """Returns what a run is played in: the environment that `env_id` names, or the mixture that `envs` does.
+
+    Args:
+        args: has `env_id`, `env_kwargs`, `envs`, and `eval_env_kwargs` where a run evaluates.
+
+    Raises:
+        ConfigurationError: neither is named, both are, or one is written wrongly.
+    """
+    options, eval_options = args.env_kwargs or {}, getattr(args, "eval_env_kwargs", None)
+    for name, value in (("env_kwargs", options), ("eval_env_kwargs", eval_options)):
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigurationError(f"{name} must be a JSON object, got {value!r:.80}.")
+    if args.envs and args.env_id is not None:
+        raise ConfigurationError(f"env_id={args.env_id!r} stands beside envs: write it as one of the envs.")
+    if args.envs:
+        return tuple(member.over(options, eval_options) for member in members(args.envs))
+    if args.env_id is None:
+        raise ConfigurationError(
+            "env_id is not given: name a registered text environment, such as AgentR1/HotpotQA-v0."
+        )
+    return (Member(env_id=args.env_id, options=options, eval_options=eval_options),)
+
+
+def read_members(path: Path) -> tuple[Member, ...]:
+    """Returns the environments that a YAML or JSON file lists under `envs`, such as a training configuration.
+
+    Raises:
+        ConfigurationError: there is no such file, or no such list in it.
+        MissingDependencyError: pyyaml is not installed.
+    """
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingDependencyError(f"Reading {path} needs the package pyyaml: pip install pyyaml") from error
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"{path} cannot be read as YAML: {error}") from error
+    listed = content.get("envs") if isinstance(content, Mapping) else None
+    if not isinstance(listed, list):
+        raise ConfigurationError(f"{path} has no list of environments: it needs envs: [...], each {GRAMMAR}.")
+    return members(listed)
+
+
+def named_value(text: str) -> tuple[str, Any]:
+    """Returns name and value of NAME=VALUE, the value as JSON where it is some.
+
+    Raises:
+        ConfigurationError: it is not of that form.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigurationError(f"An option is written NAME=VALUE, got {text!r}.")
+    try:
+        return name.replace("-", "_"), json.loads(value)
+    except json.JSONDecodeError:
+        return name.replace("-", "_"), value
+
+
+def _named_values(text: str) -> Iterator[tuple[str, Any]]:
+    """Yields names and values of NAME=VALUE NAME=VALUE ...; spaces may stand in a VALUE that is JSON."""
+    while text:
+        name, equals, value = text.partition("=")
+        end = re.search(r"\s|$", value)
+        assert end is not None
+        stop = end.start()
+        with contextlib.suppress(json.JSONDecodeError):
+            _, whole = json.JSONDecoder().raw_decode(value)
+            stop = whole if value[whole : whole + 1] in ("", " ") else stop
+        if not equals or " " in name:
+            raise ConfigurationError(f"An option is written NAME=VALUE, got {text!r:.80}.")
+        yield named_value(f"{name}={value[:stop]}")
+        text = value[stop:].strip()
+
+
+def option_word(name: str, value: Any) -> str:
+    """Returns NAME=VALUE as it is read in one word of the command line: JSON, or a text that is none."""
+    text = json.dumps(value, default=str)
+    if isinstance(value, str) and not re.search(r"\s", value):
+        try:
+            json.loads(value)
+        except ValueError:
+            text = value
+    return f"{name}={text}"
+
+
+def mixed_order(lengths: Sequence[int], weights: Sequence[float]) -> list[int]:
+    """Returns the rows of one epoch of a mixture, as positions in the rows of all members, one member after the other.
+
+    Each member gets its share of the epoch, evenly spread over it; the epoch is as long as it takes for every row of
+    every member to come at least once, so rows of the others come more often.
+
+    Args:
+        lengths: number of rows of each member, at least 1.
+        weights: of each member, above 0.
+    """
+    total = sum(weights)
+    shares = [weight / total for weight in weights]
+    epoch = max(length / share for length, share in zip(lengths, shares, strict=True))
+    counts = [max(length, round(epoch * share)) for length, share in zip(lengths, shares, strict=True)]
+    starts = np.cumsum([0, *lengths[:-1]])
+    places = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+    rows = np.concatenate(
+        [start + np.arange(count) % length for start, count, length in zip(starts, counts, lengths, strict=True)]
+    )
+    order: list[int] = rows[np.argsort(places, kind="stable")].tolist()
+    return order

@@ -1,0 +1,199 @@
+"""Training on several environments at once: rows, tools, rewards, metrics, credit, resume."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.evaluation.agent_card import AgentCard
+from examples.libraries.arms import make_game
+from tests.kit.credit_batches import batch, close
+from tests.kit.killed_runs import timeless
+from tests.trainers.test_train import config
+from trainers.algorithms.advantages import ESTIMATORS
+from trainers.algorithms.credit import CreditOptions
+from trainers.algorithms.registry import estimate
+from trainers.running.command_line import read_options
+from trainers.running.summary import opening, started
+from trainers.toy.model import build_model, build_tokenizer
+from trainers.train import build_trainer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+TOKENIZER = build_tokenizer()
+HOPS = 'FictionQA style=compact questions=8 weight=2 system_prompt="" mix={"1hop": 1}'
+PAID = {"style": "compact", "questions": 4, "reward": "process", "system_prompt": "", "max_turns": 2}
+ENVS = [HOPS, {"env_id": "FictionQA", "name": "paid", "env_kwargs": PAID}, "Test/Arms-v0"]
+EVALUATED = {
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "eval_episodes": 8,
+    "per_device_eval_batch_size": 4,
+    "envs": [
+        f"{HOPS} eval.split=test",
+        {"env_id": "FictionQA", "name": "paid", "env_kwargs": PAID, "eval_env_kwargs": {}},
+        "Test/Arms-v0 eval.anything=1",
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    if "Test/Arms-v0" not in gym.registry:
+        gym.register("Test/Arms-v0", lambda **_options: make_game())
+
+
+def mixture(folder: Path, **changes: Any) -> Any:
+    settings = {"env_id": None, "env_kwargs": None, "envs": ENVS, "train_seeds": 6, "per_device_train_batch_size": 8}
+    args = config(folder, **{**settings, "num_generations": 2, **changes})
+    torch.manual_seed(0)
+    return build_trainer(args, build_model(TOKENIZER), tokenizer=TOKENIZER)
+
+
+def numbers(trainer: Any, prefix: str) -> dict[str, float]:
+    """Returns the logged numbers of the last step that begin so, without that beginning."""
+    row = next(row for row in reversed(trainer.state.log_history) if any(name.startswith(prefix) for name in row))
+    return {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}
+
+
+def test_every_environment_has_rows_tools_rewards_and_numbers_of_its_own(tmp_path: Path) -> None:
+    trainer = mixture(tmp_path, logging_steps=1, per_device_train_batch_size=24, **EVALUATED)
+    rows = Counter(trainer.train_dataset["env"])
+    assert rows == {"FictionQA": 12, "paid": 6, "Arms-v0": 6}  # 8 tasks, 4 tasks and 6 seeds, 2 : 1 : 1
+    played: list[Any] = []
+    collect = trainer.collect
+    trainer.collect = lambda rows, own: played.extend(zip(rows, found := collect(rows, own), strict=True)) or found
+    trainer.train()
+    terms: dict[str, set[str]] = {}
+    for row, record in played:
+        assert record.env_id == {"Arms-v0": "Test/Arms-v0"}.get(row["env"], "AgentR1/FictionQA-v0")
+        terms.setdefault(row["env"], set()).update(record.reward_terms)
+        assert len(record.turns) <= {"Arms-v0": 1, "paid": 2, "FictionQA": 5}[row["env"]]
+    assert terms["FictionQA"] == {"em"} and terms["Arms-v0"] == set() and "malformed_call" in terms["paid"]
+    for name in rows:
+        logged = numbers(trainer, f"rollout/{name}/")
+        assert {"return", "turns", "calls", "dropped", "group/without_signal"} <= logged.keys()
+    assert "em" not in numbers(trainer, "rollout/Arms-v0/")
+    held_out = {name: numbers(trainer, f"eval_{name}/") for name in rows}
+    assert all({"return", "turns"} <= found.keys() for found in held_out.values())
+    assert Counter(trainer.eval_dataset["env"]) == {"FictionQA": 8, "paid": 4, "Arms-v0": 8}
+
+
+def test_numbers_of_an_environment_are_means_over_its_rollouts(tmp_path: Path) -> None:
+    trainer = mixture(tmp_path, **EVALUATED)
+    found: list[Any] = []
+    collect = trainer.collect
+    trainer.collect = lambda rows, own: found.extend(zip(rows, done := collect(rows, own), strict=True)) or done
+    metrics = trainer.evaluate()
+    for name in ("FictionQA", "paid", "Arms-v0"):
+        returns = [record.episode_return for row, record in found if row["env"] == name]
+        assert metrics[f"eval_{name}/return"] == pytest.approx(sum(returns) / len(returns))
+
+
+def test_statistics_of_the_batch_are_those_of_one_environment() -> None:
+    """Whitening over both would give the second one, whose rewards are ten times as large, all of the signal."""
+    lines = [("0", [1.0]), ("0", [0.0]), ("0", [30.0]), ("0", [10.0])]
+    inputs = batch(*lines, groups=[0, 0, 0, 0])
+    inputs = replace(inputs, environments=torch.tensor([0, 0, 1, 1]))
+    credit = estimate("reinforce++", inputs, CreditOptions())
+    assert close(credit.advantages, [[1.0], [-1.0], [1.0], [-1.0]])
+    whole = estimate("reinforce++", batch(*lines), CreditOptions()).advantages
+    assert not close(whole, credit.advantages, 0.1)
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_an_estimator_sees_each_environment_alone(name: str) -> None:
+    lines = [("000", [float(number)]) for number in (3, 1, 4, 1, 5, 9)]
+    values = torch.rand(6, 3, generator=torch.Generator().manual_seed(0)).tolist()
+    inputs = batch(*lines, groups=[0, 0, 1, 1, 2, 2], values=values, state_ids=[[0], [0], [1], [2], [3], [3]])
+    places = torch.tensor([1, 1, 0, 0, 1, 1])
+    whole = estimate(name, replace(inputs, environments=places), CreditOptions())
+    for place in (0, 1):
+        mask = places == place
+        alone = estimate(name, inputs.select(mask), CreditOptions())
+        assert torch.equal(whole.advantages[mask], alone.advantages)
+        assert torch.equal(whole.credited[mask], alone.credited)
+        assert (whole.returns is None) == (alone.returns is None)
+        if whole.returns is not None:
+            assert torch.equal(whole.returns[mask], alone.returns)
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    settings = {"learning_rate": 1e-2, "logging_steps": 1, "algorithm": "reinforce++"}
+    whole = mixture(tmp_path / "whole", max_steps=4, **settings)
+    whole.train()
+    mixture(tmp_path / "run", max_steps=4, save_strategy="steps", save_steps=2, **settings).train()
+    resumed = mixture(tmp_path / "run", max_steps=4, save_strategy="steps", save_steps=2, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+    assert timeless(resumed.state.log_history) == timeless(whole.state.log_history)
+    other = mixture(tmp_path / "run", max_steps=4, envs=[*ENVS[:2], "Test/Arms-v0 weight=3"], **settings)
+    with pytest.raises(ConfigurationError, match="envs"):
+        other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+
+
+def test_the_command_line_names_them_one_by_one(tmp_path: Path) -> None:
+    words = ["--env", "FictionQA weight=2", "--env=CliffWalkingText", "--reward", "f1", "--output_dir", str(tmp_path)]
+    args, _ = read_options([*words, "--use_cpu", "True", "--bf16", "False"])
+    assert args.env_id is None
+    assert [(each.env_id, each.weight) for each in args.environments] == [("FictionQA", 2), ("CliffWalkingText", 1)]
+    assert args.environments[0].options == {"reward": ["f1"]}
+    (tmp_path / "mixture.yaml").write_text(
+        "envs: [FictionQA, {env_id: CliffWalkingText, weight: 2}]\nuse_cpu: true\nbf16: false\n"
+    )
+    args, _ = read_options(["--config", str(tmp_path / "mixture.yaml"), "--output_dir", str(tmp_path)])
+    assert [each.weight for each in args.environments] == [1, 2]
+    args, _ = read_options(["Taxi", "--config", str(tmp_path / "mixture.yaml"), "--output_dir", str(tmp_path)])
+    with pytest.raises(ConfigurationError, match="env_id='Taxi' stands beside envs"):
+        _ = args.environments
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"eval_strategy": "steps", "eval_steps": 2, "envs": [f"{HOPS} eval.split=test", "Test/Arms-v0"]},
+            "eval_env_kwargs of Arms-v0",
+        ),
+        ({"envs": ["FictionQA a=1", "Test/Arms-v0"]}, "FictionQAEnv has no option 'a'"),
+        ({"envs": ["FictionQA style=compact", "Tset/Arms-v0"]}, "Unknown environment 'Tset/Arms-v0'"),
+        ({"envs": ["FictionQA style=compact questions=8", "FictionQA name=b style=compact"]}, "train_seeds=6 has no"),
+        ({"context_window": 1}, "env_id='Test/Arms-v0' is no ToolEnv"),
+    ],
+)
+def test_a_mixture_that_cannot_be_trained_on_is_refused(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        mixture(tmp_path, **changes)
+
+
+def test_first_screen_start_and_card_name_all_of_them(tmp_path: Path) -> None:
+    trainer = mixture(tmp_path)
+    envs = {each.name: gym.make("AgentR1/FictionQA-v0", **each.options) for each in trainer.args.environments[:2]}
+    envs["Arms-v0"] = gym.make("Test/Arms-v0")
+    text = opening(trainer.args, "m", (1, 1), envs, 24)
+    for words in (
+        "FictionQA: fiction/train (8",
+        "50% of the rows, 5 turns",
+        "paid: ",
+        "Arms-v0: seeds, 25% of the rows",
+    ):
+        assert words in text
+    start = started(trainer.args, "m", envs)
+    assert start["environment"] == "FictionQA + FictionQA + Test/Arms-v0"
+    assert start["dataset"].keys() == start["reward_weights"].keys() == {"FictionQA", "paid"}
+    trainer.card.save(tmp_path)
+    card = AgentCard.load(tmp_path)
+    assert card is not None
+    assert [each.name for each in card.environments] == ["FictionQA", "paid", "Arms-v0"]
+    assert card.command_line.count("--env ") == 3 and "weight=2" in card.command_line
+    assert "environment paid" in (tmp_path / "README.md").read_text()
