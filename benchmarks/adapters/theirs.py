@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import agent_r1_gym.envs  # noqa: F401 - registers the environments
 from agent_r1_gym.adapters.episode import Episode
@@ -20,7 +18,8 @@ from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.policies import make_policy
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import make_text_env
-from benchmarks.common.measure import Figure, Report, interleave, to_table
+from benchmarks.adapters.told import parser_of, tell
+from benchmarks.common.measure import Figure, Report, interleave
 
 ENV = "AgentR1/FictionQA-v0"
 OPTIONS = {"questions": 50, "reward": "process"}
@@ -141,13 +140,13 @@ def _oracle() -> list[Trajectory]:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="values per system (default: %(default)s)")
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--passes", type=int, default=4, help="passes over 50 questions per value (default: %(default)s)"
     )
-    options: Any = parser.parse_args()
-    print(to_table(measure(SYSTEMS, rounds=options.rounds, passes=options.passes)))
+    options = parser.parse_args()
+    report = measure(SYSTEMS, rounds=options.rounds, passes=options.passes)
+    tell(report, options, module="benchmarks.adapters.theirs")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ the world and loading of the tasks are not in the time.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import os
@@ -20,7 +19,8 @@ from agent_r1_gym.cli.agents import AgentSpec, make_cast
 from agent_r1_gym.evaluation.evaluate import evaluate
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.play.jobs import evaluation_jobs
-from benchmarks.common.measure import Report, interleave, to_table
+from benchmarks.adapters.told import parser_of, tell
+from benchmarks.common.measure import Report, interleave
 from benchmarks.common.process import served_by_process
 
 ENV = "AgentR1/FictionQA-v0"
@@ -66,8 +66,7 @@ def theirs(url: str, episodes: int, in_flight: int) -> float:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="values per system (default: %(default)s)")
+    parser = parser_of(__doc__)
     parser.add_argument("--episodes", type=int, default=50, help="per value (default: %(default)s)")
     parser.add_argument("--in-flight", type=int, default=16, help="episodes at once (default: %(default)s)")
     options = parser.parse_args()
@@ -77,7 +76,7 @@ def main() -> None:
             for name, play in (("agent-r1 eval", ours), ("vf-eval", theirs))
         }
         figures = interleave(measures, rounds=options.rounds, unit="turns/s")
-    print(to_table(Report("verifiers", tuple(figures.values()), (), {})))
+    tell(Report("verifiers", tuple(figures.values()), (), {}), options, module="benchmarks.adapters.verifiers")
 
 
 if __name__ == "__main__":

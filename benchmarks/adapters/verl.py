@@ -6,7 +6,6 @@ loop's time are contexts, masks, log-probs and the tokens of what tools say, by 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.adapters.theirs import ENV, OPTIONS, Play, bare, measure
-from benchmarks.common.measure import to_table
+from benchmarks.adapters.told import parser_of, tell
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -78,11 +77,11 @@ def verl() -> Play:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="values per system (default: %(default)s)")
+    parser = parser_of(__doc__)
     parser.add_argument("--passes", type=int, default=4, help="passes over 50 questions each (default: %(default)s)")
     options = parser.parse_args()
-    print(to_table(measure({"bare": bare, "verl": verl}, rounds=options.rounds, passes=options.passes)))
+    report = measure({"bare": bare, "verl": verl}, rounds=options.rounds, passes=options.passes)
+    tell(report, options, module="benchmarks.adapters.verl")
 
 
 if __name__ == "__main__":

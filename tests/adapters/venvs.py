@@ -42,6 +42,7 @@ class Library:
         pick: which of them, as pytest's -k takes it.
         needs: what pip installs besides the package.
         extras: of this project.
+        speed: module of its benchmark, and the figures that are compared: through the library, and bare.
         constrained: whether constraints.txt holds; False where it contradicts what the library wants.
     """
 
@@ -52,6 +53,7 @@ class Library:
     needs: Sequence[str] = ()
     extras: str = "test"
     constrained: bool = True
+    speed: tuple[str, str, str] | None = None
 
 
 def _classical(package: str, pick: str, *needs: str) -> Library:
@@ -60,7 +62,12 @@ def _classical(package: str, pick: str, *needs: str) -> Library:
 
 
 LIBRARIES: Mapping[str, Library] = {
-    "GEM": Library(package="gem-llm", page="libraries/gem.md", tests=[*GAMES, "tests/adapters/test_gem.py"]),
+    "GEM": Library(
+        package="gem-llm",
+        page="libraries/gem.md",
+        tests=[*GAMES, "tests/adapters/test_gem.py"],
+        speed=("benchmarks.adapters.theirs", "GEM", "bare"),
+    ),
     "LangChain": Library(package="langchain-core", page="services.md", tests=["tests/tools/test_as_tool.py"]),
     "LlamaIndex": Library(package="llama-index-core", page="services.md", tests=["tests/tools/test_as_tool.py"]),
     "OpenAI Agents SDK": Library(package="openai-agents", page="services.md", tests=["tests/tools/test_as_tool.py"]),
@@ -69,7 +76,10 @@ LIBRARIES: Mapping[str, Library] = {
     # ray[rllib] asks for Gymnasium 1.2, so that what it needs besides stands here.
     "RLlib": _classical("ray", "rllib", "ray[tune]", "dm-tree", "lz4", "ormsgpack", "scipy", "pyyaml"),
     "SkyRL-Gym": Library(
-        package="skyrl-gym", page="libraries/skyrl_gym.md", tests=[*GAMES, "tests/adapters/test_skyrl_gym.py"]
+        package="skyrl-gym",
+        page="libraries/skyrl_gym.md",
+        tests=[*GAMES, "tests/adapters/test_skyrl_gym.py"],
+        speed=("benchmarks.adapters.theirs", "SkyRL-Gym", "bare"),
     ),
     "Stable-Baselines3": _classical("stable-baselines3", "stable or checker or extractor"),
     "TextArena": Library(package="textarena", page="games.md", tests=GAMES),
@@ -88,6 +98,7 @@ LIBRARIES: Mapping[str, Library] = {
         package="verl",
         page="libraries/verl.md",
         tests=["tests/adapters/test_verl.py"],
+        speed=("benchmarks.adapters.verl", "verl", "bare"),
         needs=["cachetools", "uvicorn", "fastapi", "TransferQueue", "pyzmq", "msgspec", "pyarrow", CPU_TORCH],
         constrained=False,
     ),
@@ -136,6 +147,19 @@ def tested(name: str, venvs: Path) -> bool:
     version = [python, "-c", f"from importlib.metadata import version; print(version({library.package!r}))"]
     told = subprocess.run(version, capture_output=True, text=True, check=True).stdout.strip()
     keep(name, version=told, passed=counts["passed"], python="%d.%d" % sys.version_info[:2])
+    return library.speed is None or measured(name, python, *library.speed)
+
+
+def measured(name: str, python: Path, module: str, through: str, bare: str) -> bool:
+    """Measures what a library costs; returns whether that worked."""
+    results = ROOT / "benchmarks" / "adapters" / "results" / f"{module.rpartition('.')[2]}.jsonl"
+    command = [python, "-m", module, "--output", results]
+    if subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode:
+        return False
+    row = json.loads(results.read_text(encoding="utf-8").splitlines()[-1])
+    medians = {figure["name"]: (figure["median"], figure["unit"]) for figure in row["figures"]}
+    (fast, unit), (whole, _) = medians[through], medians[bare]
+    keep(name, overhead=f"{fast:,.0f} of {whole:,.0f} {unit}")
     return True
 
 
