@@ -5,6 +5,7 @@
 # make lint         ruff and mypy, as CI runs them
 # make format       let ruff mend and lay out the code
 # make type         mypy alone
+# make test-adapters   the tests of other libraries, each in an environment of its own: minutes each, LIBRARY=verl for one
 # make docs         build the site of the documentation, offline, into docs/_build
 # make clean        remove the virtual environment, caches and reports
 #
@@ -18,9 +19,9 @@ comma := ,
 # A comma in a file name would part the prerequisites of make's functions: extras are joined by "-" there.
 STAMP = $(VENV)/.installed-$(subst $(comma),-,$(1))
 INSTALL = $(VENV)/bin/python -m pip install --quiet -c constraints.txt
-PYTEST = $(VENV)/bin/python -m pytest -n 2
+PYTEST = $(VENV)/bin/python -m pytest -n 2 --dist worksteal
 
-.PHONY: quickstart test test-fast coverage lint format type docs clean
+.PHONY: quickstart test test-fast test-adapters coverage lint format type docs clean
 
 quickstart: $(call STAMP,train)
 	$(VENV)/bin/agent-r1 quickstart
@@ -30,6 +31,9 @@ test: $(call STAMP,$(EXTRAS))
 
 test-fast: $(call STAMP,$(EXTRAS))
 	$(PYTEST) -m "$(FAST)"
+
+test-adapters: $(call STAMP,test)
+	$(VENV)/bin/python -m tests.adapters.venvs $(LIBRARY)
 
 coverage: $(call STAMP,$(LINT_EXTRAS))
 	$(PYTEST) --cov --cov-report=term-missing:skip-covered
@@ -59,4 +63,4 @@ $(VENV)/.installed-%: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) .venv-adapters docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.types import Message, ParseError, Role, ToolCall, ToolOutcome
@@ -77,6 +78,13 @@ def neutralise(text: str, extra: Iterable[str] = ()) -> str:
             rest = f"(?={re.escape(literal[1:])})" if len(literal) > 1 else ""
             text = re.sub(re.escape(literal[0]) + rest, f"{literal[0]}\u200b" if rest else REPLACEMENT, text)
     return text
+
+
+def special_tokens(tokenizer: Any) -> tuple[str, ...]:
+    """Returns the texts of a transformers tokenizer's special tokens, none of which foreign text may forge."""
+    # `all_special_tokens` lists named ones only; a tokenizer holds more.
+    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return tuple(sorted(added | set(tokenizer.all_special_tokens)))
 
 
 def neutralise_headers(text: str) -> str:

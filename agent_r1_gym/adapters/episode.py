@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.play.jobs import ANY_TASK, Job
-from agent_r1_gym.play.session import Session
+from agent_r1_gym.play.session import Session, name_of
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.types import to_chat
 
@@ -33,18 +35,64 @@ class Episode(Session):
             self.book(action, self.env.step(action))
         return to_chat(self.messages[shown + 1 :])  # the first one is the turn itself
 
+    async def take_aside(self, action: str) -> Chat:
+        """`take` for an event loop: a step that waits for a backend runs in a thread.
+
+        What is instant stays in this thread, which reset the environment: a connection may belong to it.
+        """
+        return await asyncio.to_thread(self.take, action) if self._waits(action) else self.take(action)
+
+    def _waits(self, action: str) -> bool:
+        if self.tool_env is None:
+            return not getattr(self.env, "is_instant", False)
+        calls = self.tool_env.begin_step(action)  # only to look at: the step begins it again
+        return bool(calls) and not any(call.tool.is_instant for call in calls)
+
     def chat(self) -> Chat:
         """Returns the whole history."""
         return to_chat(self.messages)
 
     @property
-    def weighted_terms(self) -> dict[str, float]:
-        """What each reward term gave in all; the sum is the return. Without terms: the return as "reward"."""
+    def end(self) -> dict[str, Any]:
+        """How the episode ended, or that it goes on: terminated, truncated, end_reason, infrastructure_error."""
+        return {
+            "terminated": self._terminated,
+            "truncated": self._truncated,
+            "end_reason": self._reason() if self.ended else None,
+            "infrastructure_error": self._lost,
+        }
+
+    def check(self) -> None:
+        """For libraries that append what `take` returns, and have no mark for a lost episode.
+
+        Raises:
+            InfrastructureError: a backend failed.
+            ConfigurationError: a wrapper rewrote the history, `ContextWindow` say.
+        """
+        if self._lost is not None:
+            raise InfrastructureError(
+                f"{name_of(self.env)} lost a backend in turn {len(self.turns)} of task {self.task.id!r}: {self._lost}. "
+                "The episode is no experience: leave it out, or play it again."
+            )
+        if self.info.get("context_rewritten"):
+            raise ConfigurationError(
+                f"A wrapper of {name_of(self.env)} rewrote the history (`ContextWindow`, say), to which this library "
+                "only appends: register the environment without that wrapper."
+            )
+
+    @property
+    def terms(self) -> dict[str, tuple[float, float]]:
+        """What each reward term gave in all, and its weight. Without terms: the return as "reward"."""
         record = self.record()
         if self.tool_env is None:
-            return {"reward": record.episode_return}
+            return {"reward": (record.episode_return, 1.0)}
         weights = self.tool_env.reward_weights
-        return {name: weights[name] * value for name, value in record.reward_terms.items()}
+        return {name: (value, weights[name]) for name, value in record.reward_terms.items()}
+
+    @property
+    def weighted_terms(self) -> dict[str, float]:
+        """What each reward term gave in all, times its weight; the sum is the return."""
+        return {name: value * weight for name, (value, weight) in self.terms.items()}
 
 
 def first_prompts(env: TextEnv, row: Mapping[str, Any]) -> Chat:

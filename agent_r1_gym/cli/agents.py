@@ -24,8 +24,7 @@ from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.policies import POLICIES, make_policy
 from agent_r1_gym.play.session import name_of
 from agent_r1_gym.registry import TextEnv, make_text_env
-from agent_r1_gym.support import plugins
-from agent_r1_gym.support.versions import install_command
+from agent_r1_gym.support.plugins import local_engines
 from agent_r1_gym.wrappers.game import TextGame
 
 _DECODING = {"temperature", "top_p", "max_turn_tokens"}
@@ -215,16 +214,6 @@ def weights_fingerprint(path: Path) -> str | None:
             weights.seek(max(size - 2**20, 0))
             digest.update(weights.read())
     return digest.hexdigest()[:16]
-
-
-def local_engines() -> Any:
-    """Returns the module that plays models of this process.
-
-    Raises:
-        MissingDependencyError: the train extra is not installed.
-    """
-    hint = f"Local models need more packages: {install_command('train')}."
-    return plugins.load("agent_r1_gym.engines", "local", needs=("torch", "transformers"), hint=hint)
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -22,14 +22,14 @@ from agent_r1_gym.cli.agents import (
 )
 from agent_r1_gym.cli.env_options import add_env_arguments, chosen_members, first_tasks, warn_of_lost
 from agent_r1_gym.core import ToolEnv
-from agent_r1_gym.errors import ConfigurationError, DatasetError
+from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.evaluate import PATIENCE, evaluate
 from agent_r1_gym.evaluation.metrics import METRICS, Summary, answers_told
 from agent_r1_gym.evaluation.run_folder import RunFolder
-from agent_r1_gym.play.jobs import evaluation_jobs
+from agent_r1_gym.play.jobs import evaluation_jobs, held_out_env
 from agent_r1_gym.play.mixture import Member
 from agent_r1_gym.play.policies import ReplayPolicy, make_policy
-from agent_r1_gym.registry import TextEnv, full_id, last_name, make_text_env
+from agent_r1_gym.registry import TextEnv, full_id, last_name
 from agent_r1_gym.support.files import atomic_file
 from agent_r1_gym.support.terminal import note, say, table
 
@@ -241,25 +241,10 @@ def _check_numbers(options: argparse.Namespace) -> None:
 
 def _held_out_env(member: Member) -> tuple[TextEnv, dict[str, Any]]:
     """Returns an environment and its options, with the held-out split (if any) unless the options name a split."""
-    chosen = dict(member.options)
-    env = make_text_env(member.env_id, chosen)
-    bare = env.unwrapped
-    own = getattr(bare, "held_out_splits", ())  # --split would only rename one of the official files
-    splits = () if own and _is_a_file(chosen) else own or getattr(getattr(bare, "tasks", ()), "held_out_splits", ())
-    if "split" in chosen or not splits:
-        return env, chosen
-    held_out = {**chosen, "split": splits[0]}
-    try:
-        env = make_text_env(member.env_id, held_out)
-    except (DatasetError, ConfigurationError) as error:
-        note(f"these are training questions: the held-out split {splits[0]!r} cannot be served ({error})")
-        return env, chosen
-    return env, held_out
-
-
-def _is_a_file(chosen: Mapping[str, Any]) -> bool:
-    dataset = chosen.get("dataset")
-    return isinstance(dataset, str) and Path(dataset).is_file()
+    env, chosen, why_not = held_out_env(member.env_id, member.options)
+    if why_not:
+        note(f"these are training questions: {why_not}")
+    return env, chosen
 
 
 def _note_surprises(spec: AgentSpec, env: TextEnv, options: argparse.Namespace) -> None:

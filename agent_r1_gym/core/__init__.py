@@ -116,7 +116,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         self._system_prompt = system_prompt
         self._raw_system_prompt = raw_system_prompt
         self.markup = tuple(markup)
-        self._wording = Wording(short=feedback == "short", markup=self.markup)
+        self.wording = Wording(short=feedback == "short", markup=self.markup)
         self._history: History | None = None
         self._pending: PendingStep | None = None
         self._index_tools(self.tools)
@@ -174,12 +174,12 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
     @property
     def episode_tools(self) -> tuple[Tool, ...]:
         """The tools of the current episode."""
-        return tuple(self._toolbox.by_name.values())
+        return tuple(self.toolbox.by_name.values())
 
     @property
     def tool_schemas(self) -> list[dict[str, Any]]:
         """The tools of the current episode as OpenAI-style function schemas."""
-        return [tool.schema for tool in self._toolbox.by_name.values()]
+        return [tool.schema for tool in self.toolbox.by_name.values()]
 
     @property
     def transitions(self) -> tuple[Transition, ...]:
@@ -201,9 +201,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
             ConfigurationError: unknown option, index out of range, or a task longer than the history budget.
         """
         super().reset(seed=seed)
-        task = None if options is None else chosen_task(self.tasks, options)
-        if task is None:
-            task = self.sample_task()
+        task = (None if options is None else chosen_task(self.tasks, options)) or self.sample_task()
         self.rewards.check_task(task)
         self._history = None  # what follows may raise
         history = self._open(task)
@@ -252,7 +250,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
             raise EpisodeError("No episode is running: call reset() before the first step and after an episode ended.")
         action = encodable(action)
         overlong = len(self._history.text) + len(action) > self.max_history_chars
-        self._pending = PendingStep.of(action, self.parser.parse(action), self._toolbox.by_name, overlong=overlong)
+        self._pending = PendingStep.of(action, self.parser.parse(action), self.toolbox.by_name, overlong=overlong)
         return self._pending.calls
 
     def prepare_step(self, outcomes: Sequence[ToolOutcome]) -> None:
@@ -282,7 +280,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
             raise EpisodeError("finish_step() was called without begin_step().")
         merged = pending.merged(outcomes)
         self._pending = None
-        messages = pending.messages(self.parser, self._wording, merged)
+        messages = pending.messages(self.parser, self.wording, merged)
         text = "".join([history.text, *map(render_message, messages)])
         overflow = pending.overlong or len(text) > self.max_history_chars
         text = cut(text, self.max_history_chars) if overflow else text
@@ -295,7 +293,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         earned = self.rewards.evaluate(transition)
         self._history = history.after(messages, text, transition)
         if end_reason is not None:
-            self._toolbox.finish()
+            self.toolbox.finish()
         observation, info = self._show(new=len(messages), earned=earned, end_reason=end_reason)
         return observation, earned.reward, transition.terminated, transition.truncated, info
 
@@ -319,7 +317,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         transition = Transition(history.task, len(earlier), ParsedTurn(), (), truncated=True, earlier=earlier)
         self._pending = None
         self._history = history.after((), history.text, transition)
-        self._toolbox.finish()
+        self.toolbox.finish()
         return self.rewards.evaluate(transition)
 
     def render(self) -> str | None:
@@ -329,6 +327,11 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         if self.render_mode == "ansi":
             return render_ansi(self._history.messages) if self._history is not None else ""
         return None
+
+    def system_text(self, parser: Parser) -> str:
+        """Returns what the system turn says if calls and answers are written as `parser` reads them, "" for none."""
+        first = self.instructions if self._system_prompt is None else self._system_prompt
+        return system_text(first, self._raw_system_prompt, parser.instructions(self.tool_schemas), self.toolbox.by_name)
 
     def get_state(self) -> EpisodeState:
         """Returns a snapshot of the running episode and of the generator, to branch or resume from."""
@@ -353,8 +356,8 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
 
     def close(self) -> None:
         """Ends the episode's connections and closes the tools; may be called twice."""
-        self._toolbox.end()
-        for tool in dict.fromkeys((*self.tools, *self._toolbox.tools)):
+        self.toolbox.end()
+        for tool in dict.fromkeys((*self.tools, *self.toolbox.tools)):
             tool.close()
 
     def __repr__(self) -> str:
@@ -366,21 +369,18 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
     def _open(self, task: Task) -> History:
         """Takes the tools of an episode on `task` and returns its beginning."""
         self._pending = None
-        self._toolbox.end()
+        self.toolbox.end()
         tools = tuple(self.make_tools(task))
-        if tools != self._toolbox.tools:
+        if tools != self.toolbox.tools:
             self._index_tools(tools)
-        self._toolbox.begin()
-        user = self._wording.prompt(self.task_prompt(task))
+        self.toolbox.begin()
+        user = self.wording.prompt(self.task_prompt(task))
         return History(task, (*self._system, user), self._system_rendered + render_message(user))
 
     def _index_tools(self, tools: tuple[Tool, ...]) -> None:
         """Looks the episode's tools up and writes the system turn, once for all episodes with the same tools."""
-        self._toolbox = Toolbox(tools)
-        instructions = self.instructions if self._system_prompt is None else self._system_prompt
-        tools_and_format = self.parser.instructions(self.tool_schemas)
-        text = system_text(instructions, self._raw_system_prompt, tools_and_format, self._toolbox.by_name)
-        self._system, self._system_rendered = system_turn(text)
+        self.toolbox = Toolbox(tools)
+        self._system, self._system_rendered = system_turn(self.system_text(self.parser))
 
     def _end_reason(self, transition: Transition, overflow: bool) -> str | None:
         """Returns what ends the episode in this step, None if nothing does: the task's rules come before budgets."""

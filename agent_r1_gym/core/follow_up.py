@@ -8,18 +8,18 @@ from typing import Any
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, EpisodeError
 from agent_r1_gym.rewards import StepReward
-from agent_r1_gym.text import Wording, neutralise, render_message
+from agent_r1_gym.text import neutralise, render_message
 from agent_r1_gym.types import Message
 
 
 def keep_open(env: ToolEnv) -> None:
     """Lets what the tools of the running episode opened (`Tool.episode`) outlive its end, until `leave` or a reset."""
-    env._toolbox.kept = True
+    env.toolbox.kept = True
 
 
 def leave(env: ToolEnv) -> None:
     """Closes what `keep_open` kept; may be called twice."""
-    env._toolbox.end()
+    env.toolbox.end()
 
 
 def follow_up(env: ToolEnv, said: Sequence[Message]) -> tuple[str, dict[str, Any]]:
@@ -58,8 +58,7 @@ def follow_up(env: ToolEnv, said: Sequence[Message]) -> tuple[str, dict[str, Any
 
 def _turn(env: ToolEnv, message: Message) -> Message:
     if message.role == "user":
-        wording: Wording = env._wording
-        return wording.prompt(message.content)
+        return env.wording.prompt(message.content)
     if message.role != "assistant":
         raise ConfigurationError(f"Only users and assistants take turns in a conversation, got {message.role!r}.")
     text = env.parser.format_answer(neutralise(message.content, env.markup))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.lifetime import Lifetime
 from agent_r1_gym.tool import Tool
@@ -23,15 +25,22 @@ class Toolbox:
         self.by_name = {tool.name: tool for tool in tools}
         self._episodic = tuple(tool for tool in tools if tool.per_episode)
         self._lifetime: Lifetime | None = None
+        self._replaced = False
         self.kept = False
 
     def begin(self) -> None:
         """Gives a new episode tools of its own; nothing is opened before one of them is called."""
         self.kept = False
+        if self._replaced:
+            self._replaced, self.by_name = False, {tool.name: tool for tool in self.tools}
         if self._episodic:
             self._lifetime = Lifetime()
             for tool in self._episodic:
                 self.by_name[tool.name] = tool.for_episode(self._lifetime)
+
+    def replace(self, wrap: Callable[[Tool], Tool]) -> None:
+        """Has the running episode call what `wrap` makes of each tool: tools of the same names and parameters."""
+        self._replaced, self.by_name = True, {name: wrap(tool) for name, tool in self.by_name.items()}
 
     def finish(self) -> None:
         """Ends the episode's connections, unless somebody goes on with it."""

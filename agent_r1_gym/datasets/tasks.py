@@ -349,7 +349,7 @@ def _cell(text: str) -> Any:
 
 def _parquet_rows(file: Path) -> Iterator[Row]:
     try:
-        from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
+        from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise _missing(f"{file} is a parquet file, which") from error
     try:

@@ -243,11 +243,12 @@ class SearchR1Parser(TagParser):
             raise ConfigurationError(
                 f"The search-r1 format can only call {self._tool}({self._argument}=...), got {call}; use 'hermes'."
             )
-        query = str(call.arguments[self._argument])
+        query = call.arguments[self._argument]
         text = f"<search>{query}</search>"
-        if self.parse(text).calls != (ToolCall(self._tool, {self._argument: query.strip()}),):
+        is_text = isinstance(query, str)
+        if not is_text or self.parse(text).calls != (ToolCall(self._tool, {self._argument: query.strip()}),):
             raise ConfigurationError(
-                f"The search-r1 format cannot express the query {query!r:.200}: empty, or with a tag."
+                f"The search-r1 format cannot express the query {query!r:.200}: no text, empty, or with a tag."
             )
         return text
 

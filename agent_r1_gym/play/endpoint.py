@@ -51,18 +51,22 @@ class Completion:
                 return self.content
             return json.dumps({"content": self.content, "tool_calls": list(self.calls)}, ensure_ascii=False)
         thinking = f"<think>{self.thinking}</think>" if self.thinking else ""
-        calls = "\n".join(_call_text(call, parser) for call in self.calls)
+        calls = _calls_text(self.calls, parser)
         return thinking + "\n".join(part for part in (self.content, calls) if part)
 
 
-def _call_text(call: Mapping[str, Any], parser: Parser) -> str:
-    """Returns a structured call as text; a malformed one stays as it came."""
-    # The environment's parser then objects to it, and the model learns what was wrong.
-    parsed = OpenAIParser().parse(json.dumps({"tool_calls": [call]}))
+def _calls_text(calls: Sequence[Mapping[str, Any]], parser: Parser) -> str:
+    """Returns structured calls as text; all stay as they came where the format cannot express one of them."""
+    parsed = OpenAIParser().parse(json.dumps({"tool_calls": list(calls)}))
     try:
-        return parser.format_call(replace(parsed.calls[0], id=None)) if parsed.calls else json.dumps(call)
+        if len(parsed.calls) == len(calls):
+            return "\n".join(parser.format_call(replace(call, id=None)) for call in parsed.calls)
     except ConfigurationError:  # the format cannot express it
-        return json.dumps(call)
+        pass
+    # The environment's parser then objects, and the model learns what was wrong: an unreadable call among readable
+    # ones must not vanish.
+    raw = (json.dumps(call.get("function", call) if isinstance(call, Mapping) else call) for call in calls)
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in raw)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from agent_r1_gym.core import ToolEnv
-from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.registry import TextEnv
+from agent_r1_gym.errors import ConfigurationError, DatasetError
+from agent_r1_gym.registry import TextEnv, make_text_env
 
 TRAIN_SEEDS = 1_000
 """Number of seeds that an environment without a list of tasks is trained on, unless somebody says otherwise."""
@@ -86,6 +87,48 @@ def task_rows(env: TextEnv, seeds: int | None = None, *, first_seed: int = 0) ->
             f"{len(bare.tasks)}); leave it out."
         )
     return [{"prompt": task.prompt, "task_index": index, "seed": index} for index, task in enumerate(bare.tasks)]
+
+
+class HeldOut(NamedTuple):
+    """An environment that serves what is held out, if it can.
+
+    Attributes:
+        env: the environment.
+        options: what it was made with.
+        why_not: why it serves another split after all, "" if it does not, or holds nothing out.
+    """
+
+    env: TextEnv
+    options: dict[str, Any]
+    why_not: str = ""
+
+
+def held_out_env(name: str, options: Mapping[str, Any]) -> HeldOut:
+    """Returns an environment with its first held-out split, unless the options name a split or it holds none out.
+
+    Args:
+        name: see `registry.full_id`.
+        options: of the environment.
+
+    Raises:
+        ConfigurationError: see `registry.make_text_env`.
+    """
+    env = make_text_env(name, options)
+    bare = env.unwrapped
+    own = getattr(bare, "held_out_splits", ())  # a split would only rename one of the official files
+    splits = () if own and _is_a_file(options) else own or getattr(getattr(bare, "tasks", ()), "held_out_splits", ())
+    if "split" in options or not splits:
+        return HeldOut(env, dict(options))
+    held_out = {**options, "split": splits[0]}
+    try:
+        return HeldOut(make_text_env(name, held_out), held_out)
+    except (DatasetError, ConfigurationError) as error:
+        return HeldOut(env, dict(options), f"the held-out split {splits[0]!r} cannot be served ({error})")
+
+
+def _is_a_file(options: Mapping[str, Any]) -> bool:
+    dataset = options.get("dataset")
+    return isinstance(dataset, str) and Path(dataset).is_file()
 
 
 def _seed(run_seed: int, index: int, sample: int) -> int:

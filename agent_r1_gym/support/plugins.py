@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError
+from agent_r1_gym.support.versions import install_command
 
 
 def load(group: str, name: str, *, needs: Sequence[str] = (), hint: str) -> Any:
@@ -30,6 +31,16 @@ def load(group: str, name: str, *, needs: Sequence[str] = (), hint: str) -> Any:
     if not points or any(importlib.util.find_spec(package) is None for package in needs):
         raise MissingDependencyError(hint)
     return next(iter(points)).load()
+
+
+def local_engines() -> Any:
+    """Returns the module that plays models of this process.
+
+    Raises:
+        MissingDependencyError: the train extra is not installed.
+    """
+    hint = f"Local models need more packages: {install_command('train')}."
+    return load("agent_r1_gym.engines", "local", needs=("torch", "transformers"), hint=hint)
 
 
 def named_object(name: str) -> Any:

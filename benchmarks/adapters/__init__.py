@@ -1,1 +1,1 @@
-"""Speed of the adapters, beside what their libraries do alone."""
+"""What another library adds to a step: one module per library or two, each started as `python -m`."""

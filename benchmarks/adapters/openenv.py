@@ -8,7 +8,6 @@ side by side: a reset, then five steps. The servers take turns, so that the mach
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import functools
 import importlib.util
@@ -24,7 +23,8 @@ from typing import Any
 
 from agent_r1_gym.adapters.base import library
 from agent_r1_gym.support.http_server import listen
-from benchmarks.common.measure import Check, Report, append_row, interleave, ratio, to_row, to_table
+from benchmarks.adapters.told import parser_of, tell
+from benchmarks.common.measure import Check, Report, interleave, ratio
 
 SESSIONS, STEPS, TARGET = 16, 5, 1_500.0
 _SEARCH = '<tool_call>\n{"name": "search", "arguments": {"query": "the composer"}}\n</tool_call>'
@@ -162,18 +162,12 @@ def measure(*, rounds: int, seconds: float) -> Report:
 
 def main() -> None:
     """Measures, prints, and keeps where it is told to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default: %(default)s)")
+    parser = parser_of(__doc__)
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a measurement (default: %(default)g)")
-    parser.add_argument("--output", type=Path, help="file to append the row to (default: none)")
     options = parser.parse_args()
     library("openenv.core", package="openenv", tested="0.10")
-    settings = {"rounds": options.rounds, "seconds": options.seconds}
-    report = measure(**settings)
-    print(to_table(report))
-    if options.output is not None:
-        command = ["python", "-m", "benchmarks.adapters.openenv", *sys.argv[1:]]
-        append_row(options.output, to_row(report, settings=settings, command=command))
+    report = measure(rounds=options.rounds, seconds=options.seconds)
+    tell(report, options, module="benchmarks.adapters.openenv")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,8 @@ def turn(text: str | None, **message: Any) -> Answer:
     """Returns an answer in which the model writes `text`."""
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text, **message}}
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
-    return Answer(json.dumps({"object": "chat.completion", "choices": [choice], "usage": usage}).encode())
+    about = {"id": "scripted", "object": "chat.completion", "created": 0, "model": "scripted"}
+    return Answer(json.dumps({**about, "choices": [choice], "usage": usage}).encode())
 
 
 def scripted_turn(request: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:

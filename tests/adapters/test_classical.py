@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from pathlib import Path
 
@@ -10,9 +11,20 @@ import numpy as np
 import pytest
 
 from agent_r1_gym import ChooseAction
-from tests.kit.arms import chosen
+from examples.libraries.arms import make_env
 
 pytestmark = pytest.mark.adapters
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "libraries"
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_examples(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)  # where a script of this folder finds the others
+
+
+def example(name):
+    return importlib.import_module(name)
 
 
 @pytest.fixture
@@ -23,25 +35,25 @@ def sb3():
 def test_its_checker_finds_nothing(sb3):
     from stable_baselines3.common.env_checker import check_env
 
-    check_env(chosen())
+    check_env(make_env())
     check_env(ChooseAction(gymnasium.make("AgentR1/FrozenLakeText-v0"), most=4, observations="tokens"))
 
 
 @pytest.mark.slow
-def test_ppo_learns_a_bandit(sb3, tmp_path: Path):
-    from stable_baselines3.common.evaluation import evaluate_policy
+def test_ppo_of_stable_baselines_learns_a_bandit(sb3):
+    before, after = example("sb3_ppo").main()
+    assert before < 0.7 and after >= 0.9
 
+
+def test_a_model_of_stable_baselines_is_kept(sb3, tmp_path: Path):
     from agent_r1_gym.adapters.sb3 import TokenExtractor
 
-    envs = sb3.common.env_util.make_vec_env(chosen, 8, seed=0)
-    settings = {"n_steps": 32, "batch_size": 64, "learning_rate": 1e-3, "ent_coef": 0.01, "seed": 0, "device": "cpu"}
-    model = sb3.PPO("MlpPolicy", envs, policy_kwargs={"features_extractor_class": TokenExtractor}, **settings)
-    before, _ = evaluate_policy(model, envs, n_eval_episodes=60)
-    assert before < 0.7
-    model.learn(12_000)
+    policy = {"features_extractor_class": TokenExtractor}
+    model = sb3.PPO("MlpPolicy", make_env(), policy_kwargs=policy, n_steps=8, batch_size=8, device="cpu")
     model.save(tmp_path / "model")
-    again = sb3.PPO.load(tmp_path / "model", envs)
-    assert evaluate_policy(again, envs, n_eval_episodes=60)[0] >= 0.9
+    observation, _ = make_env().reset(seed=0)
+    again = sb3.PPO.load(tmp_path / "model")
+    assert again.predict(observation, deterministic=True) == model.predict(observation, deterministic=True)
 
 
 def test_the_extractor_pickles_by_name(sb3):
@@ -52,61 +64,16 @@ def test_the_extractor_pickles_by_name(sb3):
 
 @pytest.mark.slow
 def test_reinforce_in_the_manner_of_cleanrl_learns_a_bandit():
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    torch.manual_seed(0)
-    envs = gymnasium.vector.SyncVectorEnv([chosen] * 32, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
-    observations, _ = envs.reset(seed=0)
-    embed = torch.nn.Embedding(int(envs.single_observation_space.nvec[0]), 16)
-    net = torch.nn.Sequential(
-        embed, torch.nn.Flatten(), torch.nn.Linear(12 * 16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3)
-    )
-    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    means: list[float] = []
-    for _ in range(200):
-        choice = torch.distributions.Categorical(logits=net(torch.as_tensor(observations)))
-        actions = choice.sample()
-        observations, rewards, *_ = envs.step(actions.numpy())
-        means.append(float(rewards.mean()))
-        advantages = torch.as_tensor(rewards, dtype=torch.float32) - float(np.mean(means[-10:]))
-        loss = -(choice.log_prob(actions) * advantages).mean() - 0.01 * choice.entropy().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    envs.close()
-    assert np.mean(means[:5]) < 0.6
-    assert np.mean(means[-20:]) >= 0.9
-
-
-def numbers() -> gymnasium.Env:
-    """The bandit as RLlib takes it: its encoders multiply."""
-    flat = gymnasium.wrappers.FlattenObservation(chosen())
-    return gymnasium.wrappers.DtypeObservation(flat, np.float32)
+    pytest.importorskip("torch", reason="torch is not installed")
+    before, after = example("cleanrl_reinforce").main()
+    assert before < 0.6 and after >= 0.9
 
 
 @pytest.mark.slow
-def test_rllib_runs_an_iteration():
-    ray = pytest.importorskip("ray", reason="ray is not installed")
-    pytest.importorskip("ray.rllib", reason="ray[rllib] is not installed")
-    from ray.rllib.algorithms.ppo import PPOConfig
-    from ray.tune.registry import register_env
-
-    ray.init(num_cpus=1, include_dashboard=False, configure_logging=False, log_to_driver=False)
-    try:
-        register_env("arms", lambda _config: numbers())
-        config = (
-            PPOConfig()
-            .environment("arms")
-            .env_runners(num_env_runners=0, num_envs_per_env_runner=2, rollout_fragment_length=64)
-            .training(train_batch_size=128, minibatch_size=64, num_epochs=1)
-            .learners(num_learners=0)
-        )
-        algorithm = config.build_algo()
-        told = algorithm.train()["env_runners"]
-        algorithm.stop()
-    finally:
-        ray.shutdown()
-    assert told["num_episodes"] >= 100 and 0 < told["episode_return_mean"] < 1  # of three arms one is right
-    assert told["episode_len_mean"] == 1
+def test_rllib_learns():
+    pytest.importorskip("ray.rllib.algorithms.ppo", reason="RLlib is not installed", exc_type=ImportError)
+    returns = example("rllib_ppo").main()
+    assert returns[0] < 0.6 < returns[-1]
 
 
 def test_tianshou_collects_in_its_own_vectors():
@@ -114,7 +81,7 @@ def test_tianshou_collects_in_its_own_vectors():
     from tianshou.env import DummyVectorEnv
 
     assert tianshou.__version__
-    envs = DummyVectorEnv([chosen] * 3)
+    envs = DummyVectorEnv([make_env] * 3)
     first = np.concatenate([envs.reset(number, seed=number)[0] for number in range(3)])
     assert first.shape == (3, 12)
     _, rewards, terminated, truncated, _ = envs.step(np.array([0, 1, 2]))  # the right arm of each question
@@ -132,7 +99,8 @@ def test_torchrl_finds_the_specification_kept():
     from torchrl.envs.utils import check_env_specs
 
     assert torchrl.__version__
-    env = GymWrapper(numbers())
+    flat = gymnasium.wrappers.FlattenObservation(make_env())
+    env = GymWrapper(gymnasium.wrappers.DtypeObservation(flat, np.float32))
     check_env_specs(env)
     rollout = env.rollout(5)
     assert rollout["next", "reward"].shape == (1, 1)  # an episode is one turn

@@ -7,8 +7,11 @@ import pytest
 
 import agent_r1_gym  # noqa: F401 - registers the environments
 from agent_r1_gym.adapters.episode import Episode, first_prompts
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.play.jobs import task_rows
 from agent_r1_gym.registry import make_text_env
+from tests.kit.foreign import WINDOW
+from tests.kit.small_env import call
 
 SEARCH = '<tool_call>{"name": "search", "arguments": {"query": "the composer"}}</tool_call>'
 
@@ -41,6 +44,20 @@ def test_an_end_from_outside_pays_what_the_environment_says() -> None:
     assert before
     episode.truncate()
     assert episode.record().episode_return == pytest.approx(reward + bare.unwrapped.truncate())
+
+
+def test_what_cannot_be_appended_is_refused_by_name() -> None:
+    episode = Episode(make_text_env(WINDOW, {}), task_index=0)
+    for _ in range(3):
+        episode.check()
+        episode.take(call("long " * 60))
+        if episode.info["context_rewritten"]:
+            break
+    with pytest.raises(ConfigurationError, match=r"Stranger/Window-v0 rewrote the history \(`ContextWindow`, say\)"):
+        episode.check()
+    episode.take(call("down"))
+    with pytest.raises(InfrastructureError, match="the backend is down"):
+        episode.check()
 
 
 def test_an_environment_without_tasks_has_rows_of_seeds_and_its_reward() -> None:

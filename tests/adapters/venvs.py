@@ -24,8 +24,9 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "docs" / "libraries" / "tested.json"
+PAGE = RECORD.with_name("index.md")
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 GAMES = ("tests/adapters/games", "tests/envs/test_all_games.py")
-CLASSICAL = "tests/adapters/test_classical.py"
 CPU_TORCH = "torch==2.13.0"
 """The version of constraints.txt; without a number pip takes a build for GPUs, of several gigabytes."""
 
@@ -38,21 +39,35 @@ class Library:
         package: distribution whose version is told.
         page: of the documentation, under docs.
         tests: files and folders of its tests.
+        pick: which of them, as pytest's -k takes it.
         needs: what pip installs besides the package.
         extras: of this project.
+        speed: module of its benchmark, and the figures that are compared: through the library, and bare.
         constrained: whether constraints.txt holds; False where it contradicts what the library wants.
     """
 
     package: str
     page: str
     tests: Sequence[str]
+    pick: str = ""
     needs: Sequence[str] = ()
     extras: str = "test"
     constrained: bool = True
+    speed: tuple[str, str, str] | None = None
+
+
+def _classical(package: str, pick: str, *needs: str) -> Library:
+    page, tests = "libraries/classical.md", ["tests/adapters/test_classical.py"]
+    return Library(package=package, page=page, tests=tests, pick=pick, needs=[*needs, CPU_TORCH])
 
 
 LIBRARIES: Mapping[str, Library] = {
-    "GEM": Library(package="gem-llm", page="libraries/gem.md", tests=[*GAMES, "tests/adapters/test_gem.py"]),
+    "GEM": Library(
+        package="gem-llm",
+        page="libraries/gem.md",
+        tests=[*GAMES, "tests/adapters/test_gem.py"],
+        speed=("benchmarks.adapters.theirs", "GEM", "bare"),
+    ),
     "LangChain": Library(package="langchain-core", page="services.md", tests=["tests/tools/test_as_tool.py"]),
     "LlamaIndex": Library(package="llama-index-core", page="services.md", tests=["tests/tools/test_as_tool.py"]),
     "OpenAI Agents SDK": Library(package="openai-agents", page="services.md", tests=["tests/tools/test_as_tool.py"]),
@@ -61,19 +76,41 @@ LIBRARIES: Mapping[str, Library] = {
         page="libraries/openenv.md",
         tests=["tests/adapters/openenv", "tests/envs/test_all_games.py"],
         needs=["pytest", "pytest-xdist", "hypothesis"],
+        speed=("benchmarks.adapters.openenv", "serve-env, their client", "echo, their client"),
         extras="server",  # that of tests brings an mcp that OpenEnv does not take
         constrained=False,
     ),
     "reasoning-gym": Library(package="reasoning-gym", page="games.md", tests=GAMES),
-    "RLlib": Library(package="ray", page="games.md", tests=[CLASSICAL], needs=["ray[rllib]", CPU_TORCH]),
+    "CleanRL's manner": _classical("torch", "cleanrl"),
+    # ray[rllib] asks for Gymnasium 1.2, so that what it needs besides stands here.
+    "RLlib": _classical("ray", "rllib", "ray[tune]", "dm-tree", "lz4", "ormsgpack", "scipy", "pyyaml"),
     "SkyRL-Gym": Library(
-        package="skyrl-gym", page="libraries/skyrl_gym.md", tests=[*GAMES, "tests/adapters/test_skyrl_gym.py"]
+        package="skyrl-gym",
+        page="libraries/skyrl_gym.md",
+        tests=[*GAMES, "tests/adapters/test_skyrl_gym.py"],
+        speed=("benchmarks.adapters.theirs", "SkyRL-Gym", "bare"),
     ),
-    "Stable-Baselines3": Library(package="stable-baselines3", page="games.md", tests=[CLASSICAL], needs=[CPU_TORCH]),
+    "Stable-Baselines3": _classical("stable-baselines3", "stable or checker or extractor"),
     "TextArena": Library(package="textarena", page="games.md", tests=GAMES),
     "TextWorld": Library(package="textworld", page="games.md", tests=GAMES),
-    "tianshou": Library(package="tianshou", page="games.md", tests=[CLASSICAL], needs=[CPU_TORCH]),
-    "torchrl": Library(package="torchrl", page="games.md", tests=[CLASSICAL], needs=[CPU_TORCH]),
+    "tianshou": _classical("tianshou", "tianshou"),
+    "TRL": Library(package="trl", page="libraries/trl.md", tests=["tests/adapters/trl"], extras="test,train"),
+    "torchrl": _classical("torchrl", "torchrl"),
+    "verifiers": Library(
+        package="verifiers",
+        page="libraries/verifiers.md",
+        tests=["tests/adapters/test_verifiers.py"],
+        constrained=False,
+    ),
+    # verl wants an older transformers than constraints.txt has; verl[verl-core] would bring builds for GPUs.
+    "verl": Library(
+        package="verl",
+        page="libraries/verl.md",
+        tests=["tests/adapters/test_verl.py"],
+        speed=("benchmarks.adapters.verl", "verl", "bare"),
+        needs=["cachetools", "uvicorn", "fastapi", "TransferQueue", "pyzmq", "msgspec", "pyarrow", CPU_TORCH],
+        constrained=False,
+    ),
 }
 """By the name that people know."""
 
@@ -83,15 +120,12 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.adapters.venvs", description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="LIBRARY", help=f"default: all of {', '.join(LIBRARIES)}")
     parser.add_argument("--venvs", type=Path, default=ROOT / ".venv-adapters", help="folder of the environments")
-    parser.add_argument("--table", action="store_true", help="print the table of docs/libraries/index.md and stop")
     options = parser.parse_args(words)
     unknown = sorted(set(options.names) - LIBRARIES.keys())
     if unknown:
         parser.error(f"no library {unknown[0]!r}; there are: {', '.join(LIBRARIES)}")
-    if options.table:
-        print(table(json.loads(RECORD.read_text())))
-        return 0
     failed = [name for name in options.names or LIBRARIES if not tested(name, options.venvs)]
+    write_table()
     if failed:
         print(f"failed: {', '.join(failed)}")
     return int(bool(failed))
@@ -112,7 +146,8 @@ def tested(name: str, venvs: Path) -> bool:
         print(f"{name}: cannot be installed here")
         return False
     report = folder / "report.xml"
-    command = [python, "-m", "pytest", "-m", "adapters", f"--junitxml={report}", *library.tests]
+    picked = ["-k", library.pick] if library.pick else []
+    command = [python, "-m", "pytest", "-m", "adapters", f"--junitxml={report}", *picked, *library.tests]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     counts = outcomes(report)
     print(f"{name}: {dict(counts)}")
@@ -121,6 +156,19 @@ def tested(name: str, venvs: Path) -> bool:
     version = [python, "-c", f"from importlib.metadata import version; print(version({library.package!r}))"]
     told = subprocess.run(version, capture_output=True, text=True, check=True).stdout.strip()
     keep(name, version=told, passed=counts["passed"], python="%d.%d" % sys.version_info[:2])
+    return library.speed is None or measured(name, python, *library.speed)
+
+
+def measured(name: str, python: Path, module: str, through: str, bare: str) -> bool:
+    """Measures what a library costs; returns whether that worked."""
+    results = ROOT / "benchmarks" / "adapters" / "results" / f"{module.rpartition('.')[2]}.jsonl"
+    command = [python, "-m", module, "--output", results]
+    if subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode:
+        return False
+    row = json.loads(results.read_text(encoding="utf-8").splitlines()[-1])
+    medians = {figure["name"]: (figure["median"], figure["unit"]) for figure in row["figures"]}
+    (fast, unit), (whole, _) = medians[through], medians[bare]
+    keep(name, overhead=f"{fast:,.0f} of {whole:,.0f} {unit}")
     return True
 
 
@@ -151,6 +199,14 @@ def table(record: Mapping[str, Mapping[str, Any]]) -> str:
         version, overhead = (told["version"], told.get("overhead", "-")) if told else ("-", "-")
         lines.append(f"| [{name}]({place}) | {version} | {ran} | {overhead} |")
     return "\n".join(lines)
+
+
+def write_table() -> None:
+    """Writes the table into the documentation."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    made = table(json.loads(RECORD.read_text(encoding="utf-8")))
+    PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

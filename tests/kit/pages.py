@@ -14,7 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs/environments/index.md")
+    for path in (
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs" / "libraries").glob("*.md")),
+        ROOT / "docs/environments/index.md",
+    )
 }
 """Text of each page that is written by hand."""
 _BLOCK = re.compile(r"(?:^|(?<=\n))(?P<before>[^\n]*\n\n)?```(?P<language>\w+)\n(?P<text>.*?)\n```(?=\n|$)", re.S)

@@ -222,7 +222,7 @@ class TestPlayer:
             None, tool_calls=[{"id": "1", "type": "function", "function": {"name": "echo", "arguments": "{"}}]
         )
         trajectory = play(Script(broken, turn(answer("Paris"))))[0, 0]
-        assert trajectory.turns[0].parse_errors == ("no_action",)
+        assert trajectory.turns[0].parse_errors == ("bad_json",)
         assert trajectory.infrastructure_error is None
 
     def test_structured_calls(self):

@@ -13,7 +13,7 @@ import torch
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.agent_card import AgentCard
-from tests.kit.arms import arms
+from examples.libraries.arms import make_game
 from tests.kit.credit_batches import batch, close
 from tests.kit.killed_runs import timeless
 from tests.trainers.test_train import config
@@ -50,7 +50,7 @@ EVALUATED = {
 @pytest.fixture(autouse=True)
 def _registered() -> None:
     if "Test/Arms-v0" not in gym.registry:
-        gym.register("Test/Arms-v0", lambda **_options: arms())
+        gym.register("Test/Arms-v0", lambda **_options: make_game())
 
 
 def mixture(folder: Path, **changes: Any) -> Any:

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.agent_card import ADAPTER_FILE
 from agent_r1_gym.support.files import atomic_file
+from agent_r1_gym.text import special_tokens
 from agent_r1_gym.types import Message
 from trainers.engines.chat_template import ChatTemplate
 from trainers.engines.template_choice import choose_template, read_template
@@ -83,9 +84,7 @@ class ChatFormat:
     @property
     def markup(self) -> tuple[str, ...]:
         """Texts of the tokenizer's special tokens, none of which a document may forge."""
-        # `all_special_tokens` lists named ones only; a tokenizer holds more.
-        added = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
-        return tuple(sorted(added | set(self.tokenizer.all_special_tokens)))
+        return special_tokens(self.tokenizer)
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Returns the tokens of a history up to the header of the next model turn."""

@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.play.token_session import TokenLimits
-from trainers.engines.chat_format import ChatFormat, home_of
+from trainers.engines.chat_format import ChatFormat as ChatFormat  # for adapters, which load this module
+from trainers.engines.chat_format import home_of
+from trainers.engines.collect import Collector as Collector  # for agent_r1_gym.adapters.trl
 from trainers.engines.merging import write_merged as write_merged  # for `agent-r1 export`, which loads this module
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine

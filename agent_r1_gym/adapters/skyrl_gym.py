@@ -1,0 +1,106 @@
+"""SkyRL-Gym: our environments as a `BaseTextEnv`, for SkyRL's generator and whoever calls `skyrl_gym.make`.
+
+    from agent_r1_gym.adapters import rows, skyrl_gym
+
+    rows.write_rows("AgentR1/HotpotQA-v0", "train.parquet", library="skyrl_gym")
+    skyrl_gym.register()  # in the process that makes environments: `env_class: agent_r1_gym`
+
+Environments of SkyRL-Gym as ours are in `adapters.games.skyrl_gym`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from agent_r1_gym.adapters.base import library
+from agent_r1_gym.adapters.rows import NAME, EnvRow
+from agent_r1_gym.errors import ConfigurationError
+
+
+def register() -> None:
+    """Registers `agent_r1_gym` with SkyRL-Gym: rows with that `env_class` say which environment; harmless if repeated.
+
+    Raises:
+        MissingDependencyError: SkyRL-Gym is not installed.
+    """
+    skyrl = library("skyrl_gym", package="skyrl-gym", tested="0.4")
+    if NAME not in skyrl.registry:
+        skyrl.register(id=NAME, entry_point=f"{__name__}:AgentR1Env")
+
+
+def __getattr__(name: str) -> Any:
+    """Makes `AgentR1Env` when it is named: its base class needs SkyRL-Gym."""
+    if name != "AgentR1Env":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _env_class()
+
+
+@functools.cache
+def _env_class() -> type:
+    base = library("skyrl_gym.envs.base_text_env", package="skyrl-gym", tested="0.4").BaseTextEnv
+    return type("AgentR1Env", (_AgentR1Env, base), {"__module__": __name__, "__doc__": _AgentR1Env.__doc__})
+
+
+class _AgentR1Env:
+    """The episode of a row.
+
+    Args:
+        env_config: must be empty: options belong into the rows.
+        extras: the other columns of the row (see `EnvRow.read`), and the generator's `max_turns`, which holds
+            beside the environment's own.
+
+    Raises:
+        ConfigurationError: the row does not say which episode, or its options do not fit.
+    """
+
+    def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        if env_config:
+            raise ConfigurationError(f"Options of an environment belong into the rows; env_config is {env_config}.")
+        given = dict(extras or {})
+        self._limit = given.pop("max_turns", None)
+        self._row = EnvRow.read(given)
+        self._env: Any = self._row.take()
+
+    def init(self, prompt: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Returns the opening messages, which take the place of the row's, and what is known of the task."""
+        self._episode = self._row.start(self._env)
+        self.turns = 0
+        left = self._episode.state().turns_left
+        self.max_turns = left if self._limit is None else min(int(self._limit), left)
+        return self._episode.chat(), {"task_id": self._episode.task.id}
+
+    def step(self, action: str) -> dict[str, Any]:
+        """Takes a model's turn.
+
+        Raises:
+            InfrastructureError: a backend failed; SkyRL has no mark for a lost episode.
+            ConfigurationError: a wrapper rewrote the history, to which SkyRL only appends.
+        """
+        episode = self._episode
+        new = episode.take(action)
+        self.turns += 1
+        if self.turns >= self.max_turns and not episode.ended:
+            episode.truncate("max_turns")
+        episode.check()
+        turn = episode.turns[-1]
+        return {
+            "observations": new,
+            "reward": turn.reward,
+            "done": episode.ended,
+            "metadata": {**episode.end, "reward_terms": dict(turn.reward_terms)},
+        }
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Returns scores, raw reward terms, return, turns and end of the episode as it stands."""
+        record = self._episode.record()
+        ends = {"return": record.episode_return, "turns": len(record.turns), "truncated": float(record.truncated)}
+        return {**ends, **record.scores, **record.reward_terms}
+
+    def close(self) -> None:
+        """Leaves the environment to the next row with the same options."""
+        env, self._env = self._env, None
+        if env is not None:
+            self._row.give_back(env)

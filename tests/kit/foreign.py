@@ -1,0 +1,98 @@
+"""What tests of adapters compare with: the oracle's run of `agent-r1 eval`, and an environment of a stranger."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import WrapperSpec
+
+from agent_r1_gym.cli.main import main
+from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.play.record import Trajectory
+
+SMALL = "Stranger/Small-v0"
+"""An environment of a user's own, with a stateful tool, below a wrapper of the registration."""
+WINDOW = "Stranger/Window-v0"
+"""The same below a wrapper that rewrites the history."""
+HOTPOTQA = ("AgentR1/HotpotQA-v0", {"dataset": "sample", "reward": "process"})
+
+if SMALL not in gymnasium.registry:
+    gymnasium.register(SMALL, "tests.kit.small_env:SmallEnv", max_episode_steps=3, order_enforce=False)
+if WINDOW not in gymnasium.registry:
+    gymnasium.register(
+        WINDOW,
+        "tests.kit.small_env:SmallEnv",
+        order_enforce=False,
+        additional_wrappers=(WrapperSpec("ContextWindow", "agent_r1_gym.wrappers:ContextWindow", {"keep_last": 1}),),
+    )
+
+
+def evaluated(folder: Path, env: str, *words: str, questions: int = 50) -> list[Trajectory]:
+    """Returns the oracle's episodes of the held-out questions, in the order of the questions."""
+    run = folder / "eval"
+    status = main(["eval", env, "--policy", "oracle", "-n", str(questions), "--out", str(run), *words])
+    assert status == 0
+    records = sorted(RunFolder(run).episodes(), key=lambda record: record.task_index)
+    assert len(records) == questions
+    return records
+
+
+def evaluated_hotpotqa(folder: Path) -> list[Trajectory]:
+    """Returns the oracle's 50 episodes that every adapter has to repeat."""
+    return evaluated(folder, HOTPOTQA[0], "--dataset", "sample", "--reward", "process")
+
+
+@contextlib.contextmanager
+def speaking(turns: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yields the address of a chat server that answers the questions in `turns` with their turns, one after another."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.give({"object": "list", "data": [{"id": "oracle", "object": "model"}]})
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            users = [message["content"] for message in asked["messages"] if message["role"] == "user"]
+            spoken = sum(message["role"] == "assistant" for message in asked["messages"])
+            message = {"role": "assistant", "content": turns[users[0]][spoken]}
+            choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+            usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+            self.give(
+                {
+                    "id": "x",
+                    "object": "chat.completion",
+                    "created": 0,
+                    "model": "oracle",
+                    "choices": [choice],
+                    "usage": usage,
+                }
+            )
+
+        def give(self, data: Any) -> None:
+            body = json.dumps(data).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words: Any) -> None:
+            """Says nothing."""
+
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128  # 50 episodes begin at once
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
