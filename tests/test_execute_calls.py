@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_a_tool_without_a_thread_to_run_in_is_unavailable(monkeypatch: pytest.Mo
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threads, "_idle", [])
+    monkeypatch.setattr(threads, "_idle", deque(maxlen=0))  # where threads of earlier tests find no place either
     monkeypatch.setattr(threading.Thread, "start", refuse)
     pending = [calls_of(SleepTool(0.0, name, timeout=5.0), 1)[0] for name in ("one", "two")]
     outcomes = execute_calls(pending)
