@@ -166,8 +166,8 @@ class AgentTrainer(ResumableTrainer):
         if self.loss_type in MEANS_OVER_ROLLOUTS:
             output["valid_share"] = torch.tensor(valid_share(everywhere))
         self._log_rollouts(batch)
-        members = [member.name for member in self.args.environments] if self.args.envs else []
-        for env, name, number in credit_numbers(everywhere, credit, members):
+        mixture = [] if everywhere.environments is None else [member.name for member in self.args.environments]
+        for env, name, number in credit_numbers(everywhere, credit, mixture):
             self._log(name if env is None else f"rollout/{env}/{name}", number)
         trl_seams.set_logged_advantages(self, mean_advantages(everywhere, credit).tolist())
         self._check_drift(batch, output, logps)

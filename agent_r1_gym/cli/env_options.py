@@ -36,9 +36,7 @@ def add_env_arguments(parser: argparse.ArgumentParser, *, several: bool = False)
             metavar="ENV",
             help=f"one of several environments, each {GRAMMAR}; may be repeated; other options go to all of them",
         )
-        parser.add_argument(
-            "--envs", dest="envs_file", type=Path, metavar="FILE", help="YAML file that lists them as envs"
-        )
+        parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of a training that names them")
     add_env_options(parser)
 
 
@@ -48,14 +46,16 @@ def chosen_members(options: argparse.Namespace) -> tuple[Member, ...]:
     Raises:
         ConfigurationError: none is named, or in two ways at once.
     """
-    ways = [options.env is not None, bool(options.envs), options.envs_file is not None]
+    ways = [options.env is not None, bool(options.envs), options.config is not None]
     if sum(ways) != 1:
-        raise ConfigurationError(f"Name the environment: ENV, or several by --env {GRAMMAR}, or --envs FILE; one way.")
-    if options.env is not None:
-        return (Member(env_id=options.env, options=env_options(options)),)
-    read = read_members(options.envs_file) if options.envs_file is not None else members(options.envs)
-    whole = (member.over(env_options(options), {}) for member in read)
-    return tuple(replace(member, options={**member.options, **(member.eval_options or {})}) for member in whole)
+        raise ConfigurationError(
+            f"Name the environment: ENV, or several by --env {GRAMMAR}, or --config FILE; one way."
+        )
+    named = read_members(options.config) if options.config is not None else members(options.envs or [options.env])
+    common = env_options(options)
+    return tuple(
+        replace(member, options={**common, **member.options, **(member.eval_options or {})}) for member in named
+    )
 
 
 def add_env_options(parser: argparse._ActionsContainer) -> None:

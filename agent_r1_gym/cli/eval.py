@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_r1_gym.cli.agents import (
     POLICY_HELP,
@@ -27,7 +28,7 @@ from agent_r1_gym.evaluation.evaluate import PATIENCE, evaluate
 from agent_r1_gym.evaluation.metrics import METRICS, Summary, answers_told
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.play.jobs import evaluation_jobs, held_out_env
-from agent_r1_gym.play.mixture import Member
+from agent_r1_gym.play.mixture import MIXTURE_FILE, Member
 from agent_r1_gym.play.policies import ReplayPolicy, make_policy
 from agent_r1_gym.registry import TextEnv, full_id, last_name
 from agent_r1_gym.support.files import atomic_file
@@ -35,8 +36,6 @@ from agent_r1_gym.support.terminal import note, say, table
 
 _WITH_INTERVAL = ("em", "f1", "sub_em", "support_recall")
 """Metrics that the printed table shows with their 95 % interval; `metrics.json` holds all intervals."""
-MIXTURE = "mixture.json"
-"""What an evaluation in several environments writes beside their folders: the numbers of each, their weighted mean."""
 WITHOUT_TASKS = 100
 """Default number of questions in an environment without a list of tasks."""
 
@@ -78,45 +77,57 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, several: bool = False)
 def run(options: argparse.Namespace) -> int:
     """Evaluates, prints the table and returns 1 if episodes had to be left out."""
     chosen = chosen_members(options)
-    if options.env is None:
+    if len(chosen) > 1:
         return _run_mixture(options, chosen)
-    folder, metrics, dataset = play(options, chosen[0], command="eval")
-    say(f"served: {dataset}")
+    game = prepare(options, chosen[0])
+    folder, metrics = play(options, game, options.out or default_folder(game.spec, "eval"), name="eval")
+    say(f"served: {served(game.env)}")
     say(metrics_table(metrics))
-    say(f"run: {folder.path}; to look at it: agent-r1 report {folder.path}")
+    say(f"run: {folder.path}; to look at it: agent-r1 report {_quoted(folder.path)}")
     return report_excluded(metrics, folder)
 
 
 def _run_mixture(options: argparse.Namespace, chosen: Sequence[Member]) -> int:
     """Evaluates in several environments, each into a folder of its own, and prints one table."""
-    options.out = options.out or Path("runs") / f"eval-mixture-{time.strftime('%Y%m%d-%H%M%S')}"
-    runs = {member.name: play(options, member, command=f"eval {member.name}") for member in chosen}
-    summaries = {name: metrics for name, (_, metrics, _) in runs.items()}
+    # All are checked before one is played.
+    games = {member.name: prepare(options, member, clip=True) for member in chosen}
+    out: Path = options.out or Path("runs") / f"eval-mixture-{time.strftime('%Y%m%d-%H%M%S')}"
+    runs = {name: play(options, game, out / name, name=f"eval {name}") for name, game in games.items()}
+    summaries = {name: metrics for name, (_, metrics) in runs.items()}
     mean = weighted_means(summaries, {member.name: member.weight for member in chosen})
     told = {
         "environments": [{**member.to_dict(), "metrics": summaries[member.name]["overall"]} for member in chosen],
         "weighted_mean": mean,
     }
-    with atomic_file(options.out / MIXTURE) as temporary:
+    with atomic_file(out / MIXTURE_FILE) as temporary:
         temporary.write_text(json.dumps(told, indent=2, default=str) + "\n", encoding="utf-8")
-    for name, (_, _, dataset) in runs.items():
-        say(f"served: {name}: {dataset}")
+    for name, game in games.items():
+        say(f"served: {name}: {served(game.env)}")
     say(mixture_table(summaries, mean))
-    paths = " ".join(str(folder.path) for folder, _, _ in runs.values())
-    say(f"runs: {options.out}; to look at them: agent-r1 report {paths}")
-    return max(report_excluded(metrics, folder) for folder, metrics, _ in runs.values())
+    say(f"runs: {out}; to look at them: agent-r1 report {_quoted(out)}")
+    return max(report_excluded(metrics, folder) for folder, metrics in runs.values())
 
 
-def play(
-    options: argparse.Namespace, member: Member, *, command: str, most: int | None = None
-) -> tuple[RunFolder, Summary, str]:
-    """Plays what the command line asks for; returns the folder, the summary and what was served.
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+class Game(NamedTuple):
+    """What is to be played: who plays, where, and which questions."""
+
+    spec: AgentSpec
+    env: TextEnv
+    indices: list[int]
+
+
+def prepare(options: argparse.Namespace, member: Member, *, most: int | None = None, clip: bool = False) -> Game:
+    """Returns what a command line wants played in an environment, checked.
 
     Args:
         options: the parsed command line.
         member: the environment, with its options.
-        command: name of the subcommand; of a mixture, followed by that of the environment, as the folder is.
         most: default limit on the number of questions; None: all.
+        clip: play all questions where fewer are there than are asked for.
     """
     _check_numbers(options)
     env, chosen = _held_out_env(member)
@@ -128,10 +139,22 @@ def play(
         in_flight=options.in_flight,
     )
     check_policy(spec.policy, env)
-    indices = _indices(env, spec.policy, options.questions, most=most)
+    indices = _indices(env, spec.policy, options.questions, most=most, clip=clip)
     _note_surprises(spec, env, options)
-    _, _, of_mixture = command.partition(" ")
-    folder = RunFolder(options.out / of_mixture if options.out else _default_folder(spec, command))
+    return Game(spec, env, indices)
+
+
+def play(options: argparse.Namespace, game: Game, path: Path, *, name: str) -> tuple[RunFolder, Summary]:
+    """Plays what was prepared; returns the folder and the summary.
+
+    Args:
+        options: the parsed command line.
+        game: what is played.
+        path: folder of the run.
+        name: of the subcommand, for the progress bar.
+    """
+    spec, env, indices = game
+    folder = RunFolder(path)
     has_tasks = isinstance(env.unwrapped, ToolEnv)
     metrics = evaluate(
         folder,
@@ -142,10 +165,10 @@ def play(
         processes=options.processes,
         retries=options.retries,
         patience=options.patience,
-        name=command,
+        name=name,
         about=_about(env),
     )
-    return folder, metrics, served(env)
+    return folder, metrics
 
 
 def _about(env: TextEnv) -> dict[str, Any]:
@@ -259,7 +282,7 @@ def _note_surprises(spec: AgentSpec, env: TextEnv, options: argparse.Namespace) 
         )
 
 
-def _indices(env: TextEnv, policy: str, questions: int | None, *, most: int | None) -> list[int]:
+def _indices(env: TextEnv, policy: str, questions: int | None, *, most: int | None, clip: bool) -> list[int]:
     replayed = make_policy(policy) if policy.startswith("replay:") else None
     if isinstance(replayed, ReplayPolicy):
         available = sorted(set(replayed.task_indices))
@@ -267,9 +290,12 @@ def _indices(env: TextEnv, policy: str, questions: int | None, *, most: int | No
         available = list(range(len(env.unwrapped.tasks)))
     else:
         available = list(range(WITHOUT_TASKS if questions is None else max(questions, 1)))
+    if clip and questions is not None and questions >= 1:
+        questions = min(questions, len(available))
     return first_tasks(available, min(len(available), most or len(available)) if questions is None else questions)
 
 
-def _default_folder(spec: AgentSpec, command: str) -> Path:
+def default_folder(spec: AgentSpec, command: str) -> Path:
+    """Returns a new folder for a run."""
     name = "-".join(part for part in spec.policy.replace("/", "-").split(":") if part)
     return Path("runs") / f"{command}-{last_name(spec.env)}-{name[-60:].strip('-.')}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 
 from agent_r1_gym.cli.env_options import page_path
+from agent_r1_gym.play.mixture import MIXTURE_FILE
 from agent_r1_gym.report.build import write_report
 from agent_r1_gym.support.terminal import say
 
@@ -30,6 +32,14 @@ def run(options: argparse.Namespace) -> int:
     """Writes the page."""
     out = page_path(options.out, "report")
     started = time.perf_counter()
-    size = write_report(options.runs, out, baseline=options.baseline)
+    size = write_report([run for path in options.runs for run in _runs_of(path)], out, baseline=options.baseline)
     say(f"{out}: {size / 1e6:.1f} MB, in {time.perf_counter() - started:.1f} s; open it in a browser")
     return 0
+
+
+def _runs_of(path: Path) -> list[Path]:
+    """Returns the folder of a run, or those of the environments of a mixture that was evaluated."""
+    if not (path / MIXTURE_FILE).is_file():
+        return [path]
+    told = json.loads((path / MIXTURE_FILE).read_text(encoding="utf-8"))
+    return [path / str(each["name"]) for each in told["environments"]]

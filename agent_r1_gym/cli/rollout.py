@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from agent_r1_gym.cli.agents import POLICY_HELP
+from agent_r1_gym.cli.agents import POLICY_HELP, served
 from agent_r1_gym.cli.env_options import env_options
-from agent_r1_gym.cli.eval import add_run_arguments, play, report_excluded
+from agent_r1_gym.cli.eval import add_run_arguments, default_folder, play, prepare, report_excluded
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.play.mixture import Member
 from agent_r1_gym.play.record import Trajectory
@@ -30,11 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Plays the episodes and returns 1 if some lost their backend; what is finished is kept also after Ctrl-C."""
     options.samples = 1
-    member = Member(env_id=options.env, options=env_options(options))
-    folder, metrics, dataset = play(options, member, command="rollout", most=_EPISODES)
+    game = prepare(options, Member(env_id=options.env, options=env_options(options)), most=_EPISODES)
+    folder, metrics = play(options, game, options.out or default_folder(game.spec, "rollout"), name="rollout")
     page = folder.path / "report.html"
     write_report([folder.path], page)
-    say(f"served: {dataset}")
+    say(f"served: {served(game.env)}")
     say(score_table(folder))
     say(f"run: {folder.path}, to look at: {page}")
     return report_excluded(metrics, folder)

@@ -18,6 +18,7 @@ from agent_r1_gym.cli.agents import (
 from agent_r1_gym.cli.env_options import ENV_HELP, add_env_options, env_options
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.agent_card import FILE, MODEL_FILES, AgentCard
+from agent_r1_gym.play.mixture import Member
 from agent_r1_gym.play.stage import Stage, with_worlds
 from agent_r1_gym.registry import full_id, make_text_env
 
@@ -58,14 +59,14 @@ def agent_of(options: argparse.Namespace, *, in_flight: int) -> AgentSpec:
         raise ConfigurationError(f"--policy {options.policy}: this method lets the model speak once; drop it.")
     if options.reward:
         raise ConfigurationError("--reward has no effect on a conversation, which nobody scores; drop it.")
-    name = options.env or (card and card.env_id)
+    known = _member_of(card, options.env)
+    name = known.env_id if known else options.env
     if not name:
         raise ConfigurationError(
             f"{options.model or options.policy} brings no {FILE} that says where it acts: name the environment with "
             "--env, and its options as in `agent-r1 eval`."
         )
-    own = {} if card is None else _options_of(card, options.env)
-    chosen = {**own, **env_options(options)}
+    chosen = {**(known.options if known else {}), **env_options(options)}
     env = make_text_env(name, chosen)
     with_worlds(env)
     check_policy(options.policy, env)
@@ -76,14 +77,15 @@ def agent_of(options: argparse.Namespace, *, in_flight: int) -> AgentSpec:
     return AgentSpec(env=full_id(name), env_options=chosen, policy=options.policy, model=model, in_flight=in_flight)
 
 
-def _options_of(card: AgentCard, env: str | None) -> dict[str, Any]:
-    """Returns the options that the card has for the environment that is named, however it is spelled."""
+def _member_of(card: AgentCard | None, env: str | None) -> Member | None:
+    """Returns the environment of the card that is meant, by name or id however it is spelled; None for another."""
+    if card is None:
+        return None
     if env is None:
-        return dict(card.env_options)
-    for member in card.environments:
-        if env in (member.env_id, member.name) or full_id(env) == full_id(member.env_id):
-            return dict(member.options)
-    return {}
+        return Member(env_id=card.env_id, options=card.env_options)
+    named = (member for member in card.environments if env in (member.name, member.env_id))
+    alike = (member for member in card.environments if full_id(member.env_id) == full_id(env))
+    return next(named, None) or next(alike, None)
 
 
 def open_stage(spec: AgentSpec) -> Stage:

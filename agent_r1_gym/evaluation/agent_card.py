@@ -2,7 +2,8 @@
 
 `agent.json`: one object.
     `format`: 1.
-    `env_id`, `env_options`: the environment of its training, as the command line takes it; of a mixture the first one.
+    `env_id`, `env_options`: the environment of its training, as the command line takes it; of a mixture the first one
+        with tools, of which the next three are told.
     `mixture`: all environments of a mixture, as `Member.to_dict` returns them; empty where there was one.
     `parser`: name of the format of its turns, None outside of `ToolEnv`.
     `tools`: function schemas, None where they depend on the task (or the environment has none to tell of).
@@ -94,14 +95,14 @@ class AgentCard:
 
         Args:
             environments: as the run has them.
-            envs: one of each, by name.
+            envs: one of each, in the same order.
             **known: see `of`.
         """
-        first = environments[0]
+        # People talk to it where there are tools, wherever those stand in the list.
+        pairs = [*zip(environments, envs.values(), strict=True)]
+        first, env = next((pair for pair in pairs if isinstance(pair[1].unwrapped, ToolEnv)), pairs[0])
         mixture = [member.to_dict() for member in environments] if len(environments) > 1 else []
-        return cls.of(
-            next(iter(envs.values())), env_id=first.env_id, env_options=dict(first.options), mixture=mixture, **known
-        )
+        return cls.of(env, env_id=first.env_id, env_options=dict(first.options), mixture=mixture, **known)
 
     @property
     def has_tools(self) -> bool:
@@ -152,7 +153,7 @@ class AgentCard:
         """How a command line names the environments of its training: of a mixture with their options."""
         if not self.mixture:
             return self.env_id
-        return " ".join(f"--env {shlex.quote(member.words())}" for member in self.environments)
+        return " ".join(f"--env {shlex.quote(member.words(evaluating=False))}" for member in self.environments)
 
     def eval_command(self, folder: str) -> str:
         """Returns the command that measures the agent as it was trained, on held-out tasks where there are any.
@@ -274,4 +275,5 @@ def _tools_told(card: AgentCard) -> str:
         return "\nIts tools depend on the task; the environment makes them.\n"
     names = ", ".join(f"`{tool['function']['name']}`" for tool in card.tools) or "none"
     prompt = f"\n````text\n{card.system_prompt}\n````\n" if card.system_prompt else ""
-    return f"\nTools: {names}. Format of turns: {card.parser}.\n{prompt}"
+    where = f" in {card.env_id}" if card.mixture else ""
+    return f"\nTools{where}: {names}. Format of turns: {card.parser}.\n{prompt}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -17,9 +18,12 @@ from agent_r1_gym.errors import ConfigurationError, MissingDependencyError, sugg
 from agent_r1_gym.registry import last_name
 
 GRAMMAR = "'ID [weight=W] [name=NAME] [OPTION=VALUE ...] [eval.OPTION=VALUE ...]'"
+"""How one environment of several is written; a value is JSON, or a word. `eval` alone: evaluated as it is trained."""
+MIXTURE_FILE = "mixture.json"
+"""What an evaluation in several environments writes beside their folders, which bear their names."""
 _FIELDS = ("env_id", "name", "weight", "env_kwargs", "eval_env_kwargs")
-_TAKEN = ("reward", "rollout")
-_NAME = re.compile(r"[\w.+-]+")
+_TAKEN = ("reward", "rollout", MIXTURE_FILE)
+_NAME = re.compile(r"\w[\w.+-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +54,8 @@ class Member:
             object.__setattr__(self, "name", last_name(self.env_id))
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or self.name in _TAKEN:
             raise ConfigurationError(
-                f"{self.env_id}: name={self.name!r} must be made of letters, digits and . _ + -, and be none of "
-                f"{', '.join(_TAKEN)}; it names metrics."
+                f"{self.env_id}: name={self.name!r} names metrics and folders: letters, digits, and after the first . "
+                f"_ + -; none of {', '.join(_TAKEN)}."
             )
         number = isinstance(self.weight, int | float) and not isinstance(self.weight, bool)
         if not number or not isfinite(self.weight) or self.weight <= 0:
@@ -85,15 +89,20 @@ class Member:
 
     @classmethod
     def _of_words(cls, text: str) -> Self:
-        env_id, _, rest = text.strip().partition(" ")
+        env_id, *rest = text.split(maxsplit=1) or [""]
         own: dict[str, Any] = {}
         options: dict[str, Any] = {}
-        evaluating: dict[str, Any] = {}
-        for name, value in _named_values(rest.strip()):
-            of_eval = name.removeprefix("eval.")
-            into = evaluating if of_eval != name else own if name in ("name", "weight") else options
-            into[of_eval] = value
-        return cls(env_id=env_id, options=options, eval_options=evaluating or None, **own)
+        evaluating: dict[str, Any] | None = None
+        for name, value in _named_values("".join(rest)):
+            if name == "eval":
+                evaluating = evaluating or {}
+            elif name.startswith("eval."):
+                evaluating = {**(evaluating or {}), name.removeprefix("eval."): value}
+            elif name in ("name", "weight"):
+                own[name] = str(value) if name == "name" else value
+            else:
+                options[name] = value
+        return cls(env_id=env_id, options=options, eval_options=evaluating, **own)
 
     def over(self, options: Mapping[str, Any], eval_options: Mapping[str, Any] | None = None) -> Self:
         """Returns the member with what all of a run have, where it does not say otherwise itself."""
@@ -101,13 +110,25 @@ class Member:
         evaluating = {**(eval_options or {}), **(own or {})} if told else None
         return replace(self, options={**options, **self.options}, eval_options=evaluating)
 
-    def words(self, *, without: Sequence[str] = ()) -> str:
-        """Returns the member as the command line takes it; options named in `without` are left out."""
+    def words(self, *, without: Sequence[str] = (), evaluating: bool = True) -> str:
+        """Returns the member as the command line takes it.
+
+        Args:
+            without: options that are left out.
+            evaluating: say what differs in evaluations, too.
+        """
         own = {"name": self.name} if self.name != last_name(self.env_id) else {}
         weight = {} if self.weight == 1 else {"weight": self.weight}
-        evaluating = {f"eval.{name}": value for name, value in (self.eval_options or {}).items()}
-        said = {**own, **weight, **{name: v for name, v in self.options.items() if name not in without}, **evaluating}
-        return " ".join([self.env_id, *(option_word(*pair) for pair in said.items())])
+        of_eval = (self.eval_options if evaluating else None) or {}
+        said = {**own, **weight, **{name: v for name, v in self.options.items() if name not in without}}
+        said |= {f"eval.{name}": value for name, value in of_eval.items()}
+        alone = ["eval"] if evaluating and self.eval_options == {} else []
+        return " ".join([self.env_id, *(option_word(*pair) for pair in said.items()), *alone])
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a resumed run may not change."""
+        return {name: value for name, value in self.to_dict().items() if name != "eval_env_kwargs"}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the member as `of` takes it."""
@@ -120,12 +141,14 @@ class Member:
         }
 
 
-def members(given: Iterable[str | Mapping[str, Any] | Member]) -> tuple[Member, ...]:
+def members(given: Sequence[str | Mapping[str, Any] | Member]) -> tuple[Member, ...]:
     """Returns the environments of a run.
 
     Raises:
         ConfigurationError: there is none, one is written wrongly, or two have one name.
     """
+    if not isinstance(given, list | tuple):
+        raise ConfigurationError(f"envs must be a list of environments, each {GRAMMAR}; got {given!r:.80}.")
     read = tuple(Member.of(entry) for entry in given)
     names = [member.name for member in read]
     doubled = next((name for name in names if names.count(name) > 1), None)
@@ -154,20 +177,18 @@ def environments_of(args: Any) -> tuple[Member, ...]:
             raise ConfigurationError(f"{name} must be a JSON object, got {value!r:.80}.")
     if args.envs and args.env_id is not None:
         raise ConfigurationError(f"env_id={args.env_id!r} stands beside envs: write it as one of the envs.")
-    if args.envs:
-        return tuple(member.over(options, eval_options) for member in members(args.envs))
-    if args.env_id is None:
+    if not args.envs and args.env_id is None:
         raise ConfigurationError(
             "env_id is not given: name a registered text environment, such as AgentR1/HotpotQA-v0."
         )
-    return (Member(env_id=args.env_id, options=options, eval_options=eval_options),)
+    return tuple(member.over(options, eval_options) for member in members(args.envs or [args.env_id]))
 
 
 def read_members(path: Path) -> tuple[Member, ...]:
-    """Returns the environments that a YAML or JSON file lists under `envs`, such as a training configuration.
+    """Returns the environments of a training configuration, in YAML or JSON.
 
     Raises:
-        ConfigurationError: there is no such file, or no such list in it.
+        ConfigurationError: there is no such file, or it names no environment.
         MissingDependencyError: pyyaml is not installed.
     """
     try:
@@ -178,10 +199,10 @@ def read_members(path: Path) -> tuple[Member, ...]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{path} cannot be read as YAML: {error}") from error
-    listed = content.get("envs") if isinstance(content, Mapping) else None
-    if not isinstance(listed, list):
-        raise ConfigurationError(f"{path} has no list of environments: it needs envs: [...], each {GRAMMAR}.")
-    return members(listed)
+    if not isinstance(content, Mapping) or not (content.get("envs") or content.get("env_id")):
+        raise ConfigurationError(f"{path} names no environment: it needs env_id, or envs: a list, each {GRAMMAR}.")
+    names = ("env_id", "env_kwargs", "envs", "eval_env_kwargs")
+    return environments_of(SimpleNamespace(**{name: content.get(name) for name in names}))
 
 
 def named_value(text: str) -> tuple[str, Any]:
@@ -202,15 +223,17 @@ def named_value(text: str) -> tuple[str, Any]:
 def _named_values(text: str) -> Iterator[tuple[str, Any]]:
     """Yields names and values of NAME=VALUE NAME=VALUE ...; spaces may stand in a VALUE that is JSON."""
     while text:
+        if text.split(maxsplit=1)[0] == "eval":
+            yield "eval", None
+            text = text.removeprefix("eval").strip()
+            continue
         name, equals, value = text.partition("=")
-        end = re.search(r"\s|$", value)
-        assert end is not None
-        stop = end.start()
+        if not equals or not name or len(name.split()) != 1:
+            raise ConfigurationError(f"An option is written NAME=VALUE, got {text!r:.80}.")
+        stop = next((place for place, letter in enumerate(value) if letter.isspace()), len(value))
         with contextlib.suppress(json.JSONDecodeError):
             _, whole = json.JSONDecoder().raw_decode(value)
-            stop = whole if value[whole : whole + 1] in ("", " ") else stop
-        if not equals or " " in name:
-            raise ConfigurationError(f"An option is written NAME=VALUE, got {text!r:.80}.")
+            stop = whole if not value[whole:] or value[whole].isspace() else stop
         yield named_value(f"{name}={value[:stop]}")
         text = value[stop:].strip()
 

@@ -147,7 +147,7 @@ class Player:
     def take(self, name: str = "") -> TextEnv:
         """Returns an environment that nobody uses; a `name` picks one of several kinds."""
         with self._lock:
-            return self._idle[name].pop() if self._idle[name] else self.others.get(name, self.make_env)()
+            return self._idle[name].pop() if self._idle[name] else (self.others[name] if name else self.make_env)()
 
     def give_back(self, env: TextEnv, name: str = "") -> None:
         """Takes an environment back, which nobody uses any more, of the kind that was taken."""

@@ -31,7 +31,7 @@ def test_each_environment_has_a_folder_and_the_mean_is_weighted(
     turns = [RunFolder(out / name).metrics()["overall"]["metrics"]["turns"]["mean"] for name in ("FictionQA", "lake")]
     assert told["weighted_mean"]["turns"] == pytest.approx((3 * turns[0] + turns[1]) / 4)
     assert "em" not in told["weighted_mean"]  # nobody scores the lake
-    assert "weighted mean" in said and f"agent-r1 report {out / 'FictionQA'} {out / 'lake'}" in said
+    assert "weighted mean" in said and f"agent-r1 report {out}" in said
 
 
 def test_a_file_of_a_training_says_what_is_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,7 +40,7 @@ def test_a_file_of_a_training_says_what_is_evaluated(tmp_path: Path, capsys: pyt
         {"env_id": "FictionQA", "env_kwargs": {"questions": 3, "max_turns": 2}, "eval_env_kwargs": {"max_turns": 4}}
     ]
     (tmp_path / "run.yaml").write_text(json.dumps({"learning_rate": 1e-6, "envs": [*envs, "FrozenLakeText"]}))
-    words = ("--envs", str(tmp_path / "run.yaml"), "--policy", "oracle", "-n", "2", "--out", str(tmp_path / "out"))
+    words = ("--config", str(tmp_path / "run.yaml"), "--policy", "oracle", "-n", "2", "--out", str(tmp_path / "out"))
     assert call(capsys, "eval", *words)[0] == 0
     played = RunFolder(tmp_path / "out" / "FictionQA").settings()["env_options"]
     assert played == {"questions": 3, "max_turns": 4, "split": "test"}
@@ -52,7 +52,7 @@ def test_a_file_of_a_training_says_what_is_evaluated(tmp_path: Path, capsys: pyt
         ([], "Name the environment: ENV, or several by --env"),
         (["FictionQA", "--env", "FrozenLakeText"], "one way"),
         (["--env", "FictionQA weight=x"], "weight='x' must be a number"),
-        (["--envs", "absent.yaml"], "absent.yaml cannot be read"),
+        (["--config", "absent.yaml"], "absent.yaml cannot be read"),
         (["--env", "FictionQA split=train", "--env", "FictionQB"], "Unknown environment 'FictionQB'"),
     ],
 )
@@ -62,3 +62,24 @@ def test_a_mixture_that_is_written_wrongly_is_refused(
     pytest.importorskip("yaml")
     status, _, told = call(capsys, "eval", *words, "--policy", "oracle", "-n", "1", "--out", str(tmp_path / "out"))
     assert status == 2 and problem in told.splitlines()[-1]
+
+
+def test_what_cannot_be_played_is_said_before_anything_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--env", "FictionQA questions=4", "--env", "FrozenLakeText nope=1", "--policy", "oracle")
+    status, _, told = call(capsys, "eval", *words, "--out", str(tmp_path / "out"))
+    assert status == 2 and "has no option 'nope'" in told and not (tmp_path / "out").exists()
+
+
+def test_a_small_environment_is_played_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--env", "FictionQA questions=3", "--env", "FrozenLakeText", "--policy", "oracle", "-n", "5")
+    assert call(capsys, "eval", *words, "--out", str(tmp_path))[0] == 0
+    numbers = [RunFolder(tmp_path / name).settings()["questions"] for name in ("FictionQA", "FrozenLakeText")]
+    assert numbers == [3, 5]
+    assert call(capsys, "report", str(tmp_path), "--out", str(tmp_path / "page.html"))[0] == 0
+    assert "FrozenLakeText" in (tmp_path / "page.html").read_text()
+
+
+def test_one_environment_in_words_is_a_plain_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--env", "FictionQA questions=3 weight=2", "--policy", "oracle", "--out", str(tmp_path))
+    assert call(capsys, "eval", *words)[0] == 0
+    assert len(RunFolder(tmp_path).episodes()) == 3

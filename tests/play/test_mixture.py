@@ -34,6 +34,10 @@ def test_words_say_options_weight_name_and_what_differs_in_evaluations() -> None
     )
     assert Member.of("my_env:Mine/Shop-v1").name == "Shop-v1"
     assert Member.of("FictionQA").eval_options is None
+    assert Member.of("FictionQA eval").eval_options == {}
+    assert Member.of("FictionQA\tname=3\nmix={}\nweight=2") == Member(
+        env_id="FictionQA", name="3", weight=2, options={"mix": {}}
+    )
 
 
 WORDS = st.text(
@@ -46,11 +50,12 @@ VALUES = st.recursive(
 NAMES = st.from_regex(r"[a-z]{1,6}", fullmatch=True).filter(lambda name: name not in ("name", "weight"))
 
 
-@given(st.dictionaries(NAMES, VALUES, max_size=4), st.none() | st.dictionaries(NAMES, VALUES, min_size=1, max_size=2))
+@given(st.dictionaries(NAMES, VALUES, max_size=4), st.none() | st.dictionaries(NAMES, VALUES, max_size=2))
 def test_a_member_survives_the_command_line_and_json(options: dict, evaluating: dict | None) -> None:
     member = Member(env_id="Mine/Shop-v0", name="shop", weight=0.5, options=options, eval_options=evaluating)
     assert Member.of(member.words()) == member
     assert Member.of(member.to_dict()) == member
+    assert Member.of(member.words(evaluating=False)).eval_options is None
 
 
 @given(NAMES, VALUES)
@@ -66,8 +71,10 @@ def test_an_option_survives_the_command_line(name: str, value: object) -> None:
         (["FictionQA weight=0"], "FictionQA: weight=0 must be a number above 0"),
         (["FictionQA weight=many"], "weight='many' must be a number"),
         (["FictionQA weight=NaN"], "weight=nan must be a number"),
-        (["FictionQA name=a/b"], "name='a/b' must be made of letters"),
-        (["FictionQA name=reward"], "be none of reward, rollout"),
+        (["FictionQA name=a/b"], "name='a/b' names metrics and folders"),
+        (["FictionQA name=.."], "name='..' names metrics and folders"),
+        ({"FictionQA": {"weight": 2}}, "envs must be a list of environments"),
+        (["FictionQA name=reward"], "none of reward, rollout, mixture.json"),
         (["FictionQA max_turns"], "An option is written NAME=VALUE, got 'max_turns'"),
         (["FictionQA a b=1"], "An option is written NAME=VALUE"),
         ([""], "env_id must name an environment, got ''"),
@@ -139,9 +146,16 @@ def test_a_run_without_a_clear_environment_is_refused(given: dict, problem: str)
 def test_a_training_file_says_what_is_evaluated(tmp_path) -> None:
     pytest.importorskip("yaml")
     path = tmp_path / "mixture.yaml"
-    path.write_text("learning_rate: 1e-6\nenvs:\n  - FictionQA style=compact\n  - {env_id: Shop, weight: 3}\n")
-    assert [(member.name, member.weight) for member in read_members(path)] == [("FictionQA", 1), ("Shop", 3)]
-    for text, problem in (("envs: 3", "no list of environments"), ("{", "cannot be read as YAML"), ("", "no list")):
+    path.write_text(
+        "learning_rate: 1e-6\nenv_kwargs: {max_turns: 2}\neval_env_kwargs: {n: 1}\n"
+        "envs:\n  - FictionQA style=compact\n  - {env_id: Shop, weight: 3}\n"
+    )
+    found = read_members(path)
+    assert [(member.name, member.weight) for member in found] == [("FictionQA", 1), ("Shop", 3)]
+    assert found[1].options == {"max_turns": 2} and found[1].eval_options == {"n": 1}  # as training takes it
+    path.write_text("env_id: FictionQA")
+    assert read_members(path) == (Member(env_id="FictionQA"),)
+    for text, problem in (("envs: 3", "must be a list"), ("{", "cannot be read as YAML"), ("", "names no environment")):
         path.write_text(text)
         with pytest.raises(ConfigurationError, match=problem):
             read_members(path)

@@ -18,7 +18,7 @@ from tests.trainers.engines.test_collect import EchoEnv
 from tests.trainers.test_train import COMPACT, config
 from trainers.toy.model import build_model, build_tokenizer
 from trainers.train import build_trainer
-from trainers.train.environments import dataset_of, eval_dataset_of
+from trainers.train.environments import dataset_of, eval_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 TOKENIZER = build_tokenizer()
@@ -94,12 +94,12 @@ def test_greedy_evaluations_do_not_depend_on_the_seed(tmp_path: Path) -> None:
 
 def test_seeds_of_an_environment_without_tasks_are_not_those_of_the_training(tmp_path: Path) -> None:
     env = gym.make("Test/Echo-v0") if "Test/Echo-v0" in gym.registry else EchoEnv()
-    rows = eval_dataset_of(env.unwrapped, config(tmp_path))
+    rows = eval_rows({"": env}, config(tmp_path))
     assert not set(rows["seed"]) & set(dataset_of(env.unwrapped)["seed"])
     more = config(tmp_path, train_seeds=5_000)
     trained = dataset_of(env.unwrapped, more.train_seeds)
     assert len(trained) == 5_000
-    assert not set(eval_dataset_of(env.unwrapped, more)["seed"]) & set(trained["seed"])
+    assert not set(eval_rows({"": env}, more)["seed"]) & set(trained["seed"])
 
 
 def test_a_number_of_seeds_for_an_environment_with_tasks_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.kit.killed_runs import timeless
 from tests.trainers.test_train import config
 from trainers.algorithms.advantages import ESTIMATORS
 from trainers.algorithms.credit import CreditOptions
+from trainers.algorithms.numbers import group_spreads
 from trainers.algorithms.registry import estimate
 from trainers.running.command_line import read_options
 from trainers.running.summary import opening, started
@@ -42,7 +43,7 @@ EVALUATED = {
     "envs": [
         f"{HOPS} eval.split=test",
         {"env_id": "FictionQA", "name": "paid", "env_kwargs": PAID, "eval_env_kwargs": {}},
-        "Test/Arms-v0 eval.anything=1",
+        "Test/Arms-v0",
     ],
 }
 
@@ -86,7 +87,7 @@ def test_every_environment_has_rows_tools_rewards_and_numbers_of_its_own(tmp_pat
     assert "em" not in numbers(trainer, "rollout/Arms-v0/")
     held_out = {name: numbers(trainer, f"eval_{name}/") for name in rows}
     assert all({"return", "turns"} <= found.keys() for found in held_out.values())
-    assert Counter(trainer.eval_dataset["env"]) == {"FictionQA": 8, "paid": 4, "Arms-v0": 8}
+    assert Counter(trainer.eval_dataset["env"]) == {"FictionQA": 4, "paid": 2, "Arms-v0": 2}  # eight, by weight
 
 
 def test_numbers_of_an_environment_are_means_over_its_rollouts(tmp_path: Path) -> None:
@@ -137,8 +138,13 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) ->
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
     assert timeless(resumed.state.log_history) == timeless(whole.state.log_history)
+    spelled = [HOPS.replace(" weight=2", "") + " weight=2.0", *ENVS[1:]]
+    evaluated = {**EVALUATED, "envs": [f"{spelled[0]} eval.split=test", *EVALUATED["envs"][1:]]}
+    mixture(tmp_path / "run", max_steps=4, **settings, **evaluated).train(
+        resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2")
+    )
     other = mixture(tmp_path / "run", max_steps=4, envs=[*ENVS[:2], "Test/Arms-v0 weight=3"], **settings)
-    with pytest.raises(ConfigurationError, match="envs"):
+    with pytest.raises(ConfigurationError, match=r"envs=.*'weight': 3"):
         other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
 
 
@@ -156,15 +162,41 @@ def test_the_command_line_names_them_one_by_one(tmp_path: Path) -> None:
     args, _ = read_options(["Taxi", "--config", str(tmp_path / "mixture.yaml"), "--output_dir", str(tmp_path)])
     with pytest.raises(ConfigurationError, match="env_id='Taxi' stands beside envs"):
         _ = args.environments
+    args, _ = read_options(
+        ["--env", "FictionQA weight=2 max_turns=3", *words[3:], "--use_cpu", "True", "--bf16", "False"]
+    )
+    assert args.environments[0].options == {"max_turns": 3, "reward": ["f1"]}
+    with pytest.raises(ConfigurationError, match="by --env, each its own, or by --envs; not by both"):
+        read_options([*words, "--envs", "A", "B"])
+
+
+def test_a_list_of_one_environment_is_that_environment(tmp_path: Path) -> None:
+    trainer = mixture(tmp_path, envs=["Test/Arms-v0"], per_device_train_batch_size=4, max_steps=1)
+    trainer.train()
+    assert "env" not in trainer.train_dataset.column_names
+    assert not any(name.startswith("rollout/Arms") for name in trainer.state.log_history[-1])
+
+
+def test_without_groups_signal_is_looked_for_within_an_environment() -> None:
+    lines = [("0", [1.0]), ("0", [1.0]), ("0", [50.0]), ("0", [50.0])]
+    inputs = replace(batch(*lines, groups=[0, 1, 2, 3]), environments=torch.tensor([0, 1, 0, 1]))
+    assert group_spreads(inputs).tolist() == [24.5, 24.5]
+    apart = replace(inputs, environments=torch.tensor([0, 0, 1, 1]))
+    assert group_spreads(apart).tolist() == [0.0, 0.0]
+
+
+def test_an_environment_with_hardly_a_rollout_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    changes = {"num_generations": 1, "algorithm": "reinforce++", "envs": [f"{HOPS}", "Test/Arms-v0 weight=0.1"]}
+    mixture(tmp_path, **changes)
+    assert "Arms-v0 has about 0.38 of the 8 rollouts of a batch" in caplog.text
+    assert "FictionQA has" not in caplog.text
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        (
-            {"eval_strategy": "steps", "eval_steps": 2, "envs": [f"{HOPS} eval.split=test", "Test/Arms-v0"]},
-            "eval_env_kwargs of Arms-v0",
-        ),
+        ({"eval_strategy": "steps", "eval_steps": 2, "envs": [HOPS, "Test/Arms-v0"]}, "eval_env_kwargs of FictionQA"),
+        ({"envs": [f"{HOPS} eval", "Test/Arms-v0"]}, "eval_env_kwargs has no effect without an evaluation"),
         ({"envs": ["FictionQA a=1", "Test/Arms-v0"]}, "FictionQAEnv has no option 'a'"),
         ({"envs": ["FictionQA style=compact", "Tset/Arms-v0"]}, "Unknown environment 'Tset/Arms-v0'"),
         ({"envs": ["FictionQA style=compact questions=8", "FictionQA name=b style=compact"]}, "train_seeds=6 has no"),

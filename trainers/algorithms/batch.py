@@ -128,7 +128,7 @@ class Batch:
             ),
             "valid": torch.tensor([not t.infrastructure_error for t in records]),
         }
-        if args.envs:
+        if any("env" in row for row in rows):  # a mixture: `mixed` has named them
             names = [member.name for member in args.environments]
             credit["environments"] = torch.tensor([names.index(row["env"]) for row in rows])
         if "state_ids" in args.preset.needs:

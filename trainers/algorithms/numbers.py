@@ -176,12 +176,11 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
 def group_spreads(inputs: CreditInputs) -> Tensor:
     """Returns the standard deviation of the returns of each group that has at least two valid rollouts.
 
-    Where every prompt has one rollout, the whole batch is one group.
+    Where every prompt has one rollout, the whole batch is one group, in a mixture that of each environment.
     """
     returns = (inputs.turn_rewards * inputs.turn_mask).sum(1)
-    groups = torch.unique(inputs.groups)
-    if len(groups) == len(returns):
-        members = [returns[inputs.valid]]
-    else:
-        members = [returns[(inputs.groups == group) & inputs.valid] for group in groups]
+    groups = inputs.groups
+    if len(torch.unique(groups)) == len(returns):
+        groups = torch.zeros_like(groups) if inputs.environments is None else inputs.environments
+    members = [returns[(groups == group) & inputs.valid] for group in torch.unique(groups)]
     return torch.tensor([member.std(correction=0).item() for member in members if len(member) > 1])

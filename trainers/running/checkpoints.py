@@ -28,7 +28,7 @@ from trainers.running.sharding import sharding_of
 
 RECORD = "checkpoint.json"
 FIXED = (
-    *("algorithm", "env_id", "env_kwargs", "envs", "seed", "num_generations", "num_iterations"),
+    *("algorithm", "seed", "num_generations", "num_iterations"),
     *("steps_per_generation", "per_device_train_batch_size", "gradient_accumulation_steps", "shuffle_dataset"),
     *("learning_rate", "weight_decay", "optim", "critic_learning_rate"),
     *("chat_template", "chat_template_kwargs"),
@@ -162,6 +162,7 @@ def identity_of(trainer: Any) -> dict[str, Any]:
     """Returns what a run and the checkpoint that it resumes from must have in common."""
     rows, accelerator = trainer.train_dataset, trainer.accelerator
     options = {name: getattr(trainer.args, name) for name in FIXED} | {
+        **_environments(trainer.args),
         "rows of train_dataset": len(rows) if hasattr(rows, "__len__") else None,
         "processes": accelerator.num_processes,
         "sharding": sharding_of(accelerator),
@@ -170,6 +171,14 @@ def identity_of(trainer: Any) -> dict[str, Any]:
     weights = {name: list(getattr(weight, "ds_shape", weight.shape)) for name, weight in named}
     plain: dict[str, Any] = json.loads(json.dumps({"options": options, "weights": weights}, default=str))
     return plain
+
+
+def _environments(args: Any) -> dict[str, Any]:
+    """Returns what a run is trained on, however it is spelled; its evaluations may change."""
+    if not (args.envs or args.env_id):
+        return {}
+    whole = [member.identity for member in args.environments]
+    return whole[0] if len(whole) == 1 else {"envs": whole}
 
 
 def check_identity(folder: Path, identity: Mapping[str, Any]) -> None:

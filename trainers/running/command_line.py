@@ -73,10 +73,16 @@ def read_config(words: Sequence[str], config: type[Config], *, prog: str) -> tup
 
 
 def _several(words: Sequence[str]) -> list[str]:
-    """Returns a command line that names several environments, each by its own --env, with all of them as --envs."""
+    """Returns a command line that names several environments, each by its own --env, with all of them as --envs.
+
+    Raises:
+        ConfigurationError: they are named in two ways.
+    """
     places = [place for place, word in enumerate(words[:-1]) if word in ("--env", "--env_id", "--env-id")]
     if len(places) < 2:
         return list(words)
+    if "--envs" in words:
+        raise ConfigurationError("Name the environments by --env, each its own, or by --envs; not by both.")
     left = [word for place, word in enumerate(words) if not {place, place - 1} & set(places)]
     return [*left, "--envs", *(words[place + 1] for place in places)]
 

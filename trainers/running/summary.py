@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -46,7 +47,8 @@ def opening(
     """
     batch = args.generation_batch_size or args.per_device_train_batch_size
     prompts = max(1, batch // args.num_generations)
-    steps = f"{args.max_steps} steps" if args.max_steps > 0 else f"{args.num_train_epochs:g} passes over the tasks"
+    passes = f"{args.num_train_epochs:g} passes over {f'{rows} rows' if len(envs) > 1 else 'the tasks'}"
+    steps = f"{args.max_steps} steps" if args.max_steps > 0 else passes
     trained, whole = parameters
     lines = [("model", f"{model}: {short_number(trained)} of {short_number(whole)} parameters are trained")]
     total = sum(member.weight for member in args.environments)
@@ -91,15 +93,13 @@ def closing(folder: str | None, card: AgentCard) -> str:
         folder: of the model.
         card: of the agent.
     """
-    runs = (
-        " ".join(f"{folder}/eval/{member.name}" for member in card.environments) if card.mixture else f"{folder}/eval"
-    )
+    here, measured = shlex.quote(str(folder)), shlex.quote(f"{folder}/eval")
     return (
         f"the model is in {folder}; what it is an agent for is in its {FILE} and README.md\n"
-        f"measure it:  {card.eval_command(str(folder))} --out {folder}/eval\n"
-        f"look at it:  agent-r1 report {folder} {runs}\n"
-        + (f"talk to it:  agent-r1 chat {folder}\n" if card.has_tools else "")
-        + f"go on:       agent-r1 train {card.command_line} --warm_start {folder} --output_dir ..."
+        f"measure it:  {card.eval_command(str(folder))} --out {measured}\n"
+        f"look at it:  agent-r1 report {here} {measured}\n"
+        + (f"talk to it:  agent-r1 chat {here}\n" if card.has_tools else "")
+        + f"go on:       agent-r1 train {card.command_line} --warm_start {here} --output_dir ..."
     )
 
 

@@ -26,7 +26,15 @@ from trainers.engines.turns import TRLEngine
 from trainers.running.preflight import check_prompts
 from trainers.running.sharding import check_sharding, whole_weights
 from trainers.running.summary import agent_card
-from trainers.train.environments import env_makers, eval_dataset_of, evaluates, mixed, training_rows, turn_budget
+from trainers.train.environments import (
+    env_makers,
+    eval_rows,
+    evaluates,
+    mixed,
+    training_rows,
+    turn_budget,
+    warn_of_small_shares,
+)
 from trainers.trainer import AgentTrainer
 
 MOST_SLOTS = 128
@@ -57,29 +65,29 @@ def build_trainer(
     """
     chat = chat or chat_of(args, tokenizer)
     training = collector_of(args, tokenizer, chat=chat)
+    envs = _made(training)
     eval_dataset, evaluating = None, training
-    if evaluates(args):
+    if evaluates(args, envs):
         evaluating = collector_of(args, tokenizer, chat=chat, evaluating=True)
-        held_out = environments_of(evaluating)
-        parts = {name: eval_dataset_of(env, args) for name, env in held_out.items()}
-        _check_prompts(held_out, parts, chat, args)
-        eval_dataset = mixed(parts)
+        held_out = _made(evaluating)
+        eval_dataset = eval_rows(held_out, args)
+        _check_prompts(held_out, eval_dataset, chat, args)
 
     def collect(rows: Sequence[Row], trainer: AgentTrainer) -> list[Trajectory]:
         collector = training if trainer.model.training else evaluating
         with whole_weights(trainer) if args.engine == "cached" else nullcontext():
             return collector.collect(rows, engine_of(trainer, chat, slots=min(len(rows), MOST_SLOTS)))
 
-    envs = environments_of(training)
     if args.max_turn_tokens is None:
         args.max_turn_tokens = max(turn_budget(env) for env in envs.values())
-    rows = training_rows(envs, args)
+    warn_of_small_shares(args)
+    rows = mixed(training_rows(envs, args), args)
     _check_prompts(envs, rows, chat, args)
     trainer = AgentTrainer(
         model,
         args,
         collect=collect,
-        train_dataset=mixed(rows, args),
+        train_dataset=rows,
         eval_dataset=eval_dataset,
         processing_class=tokenizer,
         chat=chat,
@@ -93,18 +101,19 @@ def build_trainer(
     return trainer
 
 
-def environments_of(collector: Collector) -> dict[str, TextEnv]:
-    """Returns an environment of each kind that a collector plays in, by name."""
+def _made(collector: Collector) -> dict[str, TextEnv]:
+    """Returns an environment of each kind that a collector plays in, by name, which it will play in."""
     player = collector.player
-    makers = player.others or {"": player.make_env}
-    return {name: make() for name, make in makers.items()}
-
-
-def _check_prompts(
-    envs: Mapping[str, TextEnv], parts: Mapping[str, Dataset], chat: ChatFormat, args: AgentConfig
-) -> None:
+    envs = {name: player.take(name) for name in player.others or [""]}
     for name, env in envs.items():
-        check_prompts(env, parts[name], chat, longest=args.max_prompt_length)
+        player.give_back(env, name)
+    return envs
+
+
+def _check_prompts(envs: Mapping[str, TextEnv], rows: Dataset, chat: ChatFormat, args: AgentConfig) -> None:
+    for name, env in envs.items():
+        own = rows if len(envs) == 1 else rows.select([at for at, of in enumerate(rows["env"]) if of == name])
+        check_prompts(env, own, chat, longest=args.max_prompt_length)
 
 
 def _base(args: AgentConfig, model: Any) -> str:

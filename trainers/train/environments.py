@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,20 +23,30 @@ from agent_r1_gym.wrappers import ContextWindow
 from trainers.config import AgentConfig
 from trainers.config.options import MAX_TURN_TOKENS
 
+_FEW = 4
+"""Rollouts of an environment per batch below which a warning comes, where each prompt has one."""
 
-def evaluates(args: AgentConfig) -> bool:
+logger = logging.getLogger(__name__)
+
+
+def evaluates(args: AgentConfig, envs: Mapping[str, TextEnv]) -> bool:
     """Returns whether a run evaluates while it trains.
 
+    Args:
+        args: the configuration.
+        envs: the environments of the run, by name; one without a list of tasks is evaluated on seeds of its own.
+
     Raises:
-        ConfigurationError: it should and nobody says on what, or the other way round.
+        ConfigurationError: it should and nobody says on which tasks, or the other way round.
     """
     wanted = args.do_eval or args.eval_on_start
-    for member in args.environments:
-        if wanted and member.eval_options is None:
-            whose = f" of {member.name}" if args.envs else ""
+    for member, env in zip(args.environments, envs.values(), strict=True):
+        several = len(envs) > 1
+        if wanted and member.eval_options is None and (not several or isinstance(env.unwrapped, ToolEnv)):
+            whose, how = (f" of {member.name}", "the word eval") if several else ("", "{}")
             raise ConfigurationError(
                 f"An evaluation is asked for, but eval_env_kwargs{whose} is not given: name what differs from "
-                'env_kwargs, such as {"split": "validation"}; {} evaluates on the training tasks.'
+                f'env_kwargs, such as {{"split": "validation"}}; {how} evaluates on the training tasks.'
             )
         if member.eval_options is not None and not wanted:
             raise ConfigurationError(
@@ -70,7 +81,9 @@ def env_maker(
     env_id, options = member.env_id, {**member.options, **((member.eval_options or {}) if evaluating else {})}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SampleDataWarning)
-        env = make_text_env(env_id, options).unwrapped
+        tried = make_text_env(env_id, options)
+    env = tried.unwrapped
+    tried.close()
     if args.context_window is not None and not isinstance(env, ToolEnv):
         raise ConfigurationError(
             f"context_window={args.context_window}: env_id={env_id!r} is no ToolEnv, whose tool output could be "
@@ -110,6 +123,11 @@ def turn_budget(env: TextEnv) -> int:
     return min(MAX_TURN_TOKENS, space.max_length * widest + 1)
 
 
+def dataset_of(env: TextEnv, seeds: int | None = None, *, first_seed: int = 0) -> Dataset:
+    """Returns one row per task, see `play.jobs.task_rows`."""
+    return Dataset.from_list(task_rows(env, seeds, first_seed=first_seed))
+
+
 def training_rows(envs: Mapping[str, TextEnv], args: AgentConfig) -> dict[str, Dataset]:
     """Returns the rows of each environment of a run, by its name.
 
@@ -126,49 +144,58 @@ def training_rows(envs: Mapping[str, TextEnv], args: AgentConfig) -> dict[str, D
     return {name: dataset_of(env, None if have_tasks[name] else args.train_seeds) for name, env in envs.items()}
 
 
-def mixed(parts: Mapping[str, Dataset], args: AgentConfig | None = None) -> Dataset:
+def warn_of_small_shares(args: AgentConfig) -> None:
+    """Warns of environments of which a batch holds hardly a rollout, where rollouts are compared within the batch."""
+    members = args.environments
+    if len(members) == 1 or args.num_generations > 1:
+        return
+    batch, whole = int(args.generation_batch_size or 0), sum(member.weight for member in members)
+    for member in members:
+        number = batch * member.weight / whole
+        if number < _FEW:
+            logger.warning(
+                "%s has about %.2g of the %d rollouts of a batch, too few to be compared with each other: with "
+                "num_generations=1 it learns little but noise. Raise its weight, the batch, or num_generations.",
+                member.name,
+                number,
+                batch,
+            )
+
+
+def mixed(parts: Mapping[str, Dataset], args: AgentConfig) -> Dataset:
     """Returns the rows of all environments of a run as one data set, each with the name of its own as `env`.
 
     Args:
         parts: the rows, by name; those of a single environment stay as they are.
-        args: whose weights say how often each row comes; None: each once, one environment after the other.
+        args: whose weights say how often each row comes.
     """
     if len(parts) == 1:
         return next(iter(parts.values()))
     fields = ("prompt", "seed", "task_index")
-    rows = [
-        {"env": name, **{field: row.get(field) for field in fields}} for name, part in parts.items() for row in part
-    ]
-    everything = Dataset.from_list(rows)
-    if args is None:
-        return everything
+    named = ((name, row) for name, part in parts.items() for row in part)
+    rows = [{"env": name, **{field: row.get(field) for field in fields}} for name, row in named]
     weights = {member.name: member.weight for member in args.environments}
-    return everything.select(mixed_order([len(part) for part in parts.values()], [weights[name] for name in parts]))
+    order = mixed_order([len(part) for part in parts.values()], [weights[name] for name in parts])
+    return Dataset.from_list(rows).select(order)
 
 
-def dataset_of(env: TextEnv, seeds: int | None = None, *, first_seed: int = 0) -> Dataset:
-    """Returns one row per task: what a session resets with, and a prompt for TRL's logs.
-
-    Args:
-        env: the environment.
-        seeds: number of rows, if it has no list of tasks; None: `TRAIN_SEEDS`.
-        first_seed: where the seeds begin then.
-
-    Raises:
-        ConfigurationError: `seeds` has no effect beside a list of tasks.
-    """
-    return Dataset.from_list(task_rows(env, seeds, first_seed=first_seed))
-
-
-def eval_dataset_of(env: TextEnv, args: AgentConfig) -> Dataset:
+def eval_rows(envs: Mapping[str, TextEnv], args: AgentConfig) -> Dataset:
     """Returns the first tasks (or seeds that training does not use) for `eval_episodes`, in whole batches.
 
-    TRL averages the means of batches: one that is not full would count too much.
+    TRL averages the means of batches: one that is not full would count too much. Of a mixture each environment has its
+    share, and as many rows are taken as there are without one that comes twice.
 
     Raises:
         ConfigurationError: they do not fill one batch.
     """
-    rows = dataset_of(env, first_seed=args.train_seeds or TRAIN_SEEDS)
+    parts = {name: dataset_of(env, first_seed=args.train_seeds or TRAIN_SEEDS) for name, env in envs.items()}
+    rows = mixed(parts, args)
+    if len(parts) > 1:
+        seen: dict[tuple[Any, ...], int] = {}
+        for place, row in enumerate(rows):
+            if seen.setdefault((row["env"], row["task_index"], row["seed"]), place) != place:
+                rows = rows.select(range(place))
+                break
     copies = args.num_generations_eval or 1
     episodes = min(len(rows) * copies, args.eval_episodes)
     batch = args.per_device_eval_batch_size * args.world_size
