@@ -89,11 +89,6 @@ class Episode(Session):
         weights = self.tool_env.reward_weights
         return {name: (value, weights[name]) for name, value in record.reward_terms.items()}
 
-    @property
-    def weighted_terms(self) -> dict[str, float]:
-        """What each reward term gave in all, times its weight; the sum is the return."""
-        return {name: value * weight for name, (value, weight) in self.terms.items()}
-
 
 def first_prompts(env: TextEnv, row: Mapping[str, Any]) -> Chat:
     """Returns the messages with which the episode of a row (see `play.jobs.task_rows`) begins."""

@@ -32,8 +32,10 @@ def test_each_turn_is_answered_with_what_is_new() -> None:
     gold = env.unwrapped.task.answers[0]
     assert episode.take(f"<answer>{gold}</answer>") == []
     assert episode.ended
-    assert sum(episode.weighted_terms.values()) == pytest.approx(episode.record().episode_return)
-    assert episode.weighted_terms["em"] == 1.0
+    assert sum(value * weight for value, weight in episode.terms.values()) == pytest.approx(
+        episode.record().episode_return
+    )
+    assert episode.terms["em"] == (1.0, 1.0)
 
 
 def test_an_end_from_outside_pays_what_the_environment_says() -> None:
@@ -66,4 +68,4 @@ def test_an_environment_without_tasks_has_rows_of_seeds_and_its_reward() -> None
     assert [row["seed"] for row in rows] == [7, 8, 9]
     episode = Episode(env, seed=rows[0]["seed"])
     assert [message["role"] for message in episode.take("right")] == ["user"]
-    assert episode.weighted_terms == {"reward": 0.0}
+    assert episode.terms == {"reward": (0.0, 1.0)}

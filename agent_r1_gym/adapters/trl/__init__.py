@@ -19,10 +19,11 @@
     )
 """
 
+from agent_r1_gym.adapters.trl.conversations import conversation_rows
 from agent_r1_gym.adapters.trl.replay import environment_factory, replayed_return
 from agent_r1_gym.adapters.trl.returns import episode_return
 from agent_r1_gym.adapters.trl.rollout import make_rollout_func
-from agent_r1_gym.adapters.trl.rows import conversation_rows, task_rows
+from agent_r1_gym.adapters.trl.rows import task_rows
 
 __all__ = [
     "conversation_rows",

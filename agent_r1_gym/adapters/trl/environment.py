@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from agent_r1_gym.adapters.episode import Episode
+from agent_r1_gym.adapters.trl.conversations import check_opening
 from agent_r1_gym.adapters.trl.kept import Kept, KeptTool
 from agent_r1_gym.adapters.trl.methods import method_of
 from agent_r1_gym.adapters.trl.toolsets import check_format
@@ -14,6 +16,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.endpoint import Completion
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import TextEnv
+from agent_r1_gym.tool import Tool
 from agent_r1_gym.types import ToolCall, ToolOutcome
 
 Messages = Sequence[Mapping[str, Any]]
@@ -22,28 +25,40 @@ Messages = Sequence[Mapping[str, Any]]
 class Environment:
     """What TRL keeps for a rollout, and resets for the next one. Its public methods but `reset` are tools."""
 
-    _make: ClassVar[Callable[[], TextEnv]]
+    _makes: ClassVar[Mapping[str, Callable[[], TextEnv]]]
+    """Environments, those of evaluations too, by what `describe_env` says of them."""
 
     def __init__(self) -> None:
-        self._env = type(self)._make()
+        self._envs: dict[str, TextEnv] = {}
 
-    def reset(self, *, task_index: int | None = None, seed: int | None = None, **_columns: Any) -> None:
-        """Begins the episode of a row; the row holds its prompt.
+    def reset(self, **row: Any) -> None:
+        """Begins the episode of a row of `conversation_rows`.
 
         Args:
-            task_index: position of the task.
-            seed: the environment is reset with it.
-            **_columns: what else the row holds.
+            **row: its columns.
         """
-        if task_index is None or seed is None:
+        missing = [name for name in ("prompt", "task_index", "seed", "played") if row.get(name) is None]
+        if missing:
             raise ConfigurationError(
-                "A row without task_index and seed names no episode: take conversation_rows, and leave "
+                f"A row without {', '.join(missing)} names no episode: take conversation_rows, and leave "
                 "remove_unused_columns at False."
             )
-        self._episode = Episode(self._env, task_index=task_index, seed=seed)
+        self._episode = Episode(self._env(row["played"]), task_index=row["task_index"], seed=row["seed"])
+        check_opening(self._episode, row["prompt"])
         assert self._episode.tool_env is not None
         self._bare = self._episode.tool_env
         self._kept = Kept(self._bare.episode_tools)
+
+    def _env(self, played: str) -> TextEnv:
+        if played not in self._makes:
+            raise ConfigurationError(
+                f"A row is of {played}, but environment_factory plays {' and '.join(self._makes)}. Give "
+                "conversation_rows the same options; what differs in evaluations (the split) is eval_options={...}."
+            )
+        if played not in self._envs:
+            env = self._envs[played] = self._makes[played]()
+            weakref.finalize(self, env.close)  # TRL closes nothing
+        return self._envs[played]
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         tool, call = self._bare.toolbox.by_name[name], ToolCall(name, arguments)
@@ -60,22 +75,45 @@ class Environment:
         turns = [message for message in said if message["role"] == "assistant"]
         for turn in turns:
             if not episode.ended:  # TRL's loop goes on after an end
-                episode.take(self._text(turn))
+                self._take(turn)
         if not episode.ended:
             # A turn without a call is TRL's last one, whatever the environment would have said to it.
             episode.truncate("max_tokens" if turns and turns[-1].get("tool_calls") else "no_answer")
         return episode.record()
 
+    def _take(self, turn: Mapping[str, Any]) -> None:
+        self._kept.begin_turn(_calls(turn))
+        self._episode.take(self._text(turn))
+        if lost := self._kept.lost():
+            self._episode.lose(lost)
+
     def _text(self, turn: Mapping[str, Any]) -> str:
         """Returns a turn, which TRL took apart by the chat template, in the environment's own format."""
         calls, thinking = tuple(turn.get("tool_calls") or ()), turn.get("reasoning_content") or ""
-        return Completion(turn["content"], thinking, calls).text(self._bare.parser)
+        content = turn.get("content") or ""
+        if not isinstance(content, str):  # a list of parts
+            content = "".join(part.get("text") or "" for part in content)
+        return Completion(content, thinking, calls).text(self._bare.parser)
 
 
-def environment_class(make: Callable[[], TextEnv], env: TextEnv) -> type[Environment]:
-    """Returns the class for the tools of the episode that runs in `env`, or of any where all have the same."""
-    bare = env.unwrapped
-    assert isinstance(bare, ToolEnv)
-    check_format(bare.parser, bare.episode_tools)
-    methods = {tool.name: method_of(tool) for tool in bare.episode_tools}
-    return type(f"{type(bare).__name__}Tools", (Environment,), {"_make": staticmethod(make), **methods})
+def _calls(turn: Mapping[str, Any]) -> Iterator[ToolCall]:
+    """Returns the calls of a turn that TRL could make."""
+    for entry in turn.get("tool_calls") or ():
+        function = entry.get("function", {})
+        if isinstance(function.get("arguments"), Mapping):
+            yield ToolCall(function.get("name", ""), function["arguments"])
+
+
+def environment_class(
+    bare: ToolEnv, tools: Sequence[Tool], makes: Mapping[str, Callable[[], TextEnv]]
+) -> type[Environment]:
+    """Returns the class for a set of tools of an environment.
+
+    Args:
+        bare: says the format of calls, and its name.
+        tools: of the episodes.
+        makes: see `Environment`.
+    """
+    check_format(bare.parser, tools)
+    methods = {tool.name: method_of(tool) for tool in tools}
+    return type(f"{type(bare).__name__}Tools", (Environment,), {"_makes": makes, **methods})

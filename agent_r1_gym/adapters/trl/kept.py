@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.types import ToolCall, ToolOutcome
+
+
+class _Ran(NamedTuple):
+    """A call, what it brought back, and how it left its tool."""
+
+    call: ToolCall
+    outcome: ToolOutcome
+    state: Any
 
 
 class Kept:
@@ -20,12 +28,13 @@ class Kept:
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._before = [(tool, copy.deepcopy(tool.get_state())) for tool in tools]
-        self._outcomes: dict[str, deque[tuple[ToolOutcome, Any]]] = defaultdict(deque)
+        self._ran: deque[_Ran] = deque()
+        self._turn: list[_Ran] = []
 
     def run(self, tool: Tool, call: ToolCall) -> ToolOutcome:
         """Carries a call out, and keeps what it brings back."""
         (outcome,) = tool.run([call])
-        self._outcomes[call.key].append((outcome, copy.deepcopy(tool.get_state())))
+        self._ran.append(_Ran(call, outcome, copy.deepcopy(tool.get_state())))
         return outcome
 
     def rewind(self) -> None:
@@ -33,14 +42,27 @@ class Kept:
         for tool, state in self._before:
             tool.set_state(copy.deepcopy(state))
 
+    def begin_turn(self, calls: Iterable[ToolCall]) -> None:
+        """Takes up what was run for a turn's calls; what the turn before left over is dropped.
+
+        Args:
+            calls: of the turn, in order; those with wrong arguments or names were not run.
+        """
+        self._turn = [self._ran.popleft() for call in calls if self._ran and self._ran[0].call.key == call.key]
+
     def again(self, tool: Tool, call: ToolCall) -> ToolOutcome:
-        """Returns what an equal call brought back, the oldest first, and its tool's state; runs one that never was."""
-        outcomes = self._outcomes[call.key]
-        if not outcomes:
-            return tool.run([call])[0]
-        outcome, state = outcomes.popleft()
-        tool.set_state(state)
-        return outcome
+        """Returns what an equal call of this turn brought back, and sets its tool's state; runs one that never was."""
+        for place, (ran, outcome, state) in enumerate(self._turn):
+            if ran.key == call.key:
+                del self._turn[place]
+                tool.set_state(state)
+                return outcome
+        return tool.run([call])[0]
+
+    def lost(self) -> str | None:
+        """Returns which backend failed in a call that the environment refused: the model has read of it."""
+        left = (f"{ran.name}: {o.error}: {o.content}" for ran, o, _ in self._turn if o.is_infrastructure_failure)
+        return next(left, None)
 
 
 class KeptTool(Tool):

@@ -11,6 +11,7 @@ from typing import Any, Literal, Union
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.tool import Tool
+from agent_r1_gym.tools.schemas import Resolver, Unfit
 
 _HINTS: Mapping[str, Any] = {
     **{"integer": int, "number": float, "string": str, "boolean": bool, "null": type(None)},
@@ -27,7 +28,7 @@ def method_of(tool: Tool) -> Callable[..., str]:
     Raises:
         ConfigurationError: TRL cannot call a tool of this name or with these arguments.
     """
-    properties: Mapping[str, Any] = tool.parameters.get("properties", {})
+    properties = properties_of(tool)
     odd = [name for name in properties if not name.isidentifier() or keyword.iskeyword(name) or name == "self"]
     if tool.name in _TAKEN or tool.name.startswith("_") or odd:
         raise ConfigurationError(
@@ -46,6 +47,26 @@ def method_of(tool: Tool) -> Callable[..., str]:
     return method
 
 
+def properties_of(tool: Tool) -> dict[str, Mapping[str, Any]]:
+    """Returns the schemas of a tool's arguments, each complete in itself and an object.
+
+    Raises:
+        ConfigurationError: a reference cannot be written out.
+    """
+    schemas: Mapping[str, Any] = tool.parameters.get("properties", {})
+    try:
+        return {name: _complete(schema, tool) for name, schema in schemas.items()}
+    except Unfit as error:
+        problem = f"TRL cannot be told what the tool {tool.name!r} takes: {error}."
+        raise ConfigurationError(f"{problem} Write it without $ref, or take make_rollout_func.") from error
+
+
+def _complete(schema: Any, tool: Tool) -> Mapping[str, Any]:
+    if isinstance(schema, Mapping) and '"$ref"' not in json.dumps(schema):
+        return schema
+    return Resolver(tool.parameters).schema(schema)
+
+
 def _signature(hints: Mapping[str, Any], required: Sequence[str]) -> inspect.Signature:
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     for name, hint in hints.items():
@@ -57,7 +78,7 @@ def _signature(hints: Mapping[str, Any], required: Sequence[str]) -> inspect.Sig
 def docstring(tool: Tool) -> str:
     """Returns a Google docstring of a tool; where Python's types say too little, it holds an argument's JSON schema."""
     lines = []
-    for name, schema in tool.parameters.get("properties", {}).items():
+    for name, schema in properties_of(tool).items():
         words = " ".join(str(schema.get("description") or name).split())
         bare = {key: value for key, value in schema.items() if key not in ("description", "title", "default")}
         lines.append(f"    {name}: {words}" + ("" if _is_said(bare) else f" JSON schema of it: {json.dumps(bare)}"))
@@ -66,8 +87,10 @@ def docstring(tool: Tool) -> str:
     return "\n".join([described, "", "Args:", *(_SECTION.sub(r"\1 :", line) for line in lines), ""])
 
 
-def _hint(schema: Mapping[str, Any]) -> Any:
+def _hint(schema: Mapping[str, Any] | bool) -> Any:
     """Returns the type hint that says most of a JSON schema."""
+    if isinstance(schema, bool):
+        return Any
     kind = schema.get("type")
     if schema.get("enum") and all(isinstance(value, str | int | float | None) for value in schema["enum"]):
         return Literal[tuple(schema["enum"])]
@@ -81,8 +104,10 @@ def _hint(schema: Mapping[str, Any]) -> Any:
     return _HINTS.get(str(kind), Any)
 
 
-def _is_said(schema: Mapping[str, Any]) -> bool:
+def _is_said(schema: Mapping[str, Any] | bool) -> bool:
     """Returns whether `_hint` says all of a schema."""
+    if isinstance(schema, bool):
+        return schema
     keys = set(schema)
     if "enum" in keys:
         return keys <= {"type", "enum"} and all(isinstance(value, str | int | float | None) for value in schema["enum"])

@@ -1,4 +1,4 @@
-"""Rows for TRL's `train_dataset` and `eval_dataset`: one per task."""
+"""Rows for TRL's `rollout_func`: prompts that name an episode."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_r1_gym.adapters.base import library
-from agent_r1_gym.adapters.episode import Episode
-from agent_r1_gym.adapters.trl.toolsets import describe_tools, tools_belong_to_tasks
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.parsing import OpenAIParser
 from agent_r1_gym.play import jobs
 from agent_r1_gym.registry import TextEnv, full_id, make_text_env
 from agent_r1_gym.text import encodable
@@ -76,37 +73,6 @@ def read_row(prompt: Any, env_id: str, env: TextEnv) -> dict[str, int]:
             "make_rollout_func the same options; what differs in evaluations (the split, say) is eval_options={...}."
         )
     return {"task_index": index, **row}
-
-
-def conversation_rows(env_id: str, **options: Any) -> Any:
-    """Returns the data set for `environment_factory`: the messages before the first turn, and the episode's place.
-
-    Tools and the format of calls are left out of the system turn, since TRL's chat template says them.
-
-    Args:
-        env_id: a registered environment with tools.
-        **options: options of the environment, the same as for `environment_factory`; another split, for evaluations.
-
-    Raises:
-        ConfigurationError: no such environment, options that do not fit it, or no tools.
-    """
-    env = make_text_env(env_id, options)
-    several = tools_belong_to_tasks(env)
-    rows = [_conversation(env, row, several=several) for row in jobs.task_rows(env)]
-    env.close()
-    return _dataset(rows)
-
-
-def _conversation(env: TextEnv, row: Mapping[str, Any], *, several: bool) -> dict[str, Any]:
-    episode = Episode(env, task_index=row["task_index"], seed=row["seed"])
-    bare, chat = episode.tool_env, episode.chat()
-    assert bare is not None
-    says_answers_alike = OpenAIParser().parse(bare.parser.format_answer("x")).answer == "x"
-    if chat[0]["role"] == "system" and says_answers_alike:
-        chat[0]["content"] = bare.system_text(OpenAIParser())
-    place = {"task_index": row["task_index"], "seed": row["seed"]}
-    which = {"environment": describe_tools(bare.episode_tools)} if several else {}
-    return {"prompt": chat, **place, **which}
 
 
 def _dataset(rows: Sequence[Mapping[str, Any]]) -> Any:

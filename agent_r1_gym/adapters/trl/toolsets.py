@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent_r1_gym.adapters.trl.methods import properties_of
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.parsing import Parser
@@ -41,6 +43,25 @@ def describe_tools(tools: Sequence[Tool]) -> str:
     return f"{'+'.join(tool.name for tool in tools)} {hashlib.sha256(schemas.encode()).hexdigest()[:8]}"
 
 
+class UnkeptStateWarning(UserWarning):
+    """Tools of a replay may change something that their `get_state` does not keep."""
+
+
+def warn_of_unkept_state(env_id: str, tools: Sequence[Tool]) -> None:
+    """Warns of tools whose world the replay cannot bring back, as far as they say so."""
+    names = [tool.name for tool in tools if not tool.deterministic and type(tool).get_state is Tool.get_state]
+    if names:
+        warnings.warn(
+            f"{env_id}: the tools {', '.join(names)} do not say that they change nothing, and have no get_state. "
+            "environment_factory plays a conversation again when it is over: a reward or an end that reads what they "
+            "changed sees it as the last call left it, not as it was in the turn. Say deterministic=True where equal "
+            "calls give equal outcomes and change nothing, give them get_state, or take make_rollout_func. "
+            "Where nothing reads it, ignore this.",
+            UnkeptStateWarning,
+            stacklevel=3,
+        )
+
+
 def check_format(parser: Parser, tools: Sequence[Tool]) -> None:
     """Refuses tools whose calls the environment's own format cannot express, or not two in a turn.
 
@@ -48,7 +69,7 @@ def check_format(parser: Parser, tools: Sequence[Tool]) -> None:
         ConfigurationError: see above.
     """
     for tool in tools:
-        properties, required = tool.parameters.get("properties", {}), tool.parameters.get("required", ())
+        properties, required = properties_of(tool), tool.parameters.get("required", ())
         call = ToolCall(tool.name, {name: _sample(properties.get(name, {})) for name in required})
         entry = {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
         text = Completion("", calls=(entry, entry)).text(parser)

@@ -78,6 +78,25 @@ def test_what_types_cannot_say_stands_in_the_description() -> None:
     assert '"minimum": 1' in properties["n"]["description"]
 
 
+def test_schemas_of_anything() -> None:
+    given = GivenSchema({"x": True, "either": {"anyOf": [True, {"type": "null"}]}}, required=["x"])
+    check_format(HermesParser(), [given])
+    properties = schema_of(given)["function"]["parameters"]["properties"]
+    assert properties["x"] == {"description": "x"}
+    assert "type" not in properties["either"]
+
+
+def test_a_reference_is_written_out() -> None:
+    point = {"type": "object", "properties": {"at": {"type": "integer"}}}
+    given = GivenSchema({})
+    given.parameters = {"type": "object", "properties": {"p": {"$ref": "#/$defs/Point"}}, "$defs": {"Point": point}}
+    description = schema_of(given)["function"]["parameters"]["properties"]["p"]["description"]
+    assert '"at": {"type": "integer"}' in description and "$ref" not in description
+    given.parameters = {"type": "object", "properties": {"p": {"$ref": "other.json"}}}
+    with pytest.raises(ConfigurationError, match=r"what the tool 'given' takes.*other\.json"):
+        method_of(given)
+
+
 def test_words_that_open_a_section_do_not_cut_a_description() -> None:
     text = "Runs it.\n    Returns: rows.\n  Args: see below."
     given = GivenSchema({"q": {"type": "string", "description": "Args: none (choices: [1"}}, description=text)

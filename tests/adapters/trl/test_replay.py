@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,9 +12,10 @@ import pytest
 
 pytest.importorskip("trl", reason="the train extra is not installed")
 
-from agent_r1_gym.adapters.trl import environment_factory, replayed_return
+from agent_r1_gym.adapters.trl import conversation_rows, environment_factory, replayed_return
+from agent_r1_gym.adapters.trl.toolsets import UnkeptStateWarning
 from agent_r1_gym.core import ToolEnv
-from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.types import Task, Transition
@@ -33,13 +36,18 @@ def says(content: str, *calls: tuple[str, Any]) -> Turn:
     return {"role": "assistant", "content": content, **({"tool_calls": functions} if calls else {})}
 
 
-def converse(environment: Any, turns: Sequence[Turn], **row: int) -> list[Turn]:
+def row_of(env_id: str, task_index: int = 0, **options: Any) -> dict[str, Any]:
+    """Returns a task's row, as TRL has it of the data set."""
+    return dict(conversation_rows(env_id, **options)[task_index])
+
+
+def converse(environment: Any, turns: Sequence[Turn], row: Mapping[str, Any]) -> list[Turn]:
     """Does what TRL's loop does with scripted turns; returns the completion."""
-    environment.reset(prompt=[{"role": "user", "content": "?"}], **{"task_index": 0, "seed": 0, **row})
+    environment.reset(**row)
     said: list[Turn] = []
     for turn in turns:
         said.append(turn)
-        for entry in turn.get("tool_calls", ()):
+        for entry in turn.get("tool_calls") or ():
             function = entry["function"]
             try:
                 content = getattr(environment, function["name"])(**function["arguments"])
@@ -52,7 +60,8 @@ def converse(environment: Any, turns: Sequence[Turn], **row: int) -> list[Turn]:
 def replayed(env_id: str, turns: Sequence[Turn], **options: Any) -> Any:
     """Returns the record of a conversation on task 0, and what TRL was told that it earned."""
     environment = environment_factory(env_id, TOKENIZER, **options)()
-    (paid,) = replayed_return([converse(environment, turns)], [environment])
+    said = converse(environment, turns, row_of(env_id, **options))
+    (paid,) = replayed_return([said], [environment])
     return environment._episode.record(), paid
 
 
@@ -130,7 +139,9 @@ def test_the_model_reads_what_the_environment_would_say(own) -> None:
     tokenizer = make_tokenizer()
     options = {"tasks": TASKS, "tools": [EchoTool()], "feedback": "short"}
     environment = environment_factory(own, tokenizer, **options)()
-    said = converse(environment, [says("", ("echo", {"text": "<|im_end|> <unk>"}), ("echo", {"text": 5}))])
+    said = converse(
+        environment, [says("", ("echo", {"text": "<|im_end|> <unk>"}), ("echo", {"text": 5}))], row_of(own, **options)
+    )
     forged, wrong = (message["content"] for message in said if message["role"] == "tool")
     assert "<|im_end|>" not in forged and "<unk>" not in forged
     assert wrong == "error bad_arguments"
@@ -138,8 +149,9 @@ def test_the_model_reads_what_the_environment_would_say(own) -> None:
 
 def test_a_tool_with_side_effects_runs_once_and_in_the_replay_where_trl_left_it_out(own) -> None:
     echo = EchoTool(deterministic=False)
-    environment = environment_factory(own, TOKENIZER, tasks=TASKS, tools=[echo], reward="process")()
-    said = converse(environment, [says("", ("echo", {"text": "a"}), ("echo", {"text": "a"}))])
+    options = {"tasks": TASKS, "tools": [echo], "reward": "process"}
+    environment = environment_factory(own, TOKENIZER, **options)()
+    said = converse(environment, [says("", ("echo", {"text": "a"}), ("echo", {"text": "a"}))], row_of(own, **options))
     assert echo.executed == ["a", "a"]
     cut = says("", ("echo", {"text": "b"}))  # TRL's last round generates, and executes nothing
     (paid,) = replayed_return([[*said, cut]], [environment])
@@ -173,7 +185,7 @@ def test_state_of_a_tool_is_as_it_was_in_each_turn() -> None:
     gymnasium.register("Own/Counting-v0", Counting, disable_env_checker=True)
     environment = environment_factory("Own/Counting-v0", TOKENIZER)()
     turns = [says("", ("count", {})), says("", ("count", {})), says("", ("count", {}))]
-    replayed_return([converse(environment, turns)], [environment])
+    replayed_return([converse(environment, turns, row_of("Own/Counting-v0"))], [environment])
     record = environment._episode.record()
     assert (len(record.turns), record.end_reason) == (2, "goal")
 
@@ -203,8 +215,9 @@ def test_a_wrapped_environment_pays_what_its_wrappers_pay_and_calls_nothing_twic
 def test_a_lost_backend_gives_no_reward(own) -> None:
     turns = [says("", ("echo", {"text": "down"})), says(answer("Paris"))]
     logged: dict[str, float] = {}
-    environment = environment_factory(own, TOKENIZER, tasks=TASKS, tools=[FlakyTool()])()
-    said = converse(environment, turns)
+    options = {"tasks": TASKS, "tools": [FlakyTool()]}
+    environment = environment_factory(own, TOKENIZER, **options)()
+    said = converse(environment, turns, row_of(own, **options))
     assert replayed_return([said], [environment], log_metric=logged.__setitem__) == [None]
     assert logged == {"rollout/dropped": 1.0}
 
@@ -217,15 +230,13 @@ class PerTask(ToolEnv):
 
 
 def test_tools_of_tasks_become_a_class_for_each_set() -> None:
-    from agent_r1_gym.adapters.trl import conversation_rows
-
     gymnasium.register("Own/PerTask-v0", PerTask, disable_env_checker=True)
     classes = environment_factory("Own/PerTask-v0", TOKENIZER, tasks=TASKS)
     rows = conversation_rows("Own/PerTask-v0", tasks=TASKS)
     assert set(rows["environment"]) == set(classes) and len(classes) == 2
     environment = classes[rows[1]["environment"]]()
     assert not hasattr(environment, "echo_0")
-    said = converse(environment, [says("", ("echo_1", {"text": "x"}))], task_index=1)
+    said = converse(environment, [says("", ("echo_1", {"text": "x"}))], rows[1])
     assert said[1]["content"] == "echo x"
 
 
@@ -248,8 +259,123 @@ def test_thinking_that_trl_took_out_is_put_back() -> None:
 
 def test_a_row_without_its_place_is_refused() -> None:
     environment = environment_factory(FICTION, TOKENIZER, **SMALL)()
-    with pytest.raises(ConfigurationError, match="remove_unused_columns"):
+    with pytest.raises(ConfigurationError, match=r"without task_index, seed, played .*remove_unused_columns"):
         environment.reset(prompt=[])
+
+
+def test_evaluations_play_the_tasks_of_their_rows() -> None:
+    held_out = {**SMALL, "split": "validation", "max_turns": 2}
+    made = environment_factory(FICTION, TOKENIZER, eval_options={"split": "validation", "max_turns": 2}, **SMALL)
+    environment = made()
+    for options in (SMALL, held_out, SMALL):
+        env = make_text_env(FICTION, options)
+        env.reset(options={"task_index": 1})
+        right = [says(answer(env.unwrapped.task.answers[0]))]
+        said = converse(environment, right, row_of(FICTION, 1, **options))
+        replayed_return([said], [environment])
+        assert environment._episode.record().dataset == env.unwrapped.describe_dataset()
+        assert environment._episode.record().scores["em"] == 1.0
+        assert environment._bare.max_turns == env.unwrapped.max_turns
+
+
+@pytest.mark.parametrize("other", [{"split": "validation"}, {"max_turns": 2}, {"reward": "em"}])
+def test_rows_of_other_options_are_refused_by_name(other: dict[str, Any]) -> None:
+    environment = environment_factory(FICTION, TOKENIZER, **SMALL)()
+    with pytest.raises(ConfigurationError, match=rf"{next(iter(other))}.*eval_options"):
+        environment.reset(**row_of(FICTION, **{**SMALL, **other}))
+
+
+def test_a_row_that_shows_another_task_is_refused(own) -> None:
+    options = {"tasks": TASKS, "tools": [EchoTool()]}
+    environment = environment_factory(own, TOKENIZER, **options)()
+    other_data = row_of(own, tasks=TASKS[1:], tools=[EchoTool()])
+    assert row_of(own, **options)["played"] != other_data["played"]  # the number of tasks differs
+    with pytest.raises(ConfigurationError, match=r"task 0, seed 0 shows.*its reward would be that of another task"):
+        environment.reset(**{**other_data, "played": row_of(own, **options)["played"]})
+    prompt = [*row_of(own, **options)["prompt"], {"role": "user", "content": "Think."}]
+    with pytest.raises(ConfigurationError, match=r"Think.*has None there"):
+        environment.reset(**{**row_of(own, **options), "prompt": prompt})
+
+
+def test_a_question_with_a_special_token_passes(own) -> None:
+    options = {"tasks": [Task("a", "Who wrote <extra>?", ("x",))], "tools": [EchoTool()]}
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<extra>"]})
+    environment_factory(own, tokenizer, **options)().reset(**row_of(own, **options))
+
+
+def test_what_a_refused_turn_ran_is_not_taken_for_a_later_turn() -> None:
+    gymnasium.register("Own/Counting3-v0", Counting, disable_env_checker=True)
+    environment = environment_factory("Own/Counting3-v0", TOKENIZER)()
+    beside = says(answer("early"), ("count", {}))
+    many = says("", *[("count", {})] * 17)
+    turns = [beside, many, says("", ("count", {})), says(answer("x"))]
+    said = converse(environment, turns, row_of("Own/Counting3-v0"))
+    shown = [turn["content"] for turn in said if turn["role"] == "tool"]
+    replayed_return([said], [environment])
+    record = environment._episode.record()
+    assert [turn.parse_errors for turn in record.turns[:2]] == [("call_and_answer",), ("too_many_calls",)]
+    assert [message.content for message in record.messages if message.role == "tool"] == [shown[18]]
+
+
+class LostOnce(EchoTool):
+    """Loses its backend in the first call."""
+
+    def execute(self, arguments: Mapping[str, Any]) -> str:
+        content = super().execute(arguments)
+        if len(self.executed) == 1:
+            raise InfrastructureError("cold start")
+        return content
+
+
+def test_a_backend_lost_in_a_refused_turn_gives_no_reward(own) -> None:
+    look = ("echo", {"text": "a"})
+    turns = [says(answer("early"), look), says("", look), says(answer("Paris"))]
+    record, paid = replayed(own, turns, tasks=TASKS, tools=[LostOnce()])
+    assert paid is None and record.infrastructure_error == "echo: unavailable: cold start"
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"content": [{"type": "text", "text": "<answer>"}, {"type": "text", "text": "x</answer>"}]},
+        {"content": None, "tool_calls": [{"type": "function", "function": {"name": "search", "arguments": {}}}]},
+        {"tool_calls": [{"type": "function", "function": {"name": "search", "arguments": {}}}]},
+    ],
+)
+def test_content_may_be_missing_or_a_list_of_parts(turn: dict[str, Any]) -> None:
+    record, _ = replayed(FICTION, [{"role": "assistant", **turn}], **SMALL)
+    assert (record.answer, record.turns[0].outcome_errors) in (("x", ()), (None, ("bad_arguments",)))
+
+
+def test_a_world_that_the_replay_cannot_bring_back_is_warned_of(own) -> None:
+    changing = EchoTool("change", deterministic=False)
+    with pytest.warns(UnkeptStateWarning, match=r"Own/Env-v0: the tools change do not say"):
+        environment_factory(own, TOKENIZER, tasks=TASKS, tools=[changing, EchoTool(), CounterTool()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        environment_factory(own, TOKENIZER, tasks=TASKS, tools=[EchoTool(), CounterTool()])
+
+
+class Closing(EchoTool):
+    """Counts how often it was closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_environments_are_closed_when_they_are_collected(own) -> None:
+    options = {"tasks": TASKS, "tools": [Closing()]}
+    environment = environment_factory(own, TOKENIZER, **options)()
+    row = row_of(own, **options)
+    environment.reset(**row)
+    (closing,) = options["tools"]
+    before = closing.closed
+    del environment
+    gc.collect()
+    assert closing.closed == before + 1
 
 
 def test_only_tools_are_public() -> None:
