@@ -19,7 +19,8 @@ from typing import Any
 
 from agent_r1_gym.adapters.base import library
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
-from agent_r1_gym.registry import full_id, make_text_env
+from agent_r1_gym.registry import TextEnv, full_id, make_text_env
+from agent_r1_gym.support.own_thread import OwnThread
 
 
 def register(name: str, **options: Any) -> str:
@@ -70,13 +71,18 @@ class _AgentR1Env:
 
     def __init__(self, name: str, seed: int | None = None, **options: Any) -> None:
         super().__init__()
-        self.env, self._seed = make_text_env(name, options), seed
-        self._made_of = name, options
+        self._made_of, self._seed = (name, options), seed
+        self._home = OwnThread(lambda: make_text_env(name, options), name="agent-r1-gem")
+
+    @property
+    def env(self) -> TextEnv:
+        """The environment, in whose thread it is made, stepped and closed: GEM's vectors call from any."""
+        return self._home.made
 
     def reset(self, seed: int | None = None, *, options: Mapping[str, Any] | None = None) -> Any:
         """Starts an episode; `options` are those of the environment's `reset`, such as `{"task_index": 3}`."""
         seed, self._seed = self._seed if seed is None else seed, None
-        return self.env.reset(seed=seed, options=None if options is None else dict(options))
+        return self._home.call(self.env.reset, seed=seed, options=None if options is None else dict(options))
 
     def step(self, action: str) -> Any:
         """Takes a model's turn.
@@ -84,11 +90,15 @@ class _AgentR1Env:
         Raises:
             InfrastructureError: a backend failed; GEM has no mark for a lost episode.
         """
-        step = self.env.step(action)
+        step = self._home.call(self.env.step, action)
         lost = step[4].get("infrastructure_error")
         if isinstance(lost, str):
             raise InfrastructureError(f"{self._made_of[0]} lost a backend: {lost}. The episode is no experience.")
         return step
+
+    def close(self) -> None:
+        """Closes the environment and its tools; may be called twice."""
+        self._home.end(self.env.close)
 
     def sample_random_action(self) -> str:
         """Returns a text of the action space."""
@@ -101,3 +111,12 @@ class _AgentR1Env:
         if options:
             raise ConfigurationError(f"A copy in the same state has the same options; got {options} beside it.")
         return copy.deepcopy(self)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        try:
+            copied._home = OwnThread(lambda: self._home.call(copy.deepcopy, self.env), name="agent-r1-gem")
+        except TypeError as error:
+            raise ConfigurationError(f"{self._made_of[0]} cannot be copied in mid-episode: {error}.") from error
+        return copied

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from agent_r1_gym.errors import ConfigurationError, MissingDependencyError, sugg
 from agent_r1_gym.play.jobs import ANY_TASK, HELD_OUT_SEED, TRAIN_SEEDS, Job, held_out_env, task_rows
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.registry import TextEnv, full_id, make_text_env
+from agent_r1_gym.support.checks import check_integer
 from agent_r1_gym.support.files import atomic_file
 
 NAME = "agent_r1_gym"
@@ -55,32 +57,56 @@ class EnvRow:
         try:
             options = json.loads(given) if isinstance(given, str) else dict(given or {})
             index, seed = (None if value is None else operator.index(value) for value in (index, seed))
+            written = json.dumps(options, sort_keys=True)
             good = isinstance(env_id, str) and isinstance(options, dict) and (index, seed) != (None, None)
         except (TypeError, ValueError):
-            good = False
-        if not good or (index is not None and index < 0):
+            good, written = False, ""
+        if not good or any(isinstance(row.get(key), bool) or (row.get(key) or 0) < 0 for key in _KEYS[2:]):
             raise ConfigurationError(
-                "A row needs env_id (text), options (JSON of an object, or none) and task_index (from 0 on) or seed "
-                f"(integers), as `write_rows` writes them; got { ({key: row.get(key) for key in _KEYS}) }."
+                "A row needs env_id (text), options (JSON of an object, or none) and task_index or seed (integers from "
+                f"0 on), as `write_rows` writes them; got { ({key: row.get(key) for key in _KEYS}) }."
             )
-        return cls(str(env_id), json.dumps(options, sort_keys=True), index, seed)
+        return cls(str(env_id), written, index, seed)
 
-    def take(self, markup: Sequence[str] = ()) -> TextEnv:
-        """Returns an environment that nobody uses; `give_back` it after the episode.
+    @property
+    def kind(self) -> tuple[str, str]:
+        """What rows of one kind of environment share."""
+        return self.env_id, self.options
+
+    def make(self, markup: Sequence[str] = ()) -> TextEnv:
+        """Returns a new environment.
 
         Raises:
             ConfigurationError: see `registry.make_text_env`; or the row names a task where there is no list of them.
         """
-        env = _pool(self.env_id, self.options, tuple(markup)).take()
+        env = make_text_env(self.env_id, json.loads(self.options), markup=markup)
+        self._check(env)
+        return env
+
+    def _check(self, env: TextEnv) -> None:
         if self.task_index is not None and not isinstance(env.unwrapped, ToolEnv):
             raise ConfigurationError(
                 f"The row names task_index {self.task_index}, but {self.env_id} has no list of tasks: give it a seed."
             )
-        return env
 
-    def give_back(self, env: TextEnv, markup: Sequence[str] = ()) -> None:
-        """Takes an environment back, for another row with the same options."""
-        _pool(self.env_id, self.options, tuple(markup)).give_back(env)
+    @contextmanager
+    def env(self, markup: Sequence[str] = ()) -> Iterator[TextEnv]:
+        """The block has an environment that nobody else uses; after it, a row of the same kind may have it.
+
+        Where the block raises, it is closed: a tool of it may still be running.
+
+        Raises:
+            ConfigurationError: see `make`.
+        """
+        pool = _pool(*self.kind, tuple(markup))
+        env = pool.take()
+        try:
+            self._check(env)
+            yield env
+        except BaseException:
+            env.close()
+            raise
+        pool.give_back(env)
 
     @property
     def job(self) -> Job:
@@ -126,7 +152,10 @@ def write_rows(
     if library not in _ROWS:
         raise ConfigurationError(f"Nobody reads rows for {library!r}. {suggest(library, _ROWS)}")
     made, rows = episode_rows(env, options, held_out=held_out, first=first)
-    _write([_ROWS[library](made, row) for row in rows], Path(path))
+    try:
+        _write([_ROWS[library](made, row) for row in rows], Path(path))
+    finally:
+        made.close()
     return len(rows)
 
 
@@ -138,17 +167,29 @@ def episode_rows(
     Raises:
         ConfigurationError: see `write_rows`.
     """
-    if first is not None and first < 1:
-        raise ConfigurationError(f"first must be at least 1, got {first}.")
+    if first is not None:
+        check_integer("first", first, 1)
     given = dict(options or {})
+    if isinstance(given.get("dataset"), str) and Path(given["dataset"]).exists():
+        given["dataset"] = str(Path(given["dataset"]).resolve())  # whoever reads the rows may be in another folder
     made, chosen, why_not = held_out_env(env, given) if held_out else (make_text_env(env, given), given, "")
     has_tasks = isinstance(made.unwrapped, ToolEnv)
     if held_out and (why_not or (has_tasks and "split" not in chosen)):
         raise ConfigurationError(f"{env} cannot serve what is held out: {why_not or 'it has no such split'}.")
-    which = {"env_id": full_id(env), "options": json.dumps(chosen, sort_keys=True)}
+    which = {"env_id": full_id(env), "options": _as_json(chosen)}
     seeds = {} if has_tasks else {"seeds": first or TRAIN_SEEDS, "first_seed": HELD_OUT_SEED if held_out else 0}
     rows = task_rows(made, **seeds)[:first]
     return made, [{**which, **{name: row[name] for name in _KEYS if name in row}} for row in rows]
+
+
+def _as_json(options: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(options, sort_keys=True)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"Rows hold the environment's options as JSON, and these are none ({error}): {dict(options)!r:.200}. A "
+            "function of a module is written as MODULE:NAME, a path as text."
+        ) from error
 
 
 def _skyrl_row(env: TextEnv, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_r1_gym.adapters.base import library
+from agent_r1_gym.adapters.episode import Episode
 from agent_r1_gym.adapters.rows import NAME, EnvRow
-from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.errors import ConfigurationError, EpisodeError
+from agent_r1_gym.registry import TextEnv
+from agent_r1_gym.support.own_thread import OwnThread
 
 
 def register() -> None:
@@ -62,24 +65,32 @@ class _AgentR1Env:
         given = dict(extras or {})
         self._limit = given.pop("max_turns", None)
         self._row = EnvRow.read(given)
-        self._env: Any = self._row.take()
+        try:
+            self._home = _idle(*self._row.kind).pop()
+        except IndexError:
+            self._home = OwnThread(self._row.make, name="agent-r1-skyrl")
+        self._episode: Episode | None = None
 
     def init(self, prompt: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Returns the opening messages, which take the place of the row's, and what is known of the task."""
-        self._episode = self._row.start(self._env)
+        self._episode = episode = self._home.call(self._row.start, self._home.made)
         self.turns = 0
-        left = self._episode.state().turns_left
+        left = episode.state().turns_left
         self.max_turns = left if self._limit is None else min(int(self._limit), left)
-        return self._episode.chat(), {"task_id": self._episode.task.id}
+        return episode.chat(), {"task_id": episode.task.id}
 
     def step(self, action: str) -> dict[str, Any]:
-        """Takes a model's turn.
+        """Takes a model's turn, in the thread of the environment: SkyRL's generator calls from any.
 
         Raises:
+            EpisodeError: no episode is running.
             InfrastructureError: a backend failed; SkyRL has no mark for a lost episode.
-            ConfigurationError: a wrapper rewrote the history, to which SkyRL only appends.
         """
-        episode = self._episode
+        if self._episode is None:
+            raise EpisodeError("No episode is running: call init() first, and make a new environment after close().")
+        return self._home.call(self._step, self._episode, action)
+
+    def _step(self, episode: Episode, action: str) -> dict[str, Any]:
         new = episode.take(action)
         self.turns += 1
         if self.turns >= self.max_turns and not episode.ended:
@@ -95,12 +106,20 @@ class _AgentR1Env:
 
     def get_metrics(self) -> dict[str, Any]:
         """Returns scores, raw reward terms, return, turns and end of the episode as it stands."""
+        if self._episode is None:
+            return {}
         record = self._episode.record()
         ends = {"return": record.episode_return, "turns": len(record.turns), "truncated": float(record.truncated)}
         return {**ends, **record.scores, **record.reward_terms}
 
     def close(self) -> None:
-        """Leaves the environment to the next row with the same options."""
-        env, self._env = self._env, None
-        if env is not None:
-            self._row.give_back(env)
+        """Leaves the environment and its thread to the next row of the same kind."""
+        if self._episode is not None:
+            self._episode = None
+            _idle(*self._row.kind).append(self._home)
+
+
+@functools.lru_cache(maxsize=64)
+def _idle(env_id: str, options: str) -> list[OwnThread[TextEnv]]:
+    """Environments of one kind that nobody uses, each in the thread that made it: a connection may be bound to it."""
+    return []

@@ -136,19 +136,19 @@ class _Env:
             InfrastructureError: a backend failed: the episode fails (`--env.retries` plays it again), and pays nothing.
         """
         row = EnvRow.read(task.data.row)
-        env = row.take()
-        episode = row.start(env)
-        async with agents.player.interaction(task) as interaction:
-            segment = await interaction.turn()
-            while not segment.terminated:
-                new = await episode.take_aside(segment.last_reply)
-                episode.check()
-                if episode.ended:
-                    break
-                segment = await interaction.turn([{"role": "user", "content": message["content"]} for message in new])
-        row.give_back(env)
-        if not interaction.trace.has_error:
-            _record(episode, interaction.trace)
+        with row.env() as env:
+            episode = row.start(env)
+            async with agents.player.interaction(task) as interaction:
+                segment = await interaction.turn()
+                while not segment.terminated:
+                    new = await episode.take_aside(segment.last_reply)
+                    episode.check()
+                    if episode.ended:
+                        break
+                    said = [{"role": "user", "content": message["content"]} for message in new]
+                    segment = await interaction.turn(said)
+            if not interaction.trace.has_error:
+                _record(episode, interaction.trace)
 
 
 def _record(episode: Episode, trace: Any) -> None:

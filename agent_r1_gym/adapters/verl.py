@@ -73,24 +73,14 @@ class _Loop:
         which = EnvRow.read(row.get("extra_info") or {})
         chat = _chat(this.tokenizer, json.dumps(dict(this.apply_chat_template_kwargs), sort_keys=True))
         rollout = this.rollout_config
-        env = which.take(chat.markup)
-        session = TokenSession(
-            env,
-            which.job,
-            chat=chat,
-            limits=TokenLimits(rollout.prompt_length, rollout.response_length),
-            executor=_threads(),
-        )
         fixed = f"det-{int(priority)}" if getattr(rollout, "full_determinism", False) else uuid4().hex
         server = _Server(this.server_manager, fixed, sampling_params, chat.stop_ids)
+        limits = TokenLimits(rollout.prompt_length, rollout.response_length)
         start = time.perf_counter()
-        try:
+        with which.env(chat.markup) as env:
+            session = TokenSession(env, which.job, chat=chat, limits=limits, executor=_threads())
             await _play(session, server)
-        except BaseException:
-            env.close()  # a tool of it may still be running
-            raise
-        record = session.record()
-        which.give_back(env, chat.markup)
+            record = session.record()
         if record.infrastructure_error is not None:
             raise InfrastructureError(f"{name_of(env)} lost a backend: {record.infrastructure_error}.")
         times = {"generate_sequences": server.seconds, "tool_calls": time.perf_counter() - start - server.seconds}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import MissingDependencyError
 from agent_r1_gym.support.http_server import interruptible, listen
+from agent_r1_gym.support.own_thread import OwnThread
 from agent_r1_gym.support.versions import install_command, installed_version
 from agent_r1_gym.tool import PendingCall, Tool, execute_calls
 from agent_r1_gym.types import ToolCall
@@ -23,21 +23,16 @@ class World:
     """
 
     def __init__(self, make: Callable[[], ToolEnv], task: int) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="agent-r1-world")
-        try:
-            self._env, self.tools = self._thread.submit(self._open, make, task).result()
-        except BaseException:
-            self._thread.shutdown()
-            raise
+        self._home = OwnThread(lambda: self._open(make, task), name="agent-r1-world")
+        self._env, self.tools = self._home.made
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """Returns what a call brings, and whether it succeeded; one call at a time."""
-        return self._thread.submit(self._call, name, dict(arguments)).result()
+        return self._home.call(self._call, name, dict(arguments))
 
     def close(self) -> None:
         """Closes the environment."""
-        self._thread.submit(self._env.close).result()
-        self._thread.shutdown()
+        self._home.end(self._env.close)
 
     @staticmethod
     def _open(make: Callable[[], ToolEnv], task: int) -> tuple[ToolEnv, dict[str, Tool]]:

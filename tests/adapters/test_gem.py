@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from agent_r1_gym.adapters import gem as adapter
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, MissingDependencyError
 from agent_r1_gym.registry import make_text_env
-from tests.kit.foreign import HOTPOTQA, SMALL, evaluated, evaluated_hotpotqa
+from tests.kit.foreign import HOTPOTQA, NOTES, SMALL, evaluated, evaluated_hotpotqa, written
 from tests.kit.small_env import ANSWER, COUNT, call
 
 
@@ -104,3 +105,18 @@ def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gem", None)
     with pytest.raises(MissingDependencyError, match=r"^gem-llm is not installed: pip install gem-llm$"):
         adapter.register("HotpotQA")
+
+
+@pytest.mark.adapters
+def test_any_thread_may_step_and_it_closes(gem):
+    env = gem.make(adapter.register(NOTES))
+    env.reset(seed=0)
+    ends = []
+    for number in range(3):
+        with ThreadPoolExecutor(1) as other:
+            ends.append(other.submit(env.step, written(f"note {number}")).result()[2])
+    assert ends == [False, False, True]
+    with pytest.raises(ConfigurationError, match="cannot be copied in mid-episode: cannot pickle"):
+        env.spawn(same_state=True)
+    env.close()
+    env.close()

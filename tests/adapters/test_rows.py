@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from agent_r1_gym.errors import ConfigurationError, MissingDependencyError
 from agent_r1_gym.play.jobs import HELD_OUT_SEED
 from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.types import to_chat
-from tests.kit.foreign import SMALL
+from tests.kit.foreign import SMALL, TASKS
 
 FICTION = "AgentR1/FictionQA-v0"
 
@@ -32,7 +33,7 @@ def test_a_row_holds_what_its_episode_begins_with(tmp_path):
     _, info = env.reset(options={"task_index": 3})
     assert row["prompt"] == to_chat(info["messages"])
     read = EnvRow.read(row)
-    assert read.start(read.take()).task == env.unwrapped.task
+    assert read.start(read.make()).task == env.unwrapped.task
 
 
 def test_verl_finds_everything_in_extra_info(tmp_path):
@@ -73,7 +74,7 @@ def test_what_is_held_out_is_what_eval_plays(tmp_path):
     [
         ({"library": "openrlhf"}, "Nobody reads rows for 'openrlhf'"),
         ({"path": "rows.csv"}, r"\.parquet or a \.jsonl file, not 'rows.csv'"),
-        ({"first": 0}, "first must be at least 1"),
+        ({"first": 0}, "first must be an integer of at least 1"),
         ({"env": "AgentR1/Fiction-v0"}, "Unknown environment"),
         ({"options": {"question": 3}}, "FictionQAEnv has no option 'question'"),
     ],
@@ -107,17 +108,54 @@ def test_a_bad_row_is_refused_in_one_way(row):
 
 def test_a_row_that_fits_no_environment_is_refused():
     with pytest.raises(ConfigurationError, match="FictionQAEnv has no option 'question'"):
-        EnvRow.read({"env_id": FICTION, "options": {"question": 1}, "seed": 0}).take()
+        EnvRow.read({"env_id": FICTION, "options": {"question": 1}, "seed": 0}).make()
     with pytest.raises(ConfigurationError, match="has no list of tasks: give it a seed"):
-        EnvRow.read({"env_id": "AgentR1/FrozenLakeText-v0", "task_index": 0}).take()
+        EnvRow.read({"env_id": "AgentR1/FrozenLakeText-v0", "task_index": 0}).make()
     row = EnvRow.read({"env_id": FICTION, "options": {"questions": 5}, "task_index": np.int64(5)})
     with pytest.raises(ConfigurationError, match=r"task_index'\] must be in 0..4, got 5"):
-        row.start(row.take())
+        row.start(row.make())
 
 
 def test_environments_are_used_again():
     row = EnvRow.read({"env_id": FICTION, "options": {"questions": 7}, "seed": 0})
-    env = row.take()
-    assert row.take() is not env
-    row.give_back(env)
-    assert EnvRow.read({"env_id": FICTION, "options": '{"questions": 7}', "task_index": 2}).take() is env
+    same = EnvRow.read({"env_id": FICTION, "options": '{"questions": 7}', "task_index": 2})
+    with row.env() as env, same.env() as other:
+        assert other is not env
+    with same.env() as again:
+        assert again is env  # the last one that came back
+    again.close = closed = Mock()
+    with pytest.raises(ZeroDivisionError), same.env() as spoilt:
+        assert spoilt is again and 1 / 0
+    closed.assert_called_once()
+    with row.env() as fresh:
+        assert fresh is not spoilt
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"env_id": FICTION, "options": {"reward": print}, "seed": 0},
+        {"env_id": FICTION, "task_index": True},
+        {"env_id": FICTION, "seed": -1},
+    ],
+)
+def test_values_that_are_none_of_a_row_are_named(row):
+    with pytest.raises(ConfigurationError, match="A row needs env_id"):
+        EnvRow.read(row)
+
+
+def test_options_that_are_no_json_are_named_and_paths_hold_everywhere(tmp_path, monkeypatch):
+    with pytest.raises(ConfigurationError, match="as MODULE:NAME"):
+        write_rows(FICTION, tmp_path / "rows.jsonl", library="verl", options={"reward": print_nothing})
+    with pytest.raises(ConfigurationError, match="first must be an integer"):
+        write_rows(FICTION, tmp_path / "rows.jsonl", library="verl", first=2.5)
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "1 + 1?", "answers": ["2"]}) + "\n")
+    monkeypatch.chdir(tmp_path)
+    options = {"dataset": "tasks.jsonl", "split": "all"}
+    write_rows(TASKS, "rows.jsonl", library="skyrl_gym", options=options)
+    monkeypatch.chdir("/")
+    assert EnvRow.read(written(tmp_path / "rows.jsonl")[0]).make().tasks[0].prompt == "1 + 1?"
+
+
+def print_nothing(transition):
+    return 0.0

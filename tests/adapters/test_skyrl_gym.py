@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from agent_r1_gym.adapters import skyrl_gym as adapter
 from agent_r1_gym.adapters.rows import write_rows
-from agent_r1_gym.errors import ConfigurationError, InfrastructureError, MissingDependencyError
-from tests.kit.foreign import HOTPOTQA, SMALL, evaluated, evaluated_hotpotqa
+from agent_r1_gym.errors import ConfigurationError, EpisodeError, InfrastructureError, MissingDependencyError
+from tests.kit.foreign import HOTPOTQA, NOTES, SMALL, evaluated, evaluated_hotpotqa, written
 from tests.kit.small_env import ANSWER, COUNT, call
 
 
@@ -132,3 +133,20 @@ def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "skyrl_gym", None)
     with pytest.raises(MissingDependencyError, match=r"^skyrl-gym is not installed: pip install skyrl-gym$"):
         adapter.register()
+
+
+@pytest.mark.adapters
+def test_any_thread_may_step_and_a_connection_stays_in_its_own(make):
+    row = {"env_id": NOTES, "task_index": 0, "seed": 0, "max_turns": 9}
+    for _ in range(2):  # the second environment is the first one again
+        with ThreadPoolExecutor(1) as first:
+            env = first.submit(make, row).result()
+        steps = []
+        for number in range(3):
+            with ThreadPoolExecutor(1) as other:
+                steps.append(other.submit(env.step, written(f"note {number}")).result())
+        assert [step["done"] for step in steps] == [False, False, True]
+        assert steps[1]["observations"][0]["content"] == "2 notes"
+        env.close()
+    with pytest.raises(EpisodeError, match=r"after close\(\)"):
+        env.step("x")

@@ -37,6 +37,7 @@ class Library:
 
     Attributes:
         package: distribution whose version is told.
+        version: which versions of it are wanted; pip would take an old one that asks for less.
         page: of the documentation, under docs.
         tests: files and folders of its tests.
         pick: which of them, as pytest's -k takes it.
@@ -49,6 +50,7 @@ class Library:
     package: str
     page: str
     tests: Sequence[str]
+    version: str = ""
     pick: str = ""
     needs: Sequence[str] = ()
     extras: str = "test"
@@ -98,8 +100,12 @@ LIBRARIES: Mapping[str, Library] = {
     "torchrl": _classical("torchrl", "torchrl"),
     "verifiers": Library(
         package="verifiers",
+        version=">=0.4,<0.5",
         page="libraries/verifiers.md",
         tests=["tests/adapters/test_verifiers.py"],
+        needs=["pytest", "pytest-xdist", "hypothesis"],
+        speed=("benchmarks.adapters.verifiers", "vf-eval", "agent-r1 eval"),
+        extras="server",  # that of tests brings packages that it does not take
         constrained=False,
     ),
     # verl wants an older transformers than constraints.txt has; verl[verl-core] would bring builds for GPUs.
@@ -141,7 +147,9 @@ def tested(name: str, venvs: Path) -> bool:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     constraints = ["-c", "constraints.txt"] if library.constrained else []
     install = [python, "-m", "pip", "install", "--quiet", *constraints]
-    installed = subprocess.run([*install, "-e", f".[{library.extras}]", library.package, *library.needs], cwd=ROOT)
+    installed = subprocess.run(
+        [*install, "-e", f".[{library.extras}]", f"{library.package}{library.version}", *library.needs], cwd=ROOT
+    )
     if installed.returncode:
         print(f"{name}: cannot be installed here")
         return False
@@ -195,7 +203,11 @@ def table(record: Mapping[str, Mapping[str, Any]]) -> str:
         place = (
             library.page.removeprefix("libraries/") if library.page.startswith("libraries/") else f"../{library.page}"
         )
-        ran = f"{told['passed']} tests, Python {told['python']}, {told['date']}" if told else "not run"
+        ran = (
+            f"{told['passed']} test{'s' if told['passed'] > 1 else ''}, Python {told['python']}, {told['date']}"
+            if told
+            else "not run"
+        )
         version, overhead = (told["version"], told.get("overhead", "-")) if told else ("-", "-")
         lines.append(f"| [{name}]({place}) | {version} | {ran} | {overhead} |")
     return "\n".join(lines)

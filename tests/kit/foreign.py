@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,8 +15,12 @@ import gymnasium
 from gymnasium.envs.registration import WrapperSpec
 
 from agent_r1_gym.cli.main import main
+from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.tool import Tool
+from agent_r1_gym.tools.function import tool
+from agent_r1_gym.types import Task, Transition
 
 SMALL = "Stranger/Small-v0"
 """An environment of a user's own, with a stateful tool, below a wrapper of the registration."""
@@ -23,6 +28,50 @@ WINDOW = "Stranger/Window-v0"
 """The same below a wrapper that rewrites the history."""
 HOTPOTQA = ("AgentR1/HotpotQA-v0", {"dataset": "sample", "reward": "process"})
 
+TASKS = "Stranger/Tasks-v0"
+"""Tasks of a file, and nothing else."""
+NOTES = "Stranger/Notes-v0"
+"""A database whose connection is bound to the thread that opened it."""
+
+
+class NotesEnv(ToolEnv):
+    """Three notes are to be written; tool and goal read one connection of `sqlite3`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(tasks=[Task("t", "Write three notes.", ("3",))], **options)
+
+    def make_tools(self, task: Task) -> Sequence[Tool]:
+        """Opens the database of an episode, in the thread that resets."""
+        self.notes = sqlite3.connect(":memory:")
+        self.notes.execute("create table notes (text)")
+        return [tool(timeout=None)(self.write)]
+
+    def write(self, text: str) -> str:
+        """Writes a note.
+
+        Args:
+            text: what it says.
+        """
+        self.notes.execute("insert into notes values (?)", [text])
+        return f"{self.count()} notes"
+
+    def count(self) -> int:
+        """Returns how many notes there are."""
+        return int(self.notes.execute("select count(*) from notes").fetchone()[0])
+
+    def is_terminated(self, transition: Transition) -> bool:
+        """Looks into the database."""
+        return self.count() >= 3
+
+
+def written(text: str) -> str:
+    """Returns the turn that writes a note."""
+    return f'<tool_call>{{"name": "write", "arguments": {{"text": "{text}"}}}}</tool_call>'
+
+
+for identifier, entry_point in ((TASKS, "agent_r1_gym.core:ToolEnv"), (NOTES, "tests.kit.foreign:NotesEnv")):
+    if identifier not in gymnasium.registry:
+        gymnasium.register(identifier, entry_point, order_enforce=False, disable_env_checker=True)
 if SMALL not in gymnasium.registry:
     gymnasium.register(SMALL, "tests.kit.small_env:SmallEnv", max_episode_steps=3, order_enforce=False)
 if WINDOW not in gymnasium.registry:
