@@ -19,7 +19,7 @@ from typing import Any
 
 from agent_r1_gym.adapters.base import library
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
-from agent_r1_gym.registry import TextEnv, full_id, make_text_env
+from agent_r1_gym.registry import full_id, make_text_env
 from agent_r1_gym.support.own_thread import OwnThread
 
 
@@ -72,17 +72,13 @@ class _AgentR1Env:
     def __init__(self, name: str, seed: int | None = None, **options: Any) -> None:
         super().__init__()
         self._made_of, self._seed = (name, options), seed
-        self._home = OwnThread(lambda: make_text_env(name, options), name="agent-r1-gem")
-
-    @property
-    def env(self) -> TextEnv:
-        """The environment, in whose thread it is made, stepped and closed: GEM's vectors call from any."""
-        return self._home.made
+        # GEM's vectors call from any thread, and a connection of the environment may be bound to one.
+        self._thread, self.env = OwnThread.making(lambda: make_text_env(name, options), name="agent-r1-gem")
 
     def reset(self, seed: int | None = None, *, options: Mapping[str, Any] | None = None) -> Any:
         """Starts an episode; `options` are those of the environment's `reset`, such as `{"task_index": 3}`."""
         seed, self._seed = self._seed if seed is None else seed, None
-        return self._home.call(self.env.reset, seed=seed, options=None if options is None else dict(options))
+        return self._thread.call(self.env.reset, seed=seed, options=None if options is None else dict(options))
 
     def step(self, action: str) -> Any:
         """Takes a model's turn.
@@ -90,7 +86,7 @@ class _AgentR1Env:
         Raises:
             InfrastructureError: a backend failed; GEM has no mark for a lost episode.
         """
-        step = self._home.call(self.env.step, action)
+        step = self._thread.call(self.env.step, action)
         lost = step[4].get("infrastructure_error")
         if isinstance(lost, str):
             raise InfrastructureError(f"{self._made_of[0]} lost a backend: {lost}. The episode is no experience.")
@@ -98,7 +94,9 @@ class _AgentR1Env:
 
     def close(self) -> None:
         """Closes the environment and its tools; may be called twice."""
-        self._home.end(self.env.close)
+        if not self._thread.ended:
+            self._thread.call(self.env.close)
+            self._thread.end()
 
     def sample_random_action(self) -> str:
         """Returns a text of the action space."""
@@ -116,7 +114,8 @@ class _AgentR1Env:
         copied = type(self).__new__(type(self))
         copied.__dict__.update(self.__dict__)
         try:
-            copied._home = OwnThread(lambda: self._home.call(copy.deepcopy, self.env), name="agent-r1-gem")
+            made = OwnThread.making(lambda: self._thread.call(copy.deepcopy, self.env), name="agent-r1-gem")
         except TypeError as error:
             raise ConfigurationError(f"{self._made_of[0]} cannot be copied in mid-episode: {error}.") from error
+        copied._thread, copied.env = made
         return copied

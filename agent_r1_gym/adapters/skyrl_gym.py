@@ -68,12 +68,13 @@ class _AgentR1Env:
         try:
             self._home = _idle(*self._row.kind).pop()
         except IndexError:
-            self._home = OwnThread(self._row.make, name="agent-r1-skyrl")
+            self._home = OwnThread.making(self._row.make, name="agent-r1-skyrl")
+        self._thread, self._env = self._home
         self._episode: Episode | None = None
 
     def init(self, prompt: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Returns the opening messages, which take the place of the row's, and what is known of the task."""
-        self._episode = episode = self._home.call(self._row.start, self._home.made)
+        self._episode = episode = self._thread.call(self._row.start, self._env)
         self.turns = 0
         left = episode.state().turns_left
         self.max_turns = left if self._limit is None else min(int(self._limit), left)
@@ -88,7 +89,7 @@ class _AgentR1Env:
         """
         if self._episode is None:
             raise EpisodeError("No episode is running: call init() first, and make a new environment after close().")
-        return self._home.call(self._step, self._episode, action)
+        return self._thread.call(self._step, self._episode, action)
 
     def _step(self, episode: Episode, action: str) -> dict[str, Any]:
         new = episode.take(action)
@@ -120,6 +121,6 @@ class _AgentR1Env:
 
 
 @functools.lru_cache(maxsize=64)
-def _idle(env_id: str, options: str) -> list[OwnThread[TextEnv]]:
+def _idle(env_id: str, options: str) -> list[tuple[OwnThread, TextEnv]]:
     """Environments of one kind that nobody uses, each in the thread that made it: a connection may be bound to it."""
     return []

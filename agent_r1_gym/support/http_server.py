@@ -20,11 +20,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError
-from agent_r1_gym.support.connections import guarded_protocol, room_for_connections
+from agent_r1_gym.support.connections import Asgi, guarded_protocol, room_for_connections
 from agent_r1_gym.support.versions import install_command
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
+    from starlette.requests import HTTPConnection
 
 Handler = Callable[["Request"], Awaitable["Response"]]
 Watcher = Callable[[Any], Awaitable[None]]
@@ -87,11 +88,50 @@ async def read_object(request: Request, *, max_bytes: int, timeout: float) -> di
     kind = request.headers.get("content-type", "none")
     if kind.partition(";")[0].strip().lower() != "application/json":
         raise Refusal(415, f"The Content-Type must be application/json, got {kind:.80}.")
+    body = await _body(request, max_bytes, timeout)
     try:
-        async with asyncio.timeout(timeout):
-            return await _json_object(request, max_bytes)
-    except TimeoutError as error:
-        raise Refusal(408, f"The body did not come within {timeout:g} s.") from error
+        content = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"The body is not JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise Refusal(400, f"The body must be a JSON object, got {type(content).__name__}.")
+    return content
+
+
+def guarded_requests(
+    app: Asgi, *, error_body: ErrorBody, hosts: Collection[str] | None, max_bytes: int, timeout: float
+) -> Asgi:
+    """Returns somebody else's ASGI application, which gets whole requests and no others.
+
+    Args:
+        app: what is guarded.
+        error_body: see `new_app`, as is `hosts`; names count for websockets too.
+        hosts: see `new_app`.
+        max_bytes: size of the largest body.
+        timeout: seconds for it.
+    """
+    from starlette.requests import ClientDisconnect, HTTPConnection, Request
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        is_http, body = scope["type"] == "http", b""
+        try:
+            _check_host(HTTPConnection(scope), hosts)
+            if is_http:
+                body = await _body(Request(scope, receive), max_bytes, timeout)
+        except (Refusal, ClientDisconnect) as error:
+            if is_http:
+                await (await _refuse(error_body, Request(scope), error))(scope, receive, send)
+            else:
+                await send({"type": "websocket.close"})
+            return
+        read = iter([{"type": "http.request", "body": body, "more_body": False}] if is_http else [])
+
+        async def receive_again() -> Any:
+            return next(read, None) or await receive()
+
+        await app(scope, receive_again, send)
+
+    return guarded
 
 
 def reply(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -225,12 +265,13 @@ def _for_url(host: str) -> str:
 
 async def _addressed(hosts: Collection[str] | None, handler: Handler, request: Request) -> Response:
     """Serves a request that calls the server by one of its names; None: any."""
-    if hosts is not None:
-        _check_host(request, hosts)
+    _check_host(request, hosts)
     return await handler(request)
 
 
-def _check_host(request: Request, hosts: Collection[str]) -> None:
+def _check_host(request: HTTPConnection, hosts: Collection[str] | None) -> None:
+    if hosts is None:
+        return
     name = request.headers.get("host", "").rpartition("@")[2]
     name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
     with contextlib.suppress(ValueError):
@@ -240,20 +281,18 @@ def _check_host(request: Request, hosts: Collection[str]) -> None:
         raise Refusal(400, f"This server is not called {name!r:.80}; address it by IP address or as localhost.")
 
 
-async def _json_object(request: Request, max_bytes: int) -> dict[str, Any]:
+async def _body(request: Request, max_bytes: int, timeout: float) -> bytes:
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > max_bytes:
-            raise Refusal(413, f"The body must not be larger than {max_bytes} bytes.")
-        parts.append(part)
     try:
-        body = json.loads(b"".join(parts))
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"The body is not JSON: {error}.") from error
-    if not isinstance(body, dict):
-        raise Refusal(400, f"The body must be a JSON object, got {type(body).__name__}.")
-    return body
+        async with asyncio.timeout(timeout):
+            async for part in request.stream():
+                size += len(part)
+                if size > max_bytes:
+                    raise Refusal(413, f"The body must not be larger than {max_bytes} bytes.")
+                parts.append(part)
+    except TimeoutError as error:
+        raise Refusal(408, f"The body did not come within {timeout:g} s.") from error
+    return b"".join(parts)
 
 
 async def _refuse(error_body: ErrorBody, request: Request, error: Exception) -> Response:

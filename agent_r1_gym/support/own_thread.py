@@ -1,44 +1,71 @@
-"""OwnThread: an object that is made, used and closed in one thread, whoever asks for it."""
+"""OwnThread: a thread for what belongs together, such as all use of an object that is bound to the one that made it."""
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 
-class OwnThread(Generic[T]):
-    """An object in a thread of its own: a connection in it may be bound to the thread that opened it.
+class OwnThread:
+    """A daemon thread, so that a tool which hangs keeps no program from ending; calls run in the order they come.
 
     Args:
-        make: makes the object, there.
         name: of the thread.
-
-    Attributes:
-        made: the object.
     """
 
-    def __init__(self, make: Callable[[], T], *, name: str = "agent-r1-own") -> None:
-        self._thread, self._ended = ThreadPoolExecutor(1, thread_name_prefix=name), False
+    def __init__(self, name: str = "agent-r1-own") -> None:
+        self._inbox: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._ended = False
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    @classmethod
+    def making(cls, make: Callable[[], T], *, name: str = "agent-r1-own") -> tuple[Self, T]:
+        """Returns a new thread and what `make` makes there; where that raises, the thread ends."""
+        thread = cls(name)
         try:
-            self.made: T = self.call(make)
+            return thread, thread.call(make)
         except BaseException:
-            self._thread.shutdown(wait=False)
+            thread.end()
             raise
 
-    def call(self, work: Callable[..., R], *arguments: Any, **options: Any) -> R:
-        """Returns what `work` does in the thread; one call at a time, in the order in which they come."""
-        return self._thread.submit(work, *arguments, **options).result()
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Has a call made when those before it have returned.
 
-    def end(self, close: Callable[[], Any]) -> None:
-        """Has `close` called there, and ends the thread; may be called twice."""
+        Raises:
+            RuntimeError: the thread has ended.
+        """
         if self._ended:
-            return
+            raise RuntimeError("The thread has ended.")
+        future: Future[T] = Future()
+        self._inbox.put((future, call))
+        return future
+
+    def call(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Returns what `work` does in the thread."""
+        return self.submit(functools.partial(work, *arguments, **options)).result()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it takes no further call."""
+        return self._ended
+
+    def end(self) -> None:
+        """Lets the thread end after the calls that it was handed; may be called twice."""
         self._ended = True
-        try:
-            self.call(close)
-        finally:
-            self._thread.shutdown(wait=False)
+        self._inbox.put(None)
+
+    def _work(self) -> None:
+        while (handed := self._inbox.get()) is not None:
+            future, call = handed
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
+            del handed, future, call  # a waiting thread keeps nothing alive

@@ -23,16 +23,16 @@ class World:
     """
 
     def __init__(self, make: Callable[[], ToolEnv], task: int) -> None:
-        self._home = OwnThread(lambda: self._open(make, task), name="agent-r1-world")
-        self._env, self.tools = self._home.made
+        self._thread, (self._env, self.tools) = OwnThread.making(lambda: self._open(make, task), name="agent-r1-world")
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """Returns what a call brings, and whether it succeeded; one call at a time."""
-        return self._home.call(self._call, name, dict(arguments))
+        return self._thread.call(self._call, name, dict(arguments))
 
     def close(self) -> None:
         """Closes the environment."""
-        self._home.end(self._env.close)
+        self._thread.call(self._env.close)
+        self._thread.end()
 
     @staticmethod
     def _open(make: Callable[[], ToolEnv], task: int) -> tuple[ToolEnv, dict[str, Tool]]:

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
@@ -20,12 +20,14 @@ Answer = Callable[[dict[str, Any]], Any]
 
 
 @contextlib.contextmanager
-def served(make_env: Callable[[], Any], *, whole_history: bool = False, **limits: Any) -> Iterator[str]:
+def served(
+    make_env: Callable[[], Any], *, hosts: Collection[str] | None = None, whole_history: bool = False, **limits: Any
+) -> Iterator[str]:
     """Yields the address of our server of an environment, in a thread."""
     pytest.importorskip("openenv.core", reason="openenv is not installed")
     given = Limits(**limits)
     settings = {"ws_max_size": given.max_message_bytes, "ws_per_message_deflate": False}
-    app = functools.partial(create_app, make_env, given, whole_history=whole_history)
+    app = functools.partial(create_app, make_env, given, hosts=hosts, whole_history=whole_history)
     with running(app, request_timeout=5.0, **settings) as url:
         yield url
 

@@ -11,23 +11,23 @@ from agent_r1_gym.support.own_thread import OwnThread
 
 
 def test_all_is_done_where_it_was_made() -> None:
-    home = OwnThread(threading.get_ident)
+    thread, made_in = OwnThread.making(threading.get_ident)
     with ThreadPoolExecutor(3) as others:
-        seen = [future.result() for future in [others.submit(home.call, threading.get_ident) for _ in range(9)]]
-    assert set(seen) == {home.made} and home.made != threading.get_ident()
-    closed: list[int] = []
-    home.end(lambda: closed.append(threading.get_ident()))
-    home.end(lambda: closed.append(0))
-    assert closed == [home.made]
+        seen = [future.result() for future in [others.submit(thread.call, threading.get_ident) for _ in range(9)]]
+    assert set(seen) == {made_in} and made_in != threading.get_ident()
+    last = thread.submit(threading.get_ident)
+    thread.end()
+    thread.end()
+    assert last.result() == made_in  # what was handed over is done
+    with pytest.raises(RuntimeError, match="has ended"):
+        thread.call(dict)
 
 
 def test_what_it_raises_comes_to_whoever_asked() -> None:
-    home: OwnThread[dict[str, int]] = OwnThread(dict)
+    thread = OwnThread()
     with pytest.raises(ZeroDivisionError):
-        home.call(lambda: 1 / 0)
-    assert home.call(dict, a=1) == {"a": 1}
+        thread.call(lambda: 1 / 0)
+    assert thread.call(dict, a=1) == {"a": 1}
+    thread.end()
     with pytest.raises(ZeroDivisionError):
-        OwnThread(lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        home.end(lambda: 1 / 0)
-    home.end(dict)
+        OwnThread.making(lambda: 1 / 0)

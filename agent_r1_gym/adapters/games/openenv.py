@@ -19,8 +19,9 @@ class OpenEnvEnv(TextGame):
     ## Description
     Each environment is a session of a server that speaks OpenEnv's protocol, opened at the first reset and opened anew
     after a fork, in a copy, or when the server has closed it between episodes. A server that cannot be reached, breaks
-    off or does not answer is an infrastructure error: `reset` raises `InfrastructureError`; `step` ends the episode,
-    truncated, with `info["infrastructure_error"]`, so that it is played again or left out, and never scored.
+    off or does not answer, and a session left in mid-episode (by a copy, say), are infrastructure errors: `reset`
+    raises `InfrastructureError`; `step` ends the episode, truncated, with `info["infrastructure_error"]`, so that it is
+    played again or left out, and never scored.
 
     ## Tools
     Those of the server.
@@ -109,6 +110,8 @@ class OpenEnvEnv(TextGame):
 
     def _play(self, action: str) -> tuple[Any, ...]:
         try:
+            if not self._connection.is_open:  # a new session has no episode, but not every server says so
+                raise InfrastructureError("The session of this episode was interrupted, or stayed with the original.")
             return self._read(self._connection.ask("step", {self._field: encodable(action)}))
         except InfrastructureError as error:
             return "", 0.0, False, True, {"infrastructure_error": str(error)}

@@ -67,17 +67,18 @@ class Connection:
         """
         import websockets
 
+        message = json.dumps({"type": kind} | ({} if data is None else {"data": data}))
         try:
-            answer = json.loads(self._exchange(json.dumps({"type": kind} | ({} if data is None else {"data": data}))))
-            content, is_error = answer["data"], answer["type"] == "error"
+            with contextlib.ExitStack() as broken:
+                broken.callback(self.close)  # whatever is raised: an answer that comes late would be taken for the next
+                answer = json.loads(self._exchange(message))
+                content, is_error = answer["data"], answer["type"] == "error"
+                broken.pop_all()
         except TimeoutError as error:
-            self.close()
             raise InfrastructureTimeout(f"{self.url} did not answer within {self._timeout:g} s.") from error
         except (OSError, websockets.exceptions.WebSocketException) as error:
-            self.close()
             raise InfrastructureError(f"{self.url}: {error}.") from error
         except (ValueError, KeyError, TypeError) as error:
-            self.close()
             raise InfrastructureError(f"{self.url} does not speak OpenEnv's protocol: {error!r}.") from error
         if is_error:
             self._refused(content)

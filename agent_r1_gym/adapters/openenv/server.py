@@ -2,14 +2,15 @@
 
     agent-r1 serve-env HotpotQA --port 8000
 
-Sessions, threads and messages are those of OpenEnv's `HTTPEnvServer`. Its protocol has `done` alone; the observation
-tells `terminated` and `truncated` apart, and an episode that lost a backend ends without a reward.
+Sessions and messages are those of OpenEnv's `HTTPEnvServer`. Its protocol has `done` alone; the observation tells
+`terminated` and `truncated` apart, and an episode that lost a backend ends without a reward.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from agent_r1_gym.adapters.base import library
@@ -18,9 +19,11 @@ from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.registry import TextEnv, last_name
 from agent_r1_gym.support.checks import check_integer, check_seconds
 from agent_r1_gym.support.connections import Asgi, guarded_websockets
-from agent_r1_gym.support.http_server import run_app
+from agent_r1_gym.support.http_server import guarded_requests, is_local, run_app
 
 _REQUEST_TIMEOUT = 10.0
+_MAX_BODY_BYTES = 2**16
+_GRACE = 3
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,19 @@ class Limits:
         check_integer("max_message_bytes", self.max_message_bytes, 1)
 
 
-def create_app(make_env: Callable[[], TextEnv], limits: Limits, *, whole_history: bool = False) -> Asgi:
+def create_app(
+    make_env: Callable[[], TextEnv],
+    limits: Limits,
+    *,
+    hosts: Collection[str] | None = None,
+    whole_history: bool = False,
+) -> Asgi:
     """Returns OpenEnv's ASGI application for an environment.
 
     Args:
         make_env: returns a new environment; called once here, so that what it refuses is refused before any session.
         limits: `max_message_bytes` is for whoever runs the application to heed.
+        hosts: names under which the server may be addressed, see `new_app`.
         whole_history: send all messages each time, and as text what the environment shows; else what is new.
 
     Raises:
@@ -69,7 +79,13 @@ def create_app(make_env: Callable[[], TextEnv], limits: Limits, *, whole_history
     app.state.first = first  # kept: environments share their data while there is one
     # Sessions over /mcp would outlive every connection; `agent-r1 serve-mcp` serves the tools alone.
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", "") != "/mcp"]
-    return guarded_websockets(app, limits.idle_timeout)
+    return guarded_requests(
+        guarded_websockets(app, limits.idle_timeout),
+        error_body=lambda status, message: json.dumps({"detail": message}).encode(),
+        hosts=hosts,
+        max_bytes=_MAX_BODY_BYTES,
+        timeout=_REQUEST_TIMEOUT,
+    )
 
 
 def serve(
@@ -85,16 +101,23 @@ def serve(
 
     Args:
         make_env: see `create_app`, as are `limits` and `whole_history`.
-        host: address to listen on.
-        port: port to listen on; 0 takes a free one.
+        host: address to listen on; the rest as in `run_app`.
+        port: see there.
         limits: see `create_app`.
-        on_ready: called with the server's URL.
+        on_ready: see `run_app`.
         whole_history: see `create_app`.
 
     Raises:
         ConfigurationError: the address cannot be listened on.
         MissingDependencyError: OpenEnv is not installed.
     """
-    app = create_app(make_env, limits, whole_history=whole_history)
-    size = limits.max_message_bytes
-    run_app(app, host, port=port, request_timeout=_REQUEST_TIMEOUT, max_message_bytes=size, on_ready=on_ready)
+    app = create_app(make_env, limits, hosts=[host] if is_local(host) else None, whole_history=whole_history)
+    run_app(
+        app,
+        host,
+        port=port,
+        request_timeout=_REQUEST_TIMEOUT,
+        max_message_bytes=limits.max_message_bytes,
+        grace=_GRACE,
+        on_ready=on_ready,
+    )

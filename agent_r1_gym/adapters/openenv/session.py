@@ -1,24 +1,28 @@
-"""A session of the server: what OpenEnv's `HTTPEnvServer` calls, one environment and one thread each."""
+"""A session of the server: an environment, and a thread that keeps no program from ending, as OpenEnv's would."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from typing import Annotated, Any
 
 from agent_r1_gym.adapters.episode import Chat, Episode
+from agent_r1_gym.adapters.openenv.one_line import in_one_line
 from agent_r1_gym.adapters.openenv.tasks import ServedTasks
-from agent_r1_gym.errors import AgentR1Error, EpisodeError
+from agent_r1_gym.errors import EpisodeError
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.support.checks import check_integer
+from agent_r1_gym.support.own_thread import OwnThread
 from agent_r1_gym.text import encodable
 from agent_r1_gym.types import info_to_dict
 
-_APART = frozenset({"messages", "new_messages", "tool_outcomes"})
-"""Keys that the field `info` lacks: messages have fields of their own, and say what the tools returned."""
-logger = logging.getLogger(__name__)
+_APART = frozenset({"messages", "new_messages", "tool_outcomes", "dataset"})
+"""Keys that the field `info` lacks: messages have fields of their own, and say what the tools returned. `dataset` tells
+paths of the server, or all that it takes to make the questions of another split."""
+_CLOSE_TIMEOUT = 2.0
+"""Seconds for which the end of a session waits for its environment: a tool that hangs keeps it from closing."""
 
 
 class Session(ServedTasks):
@@ -36,10 +40,19 @@ class Session(ServedTasks):
         self._env: TextEnv | None = None
         self._episode: Episode | None = None
         self._episode_id: str | None = None
+        self._thread = OwnThread()
+
+    async def reset_async(self, *arguments: Any, **options: Any) -> Any:
+        """`reset` in the thread of the session."""
+        return await asyncio.wrap_future(self._thread.submit(lambda: self.reset(*arguments, **options)))
+
+    async def step_async(self, action: Any) -> Any:
+        """`step` in the thread of the session."""
+        return await asyncio.wrap_future(self._thread.submit(lambda: self.step(action)))
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> Any:
         """Starts an episode, in the environment of the last one."""
-        with _in_one_line():
+        with in_one_line():
             if seed is not None:
                 check_integer("seed", seed, 0)
             index = self.chosen(options)
@@ -50,7 +63,7 @@ class Session(ServedTasks):
 
     def step(self, action: Any) -> Any:
         """Takes a turn."""
-        with _in_one_line():
+        with in_one_line():
             if self._episode is None or self._episode.ended:
                 raise EpisodeError("No episode is running: send a reset first, and again after an episode has ended.")
             new = self._episode.take(action.text)
@@ -63,7 +76,11 @@ class Session(ServedTasks):
         return classes()["State"](episode_id=self._episode_id, step_count=turns, num_tasks=len(self.tasks))
 
     def close(self) -> None:
-        """Closes the environment and its tools."""
+        """Closes the environment and its tools, at the latest when what runs in it has returned."""
+        wait([self._thread.submit(self._close)], _CLOSE_TIMEOUT)
+        self._thread.end()
+
+    def _close(self) -> None:
         if self._env is not None:
             self._env.close()
 
@@ -101,15 +118,3 @@ def classes() -> dict[str, Any]:
         "Observation": create_model("TurnObservation", __base__=types.Observation, **shown, **ends),
         "State": types.State,
     }
-
-
-@contextmanager
-def _in_one_line() -> Iterator[None]:
-    """Says in one line what a client did wrong, or that something broke: OpenEnv sends the words of an exception."""
-    try:
-        yield
-    except AgentR1Error as error:
-        raise RuntimeError(" ".join(str(error).split())) from error
-    except Exception as error:
-        logger.exception("The environment raised; its session goes on.")
-        raise RuntimeError(f"The environment raised {type(error).__name__}: {' '.join(str(error).split())}") from error

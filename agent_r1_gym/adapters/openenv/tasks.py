@@ -30,13 +30,15 @@ class ServedTasks:
             check_choice("reset option", name, ("seed", "episode_id", *_CHOICES))
         if options.get("split") not in (None, self.split):
             raise ConfigurationError(f"This server has the split {self.split!r}, not {options['split']!r:.80}.")
-        index: int | None = options.get("task_index", options.get("index"))
-        if index is not None:
-            check_integer("task_index", index, 0)
-            if index >= len(self.tasks):
-                raise ConfigurationError(
-                    f"task_index must be below {len(self.tasks)}, the number of tasks; got {index}."
-                )
+        given = {name: options[name] for name in ("task_index", "index") if options.get(name) is not None}
+        if len(given) > 1:
+            raise ConfigurationError(f"task_index and index are two words for one thing; give one, got {given}.")
+        if not given:
+            return None
+        index: int = next(iter(given.values()))
+        check_integer("task_index", index, 0)
+        if index >= len(self.tasks):
+            raise ConfigurationError(f"task_index must be below {len(self.tasks)}, the number of tasks; got {index}.")
         return index
 
     def list_splits(self) -> list[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import pickle
 import re
+import signal
 import socket
+import time
 from typing import Any
 
 import gymnasium
@@ -163,6 +166,49 @@ def test_a_copy_has_a_session_of_its_own(url: str) -> None:
     assert env.step("still here")[0] == "still here"
     env.close()
     again.close()
+
+
+@pytest.mark.parametrize("double", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_a_copy_in_mid_episode_has_lost_it(url: str, double: Any) -> None:
+    env = make(url, field="message")
+    env.reset(seed=0)
+    again = double(env)
+    _, reward, terminated, truncated, info = again.step("there")  # this server would answer without a reset
+    assert (reward, terminated, truncated) == (0.0, False, True)
+    assert "stayed with the original" in info["infrastructure_error"]
+    assert env.step("here")[:2] == ("here", 0.5)
+    assert again.reset(seed=3)[0] == "seed 3"
+    env.close()
+    again.close()
+
+
+def test_an_interrupted_call_leaves_no_answer_for_the_next() -> None:
+    interrupted = False
+
+    def answer(message: dict[str, Any]) -> Any:
+        nonlocal interrupted
+        if message["type"] == "step" and not interrupted:
+            interrupted = True
+            signal.raise_signal(signal.SIGUSR1)  # the main thread waits for this answer
+            time.sleep(0.2)
+        return echo(message)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with speaking(answer) as url:
+            env = make(url, field="message")
+            env.reset(seed=0)
+            with pytest.raises(KeyboardInterrupt):
+                env.step("first")
+            assert "interrupted" in env.step("second")[4]["infrastructure_error"]
+            assert env.reset(seed=5)[0] == "seed 5"
+            assert env.step("third")[0] == "third"
+            env.close()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def play_in_a_fork(env: Any, seed: int) -> tuple[str, str]:

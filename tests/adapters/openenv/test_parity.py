@@ -26,7 +26,7 @@ SERVED = {
     "HotpotQA": {"dataset": "sample", "reward": "process"},
     "FictionQA": {"questions": 50, "split": "validation", "reward": "process"},
 }
-TOLD = ("task_id", "answer", "reward_terms", "outcome_reward", "turn", "end_reason", "infrastructure_error", "dataset")
+TOLD = ("task_id", "answer", "reward_terms", "outcome_reward", "turn", "end_reason", "infrastructure_error")
 
 
 @pytest.fixture(scope="module", params=SERVED)

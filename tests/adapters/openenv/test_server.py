@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import os
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import agent_r1_gym  # noqa: F401 - registers the environments
+from agent_r1_gym.adapters.openenv import server as server_module
 from agent_r1_gym.cli.main import main
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import InfrastructureError
@@ -115,6 +117,18 @@ def raw(url: str, **options: Any) -> Iterator[Any]:
         yield socket
 
 
+def to(url: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20)
+
+
+def sent(url: str, header: bytes, part: bytes) -> bytes:
+    """What comes back for a request whose body does not come whole."""
+    with to(url) as connection:
+        head = b"POST /StockEnv/tasks HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        connection.sendall(head + header + b"\r\n\r\n" + part)
+        return connection.recv(65_536)
+
+
 def ask(socket: Any, kind: str, data: Any = None) -> dict[str, Any]:
     socket.send(json.dumps({"type": kind} | ({} if data is None else {"data": data})))
     said: dict[str, Any] = json.loads(socket.recv(20))
@@ -145,6 +159,7 @@ class TestSessions:
             assert ended.observation["info"]["answer"] == "no idea"
             assert ended.observation["info"]["end_reason"] == "answer"
             assert client.state()["num_tasks"] == 50
+            assert "dataset" not in opened.observation["info"]  # it tells how to make the gold answers
 
     def test_a_budget_truncates(self, fiction: str) -> None:
         with raw(fiction) as socket:
@@ -284,6 +299,7 @@ class TestBadInput:
             ("reset", {"task_index": 50}, "task_index must be below 50, the number of tasks; got 50."),
             ("reset", {"task_index": -1}, "task_index must be an integer of at least 0, got -1."),
             ("reset", {"task_index": "3"}, "task_index must be an integer"),
+            ("reset", {"index": 1, "task_index": 0}, "task_index and index are two words for one thing; give one"),
             ("reset", {"seed": "x"}, "seed must be an integer of at least 0, got 'x'."),
             ("reset", {"seed": 1.5}, "seed must be an integer"),
             ("reset", {"task_indx": 3}, "Unknown reset option 'task_indx'. Did you mean 'task_index'?"),
@@ -341,6 +357,30 @@ class TestBadInput:
                 with pytest.raises(ConnectionClosed):  # with 1009, unless the reset of what was left unread is faster
                     ask(socket, "step", {"text": "x" * 10_000_000})
             assert ask(other, "step", {"text": SEARCH})["type"] == "observation"
+
+    def test_bodies_have_a_largest_size(self, fiction: str) -> None:
+        said = sent(fiction, b"Content-Length: 300000000", b"x" * 100_000)  # the rest need not come
+        assert said.startswith(
+            b"HTTP/1.1 413"
+        )  # its text comes after, unless the reset of what was left unread is faster
+
+    def test_bodies_have_a_time_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(server_module, "_REQUEST_TIMEOUT", 0.2)
+        with served(StockEnv) as url:
+            assert sent(url, b"Content-Length: 10", b"{").startswith(b"HTTP/1.1 408")
+
+    def test_other_names_of_the_server_are_refused(self) -> None:
+        from websockets.exceptions import InvalidStatus
+
+        with served(StockEnv, hosts=["127.0.0.1"]) as url:
+            evil = {"Host": "evil.example"}
+            with pytest.raises(urllib.error.HTTPError, match="400"):
+                urllib.request.urlopen(urllib.request.Request(f"{url}/health", headers=evil), timeout=20)
+            named = url.replace("127.0.0.1", "evil.example")
+            with pytest.raises(InvalidStatus, match="403"), raw(named, sock=to(url)):
+                pass
+            with raw(url) as socket, raw(url.replace("127.0.0.1", "localhost"), sock=to(url)):
+                assert ask(socket, "reset", {"seed": 0})["type"] == "observation"
 
     def test_web_pages_get_no_session(self, fiction: str) -> None:
         from websockets.exceptions import InvalidStatus
@@ -404,6 +444,26 @@ sys.stdin.read()
 """
 
 
+HANGING = """
+import threading
+import gymnasium
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.tools import tool
+from agent_r1_gym.types import Task
+
+class Hanging(ToolEnv):
+    def __init__(self, **options):
+        @tool(timeout=None)
+        def hang() -> str:
+            \"\"\"Never returns.\"\"\"
+            print("hanging", flush=True)
+            threading.Event().wait()
+        super().__init__(tasks=[Task("0", "Hang.", ("0",))], tools=[hang], **options)
+
+gymnasium.register("Hanging-v0", Hanging)
+"""
+
+
 class TestEnds:
     def test_killed_clients_leave_nothing(self, stock: str) -> None:
         words = [sys.executable, "-c", KILLED, stock.replace("http", "ws") + "/ws", call("sql", query="wait 0.5")]
@@ -454,6 +514,23 @@ class TestEnds:
                 assert ask(socket, "reset", {"seed": 0})["type"] == "observation"
                 server.terminate()
                 assert server.wait(20) in (0, -15)
+
+    def test_a_tool_that_hangs_does_not_keep_the_command_from_ending(self, tmp_path: Path) -> None:
+        (tmp_path / "hanging.py").write_text(HANGING)
+        words = [sys.executable, "-m", "agent_r1_gym", "serve-env", "hanging:Hanging-v0", "--port", "0"]
+        path = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=path) as server:
+            assert server.stdout is not None
+            url = server.stdout.readline().partition(": ")[2].partition(" ")[0]
+            with raw(url) as client:
+                ask(client, "reset", {"seed": 0})
+                client.send(json.dumps({"type": "step", "data": {"text": call("hang")}}))
+                assert server.stdout.readline() == "hanging\n"
+            server.terminate()
+            try:
+                assert server.wait(60) in (0, -15)
+            finally:
+                server.kill()
 
 
 @pytest.mark.slow
