@@ -28,6 +28,15 @@ if _MISSING:
     collect_ignore_glob = _NEED_TRAIN
 
 
+_LONGEST = ("test_examples.py", "test_quickstart.py")
+"""Files with tests of minutes: these begin first, so that no worker waits for one that another began last."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest tests first; the order of all others stays."""
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Says what this run did not test, and why: a suite that leaves tests out silently looks greener than it is."""
     lines = []
