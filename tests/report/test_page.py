@@ -277,7 +277,8 @@ def test_actions_are_found_in_one_pass():
     ]
     cases = ["".join(generator.choices(parts, k=12)) for _ in range(300)]
     script = f"{source[0]}\nconst CASES = {json.dumps(cases)};\n{DRIVER}"
-    done = subprocess.run(["node", "--single-threaded-gc", "-e", script], capture_output=True, text=True, timeout=60, check=True)
+    node = ["node", "--single-threaded-gc", "-e", script]
+    done = subprocess.run(node, capture_output=True, text=True, timeout=60, check=True)
     result = json.loads(done.stdout)
     assert all(spans == expected for spans, expected in result["agree"])
     assert result["four"] < 10 * result["one"]  # linear: 4, quadratic: 16
