@@ -127,3 +127,43 @@ def test_a_loop_of_ones_own_learns(tmp_path: Path) -> None:
     rewards = [float(number) for number in re.findall(r"mean reward ([\d.]+)", done.stdout)]
     assert len(rewards) == 8
     assert sum(rewards[-3:]) / 3 > rewards[0] + 0.2  # .16, then .72, .73, .72 were seen
+
+
+GAMES = ROOT / "examples" / "games"
+
+
+def game_blocks(language: str) -> str:
+    found = re.findall(rf"```{language}\n(.*?)```", (GAMES / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    return "\n".join(found)
+
+
+@pytest.fixture
+def games(tmp_path: Path) -> Path:
+    """A copy of the folder."""
+    pytest.importorskip("trl", reason="the train extra is not installed")
+    folder = tmp_path / "games"
+    shutil.copytree(GAMES, folder, ignore=shutil.ignore_patterns("__pycache__", "runs", "model"))
+    return folder
+
+
+def mean_return(run_folder: Path) -> float:
+    mean: float = RunFolder(run_folder).metrics()["overall"]["metrics"]["return"]["mean"]
+    return mean
+
+
+@pytest.mark.slow
+def test_a_tiny_model_learns_to_walk_over_ice_that_it_has_never_seen(games: Path) -> None:
+    done = run(game_blocks("bash"), games)
+    assert done.returncode == 0, done.stderr[-2000:]
+    before, after = (mean_return(games / "runs" / name) for name in ("eval-sft", "eval-grpo"))
+    assert after >= before + 0.4  # from .045 to .655 was seen
+
+
+def test_the_lockers_keep_every_promise_and_their_oracle_is_perfect(
+    games: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(games)
+    check_tool_env(make_tool_env("lockers:Example/Lockers-v0", {}))
+    done = run("agent-r1 eval lockers:Example/Lockers-v0 --policy oracle -n 20 --out runs/oracle", games)
+    assert done.returncode == 0, done.stderr
+    assert mean_return(games / "runs/oracle") == 1.0

@@ -238,8 +238,8 @@ class BlackjackTextEnv(_ToyText):
 
     ## Rewards
     ### Outcome
-    1 for a win (1.5 for an immediate 21 with `natural`), 0 for a draw, -1 for a loss. Basic strategy loses about .05
-    per episode.
+    1 for a win (1.5 for an immediate 21 with `natural`), 0 for a draw, -1 for a loss, and -1 for a turn that names no
+    action. Basic strategy loses about .05 per episode.
     ### Process
     None.
 
@@ -356,7 +356,9 @@ def _blackjack(natural: bool, sab: bool) -> LanguageWrapper:
         "You play blackjack: come nearer to 21 than the dealer, but not above. Face cards count 10, an ace 1 or 11. "
         "Hit takes a card, stick ends your turn; the dealer draws up to 17."
     )
-    return LanguageWrapper(BlackjackEnv(natural=natural, sab=sab), _at_table, ("stick", "hit"), rules=rules)
+    # Without a price, a model that names no action until the episode is cut gets 0, more than basic strategy wins.
+    toy: gymnasium.Env[Any, Any] = BlackjackEnv(natural=natural, sab=sab)
+    return LanguageWrapper(toy, _at_table, ("stick", "hit"), rules=rules, malformed_reward=-1.0)
 
 
 def _at_table(state: Any) -> str:

@@ -146,3 +146,10 @@ def test_the_worded_state_is_the_game_s():
     env.step("up")
     assert env.step("right")[0] == "You are in row 3, column 2."
     assert env.step("down")[:2] == ("You are in row 4, column 1.", -100.0)
+
+
+def test_a_turn_that_names_no_action_is_a_loss_at_blackjack():
+    """Free, it would pay more than playing: nothing, where basic strategy loses a little."""
+    env = gymnasium.make("AgentR1/BlackjackText-v0")
+    env.reset(seed=0)
+    assert env.step("I think")[1] == -1.0
