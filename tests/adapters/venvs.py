@@ -170,7 +170,7 @@ def tested(name: str, venvs: Path) -> bool:
 def measured(name: str, python: Path, module: str, through: str, bare: str) -> bool:
     """Measures what a library costs; returns whether that worked."""
     results = ROOT / "benchmarks" / "adapters" / "results" / f"{module.rpartition('.')[2]}.jsonl"
-    command = [python, "-m", module, "--output", results]
+    command = [python, "-m", module, "--output", results.relative_to(ROOT)]
     if subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode:
         return False
     row = json.loads(results.read_text(encoding="utf-8").splitlines()[-1])
