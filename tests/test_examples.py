@@ -152,11 +152,11 @@ def mean_return(run_folder: Path) -> float:
 
 
 @pytest.mark.slow
-def test_a_tiny_model_learns_to_walk_over_ice_that_it_has_never_seen(games: Path) -> None:
+def test_a_tiny_model_learns_to_walk_over_ice(games: Path) -> None:
     done = run(game_blocks("bash"), games)
     assert done.returncode == 0, done.stderr[-2000:]
     before, after = (mean_return(games / "runs" / name) for name in ("eval-sft", "eval-grpo"))
-    assert after >= before + 0.4  # from .045 to .655 was seen
+    assert after >= before + 0.4  # .045 to .655 was seen; most held-out seeds draw a map of the training seeds
 
 
 def test_the_lockers_keep_every_promise_and_their_oracle_is_perfect(
