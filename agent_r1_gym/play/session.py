@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -133,7 +134,7 @@ class Session:
             parser=self.parser,
             task=self.task,
             tools=() if tool_env is None else tool_env.tool_schemas,
-            oracle=self._oracle(),
+            scripts=self._scripts(),
             actions=tuple(action for action in self.info.get("actions", ()) if isinstance(action, str)),
         )
 
@@ -230,11 +231,13 @@ class Session:
             )
             raise
 
-    def _oracle(self) -> Callable[[], ToolCall | str | None] | None:
+    def _scripts(self) -> Mapping[str, Callable[[], ToolCall | str | None]]:
         tool_env, game = self.tool_env, self.env.unwrapped
-        if tool_env is not None:
-            return lambda: tool_env.oracle(tool_env.task, tool_env.transitions)
-        return game.oracle if isinstance(game, TextGame) else None
+        if tool_env is None:
+            return {"oracle": game.oracle} if isinstance(game, TextGame) else {}
+        scripts = {"oracle": type(tool_env).oracle, **tool_env.scripts}
+        history = tool_env.task, tool_env.transitions
+        return {name: functools.partial(script, tool_env, *history) for name, script in scripts.items()}
 
     def _reset(self) -> tuple[str, dict[str, Any]]:
         draws = self.tool_env is None or self.job.task_index == ANY_TASK
