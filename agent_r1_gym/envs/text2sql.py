@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.datasets.text2sql.compact import COLUMNS
 from agent_r1_gym.datasets.text2sql.dataset import GeneratedTasks, SqlTask
 from agent_r1_gym.datasets.text2sql.official import read_tasks
 from agent_r1_gym.datasets.text2sql.sources import Source, is_right, reader
@@ -62,7 +63,7 @@ def _hasty(env: Text2SQLEnv, task: Task, history: Sequence[Transition]) -> ToolC
 
 def _guess(env: Text2SQLEnv, task: SqlTask, column: str, value: Any) -> dict[str, Any]:
     if env.style == "compact":
-        return {"column": f"c{random.Random(task.id).randint(1, 3)}"}
+        return {"column": random.Random(f"{task.id} {value}").choice(COLUMNS)}
     prefix, dot, name = column.rpartition(".")
     guess = "attr_1" if name.startswith("attr_") else name
     return {"value": _as_asked(task.prompt, value), "column": f"{prefix}{dot}{guess}"}
@@ -244,7 +245,7 @@ def _by_execution(term: RewardTerm) -> RewardTerm:
 
 def _looks(task: SqlTask, *, compact: bool) -> Sequence[ToolCall]:
     if compact:
-        return [ToolCall("query", {"sql": "SELECT * FROM t LIMIT 1"})]
+        return [ToolCall("query", {"sql": "SELECT * FROM v"})]
     if task.asked is None:
         return [ToolCall("list_tables", {})]
     tables = dict.fromkeys(table for _, table in task.asked.probes)

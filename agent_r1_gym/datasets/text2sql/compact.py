@@ -1,7 +1,7 @@
 """The compact style: one table and a few dozen words, for models of half a million weights.
 
-The table `t` has a name, a size and three columns of values from three of five pools; which pool stands in which column
-only a row tells. No two splits share an order of pools.
+The table `t` has a name, a size and three columns of values from three of five pools; which value stands in which
+column only the table `v` tells, a dictionary with a row per value. No two splits share an order of pools.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ POOLS: tuple[tuple[str, ...], ...] = (
 )
 NAMES = ("ana", "ben", "cleo", "dan", "eva", "finn", "gus", "hana", "ivo", "jana", "kim", "leo")
 LAYOUTS: tuple[tuple[int, ...], ...] = tuple(itertools.permutations(range(len(POOLS)), 3))
+COLUMNS = ("alpha", "beta", "gamma")
 _LARGEST = 9
 
 
@@ -51,12 +52,15 @@ class Compact:
         """Returns a reader of one filling."""
         draw = random.Random(f"{self.seed}/rows/{copy}")
         database = sqlite3.connect(":memory:", check_same_thread=False)
-        database.execute("CREATE TABLE t (name TEXT, c1 TEXT, c2 TEXT, c3 TEXT, size INTEGER)")
+        database.execute(f"CREATE TABLE t (name TEXT, {' TEXT, '.join(COLUMNS)} TEXT, size INTEGER)")
+        database.execute("CREATE TABLE v (value TEXT, name TEXT)")
         rows = [
             (name, *(draw.choice(POOLS[pool]) for pool in self.layout), draw.randint(1, _LARGEST))
             for name in draw.sample(NAMES, len(NAMES))
         ]
         database.executemany("INSERT INTO t VALUES (?, ?, ?, ?, ?)", rows)
+        held = [(value, column) for pool, column in zip(self.layout, COLUMNS, strict=True) for value in POOLS[pool]]
+        database.executemany("INSERT INTO v VALUES (?, ?)", draw.sample(held, len(held)))
         return Reader(database)
 
 
@@ -85,5 +89,5 @@ def ask_compact(source: Compact, kind: str, seed: str) -> Asked:
     draw = random.Random(seed)
     columns = sorted(draw.sample(range(3), 1 if draw.random() < 0.7 else 2))
     values = [draw.choice(POOLS[source.layout[column]]) for column in columns]
-    where = tuple(Condition(f"c{column + 1}", "=", value) for column, value in zip(columns, values, strict=True))
-    return Asked(" ".join([kind, *values]), COMPACT_TYPES[kind][1](where), probes=(("*", "t"),))
+    where = tuple(Condition(COLUMNS[column], "=", value) for column, value in zip(columns, values, strict=True))
+    return Asked(" ".join([kind, *values]), COMPACT_TYPES[kind][1](where), probes=(("*", "v"),))
