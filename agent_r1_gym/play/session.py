@@ -292,7 +292,12 @@ class Session:
         return reason or ("goal" if self._terminated else "time_limit" if self._truncated else "interrupted")
 
     def _scores(self, task: Task, answer: str | None) -> dict[str, float]:
-        if self.tool_env is None or not task.answers:
+        if self.tool_env is None:
+            return {}
+        success = self.tool_env.success(task, self.tool_env.transitions)
+        if success is not None:
+            return {"em": float(success)}
+        if not task.answers:
             return {}
         scorer = self.tool_env.scorer
         metrics = {"em": scorer.em, "f1": scorer.f1, "sub_em": sub_exact_match}

@@ -23,6 +23,8 @@ class Customer:
 
     Attributes:
         person: id of whoever they say they are.
+        name: the name of that customer.
+        code: the code of that customer.
         verified: whether they can say the code.
         role: of the clerk who has the ticket.
         cause: why they want it.
@@ -36,6 +38,8 @@ class Customer:
     """
 
     person: str
+    name: str
+    code: str
     verified: bool
     role: str
     cause: str
@@ -81,15 +85,16 @@ class Customer:
             hostile=rng.choice(wording.INJECTIONS) if rng.random() < _HOSTILE[difficulty] and not compact else "",
         )
 
-    def codes(self, code: str) -> tuple[str, ...]:
-        """Returns the codes that they say, up to the right one or the second wrong one."""
-        return (*self.slips, code) if self.verified else self.slips
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The codes that they say, up to the right one or the last wrong one."""
+        return (*self.slips, self.code) if self.verified else self.slips
 
-    def way_to_order(self, name: str, order: str) -> Sequence[ToolCall]:
+    def way_to_order(self, order: str) -> list[ToolCall]:
         """Returns the calls by which one finds customer and order."""
-        calls = []
+        calls: list[ToolCall] = []
         if "customer" not in self.told:
-            calls.append(ToolCall("find_customer", {"name": name}))
+            calls.append(ToolCall("find_customer", {"name": self.name}))
         if self.told.get("order") == order:
             return calls
         if "order" in self.told:  # somebody else's
@@ -100,19 +105,18 @@ class Customer:
         return calls
 
     def answers(
-        self, order: str, thing: str, code: str, called: Callable[[str], str], *, compact: bool
+        self, order: str, thing: str, called: Callable[[str], str], *, compact: bool
     ) -> dict[str, tuple[str, ...]]:
         """Returns what they say when asked for a slot, time after time.
 
         Args:
             order: the right order.
             thing: name of what was ordered.
-            code: the right code.
             called: what they call a wish.
             compact: in one word.
         """
         forgotten = wording.FORGOTTEN["order"].format(thing)
-        said: dict[str, tuple[str, ...]] = {"order": (order,), "code": self.codes(code)}
+        said: dict[str, tuple[str, ...]] = {"order": (order,), "code": self.codes}
         if compact:
             return {**dict.fromkeys(wording.ASKED, ("none",)), **said}
         worded = {slot: tuple(wording.ASKED[slot].format(value) for value in values) for slot, values in said.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import pairwise
 
 from agent_r1_gym.datasets.service_desk.policy import IDENTITY, Pay, Policy, Rule, Section, Test, Value
 from agent_r1_gym.datasets.service_desk.style import PayKind, RuleKind, Style
@@ -16,18 +17,20 @@ DIFFICULTIES = (1, 2, 3)
 _RULES = {1: (1, 2), 2: (2, 3), 3: (3, 4)}
 _EXCEPTIONS = {1: 0.0, 2: 0.5, 3: 0.8}
 _SPECIALS = {1: 0.0, 2: 0.5, 3: 0.8}
+_IDENTITY = 0.7
 _MOST_TRIES = 10_000
 
 
 def split_of(section: Section, style: Style) -> str:
     """Returns the one split whose policies may hold a section.
 
-    "ood": two neighbouring rules whose kinds follow each other in no other split. All other sections are spread over
-    "train" (7 of 10), "validation" (1) and "test" (2) by a hash of all that they say.
+    "ood": somewhere a rule follows the one that stands before it in the grammar's list (the first follows the last),
+    which happens in no other split. All other sections are spread over "train" (7 of 10), "validation" (1) and "test"
+    (2) by a hash of all that they say.
     """
     kinds = [kind.fact for kind in style.requests[section.request].rules]
     places = [kinds.index(rule.condition.fact) for rule in section.rules]
-    if any((first + 2 * second) % 5 == 1 for first, second in zip(places, places[1:], strict=False)):
+    if any(second == (first + 1) % len(kinds) for first, second in pairwise(places)):
         return "ood"
     bucket = blake2b(compact_section(section).encode(), digest_size=4).digest()
     number = int.from_bytes(bucket, "big") % 10
@@ -54,7 +57,7 @@ def _any_section(style: Style, request: str, rng: random.Random, difficulty: int
     taken = {kind.fact for kind in chosen}
     rules = tuple(_draw_rule(style, kind, taken, rng, _EXCEPTIONS[difficulty]) for kind in chosen)
     pay = _draw_pay(style, kinds.pay, taken, rng, difficulty)
-    return Section(request, rng.random() < (0.75 if difficulty > 1 else 0.6), rules, pay)
+    return Section(request, rng.random() < _IDENTITY, rules, pay)
 
 
 def _draw_rule(style: Style, kind: RuleKind, taken: set[str], rng: random.Random, chance: float) -> Rule:

@@ -38,7 +38,7 @@ class RequestKind(NamedTuple):
     states: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Style:
     """What a world is made of.
 

@@ -13,18 +13,9 @@ from agent_r1_gym.datasets.service_desk.company import Row, Template
 from agent_r1_gym.datasets.service_desk.customer import Customer
 from agent_r1_gym.datasets.service_desk.drawing import draw_case, draw_policy, draw_target
 from agent_r1_gym.datasets.service_desk.policy import IDENTITY, Policy, Rule
-from agent_r1_gym.datasets.service_desk.style import STYLES, Style
-from agent_r1_gym.datasets.service_desk.tickets import (
-    Facts,
-    Scene,
-    Ticket,
-    WorldKey,
-    closing_call,
-    gold_of,
-    reads_for,
-    verdict_of,
-)
-from agent_r1_gym.types import ToolCall
+from agent_r1_gym.datasets.service_desk.planner import gold_of, plan_of, verdict_of
+from agent_r1_gym.datasets.service_desk.style import STYLES
+from agent_r1_gym.datasets.service_desk.tickets import Draft, Facts, Scene, Ticket, WorldKey
 
 TICKETS = {"natural": 8, "compact": 4}
 """Tickets of one company, by style."""
@@ -46,6 +37,7 @@ class World:
         policy: of the shop.
         template: the database that every episode gets a clone of.
         tickets: one task each.
+        drafts: what is true of each ticket, by its id.
     """
 
     def __init__(self, key: WorldKey) -> None:
@@ -59,6 +51,7 @@ class World:
         self._shop = self._rng.choice(names.SHOPS)
         drafts = self._people()
         tickets = [(f"T{number}", *draft) for number, draft in enumerate(drafts, 1)]
+        self.drafts: dict[str, Draft] = {}
         self.template = Template(self._rows(tickets))
         self.tickets = tuple(self._ticket(*ticket) for ticket in tickets)
 
@@ -101,6 +94,8 @@ class World:
             wish, first_wish = (self._address(avoid=self._orders[order][8]) for _ in range(2))
         return Customer(
             person=person,
+            name=row[1],
+            code=row[2],
             verified=target != IDENTITY,
             role=str(case.get("role", "")),
             cause=str(case.get("cause", "")),
@@ -188,11 +183,11 @@ class World:
     # --- tickets -----------------------------------------------------------------------------------------------------
 
     def _ticket(self, name: str, request: str, order: str, customer: Customer) -> Ticket:
-        facts = self._facts(request, order, customer)
-        gold = gold_of(facts, name)
+        facts = self._facts(name, request, order, customer)
+        self.drafts[name] = Draft(facts, customer)
+        gold = gold_of(facts)
         thing = self._items[self._orders[order][2]][1]
-        code = self._customers[customer.person][2]
-        answers = customer.answers(order, thing, code, self._called, compact=self.style.is_compact)
+        answers = customer.answers(order, thing, self._called, compact=self.style.is_compact)
         stale = order if customer.stale else ""
         scene = Scene(self.key, name, customer.person, answers, self._faults(), stale, self._rng.getrandbits(30))
         labels = {"request": request, "decision": gold.verdict.decision, "rules": len(facts.section.rules)}
@@ -202,10 +197,10 @@ class World:
             metadata=labels,
             scene=scene,
             gold=gold,
-            plan=self._plan(facts, gold.writes, customer),
+            plan=plan_of(facts, customer),
         )
 
-    def _facts(self, request: str, order: str, customer: Customer) -> Facts:
+    def _facts(self, name: str, request: str, order: str, customer: Customer) -> Facts:
         """Returns what is true, read from the tables: the verdict is the predicate's on these rows."""
         section, row = self.policy[request], self._orders[order]
         item, person = self._items[row[2]], self._customers[customer.person]
@@ -217,28 +212,9 @@ class World:
         }
         verdict = verdict_of(section, case, verified=customer.verified)
         manager = "" if self.style.is_compact else MANAGER
-        return Facts(section, customer.person, order, row[2], customer.wish, stock, customer.verified, verdict, manager)
-
-    def _plan(self, facts: Facts, writes: Sequence[ToolCall], customer: Customer) -> tuple[ToolCall, ...]:
-        calls = list(customer.way_to_order(self._customers[customer.person][1], facts.order))
-        if facts.section.identity:
-            for code in customer.codes(self._customers[customer.person][2]):
-                calls.append(ToolCall("ask_customer", {"slot": "code"}))
-                calls.append(ToolCall("verify_identity", {"customer": facts.customer, "code": code}))
-        if not facts.section.identity or facts.verified:
-            needed = facts.section.facts
-            if facts.section.request == "exchange" and ("stock" in needed or writes):
-                calls.append(ToolCall("ask_customer", {"slot": "item"}))
-            if "stock" in needed:
-                calls.append(ToolCall("get_item", {"item": facts.wish}))
-            for call in reads_for(facts, customer.told):
-                calls += [call] * (2 if call.name == "get_order" and customer.stale else 1)
-            if facts.section.request == "address" and facts.verdict.decision == "granted":
-                calls.append(ToolCall("ask_customer", {"slot": "address"}))
-            if facts.verdict.decision == "escalated" and facts.manager:
-                calls.append(ToolCall("list_staff", {}))
-            calls += writes
-        return (*calls, closing_call(facts.verdict))
+        return Facts(
+            name, section, case, customer.person, order, row[2], customer.wish, stock, customer.verified, verdict, manager
+        )
 
     def _called(self, wish: str) -> str:
         """Returns an item as a customer calls it, anything else as it is."""
