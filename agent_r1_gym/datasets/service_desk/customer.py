@@ -1,4 +1,4 @@
-"""The customer of a ticket: what they tell, know, forgot, confuse, and change their mind about. Drawn once, then fixed."""
+"""The customer of a ticket: what they tell, know, forgot, confuse, and change their mind about; drawn once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,14 @@ class Customer:
     hostile: str = ""
 
     def drawn(
-        self, rng: random.Random, *, difficulty: int, compact: bool, order: str, others: Sequence[str], codes: Sequence[str]
+        self,
+        rng: random.Random,
+        *,
+        difficulty: int,
+        compact: bool,
+        order: str,
+        others: Sequence[str],
+        codes: Sequence[str],
     ) -> Customer:
         """Returns the customer with a memory.
 

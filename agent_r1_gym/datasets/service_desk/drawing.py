@@ -93,7 +93,8 @@ def draw_target(section: Section, rng: random.Random) -> Rule | str | None:
     if rng.random() < 0.44:
         return None
     twice = [rule for rule in section.rules if rule.decision == "escalated"]
-    return rng.choice([*section.rules, *twice, *((IDENTITY,) if section.identity else ())])
+    reasons: list[Rule | str] = [*section.rules, *twice, *((IDENTITY,) if section.identity else ())]
+    return rng.choice(reasons)
 
 
 def draw_case(style: Style, section: Section, target: Rule | None, rng: random.Random) -> dict[str, Value]:

@@ -13,8 +13,8 @@ FIRST = words(
     "Alma Bruno Dora Erik Flora Gustav Hanna Igor Judit Karl Lotte Milan Nora Olaf Paula Rafael Sonja Theo Ulla Viktor"
 )
 LAST = words(
-    "Holt Brandt Keller Sorensen Vidal Moreau Lindgren Novak Fischer Okafor Tanaka Silva Haas Petrov Jansen Weber Rossi "
-    "Berg Dubois Kovac Nilsen Marsh Quint Ortega Falk Engel Dahl Crane Bauer Adler Zeman Young Winter Voss Urban Thorne"
+    "Holt Brandt Keller Sorensen Vidal Moreau Lindgren Novak Fischer Okafor Tanaka Silva Haas Petrov Jansen Weber "
+    "Rossi Berg Dubois Kovac Nilsen Marsh Quint Ortega Falk Engel Dahl Crane Bauer Adler Zeman Young Winter Voss Thorne"
 )
 THINGS = {
     "shoes": ("walking boots", "running shoes", "sandals", "rubber boots", "slippers", "ballet shoes"),

@@ -102,7 +102,7 @@ class Section:
         pay: what a granted request pays out.
 
     Raises:
-        ConfigurationError: a rule could be dead: two conditions are about one fact, or an exception about a condition's.
+        ConfigurationError: a rule could be dead: two conditions, or a condition and an exception, are about one fact.
     """
 
     request: str

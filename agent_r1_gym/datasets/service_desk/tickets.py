@@ -1,4 +1,4 @@
-"""A ticket: what is asked, what the customer says, what goes wrong on the way, and the gold that follows from it all."""
+"""A ticket: what is asked, what the customer says, what goes wrong on the way, and the gold that follows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from agent_r1_gym.datasets.service_desk.company import Change
 from agent_r1_gym.datasets.service_desk.customer import Customer
 from agent_r1_gym.datasets.service_desk.policy import Section, Verdict
 from agent_r1_gym.types import Task, ToolCall
+
 
 class WorldKey(NamedTuple):
     """What a world follows from: style, seed, split, difficulty, and its number among those of the split."""

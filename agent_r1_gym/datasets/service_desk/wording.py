@@ -43,7 +43,9 @@ def policy_text(policy: Policy, requests: Sequence[str], *, compact: bool) -> st
 def compact_section(section: Section) -> str:
     """Returns a section as one line: "refund : check ; days > 5 refused unless tier is gold ; pay price - 1"."""
     rules = [_compact_rule(rule) for rule in section.rules]
-    return " ; ".join([f"{section.request} : {'check' if section.identity else 'free'}", *rules, _compact_pay(section.pay)])
+    return " ; ".join(
+        [f"{section.request} : {'check' if section.identity else 'free'}", *rules, _compact_pay(section.pay)]
+    )
 
 
 def _compact_test(test: Test) -> str:

@@ -12,8 +12,8 @@ from agent_r1_gym.datasets.service_desk import names, wording
 from agent_r1_gym.datasets.service_desk.company import Row, Template
 from agent_r1_gym.datasets.service_desk.customer import Customer
 from agent_r1_gym.datasets.service_desk.drawing import draw_case, draw_policy, draw_target
-from agent_r1_gym.datasets.service_desk.policy import IDENTITY, Policy, Rule
 from agent_r1_gym.datasets.service_desk.planner import gold_of, plan_of, verdict_of
+from agent_r1_gym.datasets.service_desk.policy import IDENTITY, Policy, Rule
 from agent_r1_gym.datasets.service_desk.style import STYLES
 from agent_r1_gym.datasets.service_desk.tickets import Draft, Facts, Scene, Ticket, WorldKey
 
@@ -120,9 +120,7 @@ class World:
         rng, facts = self._rng, self.style.facts
         owned = {row[2] for row in self._orders.values() if row[1] == person}
         fit = [
-            item
-            for item, row in self._items.items()
-            if item not in owned and row[2] == case.get("category", row[2])
+            item for item, row in self._items.items() if item not in owned and row[2] == case.get("category", row[2])
         ]
         item = rng.choice(fit or [item for item in self._items if item not in owned] or list(self._items))
         value = {name: case.get(name, rng.choice(facts[name]) if name in facts else 0) for name in _ORDER_FACTS}
@@ -142,7 +140,9 @@ class World:
             self._items[item] = [item, thing, category, price, stock, False]
 
     def _rows(self, tickets: Sequence[tuple[str, str, str, Customer]]) -> dict[str, list[Row]]:
-        staff = zip(("S1", "S2", MANAGER), self._rng.sample(names.FIRST, 3), ("junior", "senior", "manager"), strict=True)
+        staff = zip(
+            ("S1", "S2", MANAGER), self._rng.sample(names.FIRST, 3), ("junior", "senior", "manager"), strict=True
+        )
         vouchers = [row[0] for row in self._customers.values() for _ in range(row[5])]
         return {
             "customers": [tuple(row) for row in self._customers.values()],
@@ -213,7 +213,17 @@ class World:
         verdict = verdict_of(section, case, verified=customer.verified)
         manager = "" if self.style.is_compact else MANAGER
         return Facts(
-            name, section, case, customer.person, order, row[2], customer.wish, stock, customer.verified, verdict, manager
+            name,
+            section,
+            case,
+            customer.person,
+            order,
+            row[2],
+            customer.wish,
+            stock,
+            customer.verified,
+            verdict,
+            manager,
         )
 
     def _called(self, wish: str) -> str:

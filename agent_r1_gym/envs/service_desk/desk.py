@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 from agent_r1_gym.datasets.service_desk.company import dump, restore
@@ -121,7 +121,7 @@ class Description(NamedTuple):
     parameters: dict[str, Any]
 
 
-@lru_cache(maxsize=None)
+@cache
 def descriptions(style: Style) -> tuple[Description, ...]:
     """Returns the operations of a style."""
     return tuple(_describe(name, style) for name in style.operations)

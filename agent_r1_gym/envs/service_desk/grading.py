@@ -128,4 +128,3 @@ PROCESS = (
 )
 PRESETS: Mapping[str, tuple[RewardTerm, ...]] = {"em": OUTCOME, "process": (*OUTCOME, *PROCESS)}
 """What the usual names of rewards mean here."""
-

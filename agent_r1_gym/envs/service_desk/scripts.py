@@ -35,7 +35,7 @@ def next_call(plan: Plan, history: Sequence[Transition]) -> ToolCall:
 def careless(ticket: Ticket) -> Plan:
     """Verifies nobody, asks nothing, and looks at age, delay and state of the order alone; the rest will be fine.
 
-    It acts on the order of the ticket's text, on the first copy of it, and on the first wish.
+    It acts on the order of the ticket's text, and on the first wish.
     """
     facts, customer = _draft(ticket)
     seen = {**facts.case, "tier": "basic"}
@@ -58,7 +58,7 @@ def over_helpful(ticket: Ticket) -> Plan:
 
 
 def over_refusing(ticket: Ticket) -> Plan:
-    """Looks up all that it should, then refuses: for the first condition that holds, exceptions or not, else the first."""
+    """Looks up all that it should, then refuses: for the first condition that holds, exceptions or not."""
     facts, customer = _draft(ticket)
     if facts.verdict.reason == "identity":
         return ticket.plan
