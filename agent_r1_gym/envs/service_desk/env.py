@@ -33,10 +33,10 @@ class ServiceDeskEnv(ToolEnv):
     A seed makes a shop: customers, items, orders, staff, vouchers in a SQLite database, a policy drawn from a grammar
     of rules (limits, exceptions, roles, deadlines), and tickets: refund, exchange, cancellation, change of address,
     goodwill voucher. The policy is given as text; what is right is computed from the same object, so that the two
-    cannot differ. Every episode has a clone of the database. Customers are scripted: they know, forgot or confuse order number
-    and code, or change their mind; from difficulty 2 on some write texts that try to talk the clerk into something, and
-    calls fail upstream (429, 500) until they are repeated; at difficulty 3 an order may first be shown from a stale
-    copy. 44 of 100 requests are to be granted, the others to be refused or escalated with the right reason.
+    cannot differ. Every episode has a clone of the database. Customers are scripted: they know, forgot or confuse order
+    number and code, or change their mind; from difficulty 2 on some write texts that try to talk the clerk into
+    something, and calls fail upstream (429, 500) until they are repeated; at difficulty 3 an order may first be shown
+    from a stale copy. 44 of 100 requests are to be granted, the others to be refused or escalated with the right reason.
 
     ## Tools
     22 in natural style: reads (`get_ticket`, `find_customer`, `get_customer`, `list_orders`, `get_order`, `get_item`,

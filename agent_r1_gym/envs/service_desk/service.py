@@ -126,23 +126,25 @@ class _Service:
         return reply(to_json({"session": session}).encode())
 
     async def close(self, request: Request) -> Response:
-        await self._body(request)
         desk = self._desks.pop(request.headers.get(HEADER, ""), None)
         if desk is not None:
             desk.close()
         return reply(b"{}")
 
     async def call(self, request: Request) -> Response:
-        arguments = await self._body(request)
         session = request.headers.get(HEADER, "")
         desk = self._desks.get(session)
         if desk is None:
             raise Refusal(503, f"There is no session {session!r:.80}; POST /sessions opens one.")
-        self._desks.move_to_end(session)
         name = request.url.path.strip("/")
         tool = _tools(desk.style.name).get(name)
         if tool is None:
             raise Refusal(404, f"There is no operation {name!r} in the {desk.style.name} style.")
+        # An operation without arguments is called without a body.
+        arguments = await self._body(request) if tool.parameters["properties"] else {}
+        if session not in self._desks:
+            raise Refusal(503, f"The session {session!r:.80} was closed meanwhile.")
+        self._desks.move_to_end(session)
         problem = tool.check(arguments)
         if problem:
             raise Refusal(422, problem)
