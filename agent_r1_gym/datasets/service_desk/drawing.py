@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import pairwise
 
-from agent_r1_gym.datasets.service_desk.policy import IDENTITY, Pay, Policy, Rule, Section, Test, Value
+from agent_r1_gym.datasets.service_desk.policy import IDENTITY, Pay, Policy, Rule, Section, Statement, Value
 from agent_r1_gym.datasets.service_desk.style import PayKind, RuleKind, Style
 from agent_r1_gym.datasets.service_desk.wording import compact_section
 from agent_r1_gym.errors import ConfigurationError
@@ -65,7 +65,7 @@ def _draw_rule(style: Style, kind: RuleKind, taken: set[str], rng: random.Random
     exception = None
     if facts and rng.random() < chance:
         exception = _special(style, rng.choice(facts), rng)
-    condition = Test(kind.fact, kind.relation, rng.choice(kind.values))
+    condition = Statement(kind.fact, kind.relation, rng.choice(kind.values))
     return Rule(condition, exception, kind.decision, style.reasons[kind.fact])
 
 
@@ -77,8 +77,8 @@ def _draw_pay(style: Style, kind: PayKind, taken: set[str], rng: random.Random, 
     return Pay(kind.base, number, _special(style, rng.choice(facts), rng))
 
 
-def _special(style: Style, fact: str, rng: random.Random) -> Test:
-    return Test(fact, "is", rng.choice(style.special[fact]))
+def _special(style: Style, fact: str, rng: random.Random) -> Statement:
+    return Statement(fact, "is", rng.choice(style.special[fact]))
 
 
 # --- cases -----------------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def draw_case(style: Style, section: Section, target: Rule | None, rng: random.R
     return case
 
 
-def _value(style: Style, test: Test, wanted: bool, states: Sequence[Value], rng: random.Random) -> Value:
+def _value(style: Style, test: Statement, wanted: bool, states: Sequence[Value], rng: random.Random) -> Value:
     """Returns a value for which `test` holds, or does not; of numbers every other time the one next to the limit."""
     values = states if test.fact == "state" else style.facts[test.fact]
     fit = [value for value in values if test.holds({test.fact: value}) == wanted]

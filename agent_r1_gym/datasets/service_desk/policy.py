@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class Statement:
     """A statement about one fact: "days over 14", "price under 20", "tier is gold"."""
 
     fact: str
@@ -59,8 +59,8 @@ class Rule:
         reason: code that the decision is told with.
     """
 
-    condition: Test
-    exception: Test | None
+    condition: Statement
+    exception: Statement | None
     decision: Decision
     reason: str
 
@@ -81,7 +81,7 @@ class Pay:
 
     base: Literal["price", "fixed", "none"]
     number: int = 0
-    special: Test | None = None
+    special: Statement | None = None
 
     def amount(self, case: Case) -> int:
         """Returns the amount for a case."""
@@ -138,7 +138,7 @@ class Section:
         return tuple(dict.fromkeys([*named, *(("price",) if self.pay.base == "price" else ())]))
 
     @property
-    def tests(self) -> tuple[Test, ...]:
+    def tests(self) -> tuple[Statement, ...]:
         """All tests of its rules and its pay."""
         tests = [test for rule in self.rules for test in (rule.condition, rule.exception)]
         return tuple(test for test in (*tests, self.pay.special) if test is not None)

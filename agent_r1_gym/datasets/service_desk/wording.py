@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agent_r1_gym.datasets.service_desk.policy import IDENTITY, Pay, Policy, Rule, Section, Test
+from agent_r1_gym.datasets.service_desk.policy import IDENTITY, Pay, Policy, Rule, Section, Statement
 
 _TESTS: Mapping[tuple[str, str], str] = {
     ("days", "over"): "the order was placed more than {} days ago",
@@ -48,7 +48,7 @@ def compact_section(section: Section) -> str:
     )
 
 
-def _compact_test(test: Test) -> str:
+def _compact_test(test: Statement) -> str:
     return f"{test.fact} {_SIGNS[test.relation]} {test.value}"
 
 
@@ -79,7 +79,7 @@ def natural_section(section: Section) -> str:
     return "\n".join([*lines, pay] if pay else lines)
 
 
-def _natural_test(test: Test) -> str:
+def _natural_test(test: Statement) -> str:
     return _TESTS[test.fact, test.relation].format(test.value)
 
 

@@ -36,7 +36,7 @@ class ServiceDeskEnv(ToolEnv):
     cannot differ. Every episode has a clone of the database. Customers are scripted: they know, forgot or confuse order
     number and code, or change their mind; from difficulty 2 on some write texts that try to talk the clerk into
     something, and calls fail upstream (429, 500) until they are repeated; at difficulty 3 an order may first be shown
-    from a stale copy. 44 of 100 requests are to be granted, the others to be refused or escalated with the right reason.
+    from a stale copy. 44 of 100 requests are to be granted, the others to be refused or escalated, with the reason.
 
     ## Tools
     22 in natural style: reads (`get_ticket`, `find_customer`, `get_customer`, `list_orders`, `get_order`, `get_item`,

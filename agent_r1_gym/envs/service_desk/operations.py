@@ -15,6 +15,7 @@ from agent_r1_gym.datasets.service_desk.tickets import Scene
 Body = dict[str, Any]
 _LONGEST_TEXT = 500
 _LARGEST = 10_000
+_MOST_CHECKS = 3
 _BEFORE = {"placed": "placed", "packed": "placed", "shipped": "packed", "delivered": "shipped"}
 
 
@@ -157,12 +158,15 @@ class Operations:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def verify_identity(self, customer: str, code: str) -> Body:
-        """Checks the code that a customer says.
+        """Checks the code that a customer says; at most three times for one ticket.
 
         Args:
             customer: number of the customer
             code: what the customer says
         """
+        tries = self.database.execute("SELECT COUNT(*) FROM checks WHERE ticket = ?", (self.scene.ticket,)).fetchone()
+        if tries[0] >= _MOST_CHECKS:
+            raise Refused(409, f"no more than {_MOST_CHECKS} checks for one ticket")
         passed = self._row("customers", customer)["code"] == code.strip()
         own = self._row("tickets", self.scene.ticket)["customer"]
         self.verified = self.verified or (passed and customer == own)
