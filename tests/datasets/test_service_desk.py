@@ -75,7 +75,7 @@ def test_the_first_rule_that_applies_decides() -> None:
     late = Rule(Statement("days", "over", 10), Statement("tier", "is", "gold"), "refused", "too_late")
     dear = Rule(Statement("price", "over", 50), None, "escalated", "price_limit")
     section = Section("refund", True, (late, dear), Pay("price", 3, Statement("cause", "is", "damaged")))
-    case = {"days": 11, "price": 60, "tier": "basic", "cause": "regret"}
+    case: dict[str, Any] = {"days": 11, "price": 60, "tier": "basic", "cause": "regret"}
     assert section.decide(case) == ("refused", "too_late", 0)
     assert section.decide({**case, "tier": "gold"}) == ("escalated", "price_limit", 0)
     assert section.decide({**case, "days": 10, "price": 50}) == ("granted", "none", 47)
