@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
 import random
 import subprocess
@@ -29,6 +30,7 @@ from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.session import Session
 from agent_r1_gym.types import Task, ToolCall
 
+ACTIONS = int(os.environ.get("AGENT_R1_FUZZ_ACTIONS", "4000"))
 HARD = {"difficulty": 3, "reward": "process"}
 SETTINGS: tuple[dict[str, Any], ...] = ({}, HARD, {"style": "compact"}, {"style": "compact", **HARD})
 every_setting = pytest.mark.parametrize("options", SETTINGS, ids=["natural", "hard", "compact", "compact-hard"])
@@ -377,18 +379,20 @@ def fuzzed(env: ServiceDeskEnv, rng: random.Random) -> str:
 
 @pytest.mark.parametrize("options", SETTINGS, ids=["natural", "hard", "compact", "compact-hard"])
 def test_fuzzed_turns_break_nothing_and_earn_nothing(options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    """1,000 turns each here; `python -m benchmarks.worlds fuzz` does more."""
+    """A quarter of `AGENT_R1_FUZZ_ACTIONS` turns each; 20,000 each with `AGENT_R1_FUZZ_ACTIONS=80000`."""
     env = ServiceDeskEnv(tickets=50, max_history_chars=200_000, **options)
     probe, rng, seen = Probe(env), random.Random(0), Counter()  # type: ignore[var-annotated]
     step = probe.reset(seed=0)
-    for turn in range(1_000):
+    for turn in range(ACTIONS // len(SETTINGS)):
         if step.ended:
             step = probe.reset(seed=turn)
         step = probe.step(fuzzed(env, rng))
         assert step.info["infrastructure_error"] is None
         seen.update(str(outcome.error) for outcome in step.info["tool_outcomes"])
         seen["solved"] += step.info["reward_terms"]["solved"]
-    assert seen["solved"] <= 30  # closed at once as refused or escalated, by chance with the right reason
+    assert seen["solved"] <= 0.03 * ACTIONS / len(
+        SETTINGS
+    )  # closed at once as refused or escalated, by chance with the right reason
     assert {"None", "tool_error", "bad_arguments"} <= seen.keys()
     assert not caplog.records  # a tool that raises by accident is logged
     env.close()

@@ -23,7 +23,7 @@ from agent_r1_gym.datasets.service_desk.dataset import Tickets
 from agent_r1_gym.datasets.service_desk.style import STYLES, Style
 from agent_r1_gym.datasets.service_desk.tickets import Scene
 from agent_r1_gym.datasets.service_desk.world import TICKETS
-from agent_r1_gym.envs.service_desk.desk import Desk, Reply, descriptions
+from agent_r1_gym.envs.service_desk.desk import Description, Desk, Reply, descriptions
 from agent_r1_gym.envs.service_desk.tools import AnyDesk, DeskTool, Door, desk_tools, to_json
 from agent_r1_gym.errors import ConfigurationError, EpisodeError, InfrastructureError
 from agent_r1_gym.support.http import HTTPClient
@@ -60,22 +60,21 @@ def openapi_document(style: Style, url: str = "/") -> dict[str, Any]:
         style: whose operations.
         url: address of the service.
     """
-    paths = {
-        f"/{operation.name}": {
-            "post": {
-                "operationId": operation.name,
-                "summary": operation.text,
-                "requestBody": {
-                    "required": True,
-                    "content": {"application/json": {"schema": operation.parameters}},
-                },
-                "responses": {"200": {"description": "done"}, "424": {"description": "failed upstream, try again"}},
-            }
-        }
-        for operation in descriptions(style)
-    }
+    paths = {f"/{operation.name}": {"post": _described(operation)} for operation in descriptions(style)}
     information = {"title": "Service desk", "version": "0"}
     return {"openapi": "3.1.0", "info": information, "servers": [{"url": url}], "paths": paths}
+
+
+def _described(operation: Description) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.text,
+        "responses": {"200": {"description": "done"}, "424": {"description": "failed upstream, try again"}},
+    }
+    if operation.parameters["properties"]:
+        content = {"application/json": {"schema": operation.parameters}}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
 
 
 def create_app(*, hosts: Collection[str] | None = None, limits: Limits | None = None) -> FastAPI:
