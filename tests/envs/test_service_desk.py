@@ -184,7 +184,7 @@ def steps(env: ServiceDeskEnv, index: int, calls: Sequence[ToolCall]) -> list[di
 
 @pytest.mark.parametrize("request_kind", ["refund", "exchange", "cancel", "address", "voucher"])
 def test_a_missing_write_fails_and_so_does_a_second_one(request_kind: str) -> None:
-    env = ServiceDeskEnv()
+    env = ServiceDeskEnv(reward="process")
     for index, ticket in list(tickets(env, decision="granted", request=request_kind))[:8]:
         write = ticket.gold.writes[0]
         assert play(env, index, ticket.plan)[0] == 1.0
@@ -193,6 +193,9 @@ def test_a_missing_write_fails_and_so_does_a_second_one(request_kind: str) -> No
         # The desk refuses a second refund or cancellation, and the same address again is no change.
         harmless = request_kind in ("refund", "cancel", "address")
         assert play(env, index, twice)[0] == float(harmless)
+        refused = request_kind in ("refund", "cancel")
+        terms = [info["reward_terms"]["forbidden_write"] for info in steps(env, index, twice)]
+        assert sum(terms) == (not refused)
 
 
 @pytest.mark.parametrize(("request_kind", "write"), [("refund", "refund_order"), ("voucher", "issue_voucher")])

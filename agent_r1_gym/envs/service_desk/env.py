@@ -11,7 +11,7 @@ from agent_r1_gym.datasets.service_desk.style import STYLES
 from agent_r1_gym.datasets.service_desk.tickets import Ticket
 from agent_r1_gym.envs.service_desk.grading import PRESETS, closing, solved
 from agent_r1_gym.envs.service_desk.scripts import SCRIPTS, next_call
-from agent_r1_gym.envs.service_desk.tools import Door, desk_tools
+from agent_r1_gym.envs.service_desk.tools import Door, Say, desk_tools
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.rewards import Reward, RewardSet
 from agent_r1_gym.support.checks import check_choice
@@ -83,8 +83,11 @@ class ServiceDeskEnv(ToolEnv):
     `style="natural"` or "compact" (words between spaces, for tiny models; system_prompt="", feedback="short"),
     `difficulty=None` (1 to 3, 2 in natural style, else 1: rules per section, exceptions, what is forgotten, faults),
     `server=None` (address of the same operations as an HTTP service, `envs/service_desk/service.py`), `sleep=False`
-    (wait as long as a service would take; else the time is only told), `reward="em"` (`solved` alone) or "process" or
-    terms of your own, `max_turns` 16, 24, 32 by difficulty (8, 12, 16 in compact style). Further those of `ToolEnv`.
+    (wait as long as a service would take; else the time is only told), `customer=None` (a model that words what the
+    script says, natural style only; its endpoint speaks OpenAI's chat completions at
+    `customer_url="http://127.0.0.1:8000/v1"`; episodes then differ from run to run), `reward="em"` (`solved` alone) or
+    "process" or terms of your own, `max_turns` 16, 24, 32 by difficulty (8, 12, 16 in compact style). Further those of
+    `ToolEnv`.
 
     ## References
     tau-bench (arXiv 2406.12045) and AppWorld (arXiv 2407.18901) for grading by state; the generator is this project's
@@ -114,6 +117,8 @@ class ServiceDeskEnv(ToolEnv):
         difficulty: int | None = None,
         server: str | None = None,
         sleep: bool = False,
+        customer: str | None = None,
+        customer_url: str = "http://127.0.0.1:8000/v1",
         reward: Reward | RewardSet | Sequence[Reward] = "em",
         **options: Any,
     ) -> None:
@@ -121,10 +126,11 @@ class ServiceDeskEnv(ToolEnv):
         hardness = _DIFFICULTY[style] if difficulty is None else difficulty
         self._door = Door() if server is None else _remote_door(server, style)
         served = Tickets(tickets, seed=world_seed, split=split, style=style, difficulty=hardness)
+        tools = desk_tools(STYLES[style], self._door, sleep=sleep, say=_sayer(customer, customer_url, style))
         self._description = served.describe()
         super().__init__(
             tasks=served,
-            tools=desk_tools(STYLES[style], self._door, sleep=sleep),
+            tools=tools,
             reward=PRESETS.get(reward, reward) if isinstance(reward, str) else reward,
             **{"max_turns": _MAX_TURNS[style][hardness], **_STYLE_DEFAULTS[style], **options},
         )
@@ -157,3 +163,18 @@ def _remote_door(server: str, style: str) -> Door:
     from agent_r1_gym.envs.service_desk.service import RemoteDoor
 
     return RemoteDoor(server, STYLES[style])
+
+
+def _sayer(model: str | None, url: str, style: str) -> Say | None:
+    """Returns what words the customer's answers, None for the script.
+
+    Raises:
+        ConfigurationError: the style has no words.
+    """
+    if model is None:
+        return None
+    if style != "natural":
+        raise ConfigurationError(f"A model plays the customer in the natural style only, got style={style!r}.")
+    from agent_r1_gym.envs.service_desk.speaker import Speaker
+
+    return Speaker(model, url).say

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from agent_r1_gym.datasets.service_desk.style import Style
@@ -13,6 +13,7 @@ from agent_r1_gym.errors import EpisodeError, ToolError
 from agent_r1_gym.tool import Arguments, Tool
 from agent_r1_gym.types import ToolOutcome
 
+Say = Callable[[str, str], str]
 _DESK = "desk"
 
 
@@ -73,14 +74,22 @@ class DeskTool(Tool):
         door: opens the desk.
         style: how answers are worded: JSON, or words in compact style.
         sleep: wait as long as a real service would take; else the time is only told (`ToolOutcome.latency`).
+        say: see `desk_tools`.
     """
 
     per_episode = True
 
-    def __init__(self, operation: Description, door: Door, style: Style, *, sleep: bool) -> None:
+    def __init__(
+        self, operation: Description, door: Door, style: Style, *, sleep: bool, say: Say | None = None
+    ) -> None:
         # No timeout: calls of one turn run one after another, in their order, as a database wants it.
         super().__init__(operation.name, operation.text, operation.parameters, timeout=None)
-        self._door, self._compact, self._sleep = door, style.is_compact, sleep
+        self._door, self._compact, self._sleep, self._say = door, style.is_compact, sleep, say
+
+    @property
+    def is_instant(self) -> bool:
+        """Whether callers wait for it: not for a model's words, nor where it sleeps."""
+        return self._say is None and not self._sleep
 
     def execute(self, arguments: Arguments) -> ToolOutcome:
         """Has the desk carry the operation out; `data` of the outcome is the body of its answer.
@@ -95,6 +104,8 @@ class DeskTool(Tool):
             time.sleep(latency)
         if status != 200:
             raise ToolError(f"HTTP {status}: {to_json(body)}")
+        if self._say is not None:
+            body = {"says": self._say(arguments["slot"], body["says"])}
         return ToolOutcome(in_words(body) if self._compact else to_json(body), data=body, latency=latency)
 
 
@@ -111,10 +122,19 @@ class ClosingTool(DeskTool):
             self.episode.get(_DESK, self._door.open).set_state(state)
 
 
-def desk_tools(style: Style, door: Door, *, sleep: bool) -> Sequence[DeskTool]:
-    """Returns the tools of a style."""
+def desk_tools(style: Style, door: Door, *, sleep: bool, say: Say | None = None) -> Sequence[DeskTool]:
+    """Returns the tools of a style.
+
+    Args:
+        style: whose operations.
+        door: opens the desk of an episode.
+        sleep: see `DeskTool`.
+        say: words what the customer says, from the slot and the script's words; None: the script's words.
+    """
     return [
-        (ClosingTool if operation.name == CLOSING else DeskTool)(operation, door, style, sleep=sleep)
+        (ClosingTool if operation.name == CLOSING else DeskTool)(
+            operation, door, style, sleep=sleep, say=say if operation.name == "ask_customer" else None
+        )
         for operation in descriptions(style)
     ]
 
