@@ -75,6 +75,16 @@ def test_the_oracle_solves_a_thousand_tickets_of_another_seed(options: dict[str,
     assert sum(play(env, index)[0] for index in range(1_000)) == 1_000
 
 
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("difficulty", [1, 2, 3])
+def test_a_perfect_clerk_always_has_turns_enough(style: str, difficulty: int) -> None:
+    """Whatever fails upstream: a plan in which every fault costs a turn fits."""
+    env = ServiceDeskEnv(style=style, difficulty=difficulty, tickets=1_000)
+    plans = [ticket for ticket in env.tasks if isinstance(ticket, Ticket)]
+    assert max(len(ticket.plan) for ticket in plans) + 3 <= env.max_turns
+    assert max(len(ticket.scene.faults) for ticket in plans) <= 3
+
+
 @every_setting
 def test_near_misses_fail_more_often_than_not(options: dict[str, Any]) -> None:
     env = ServiceDeskEnv(tickets=200, **options)

@@ -22,8 +22,8 @@ TICKETS = {"natural": 8, "compact": 4}
 _SPARE_ORDERS = {"natural": 8, "compact": 4}
 _SPARE_CUSTOMERS = 2
 _FAULTS = {1: 0.0, 2: 0.05, 3: 0.1}
-"""Share of calls that fail upstream, by difficulty."""
-_FAULTY_CALLS = 24
+"""Share of calls that fail upstream, by difficulty, until three have."""
+_FAULTY_CALLS, _MOST_FAULTS = 24, 3  # so that a perfect clerk always has turns enough
 _MOST_WORLDS = 256
 MANAGER = "S3"
 
@@ -233,7 +233,7 @@ class World:
     def _faults(self) -> dict[int, int]:
         chance = _FAULTS[self.key.difficulty]
         calls = [number for number in range(1, _FAULTY_CALLS + 1) if self._rng.random() < chance]
-        return {number: self._rng.choice((429, 500)) for number in calls}
+        return {number: self._rng.choice((429, 500)) for number in calls[:_MOST_FAULTS]}
 
     def _prompt(self, name: str, request: str, customer: Customer, *, thing: str) -> str:
         requests = list(self.style.requests)

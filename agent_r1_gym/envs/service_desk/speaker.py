@@ -15,8 +15,8 @@ from agent_r1_gym.support.http import HTTPClient
 _NUMBERS = re.compile(r"\b(?=\w*\d)\w+\b")
 _PROMPT = (
     "You play a customer of a shop in a chat with its service desk. The clerk asks you for something. Say the "
-    "following in your own words, in at most two sentences, with every number, code, name and address exactly as it stands "
-    "here, and add no fact: {}"
+    "following in your own words, in at most two sentences, with every number, code, name and address exactly as it "
+    "stands here, and add no fact: {}"
 )
 _QUESTIONS = {
     "order": "What is the number of your order?",
