@@ -86,8 +86,8 @@ class ServiceDeskEnv(ToolEnv):
     (wait as long as a service would take; else the time is only told), `customer=None` (a model that words what the
     script says, natural style only; its endpoint speaks OpenAI's chat completions at
     `customer_url="http://127.0.0.1:8000/v1"`; episodes then differ from run to run), `reward="em"` (`solved` alone) or
-    "process" or terms of your own, `max_turns` 16, 24, 32 by difficulty (8, 12, 16 in compact style). Further those of
-    `ToolEnv`.
+    "process" or terms of your own, `max_turns` 16, 24, 32 by difficulty (8, 12, 16 in compact style). The others are
+    those of `ToolEnv`.
 
     ## References
     tau-bench (arXiv 2406.12045) and AppWorld (arXiv 2407.18901) for grading by state; the generator is this project's
