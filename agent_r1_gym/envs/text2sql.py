@@ -25,7 +25,7 @@ from agent_r1_gym.types import Script, Task, ToolCall, Transition
 GENERATED = "generated"
 _COMPACT: Mapping[str, Any] = {"system_prompt": "", "feedback": "short", "max_turns": 4}
 _REWARDS = ("em", "process")
-_BEGINNER_LOOKS = 0.2
+_LOOKS, _GUESSES = 0.4, 0.1
 
 
 def right_query(transition: Transition) -> float:
@@ -102,9 +102,12 @@ def _careless(env: Text2SQLEnv, task: Task, history: Sequence[Transition]) -> To
 
 
 def _beginner(env: Text2SQLEnv, task: Task, history: Sequence[Transition]) -> ToolCall | str | None:
-    """Mostly hasty; for demonstrations."""
-    looks = bool(history) or random.Random(f"{task.id} looks").random() < _BEGINNER_LOOKS
-    return env.oracle(task, history) if looks else _hasty(env, task, history)
+    """Mostly forgets the condition, seldom guesses it, or looks; for demonstrations."""
+    assert isinstance(task, SqlTask)
+    way = random.Random(f"{task.id} way").random()
+    if history or way < _LOOKS or task.asked is None:
+        return env.oracle(task, history)
+    return _hasty(env, task, history) if way < _LOOKS + _GUESSES else replace(task.asked.select, where=()).sql()
 
 
 class Text2SQLEnv(ToolEnv):
@@ -153,8 +156,8 @@ class Text2SQLEnv(ToolEnv):
     `dataset="generated"` (or a folder of Spider or BIRD, or a file of questions with `question` and `query`),
     `database=None` (the SQLite file that such a file is about), `split=None` ("train"; "validation" and "test" hold
     other schemas), `seed=0`, `questions=2000`, `types=None` (all; see `datasets.text2sql.questions.QUESTION_TYPES`),
-    `style="natural"` ("compact": one table, few words, for tiny models), `max_rows=20`, `max_turns=10`; the rest: see
-    `ToolEnv`.
+    `style="natural"` ("compact": one table, few words, no system turn, `max_turns=4`, for tiny models), `max_rows=20`,
+    `reward="em"` (or "process", or terms of your own), `max_turns=10`; for the rest see `ToolEnv`.
 
     ## References
     Spider (arXiv 1809.08887), test-suite accuracy (arXiv 2010.02840), BIRD (arXiv 2305.03111), errors in their
@@ -244,10 +247,11 @@ def _by_execution(term: RewardTerm) -> RewardTerm:
 
 
 def _looks(task: SqlTask, *, compact: bool) -> Sequence[ToolCall]:
-    if compact:
-        return [ToolCall("query", {"sql": "SELECT * FROM v"})]
     if task.asked is None:
         return [ToolCall("list_tables", {})]
+    if compact:
+        asked = (f"SELECT name FROM v WHERE value = '{condition.value}'" for condition in task.asked.select.where)
+        return [ToolCall("query", {"sql": sql}) for sql in asked]
     tables = dict.fromkeys(table for _, table in task.asked.probes)
     return [
         ToolCall("list_tables", {}),

@@ -19,4 +19,7 @@ def creator(env_id: str) -> Any:
 
 IDS = sorted(spec.id for spec in gymnasium.registry.values() if spec.namespace == "AgentR1")
 TOOL_ENVS = [env_id for env_id in IDS if issubclass(creator(env_id), ToolEnv)]
+STATE_ENVS = [env_id for env_id in TOOL_ENVS if creator(env_id).success is not ToolEnv.success]
+"""Solved by what was done, not by an answer; they make their own tasks and have calls of their own."""
+QA_ENVS = [env_id for env_id in TOOL_ENVS if env_id not in STATE_ENVS]
 GAMES = [env_id for env_id in IDS if issubclass(creator(env_id), TextGame)]

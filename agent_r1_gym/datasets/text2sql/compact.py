@@ -90,4 +90,4 @@ def ask_compact(source: Compact, kind: str, seed: str) -> Asked:
     columns = sorted(draw.sample(range(3), 1 if draw.random() < 0.7 else 2))
     values = [draw.choice(POOLS[source.layout[column]]) for column in columns]
     where = tuple(Condition(COLUMNS[column], "=", value) for column, value in zip(columns, values, strict=True))
-    return Asked(" ".join([kind, *values]), COMPACT_TYPES[kind][1](where), probes=(("*", "v"),))
+    return Asked(" ".join([kind, *values]), COMPACT_TYPES[kind][1](where))
