@@ -1,0 +1,331 @@
+"""Sandbox: runs snippets of Python, several at once; Session: an interpreter that stays. One zygote for all of a process."""
+
+from __future__ import annotations
+
+import abc
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout, suggest
+from agent_r1_gym.sandbox.execution import Execution, Isolation, Limits
+from agent_r1_gym.sandbox.slots import Slot, Zygote
+
+PACKAGES = ("numpy", "sympy")
+"""What workers find imported, where it is installed."""
+LONGEST_WAIT = 300.0
+"""Seconds that a run waits for others to end."""
+_LEVELS = ("strong", "weak", "monty")
+
+
+class Session(abc.ABC):
+    """An interpreter that stays: what one snippet defines, the next one finds. Calls from several threads take turns."""
+
+    @abc.abstractmethod
+    def run(self, code: str, limits: Limits | None = None) -> Execution:
+        """Runs a snippet. One that ends the interpreter says so (`state_lost`); the next one starts afresh.
+
+        Raises:
+            InfrastructureError: the sandbox itself failed.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends the interpreter; may be called twice."""
+
+
+class Sandbox(abc.ABC):
+    """Runs snippets of Python. Get one from `shared_sandbox`.
+
+    Attributes:
+        parts: what confinement is in force; starts the sandbox if it has not started.
+    """
+
+    @abc.abstractmethod
+    def run(self, code: str, limits: Limits | None = None) -> Execution:
+        """Runs a snippet in an interpreter of its own; several threads may do so at once.
+
+        Raises:
+            InfrastructureError: the sandbox itself failed.
+        """
+
+    @abc.abstractmethod
+    def session(self) -> Session:
+        """Returns an interpreter that stays. It is started at its first run."""
+
+    @property
+    @abc.abstractmethod
+    def parts(self) -> list[str]:
+        """What confinement is in force; starts the sandbox if it has not started."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends everything; a later run starts it again."""
+
+
+class ProcessSandbox(Sandbox):
+    """Workers that a zygote forks.
+
+    Args:
+        isolation: "strong" or "weak".
+        packages: what workers find imported.
+        at_once: runs at the same time; further ones wait, which counts for no time limit.
+
+    Raises:
+        ConfigurationError: strong isolation cannot be had on this machine.
+    """
+
+    def __init__(self, isolation: Isolation, packages: Sequence[str] = PACKAGES, *, at_once: int | None = None) -> None:
+        check_isolation(isolation)
+        self._isolation, self._packages = isolation, tuple(packages)
+        self._at_once = at_once or max(4, 2 * (os.cpu_count() or 1))
+        self._begin()
+        _open.add(self)
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._free = threading.BoundedSemaphore(self._at_once)
+        self._zygote: Zygote | None = None
+        self._slots: list[Slot] = []
+
+    def run(self, code: str, limits: Limits | None = None) -> Execution:
+        """Runs a snippet in an interpreter of its own."""
+        chosen = limits or Limits()
+        with self.turn():
+            slot = self.take()
+            execution, goes_on = slot.run(code, chosen)
+            cpu = slot.renew() if goes_on else execution.cpu_seconds
+            self.give_back(slot)
+        return replace(execution, cpu_seconds=cpu, state_lost=False)
+
+    def session(self) -> Session:
+        """Returns an interpreter that stays."""
+        return _ProcessSession(self)
+
+    @property
+    def parts(self) -> list[str]:
+        """What confinement is in force."""
+        return [*self._started().parts]
+
+    @property
+    def packages(self) -> list[str]:
+        """What workers find imported, beside the standard library."""
+        return [*self._started().packages]
+
+    def turn(self) -> _Turn:
+        """Waits for a turn: `with sandbox.turn(): ...`."""
+        self._check_process()
+        return _Turn(self._free)
+
+    def take(self) -> Slot:
+        """Returns a slot in which a fresh worker waits."""
+        while True:
+            zygote = self._started()
+            with self._lock:
+                slot = self._slots.pop() if self._slots else None
+            if slot is None:
+                return zygote.make_slot()
+            if slot.zygote is zygote:
+                return slot
+            slot.forget()
+
+    def give_back(self, slot: Slot) -> None:
+        """Takes back a slot whose worker is fresh."""
+        with self._lock:
+            keep = not slot.closed and len(self._slots) < self._at_once and slot.zygote is self._zygote
+            if keep:
+                self._slots.append(slot)
+        if not keep:
+            slot.discard()
+
+    def close(self) -> None:
+        """Ends everything."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            zygote, self._zygote = self._zygote, None
+            slots, self._slots = self._slots, []
+        for slot in slots:
+            slot.forget()
+        if zygote is not None:
+            zygote.close()
+
+    def forget(self) -> None:
+        """Closes a fork's copies of what belongs to its parent, and begins anew."""
+        for slot in self._slots:
+            slot.forget()
+        if self._zygote is not None:
+            self._zygote.forget()
+        self._begin()
+
+    def _started(self) -> Zygote:
+        self._check_process()
+        with self._lock:
+            if self._zygote is not None and not self._zygote.alive:
+                self._zygote.close()
+                self._zygote = None
+            if self._zygote is None:
+                self._zygote = Zygote(self._isolation, self._packages)
+            return self._zygote
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            self.forget()
+
+
+class _Turn:
+    """A place among those that run at once."""
+
+    def __init__(self, free: threading.BoundedSemaphore) -> None:
+        self._free = free
+
+    def __enter__(self) -> None:
+        if not self._free.acquire(timeout=LONGEST_WAIT):
+            raise InfrastructureTimeout(f"The sandbox had no place within {LONGEST_WAIT:g} s.")
+
+    def __exit__(self, *error: object) -> None:
+        self._free.release()
+
+
+class _ProcessSession(Session):
+    def __init__(self, sandbox: ProcessSandbox) -> None:
+        self._sandbox = sandbox
+        self._slot: Slot | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._pid = os.getpid()
+
+    def run(self, code: str, limits: Limits | None = None) -> Execution:
+        """Runs a snippet."""
+        if self._pid != os.getpid():
+            raise InfrastructureError("This session of the sandbox belongs to the process that this one was forked from.")
+        with self._sandbox.turn(), self._lock:
+            if self._closed:
+                raise InfrastructureError("This session of the sandbox was closed.")
+            if self._slot is None or self._slot.closed:
+                self._slot = self._sandbox.take()
+            execution, goes_on = self._slot.run(code, limits or Limits())
+            if not goes_on:
+                slot, self._slot = self._slot, None
+                self._sandbox.give_back(slot)
+            return execution
+
+    def close(self) -> None:
+        """Ends the interpreter, also while it runs: the run then fails."""
+        self._closed = True
+        slot, self._slot = self._slot, None
+        if slot is None or self._pid != os.getpid():
+            return
+        if not self._lock.acquire(blocking=False):
+            slot.zygote.end_keeper(slot.keeper)  # its own thread notices, and closes its ends
+            return
+        with self._give_back_lock():
+            try:
+                slot.renew()
+            except InfrastructureError:
+                return
+            self._sandbox.give_back(slot)
+
+    def _give_back_lock(self) -> Any:
+        return _Releasing(self._lock)
+
+
+class _Releasing:
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+_open: weakref.WeakSet[ProcessSandbox] = weakref.WeakSet()
+_shared: dict[tuple[str, tuple[str, ...]], Sandbox] = {}
+_shared_lock = threading.Lock()
+
+
+def shared_sandbox(isolation: Isolation = "strong", packages: Sequence[str] = PACKAGES) -> Sandbox:
+    """Returns this process's sandbox of a kind; made at the first call, started at the first run.
+
+    Args:
+        isolation: "strong": Landlock, seccomp, and namespaces where they are allowed; "weak": limits of time and
+            resources only, for code that you trust; "monty": an interpreter in Rust, for small computations.
+        packages: installed packages that workers find imported; all others are out of reach where isolation is strong.
+
+    Raises:
+        ConfigurationError: this machine cannot give it.
+    """
+    key = (isolation, tuple(packages))
+    with _shared_lock:
+        if key not in _shared:
+            _shared[key] = _make(isolation, packages)
+        return _shared[key]
+
+
+def check_isolation(isolation: str) -> None:
+    """Refuses a level of isolation that this machine cannot give.
+
+    Raises:
+        ConfigurationError: it says what is missing, and what could be chosen instead.
+    """
+    if isolation not in _LEVELS:
+        raise ConfigurationError(f"There is no isolation {isolation!r}. {suggest(str(isolation), _LEVELS)}")
+    problem = why_not(isolation)
+    if problem:
+        raise ConfigurationError(problem)
+
+
+def why_not(isolation: str) -> str:
+    """Returns why a level of isolation cannot be had here, "" if it can."""
+    import importlib.util
+    import sys
+
+    if isolation == "monty":
+        found = importlib.util.find_spec("pydantic_monty") is not None
+        return "" if found else 'isolation="monty" needs pydantic-monty: pip install "agent-r1-gym[sandbox]".'
+    if sys.platform != "linux":
+        return f'isolation="{isolation}" needs Linux, this is {sys.platform}; isolation="monty" runs here.'
+    if isolation == "weak":
+        return ""
+    from agent_r1_gym.sandbox.kernel import missing_parts
+
+    missing = missing_parts()
+    if not missing:
+        return ""
+    return (
+        f'isolation="strong" needs what this machine lacks: {"; ".join(missing)}. For code that may do whatever you may '
+        'do say isolation="weak" (limits of time and resources only); isolation="monty" is strict and runs anywhere.'
+    )
+
+
+def _make(isolation: Isolation, packages: Sequence[str]) -> Sandbox:
+    if isolation == "monty":
+        from agent_r1_gym.sandbox.monty import MontySandbox
+
+        check_isolation(isolation)
+        return MontySandbox()
+    return ProcessSandbox(isolation, packages)
+
+
+def _close_all() -> None:
+    for sandbox in [*_open]:
+        sandbox.close()
+
+
+def _after_fork() -> None:
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    for sandbox in [*_open]:
+        sandbox.forget()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork)
+_Maker = Callable[[], Sandbox]
