@@ -51,6 +51,7 @@ class Confinement:
         self._library = os.path.dirname(os.path.realpath(os.__file__))
         self._packages = sorted(_package_paths(modules))
         self._threads = True
+        self._filter = b""
         self.tasks_limit = 0
         self.home = tempfile.gettempdir()
 
@@ -92,11 +93,12 @@ class Confinement:
             self._threads = False
         kernel.drop_capabilities()
         kernel.landlock(["/"] if self.tasks else self._paths(), [folder], _DEVICES)
+        self._filter = filters.worker_filter(kernel.MACHINE, threads=self._threads)
         kernel.install_filter(filters.keeper_filter(kernel.MACHINE))
 
     def worker_filter(self, pid: int) -> bytes | None:
         """Returns what binds a worker beyond its keeper, None where nothing does."""
-        return filters.worker_filter(kernel.MACHINE, pid, threads=self._threads) if self.strong else None
+        return filters.of_process(self._filter, pid) if self.strong else None
 
     def _become_nobody(self) -> None:
         os.setgroups([])

@@ -58,6 +58,9 @@ _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030)
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """Requests of ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 
+ITSELF = 0x7ABCDEF1
+"""Stands in the filter of workers for a worker's own process id; a number that no process can have."""
+
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _REFUSE, _UNKNOWN = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
@@ -99,19 +102,24 @@ def keeper_filter(machine: str) -> bytes:
     return b"".join(program)
 
 
-def worker_filter(machine: str, pid: int, *, threads: bool) -> bytes:
-    """Returns the second filter: no process is made, nobody but process `pid` is signalled, no mode is changed."""
+def worker_filter(machine: str, *, threads: bool) -> bytes:
+    """Returns the second filter: no process is made, nobody but `ITSELF` is signalled, no mode is changed."""
     watched = _numbers(_WATCHED, machine)
     program = [_step(_LOAD, _NUMBER)]
     for name in ("fork", "vfork", "chmod", "fchmod", "fchmodat", "prctl", "pidfd_open"):
         if name in watched:
             program += _when(watched[name], [_step(_RETURN, _REFUSE)])
     for name in ("kill", "tgkill"):
-        program += _when(watched[name], _only(_FIRST, (pid,)))
+        program += _when(watched[name], _only(_FIRST, (ITSELF,)))
     a_thread = [_step(_LOAD, _FIRST), _step(_JUMP_ANY_BIT, _CLONE_THREAD, 0, 1), _step(_RETURN, _ALLOW)]
     program += _when(watched["clone"], [*(a_thread if threads else []), _step(_RETURN, _REFUSE)])
     program.append(_step(_RETURN, _ALLOW))
     return b"".join(program)
+
+
+def of_process(program: bytes, pid: int) -> bytes:
+    """Returns the filter of workers for the worker `pid`."""
+    return program.replace(struct.pack("=I", ITSELF), struct.pack("=I", pid))
 
 
 def _numbers(table: str, machine: str) -> dict[str, int]:

@@ -7,15 +7,14 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout, suggest
 from agent_r1_gym.sandbox.execution import Execution, Isolation, Limits
-from agent_r1_gym.sandbox.slots import Slot, Zygote
+from agent_r1_gym.sandbox.slots import Pool, Slot
 
-PACKAGES = ("numpy", "sympy")
+PACKAGES = ("numpy", "sympy", "mpmath")
 """What workers find imported, where it is installed."""
 LONGEST_WAIT = 300.0
 """Seconds that a run waits for others to end."""
@@ -88,19 +87,20 @@ class ProcessSandbox(Sandbox):
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
         self._free = threading.BoundedSemaphore(self._at_once)
-        self._zygote: Zygote | None = None
-        self._slots: list[Slot] = []
+        self._full = Pool(self._isolation, self._packages, self._at_once)
+        self._plain = Pool(self._isolation, (), self._at_once) if self._packages else self._full
 
     def run(self, code: str, limits: Limits | None = None) -> Execution:
         """Runs a snippet in an interpreter of its own."""
         chosen = limits or Limits()
         with self.turn():
-            slot = self.take()
+            # Forking a worker that has the packages in its memory costs twice as much: only for code that names one.
+            pool = self._full if any(name in code for name in self._packages) else self._plain
+            slot = pool.take()
             execution, goes_on = slot.run(code, chosen)
             cpu = slot.renew() if goes_on else execution.cpu_seconds
-            self.give_back(slot)
+            pool.give_back(slot)
         return replace(execution, cpu_seconds=cpu, state_lost=False)
 
     def session(self) -> Session:
@@ -110,70 +110,40 @@ class ProcessSandbox(Sandbox):
     @property
     def parts(self) -> list[str]:
         """What confinement is in force."""
-        return [*self._started().parts]
+        self.check_process()
+        return [*self._plain.zygote().parts]
 
     @property
     def packages(self) -> list[str]:
         """What workers find imported, beside the standard library."""
-        return [*self._started().packages]
+        self.check_process()
+        return [*self._full.zygote().packages]
+
+    @property
+    def pool(self) -> Pool:
+        """The slots of sessions: with all packages, for nobody knows what they will import."""
+        self.check_process()
+        return self._full
 
     def turn(self) -> _Turn:
         """Waits for a turn: `with sandbox.turn(): ...`."""
-        self._check_process()
+        self.check_process()
         return _Turn(self._free)
-
-    def take(self) -> Slot:
-        """Returns a slot in which a fresh worker waits."""
-        while True:
-            zygote = self._started()
-            with self._lock:
-                slot = self._slots.pop() if self._slots else None
-            if slot is None:
-                return zygote.make_slot()
-            if slot.zygote is zygote:
-                return slot
-            slot.forget()
-
-    def give_back(self, slot: Slot) -> None:
-        """Takes back a slot whose worker is fresh."""
-        with self._lock:
-            keep = not slot.closed and len(self._slots) < self._at_once and slot.zygote is self._zygote
-            if keep:
-                self._slots.append(slot)
-        if not keep:
-            slot.discard()
 
     def close(self) -> None:
         """Ends everything."""
-        if self._pid != os.getpid():
-            return
-        with self._lock:
-            zygote, self._zygote = self._zygote, None
-            slots, self._slots = self._slots, []
-        for slot in slots:
-            slot.forget()
-        if zygote is not None:
-            zygote.close()
+        if self._pid == os.getpid():
+            self._full.close()
+            self._plain.close()
 
     def forget(self) -> None:
         """Closes a fork's copies of what belongs to its parent, and begins anew."""
-        for slot in self._slots:
-            slot.forget()
-        if self._zygote is not None:
-            self._zygote.forget()
+        self._full.forget()
+        self._plain.forget()
         self._begin()
 
-    def _started(self) -> Zygote:
-        self._check_process()
-        with self._lock:
-            if self._zygote is not None and not self._zygote.alive:
-                self._zygote.close()
-                self._zygote = None
-            if self._zygote is None:
-                self._zygote = Zygote(self._isolation, self._packages)
-            return self._zygote
-
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Begins anew if this is a fork of the process that made it."""
         if self._pid != os.getpid():
             self.forget()
 
@@ -208,11 +178,11 @@ class _ProcessSession(Session):
             if self._closed:
                 raise InfrastructureError("This session of the sandbox was closed.")
             if self._slot is None or self._slot.closed:
-                self._slot = self._sandbox.take()
+                self._slot = self._sandbox.pool.take()
             execution, goes_on = self._slot.run(code, limits or Limits())
             if not goes_on:
                 slot, self._slot = self._slot, None
-                self._sandbox.give_back(slot)
+                self._sandbox.pool.give_back(slot)
             return execution
 
     def close(self) -> None:
@@ -222,28 +192,15 @@ class _ProcessSession(Session):
         if slot is None or self._pid != os.getpid():
             return
         if not self._lock.acquire(blocking=False):
-            slot.zygote.end_keeper(slot.keeper)  # its own thread notices, and closes its ends
+            slot.zygote.end_keeper(slot.keeper)  # the thread that runs it notices, and closes its ends
             return
-        with self._give_back_lock():
-            try:
-                slot.renew()
-            except InfrastructureError:
-                return
-            self._sandbox.give_back(slot)
-
-    def _give_back_lock(self) -> Any:
-        return _Releasing(self._lock)
-
-
-class _Releasing:
-    def __init__(self, lock: Any) -> None:
-        self._lock = lock
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
+        try:
+            slot.renew()
+            self._sandbox.pool.give_back(slot)
+        except InfrastructureError:  # it is gone, which is what was wanted
+            return
+        finally:
+            self._lock.release()
 
 
 _open: weakref.WeakSet[ProcessSandbox] = weakref.WeakSet()
@@ -328,4 +285,3 @@ def _after_fork() -> None:
 
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_after_fork)
-_Maker = Callable[[], Sandbox]

@@ -213,6 +213,10 @@ class Slot:
             self.discard()
             raise
 
+    def is_ready(self) -> bool:
+        """Returns whether a fresh worker still waits: nothing has come from the slot since it was given back."""
+        return not self._poll.poll(0)
+
     def discard(self) -> None:
         """Gives the slot up: everything in it is killed."""
         if not self.closed:
@@ -385,3 +389,71 @@ def _told_end(status: int) -> str:
 
         return f"The process was killed by {signal.Signals(os.WTERMSIG(status)).name}."
     return f"The process exited with status {os.WEXITSTATUS(status)}."
+
+
+class Pool:
+    """A zygote, started when it is first needed and again when it was lost, and the slots that wait for a run.
+
+    Args:
+        isolation: "strong" or "weak".
+        packages: what workers find imported.
+        most_idle: slots kept for later runs.
+    """
+
+    def __init__(self, isolation: str, packages: Sequence[str], most_idle: int) -> None:
+        self._isolation, self._packages, self._most_idle = isolation, packages, most_idle
+        self._lock = threading.Lock()
+        self._zygote: Zygote | None = None
+        self._idle: list[Slot] = []
+
+    def zygote(self) -> Zygote:
+        """Returns the zygote that runs; starts one if there is none.
+
+        Raises:
+            InfrastructureError: it does not start.
+        """
+        with self._lock:
+            if self._zygote is not None and not self._zygote.alive:
+                self._zygote.close()
+                self._zygote = None
+            if self._zygote is None:
+                self._zygote = Zygote(self._isolation, self._packages)
+            return self._zygote
+
+    def take(self) -> Slot:
+        """Returns a slot in which a fresh worker waits."""
+        while True:
+            zygote = self.zygote()
+            with self._lock:
+                slot = self._idle.pop() if self._idle else None
+            if slot is None:
+                return zygote.make_slot()
+            if slot.zygote is zygote and slot.is_ready():
+                return slot
+            slot.discard()
+
+    def give_back(self, slot: Slot) -> None:
+        """Takes back a slot whose worker is fresh."""
+        with self._lock:
+            keep = not slot.closed and len(self._idle) < self._most_idle and slot.zygote is self._zygote
+            if keep:
+                self._idle.append(slot)
+        if not keep:
+            slot.discard()
+
+    def close(self) -> None:
+        """Ends everything; a later `take` starts it again."""
+        with self._lock:
+            zygote, self._zygote = self._zygote, None
+            slots, self._idle = self._idle, []
+        for slot in slots:
+            slot.forget()
+        if zygote is not None:
+            zygote.close()
+
+    def forget(self) -> None:
+        """Closes a fork's copies of what belongs to its parent. It takes no lock, which the fork may have found locked."""
+        for slot in self._idle:
+            slot.forget()
+        if self._zygote is not None:
+            self._zygote.forget()

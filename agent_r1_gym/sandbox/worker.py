@@ -117,7 +117,8 @@ def start(data: int, out: int, error: int, base: int, tasks: int, make_filter: C
         if kernel_filter is not None:
             kernel.set_dumpable(False)
             kernel.install_filter(kernel_filter)
-        random.seed(0)
+        os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
+        random.seed(0)  # the fork drew a seed of its own
         gc.enable()
         Worker(3, base).serve()
     finally:
