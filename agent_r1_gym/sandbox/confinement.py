@@ -43,8 +43,9 @@ class Confinement:
         home: where private folders are made, if they lie on the host's file system.
     """
 
-    def __init__(self, isolation: str, modules: Mapping[str, ModuleType]) -> None:
+    def __init__(self, isolation: str, modules: Mapping[str, ModuleType], *, namespaces: bool) -> None:
         self.strong = isolation == "strong"
+        self._namespaces = namespaces
         self.parts: list[str] = []
         self.tasks = False
         self._root_user = os.getuid() == 0
@@ -67,7 +68,7 @@ class Confinement:
             return
         self.tasks_limit = _tasks_of(NOBODY if self._root_user else os.getuid()) + THREADS
         privileged = kernel.has_capability_to_mount()
-        if self._works_in_a_child(privileged):
+        if self._namespaces and self._works_in_a_child(privileged):
             self._enter_namespaces(privileged)
             self.tasks = True
         elif self._root_user and _readable_by_others(self._library):

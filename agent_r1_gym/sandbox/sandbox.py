@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import atexit
+import functools
 import os
 import threading
 import weakref
@@ -73,23 +74,33 @@ class ProcessSandbox(Sandbox):
         isolation: "strong" or "weak".
         packages: what workers find imported.
         at_once: runs at the same time; further ones wait, which counts for no time limit.
+        namespaces: whether namespaces are used where they are allowed; False shows what a machine without them gives.
 
     Raises:
         ConfigurationError: strong isolation cannot be had on this machine.
     """
 
-    def __init__(self, isolation: Isolation, packages: Sequence[str] = PACKAGES, *, at_once: int | None = None) -> None:
+    def __init__(
+        self,
+        isolation: Isolation,
+        packages: Sequence[str] = PACKAGES,
+        *,
+        at_once: int | None = None,
+        namespaces: bool = True,
+    ) -> None:
         check_isolation(isolation)
         self._isolation, self._packages = isolation, tuple(packages)
         self._at_once = at_once or max(4, 2 * (os.cpu_count() or 1))
+        self._namespaces = namespaces
         self._begin()
         _open.add(self)
 
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._free = threading.BoundedSemaphore(self._at_once)
-        self._full = Pool(self._isolation, self._packages, self._at_once)
-        self._plain = Pool(self._isolation, (), self._at_once) if self._packages else self._full
+        pool = functools.partial(Pool, self._isolation, most_idle=self._at_once, namespaces=self._namespaces)
+        self._full = pool(self._packages)
+        self._plain = pool(()) if self._packages else self._full
 
     def run(self, code: str, limits: Limits | None = None) -> Execution:
         """Runs a snippet in an interpreter of its own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -48,6 +49,7 @@ class Zygote:
     Args:
         isolation: "strong" or "weak".
         packages: what workers find imported.
+        namespaces: whether namespaces are used where they are allowed.
 
     Attributes:
         parts: what confinement is in force.
@@ -57,11 +59,13 @@ class Zygote:
         InfrastructureError: it does not start.
     """
 
-    def __init__(self, isolation: str, packages: Sequence[str]) -> None:
+    def __init__(self, isolation: str, packages: Sequence[str], *, namespaces: bool = True) -> None:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(START)
         options = {"isolation": isolation, "packages": [*packages], "parent": os.getpid(), "control": theirs.fileno()}
+        options["namespaces"] = namespaces
+        options["path"] = [path for path in sys.path if os.path.isabs(path)]
         root = Path(__file__).parents[1]
         boot = _BOOT.format(packages={"agent_r1_gym": str(root), "agent_r1_gym.sandbox": str(root / "sandbox")})
         with theirs:
@@ -398,10 +402,12 @@ class Pool:
         isolation: "strong" or "weak".
         packages: what workers find imported.
         most_idle: slots kept for later runs.
+        namespaces: whether namespaces are used where they are allowed.
     """
 
-    def __init__(self, isolation: str, packages: Sequence[str], most_idle: int) -> None:
-        self._isolation, self._packages, self._most_idle = isolation, packages, most_idle
+    def __init__(self, isolation: str, packages: Sequence[str], most_idle: int, *, namespaces: bool = True) -> None:
+        self._make = functools.partial(Zygote, isolation, packages, namespaces=namespaces)
+        self._most_idle = most_idle
         self._lock = threading.Lock()
         self._zygote: Zygote | None = None
         self._idle: list[Slot] = []
@@ -417,7 +423,7 @@ class Pool:
                 self._zygote.close()
                 self._zygote = None
             if self._zygote is None:
-                self._zygote = Zygote(self._isolation, self._packages)
+                self._zygote = self._make()
             return self._zygote
 
     def take(self) -> Slot:

@@ -1,6 +1,6 @@
 """The process from which all workers descend: a fresh Python that has imported what they need, and has no threads.
 
-Started by `client`, never by a fork: nothing of the program that uses the sandbox is in its memory, its environment or its
+Started by `slots`, never by a fork: nothing of the program that uses the sandbox is in its memory, its environment or its
 descriptors. It forks a keeper per slot, and ends with its parent.
 """
 
@@ -37,15 +37,15 @@ class Zygote:
     """Makes and ends keepers as it is told.
 
     Args:
-        options: what `client` says: isolation, packages, descriptor of the socket, process id of the parent.
+        options: what `slots.Zygote` says.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._parent = os.pidfd_open(options["parent"])
         self._control = socket.socket(fileno=options["control"])
-        modules = _preload(options["packages"])
+        modules = _preload(options["packages"], options["path"])
         self._base = _address_space()
-        self._confinement = Confinement(options["isolation"], modules)
+        self._confinement = Confinement(options["isolation"], modules, namespaces=options["namespaces"])
         self._folders: dict[int, str] = {}
         self.packages = sorted(modules)
 
@@ -140,15 +140,18 @@ def _be_keeper(confinement: Confinement, folder: str, fds: list[int], base: int)
         os._exit(0)
 
 
-def _preload(packages: list[str]) -> dict[str, ModuleType]:
+def _preload(packages: list[str], path: list[str]) -> dict[str, ModuleType]:
     """Imports what workers find ready; returns the packages among it, with those that they brought."""
     for name in _STANDARD:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     before = set(sys.modules)
+    own_path = [*sys.path]
+    sys.path += [folder for folder in path if folder not in own_path]
     for name in packages:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    sys.path[:] = own_path
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(0)  # what it imported drew a seed of its own
