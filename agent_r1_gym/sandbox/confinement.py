@@ -6,6 +6,7 @@ import glob
 import os
 import resource
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -29,6 +30,7 @@ PROCESSES = 64
 _NAMESPACES = kernel.NEW_MOUNT | kernel.NEW_NET | kernel.NEW_IPC | kernel.NEW_UTS
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _LIBRARIES = ("/lib64", "/usr/lib64", "/lib/*-linux-*", "/usr/lib/*-linux-*")
+_PREFIX = "agent-r1-box-"
 _OTHERS = ("site-packages", "dist-packages")
 """Folders in the standard library's that hold what else is installed: the code and data of the host."""
 
@@ -43,7 +45,7 @@ class Confinement:
         home: where private folders are made, if they lie on the host's file system.
     """
 
-    def __init__(self, isolation: str, modules: Mapping[str, ModuleType], *, namespaces: bool) -> None:
+    def __init__(self, isolation: str, modules: Mapping[str, ModuleType], home: str, *, namespaces: bool) -> None:
         self.strong = isolation == "strong"
         self._namespaces = namespaces
         self.parts: list[str] = []
@@ -54,7 +56,7 @@ class Confinement:
         self._threads = True
         self._filter = b""
         self.tasks_limit = 0
-        self.home = tempfile.gettempdir()
+        self.home = home
 
     def enter(self) -> None:
         """Shuts the zygote in as far as all slots share it.
@@ -65,14 +67,19 @@ class Confinement:
         if not self.strong:
             self.parts = ["limits of resources", "time limit", "empty environment", "no inherited descriptors"]
             self.tasks_limit = _tasks_of(os.getuid()) + PROCESSES
+            remove_orphaned_folders(self.home)
             return
         self.tasks_limit = _tasks_of(NOBODY if self._root_user else os.getuid()) + THREADS
         privileged = kernel.has_capability_to_mount()
         if self._namespaces and self._works_in_a_child(privileged):
             self._enter_namespaces(privileged)
             self.tasks = True
-        elif self._root_user and _readable_by_others(self._library):
-            self._become_nobody()
+        else:
+            if self._root_user and _readable_by_others(self._library):
+                self._become_nobody()
+            if not os.access(self.home, os.W_OK | os.X_OK):
+                self.home = "/tmp"
+            remove_orphaned_folders(self.home)
         self.parts = ["Landlock", "seccomp", "limits of resources", "no capabilities"]
         if self.tasks:
             self.parts.append("namespaces (mounts, network, IPC, processes)")
@@ -124,6 +131,7 @@ class Confinement:
         kernel.unshare(_NAMESPACES | (0 if privileged else kernel.NEW_USER))
         if not privileged:
             kernel.map_user(NOBODY, user, group)
+        socket.sethostname("sandbox")
         kernel.keep_mounts_private()
         kernel.enter_root(self._build_root())
 
@@ -164,7 +172,15 @@ class Confinement:
 
 def private_folder(confinement: Confinement) -> str:
     """Returns the path of a new private folder; nothing is made where it will be mounted."""
-    return BOX if confinement.tasks else tempfile.mkdtemp(prefix="agent-r1-box-", dir=confinement.home)
+    return BOX if confinement.tasks else tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=confinement.home)
+
+
+def remove_orphaned_folders(home: str) -> None:
+    """Removes private folders whose zygote was killed before it could."""
+    for path in glob.glob(f"{home}/{_PREFIX}*-*"):
+        owner = path.rpartition("/")[2].removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not os.path.exists(f"/proc/{owner}") and os.stat(path).st_uid == os.getuid():
+            remove_folder(path)
 
 
 def empty_folder(path: str) -> None:

@@ -10,6 +10,7 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -24,8 +25,10 @@ from agent_r1_gym.sandbox.zygote import END, NEW
 
 START = 60.0
 """Seconds that a zygote may take to import what workers find ready."""
-GRACE = 2.0
-"""Seconds that a keeper may take to end a worker; later its slot is given up."""
+GRACE = 0.15
+"""Seconds that a keeper may take to end a worker and clean up; then its slot is given up, and nobody waits for it."""
+LAST = 2.0
+"""Seconds that a zygote may take to end."""
 TICK = 0.1
 """Seconds between two looks at the CPU time of a run."""
 FLOOD = 2**20
@@ -63,8 +66,8 @@ class Zygote:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(START)
-        options = {"isolation": isolation, "packages": [*packages], "parent": os.getpid(), "control": theirs.fileno()}
-        options["namespaces"] = namespaces
+        options: dict[str, Any] = {"isolation": isolation, "packages": [*packages], "parent": os.getpid(), "control": theirs.fileno()}
+        options |= {"namespaces": namespaces, "home": tempfile.gettempdir()}
         options["path"] = [path for path in sys.path if os.path.isabs(path)]
         root = Path(__file__).parents[1]
         boot = _BOOT.format(packages={"agent_r1_gym": str(root), "agent_r1_gym.sandbox": str(root / "sandbox")})
@@ -130,7 +133,7 @@ class Zygote:
         """Ends it and everything below it."""
         self._control.close()
         try:
-            self._process.wait(GRACE)
+            self._process.wait(LAST)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -194,9 +197,10 @@ class Slot:
             while run.status is None and not run.answered:
                 self._wait(run)
             goes_on = run.status is None
+            self._drain(run)
             if not goes_on:
                 run.cpu = self._end(run)
-            self._drain(run)
+                self._drain(run)
             return run.execution(), goes_on
         except BaseException:
             self.discard()
@@ -294,13 +298,16 @@ class Slot:
         while run.ended is None:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise InfrastructureError(f"A keeper of the sandbox did not answer within {GRACE:g} s.")
+                self.discard()
+                return None
             if waiting.poll(1000 * left + 1):
                 self._hear(run)
         return run.cpu
 
     def _drain(self, run: _Run) -> None:
         """Takes what was printed before the end; of an ended worker, also what nobody shall read."""
+        if self.closed:
+            return
         for index, fd in enumerate(self._pipes):
             while run.take_output(fd, index):
                 pass

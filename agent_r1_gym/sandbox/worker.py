@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import fcntl
 import gc
 import io
 import linecache
@@ -23,6 +24,8 @@ from typing import Any
 
 from agent_r1_gym.sandbox import kernel
 
+__builtins__ = dict(vars(builtins))
+"""This module's own, so that code which replaces `len` or `repr` for all does not change what the worker does."""
 REQUEST = struct.Struct("!IQII")
 """Bytes of the code; bytes of memory beyond those in use at the start; seconds of CPU time in all; characters to keep."""
 ANSWER = struct.Struct("!cII")
@@ -110,8 +113,8 @@ def start(data: int, out: int, error: int, base: int, tasks: int, make_filter: C
         for target, fd in enumerate(kept):
             os.dup2(fd, target, inheritable=False)
         os.closerange(4, 1 << 16)
-        for fd in range(4):
-            os.set_blocking(fd, True)
+        for fd in range(1, 4):
+            fcntl.fcntl(fd, fcntl.F_SETFL, 0)  # the descriptions are shared with the worker before
         _limit(resource.RLIMIT_NPROC, tasks)
         kernel.die_with_parent()
         if kernel_filter is not None:
@@ -132,7 +135,7 @@ def _shown(value: Any, keep: int) -> str:
     except MemoryError:
         raise
     except Exception as error:
-        return f"<{type(value).__name__} that cannot be shown: {type(error).__name__}>"
+        return f"<{type(value).__name__} that cannot be shown: {_described(error).splitlines()[-1][:200]}>"
     return text if type(text) is str else str.__str__(text)
 
 

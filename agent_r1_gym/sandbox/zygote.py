@@ -45,8 +45,11 @@ class Zygote:
         self._control = socket.socket(fileno=options["control"])
         modules = _preload(options["packages"], options["path"])
         self._base = _address_space()
-        self._confinement = Confinement(options["isolation"], modules, namespaces=options["namespaces"])
+        self._confinement = Confinement(
+            options["isolation"], modules, options["home"], namespaces=options["namespaces"]
+        )
         self._folders: dict[int, str] = {}
+        self._cleaners: set[int] = set()
         self.packages = sorted(modules)
 
     def run(self) -> None:
@@ -95,30 +98,44 @@ class Zygote:
         for pid in [*self._folders]:
             if os.waitpid(pid, os.WNOHANG)[0]:
                 self._forget(pid)
+        self._cleaners -= {pid for pid in self._cleaners if os.waitpid(pid, os.WNOHANG)[0]}
 
     def _end_all(self) -> None:
         for pid in [*self._folders]:
             self._end(pid)
             os.waitpid(pid, 0)
             self._forget(pid)
+        for pid in self._cleaners:
+            os.waitpid(pid, 0)
 
     def _forget(self, pid: int) -> None:
+        """Removes the folder of a keeper that has ended; in a process of its own, since it may hold many files."""
         folder = self._folders.pop(pid)
-        if not self._confinement.tasks:
-            remove_folder(folder)
+        if self._confinement.tasks:
+            return
+        cleaner = os.fork()
+        if cleaner == 0:
+            try:
+                remove_folder(folder)
+            finally:
+                os._exit(0)
+        self._cleaners.add(cleaner)
 
 
 def main() -> None:
     """Runs a zygote with the options of the command line; tells the parent why, if it cannot start."""
     options = json.loads(sys.argv[1])
+    control = options["control"]
+    sys.argv[:] = sys.orig_argv[:] = [""]  # they name folders of the host
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         zygote = Zygote(options)
+        del options
         _hide_ourselves()
         zygote.run()
     except Exception as error:
         with contextlib.suppress(OSError):
-            socket.socket(fileno=options["control"]).send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+            socket.socket(fileno=control).send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
 
 
 def _be_keeper(confinement: Confinement, folder: str, fds: list[int], base: int) -> None:
