@@ -13,7 +13,14 @@ from agent_r1_gym.sandbox import filters
 MACHINE = platform.machine()
 LEAST_LANDLOCK = 3
 """The ABI (Linux 6.2) from which on truncating a file is a right of its own."""
-NEW_USER, NEW_PID, NEW_NET, NEW_IPC, NEW_UTS, NEW_MOUNT = 0x10000000, 0x20000000, 0x40000000, 0x08000000, 0x04000000, 0x20000
+NEW_USER, NEW_PID, NEW_NET, NEW_IPC, NEW_UTS, NEW_MOUNT = (
+    0x10000000,
+    0x20000000,
+    0x40000000,
+    0x08000000,
+    0x04000000,
+    0x20000,
+)
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
 _READ = 1 << 2 | 1 << 3
 """Rights on files below a path: to read files, to list folders. Not to execute."""
@@ -83,9 +90,7 @@ def landlock(readable: Sequence[str], writable: Sequence[str], devices: Sequence
     rights = (1 << _FILE_RIGHTS.get(abi, 16)) - 1
     attributes = struct.pack("=QQQ", rights, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
     size = 8 if abi < 4 else 16 if abi < 6 else 24
-    ruleset = _checked(
-        "landlock_create_ruleset", _libc.syscall(_call("landlock_create_ruleset"), attributes, size, 0)
-    )
+    ruleset = _checked("landlock_create_ruleset", _libc.syscall(_call("landlock_create_ruleset"), attributes, size, 0))
     for paths, allowed in (
         (readable, _READ),
         (writable, rights & ~_EXECUTE),

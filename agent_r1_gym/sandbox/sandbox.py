@@ -184,7 +184,9 @@ class _ProcessSession(Session):
     def run(self, code: str, limits: Limits | None = None) -> Execution:
         """Runs a snippet."""
         if self._pid != os.getpid():
-            raise InfrastructureError("This session of the sandbox belongs to the process that this one was forked from.")
+            raise InfrastructureError(
+                "This session of the sandbox belongs to the process that this one was forked from."
+            )
         with self._sandbox.turn(), self._lock:
             if self._closed:
                 raise InfrastructureError("This session of the sandbox was closed.")

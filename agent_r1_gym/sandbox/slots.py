@@ -66,7 +66,12 @@ class Zygote:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(START)
-        options: dict[str, Any] = {"isolation": isolation, "packages": [*packages], "parent": os.getpid(), "control": theirs.fileno()}
+        options: dict[str, Any] = {
+            "isolation": isolation,
+            "packages": [*packages],
+            "parent": os.getpid(),
+            "control": theirs.fileno(),
+        }
         options |= {"namespaces": namespaces, "home": tempfile.gettempdir()}
         options["path"] = [path for path in sys.path if os.path.isabs(path)]
         root = Path(__file__).parents[1]
@@ -191,7 +196,9 @@ class Slot:
         """
         run = _Run(limits)
         encoded = code.encode("utf-8", "surrogatepass")
-        run.unsent = REQUEST.pack(len(encoded), limits.memory, int(limits.seconds) * 1000 + 3600, limits.output) + encoded
+        run.unsent = (
+            REQUEST.pack(len(encoded), limits.memory, int(limits.seconds) * 1000 + 3600, limits.output) + encoded
+        )
         try:
             self._send(run)
             while run.status is None and not run.answered:

@@ -103,7 +103,9 @@ def _value(node: ast.expr, depth: int, text: str) -> Number:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
         return _called(node.func.id, [_value(argument, depth + 1, text) for argument in node.args])
-    raise ToolError(f"{ast.unparse(node):.80} is not known here: only numbers, + - * / // % **, parentheses and functions.")
+    raise ToolError(
+        f"{ast.unparse(node):.80} is not known here: only numbers, + - * / // % **, parentheses and functions."
+    )
 
 
 def _constant(node: ast.Constant, text: str) -> Number:
@@ -156,7 +158,9 @@ def _called(name: str, arguments: list[Number]) -> Number:
     if name in _OF_INTEGERS:
         return _of_integers(name, arguments)
     if name not in _FUNCTIONS:
-        raise ToolError(f"There is no function {name!r:.40}; there are {', '.join(sorted({*_FUNCTIONS, *_OF_INTEGERS}))}.")
+        raise ToolError(
+            f"There is no function {name!r:.40}; there are {', '.join(sorted({*_FUNCTIONS, *_OF_INTEGERS}))}."
+        )
     if not arguments:
         raise ToolError(f"{name} needs an argument.")
     return _bounded(_FUNCTIONS[name](*arguments))

@@ -52,7 +52,9 @@ class PythonTool(Tool):
         if not isinstance(stateful, bool):
             raise ConfigurationError(f"stateful must be True or False, got {stateful!r}.")
         if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0.01 <= timeout <= _LONGEST / 2:
-            raise ConfigurationError(f"timeout of tool {name!r} must be .01 to {_LONGEST / 2:g} seconds, got {timeout!r}.")
+            raise ConfigurationError(
+                f"timeout of tool {name!r} must be .01 to {_LONGEST / 2:g} seconds, got {timeout!r}."
+            )
         check_isolation(isolation)
         self.limits = Limits(seconds=timeout, memory=memory, output=max_output_chars)
         self.stateful = self.per_episode = stateful
@@ -102,7 +104,9 @@ class PythonTool(Tool):
             EpisodeError: the episode has an interpreter, which nobody can copy.
         """
         if self.stateful and self._key in self.episode:
-            raise EpisodeError("An episode that has run stateful Python cannot be snapshot: an interpreter cannot be copied.")
+            raise EpisodeError(
+                "An episode that has run stateful Python cannot be snapshot: an interpreter cannot be copied."
+            )
 
     def close(self) -> None:
         """Ends the interpreter of calls outside of an environment; the sandbox is the process's."""

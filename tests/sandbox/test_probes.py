@@ -30,7 +30,9 @@ def test_a_strict_level_holds_all(level):
 @pytest.mark.parametrize("level", ["strong", "strong, no namespaces"])
 def test_a_user_without_rights_is_as_safe(level):
     needs("strong")
-    printed = run_as_nobody(f"import json\nfrom agent_r1_gym.sandbox import probes\nprint(json.dumps(probes.probe({level!r})))")
+    printed = run_as_nobody(
+        f"import json\nfrom agent_r1_gym.sandbox import probes\nprint(json.dumps(probes.probe({level!r})))"
+    )
     assert json.loads(printed) == dict.fromkeys(PROBES, "held")
 
 

@@ -76,7 +76,10 @@ def test_output_value_and_error_are_apart(sandbox):
         ("__name__", "'__main__'"),
         ("exit()", ""),
         ("'\\ud800'", "'\\ud800'"),
-        ("class A:\n    def __repr__(self): return 1 / 0\nA()", "<A that cannot be shown: ZeroDivisionError: division by zero>"),
+        (
+            "class A:\n    def __repr__(self): return 1 / 0\nA()",
+            "<A that cannot be shown: ZeroDivisionError: division by zero>",
+        ),
         ("import builtins\nbuiltins.len = builtins.repr = None\n42", "42"),
     ],
 )
@@ -145,7 +148,9 @@ def test_runs_are_repeatable(sandbox):
 
 
 def test_nothing_reaches_the_next_run(sandbox):
-    sandbox.run("import os, builtins\nbuiltins.mark = 1\nos.makedirs('a/b/c')\nopen('file', 'w').write('x')\nos.mkdir('shut', 0)")
+    sandbox.run(
+        "import os, builtins\nbuiltins.mark = 1\nos.makedirs('a/b/c')\nopen('file', 'w').write('x')\nos.mkdir('shut', 0)"
+    )
     assert sandbox.run("import os, builtins\nos.listdir('.'), hasattr(builtins, 'mark')").value == "([], False)"
 
 
@@ -277,13 +282,14 @@ def _runs(pid):
         return False
 
 
-def test_a_stopped_keeper_holds_nobody_up(strong):
+def test_a_stopped_keeper_holds_nobody_up_and_is_killed(strong):
     strong.run("1")
-    for pid in (pid for zygote in zygotes_of(strong) for pid in below(zygote)):
+    family = [pid for zygote in zygotes_of(strong) for pid in below(zygote)]
+    for pid in family:
         os.kill(pid, signal.SIGSTOP)
-    first = strong.run("1 + 1", SHORT)
-    assert first.status == "timeout"
+    assert strong.run("1 + 1", SHORT).status in ("ok", "timeout")  # the worker may have been forked after this
     assert strong.run("1 + 1").value == "2"
+    wait_until(lambda: not any(_runs(pid) for pid in family))
 
 
 def test_everything_ends_with_the_program(tmp_path):
@@ -355,7 +361,9 @@ def test_mixed_calls_leave_nothing_behind(count, monkeypatch, tmp_path):
     run_mixed(sandbox, count)
     assert open_descriptors() <= descriptors
     assert resident() < memory + 20e6
-    wait_until(lambda: len(below(zygotes_of(sandbox)[0])) <= family + 6)  # as many slots, a worker and a keeper or two each
+    wait_until(
+        lambda: len(below(zygotes_of(sandbox)[0])) <= family + 6
+    )  # as many slots, a worker and a keeper or two each
     (zygote,) = zygotes_of(sandbox)
     sandbox.close()
     wait_until(lambda: not below(zygote))
