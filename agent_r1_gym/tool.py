@@ -170,7 +170,7 @@ class Tool(abc.ABC):
 
     @property
     def in_order(self) -> bool:
-        """Whether the calls of one turn run one after another; the default: this tool has state (overrides `get_state`)."""
+        """Whether the calls of one turn run one after another; the default: it has state (overrides `get_state`)."""
         return type(self).get_state is not Tool.get_state
 
     @property

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--probe-sandbox",
         action="store_true",
-        help="run sixteen hostile programs in the code sandbox, at each level of isolation, and show which are held",
+        help="run sixteen hostile programs in the code sandbox, per level of isolation, and show what holds",
     )
 
 

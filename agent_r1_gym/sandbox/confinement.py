@@ -1,4 +1,4 @@
-"""What sandboxed code is shut into, and how: first the zygote, then the keeper of each slot. Runs inside the sandbox."""
+"""What sandboxed code is shut into, and how: first the zygote, then the keeper of each slot. Runs inside it."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Confinement:
         return stage
 
     def _shown(self) -> list[str]:
-        """Returns what is shown in a root of the sandbox's own; the standard library first, since packages may lie in it."""
+        """Returns what a root of the sandbox's own shows; the standard library first, since packages may lie in it."""
         libraries = [path for pattern in _LIBRARIES for path in glob.glob(pattern) if os.path.isdir(path)]
         extra = [path for path in ("/usr/share/zoneinfo", "/etc/localtime") if os.path.exists(path)]
         named = [self._library, os.path.dirname(os.__file__), *self._packages, *libraries, *extra, *_loaded_libraries()]
@@ -290,7 +290,7 @@ def _tasks_of(user: int) -> int:
 def _readable_by_others(path: str) -> bool:
     """Returns whether a user without rights can reach a folder."""
     while path != "/":
-        if not os.stat(path).st_mode & 0o005 == 0o005:
+        if os.stat(path).st_mode & 0o005 != 0o005:
             return False
         path = os.path.dirname(path)
     return os.access(sys.executable, os.X_OK)

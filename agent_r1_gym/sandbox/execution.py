@@ -39,8 +39,8 @@ class Execution:
     """What came of one run.
 
     Attributes:
-        status: "ok"; "error": the code raised; "timeout": wall or CPU time ran out; "memory"; "output": it wrote more than
-            is read; "killed": its process ended otherwise (a crash, `os._exit`).
+        status: "ok"; "error": the code raised; "timeout": wall or CPU time ran out; "memory"; "output": it wrote more
+            than is read; "killed": its process ended otherwise (a crash, `os._exit`).
         value: the last expression, as a notebook shows it; "" if the code ends in none, or in None.
         stdout: what was printed, also before a timeout.
         stderr: warnings and the like.

@@ -1,7 +1,7 @@
 """Which system calls sandboxed code may make: seccomp filters for x86-64 and aarch64. Runs inside the sandbox.
 
-Two filters are stacked. The first binds the keeper of a slot and all below it; the second, smaller one binds the worker, so
-that it costs little per run, and takes away what only the keeper needs: to fork, to signal others, to change modes.
+Two filters are stacked. The first binds the keeper of a slot and all below it; the second binds the worker, is small, so that
+it costs little per run, and takes away what only the keeper needs: to fork, to signal others, to change modes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ getegid 108 177; getresuid 118 148; getresgid 120 150; getgroups 115 158; getpri
 getrlimit 97 163; setrlimit 160 164; sysinfo 99 179; uname 63 160; getrandom 318 278; exit 60 93;
 exit_group 231 94; wait4 61 260; waitid 247 95; setsid 112 157; setpgid 109 154
 """
-"""Name, number on x86-64, number on aarch64 ("-": there is none) of each call that is allowed whatever its arguments."""
+"""Name, number on x86-64, number on aarch64 ("-": there is none) of calls that are allowed whatever their arguments."""
 
 _WATCHED = """
 kill 62 129; tgkill 234 131; fcntl 72 25; ioctl 16 29; prlimit64 302 261; clone 56 220; fork 57 -; vfork 58 -
@@ -54,7 +54,7 @@ _NO_NEW_NAMESPACE = 0x7E020080 | 0x8000 | 0x2000 | 0x800000
 """Flags of clone that nobody may use: namespaces, CLONE_PARENT, CLONE_PTRACE, CLONE_UNTRACED."""
 _CLONE_THREAD = 0x10000
 _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030)
-"""Commands of fcntl: descriptors, flags and locks. Not owners and signals (a way to signal others), nor sizes of pipes."""
+"""Commands of fcntl: descriptors, flags, locks. Not owners and signals (a way to signal others), nor sizes of pipes."""
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """Requests of ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 

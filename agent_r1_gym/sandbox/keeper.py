@@ -1,7 +1,7 @@
 """The process that keeps one slot: it is shut in for good, and forks one worker after another. Runs inside the sandbox.
 
-A worker is forked ahead and waits for code, so that no run pays for the fork. The keeper never reads what a worker reads or
-writes: nothing of one run is in the memory of the next.
+A worker is forked ahead and waits for code, so that no run waits for the fork. The keeper never reads what a worker
+reads or writes: nothing of one run is in the memory of the next.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from agent_r1_gym.sandbox import kernel, worker
 from agent_r1_gym.sandbox.confinement import Confinement, empty_folder
 
 KILL, ASK = b"k", b"c"
-"""What a keeper is told: end the worker (once per worker, also after it has ended); say how much CPU time it has used."""
+"""What a keeper is told: end the worker (once per worker, also after it has ended); say what CPU time it has used."""
 ENDED = struct.Struct("!cid")
-"""What a keeper says: b"d", how the worker ended (as `waitpid` says), its CPU seconds; all is clean, the next one waits."""
+"""What a keeper says: b"d", how the worker ended (as `waitpid` says), its CPU seconds; all is clean now."""
 USED = struct.Struct("!cd")
 """Or b"c" and the CPU seconds so far."""
 
@@ -115,7 +115,7 @@ class Keeper:
 
 
 def _children() -> Iterator[int]:
-    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:  # noqa: PTH123
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
         yield from map(int, file.read().split())
 
 

@@ -1,4 +1,4 @@
-"""What the kernel gives a sandbox, by direct system calls: Landlock, seccomp, namespaces, capabilities. Imports little."""
+"""What the kernel gives a sandbox, by system calls: Landlock, seccomp, namespaces, capabilities. Imports little."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def has_seccomp() -> bool:
 
 def has_capability_to_mount() -> bool:
     """Returns whether this process may make namespaces without one of users."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123 - pathlib costs a zygote 5 ms
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         words = next((line.split()[1] for line in file if line.startswith("CapEff:")), "0")
     return bool(int(words, 16) >> _CAP_SYS_ADMIN & 1)
 

@@ -1,4 +1,4 @@
-"""Monty: an interpreter for a part of Python, written in Rust, that has no way to the host. For small computations, anywhere.
+"""Monty: an interpreter for a part of Python, written in Rust, that has no way to the host. For small computations.
 
 It has neither numpy nor sympy, nor generators; `pydantic-monty` runs it in worker processes of its own.
 """
@@ -21,7 +21,8 @@ class MontySandbox(Sandbox):
     """Runs snippets in Monty."""
 
     def __init__(self) -> None:
-        self._pid, self._pool, self._lock = os.getpid(), None, threading.Lock()
+        self._pid, self._lock = os.getpid(), threading.Lock()
+        self._pool: Any = None
 
     def run(self, code: str, limits: Limits | None = None) -> Execution:
         """Runs a snippet in a session of its own."""
@@ -62,7 +63,8 @@ class MontySandbox(Sandbox):
 
 class _MontySession(Session):
     def __init__(self, sandbox: MontySandbox) -> None:
-        self._sandbox, self._session, self._lock = sandbox, None, threading.Lock()
+        self._sandbox, self._lock = sandbox, threading.Lock()
+        self._session: Any = None
 
     def run(self, code: str, limits: Limits | None = None) -> Execution:
         """Runs a snippet."""

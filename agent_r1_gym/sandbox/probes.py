@@ -1,4 +1,4 @@
-"""Sixteen hostile programs, and whether a level of isolation holds them: what `agent-r1 doctor --probe-sandbox` shows."""
+"""Sixteen hostile programs, and whether isolation holds them: what `agent-r1 doctor --probe-sandbox` shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1_gym.errors import AgentR1Error
-from agent_r1_gym.sandbox.execution import Execution, Limits
+from agent_r1_gym.sandbox.execution import Execution, Isolation, Limits
 from agent_r1_gym.sandbox.sandbox import ProcessSandbox, Sandbox, shared_sandbox, why_not
 
 SECONDS = 1.0
@@ -57,8 +57,13 @@ Probe = Callable[[Host], bool]
 
 def time_limit(host: Host) -> bool:
     """Wall and CPU time, also for code that ignores SIGTERM or uses several threads."""
-    ignoring = "import signal, time\nfor n in range(1, 30):\n    try: signal.signal(n, signal.SIG_IGN)\n    except Exception: pass\n"
-    codes = ("while True: pass", f"{ignoring}\nimport time\ntime.sleep(20)", f"{ignoring}\nwhile True: pass")
+    ignoring = """
+import signal, time
+for number in range(1, 30):
+    try: signal.signal(number, signal.SIG_IGN)
+    except Exception: pass
+"""
+    codes = ("while True: pass", f"{ignoring}\ntime.sleep(20)", f"{ignoring}\nwhile True: pass")
     start = time.monotonic()
     ended = [host.run(code).status != "ok" for code in codes]
     return all(ended) and time.monotonic() - start < len(codes) * (SECONDS + 1)
@@ -71,8 +76,15 @@ def memory(host: Host) -> bool:
 
 
 def processes(host: Host) -> bool:
-    """A fork bomb: at most 100 processes, and none is left."""
-    code = "import os, time\nn = 0\nfor _ in range(300):\n    if os.fork() == 0: time.sleep(20); os._exit(0)\n    n += 1\nprint('forked', n)"
+    """A fork bomb."""
+    code = """
+import os, time
+for _ in range(300):
+    if os.fork() == 0:
+        time.sleep(20)
+        os._exit(0)
+print('forked 300')
+"""
     execution = host.run(code)
     return "forked 300" not in execution.stdout
 
@@ -84,7 +96,7 @@ def output(host: Host) -> bool:
 
 
 def disk(host: Host) -> bool:
-    """A file of 100 MB, and a thousand of 1 MB each where the folder is the sandbox's own."""
+    """A file of 100 MB."""
     code = "f = open('big', 'wb')\nfor _ in range(100): f.write(bytes(1 << 20))\nf.flush()\nprint('wrote it')"
     return "wrote it" not in host.run(code).stdout
 
@@ -185,9 +197,24 @@ except Exception: pass
 
 def leftovers(host: Host) -> bool:
     """Files, variables and processes do not reach the next run."""
-    first = "import os, builtins, sys\nopen('left', 'w').write('x')\nos.mkdir('deep')\nbuiltins.left = 1\nsys.modules['left'] = 1\n"
-    daemon = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(20)\n    os._exit(0)"
-    asked = "import os, builtins, sys\n[os.path.exists('left'), os.path.exists('deep'), hasattr(builtins, 'left'), 'left' in sys.modules]"
+    first = """
+import os, builtins, sys
+open('left', 'w').write('x')
+os.mkdir('deep')
+builtins.left = sys.modules['left'] = 1
+"""
+    daemon = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(20)
+    os._exit(0)
+"""
+    asked = """
+import os, builtins, sys
+[os.path.exists('left'), os.path.exists('deep'), hasattr(builtins, 'left'), 'left' in sys.modules]
+"""
     for _ in range(3):
         host.run(first)
         host.run(daemon)
@@ -270,7 +297,8 @@ def probe(level: str) -> dict[str, str]:
     if why_not(isolation):
         return dict.fromkeys(PROBES, "not there")
     verdicts = {}
-    sandbox = ProcessSandbox("strong", namespaces=False) if less else shared_sandbox(isolation)  # type: ignore[arg-type]
+    known: Isolation = "strong" if less else isolation  # type: ignore[assignment] # one of `LEVELS`
+    sandbox = ProcessSandbox(known, namespaces=False) if less else shared_sandbox(known)
     with hosted(sandbox) as host:
         for name, run in PROBES.items():
             try:
@@ -282,7 +310,7 @@ def probe(level: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def hosted(sandbox: Sandbox) -> Iterator[Host]:
-    """Yields a host with what hostile code would like to reach; the sandbox is started with a secret in the environment."""
+    """Yields a host with what hostile code would like to reach; the sandbox starts with a secret in the environment."""
     os.environ["AGENT_R1_PROBE"] = SECRET
     with contextlib.ExitStack() as stack:
         stack.callback(os.environ.pop, "AGENT_R1_PROBE", None)

@@ -1,4 +1,4 @@
-"""Sandbox: runs snippets of Python, several at once; Session: an interpreter that stays. One zygote for all of a process."""
+"""Sandbox: runs snippets of Python, several at once; Session: an interpreter that stays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout, suggest
 from agent_r1_gym.sandbox.execution import Execution, Isolation, Limits
-from agent_r1_gym.sandbox.slots import Pool, Slot
+from agent_r1_gym.sandbox.pool import Pool
+from agent_r1_gym.sandbox.slot import Slot
 
 PACKAGES = ("numpy", "sympy", "mpmath")
 """What workers find imported, where it is installed."""
@@ -23,7 +24,7 @@ _LEVELS = ("strong", "weak", "monty")
 
 
 class Session(abc.ABC):
-    """An interpreter that stays: what one snippet defines, the next one finds. Calls from several threads take turns."""
+    """An interpreter that stays: what one snippet defines, the next one finds. Threads take turns."""
 
     @abc.abstractmethod
     def run(self, code: str, limits: Limits | None = None) -> Execution:
@@ -205,7 +206,7 @@ class _ProcessSession(Session):
         if slot is None or self._pid != os.getpid():
             return
         if not self._lock.acquire(blocking=False):
-            slot.zygote.end_keeper(slot.keeper)  # the thread that runs it notices, and closes its ends
+            slot.end_keeper()  # the thread that runs it notices, and closes its ends
             return
         try:
             slot.renew()
@@ -270,7 +271,7 @@ def why_not(isolation: str) -> str:
     if not missing:
         return ""
     return (
-        f'isolation="strong" needs what this machine lacks: {"; ".join(missing)}. For code that may do whatever you may '
+        f'isolation="strong" needs what this machine lacks: {"; ".join(missing)}. For code that may do what you may '
         'do say isolation="weak" (limits of time and resources only); isolation="monty" is strict and runs anywhere.'
     )
 

@@ -1,4 +1,4 @@
-"""The process that runs the code: an interpreter forked from the keeper, confined, which answers one snippet after another.
+"""The process that runs the code: forked from the keeper, confined; it answers one snippet after another.
 
 It runs next to hostile code, so nothing it sends is believed beyond its length: whoever reads it bounds it.
 """
@@ -24,10 +24,10 @@ from typing import Any
 
 from agent_r1_gym.sandbox import kernel
 
-__builtins__ = dict(vars(builtins))
+__builtins__ = dict(vars(builtins))  # type: ignore[assignment] # mypy knows it as the module
 """This module's own, so that code which replaces `len` or `repr` for all does not change what the worker does."""
 REQUEST = struct.Struct("!IQII")
-"""Bytes of the code; bytes of memory beyond those in use at the start; seconds of CPU time in all; characters to keep."""
+"""Bytes of the code; bytes of memory beyond those in use at first; seconds of CPU time in all; characters to keep."""
 ANSWER = struct.Struct("!cII")
 """Kind, bytes of the value's text, bytes of the error's."""
 OK, ERROR, MEMORY = b"o", b"e", b"m"
@@ -87,12 +87,15 @@ class Worker:
         name = _NAME if self._number == 1 else f"<code {self._number}>"
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
         tree = ast.parse(code, name)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = tree.body[-1] if tree.body else None
         namespace = self._main.__dict__
         namespace["__builtins__"] = builtins
-        exec(compile(tree, name, "exec"), namespace)
-        if last is None:
+        if not isinstance(last, ast.Expr):
+            exec(compile(tree, name, "exec"), namespace)
             return ""
+        tree.body.pop()
+        if tree.body:
+            exec(compile(tree, name, "exec"), namespace)
         value = eval(compile(ast.Expression(last.value), name, "eval"), namespace)
         return "" if value is None else _shown(value, self._keep)
 

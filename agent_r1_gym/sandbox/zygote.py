@@ -1,7 +1,7 @@
 """The process from which all workers descend: a fresh Python that has imported what they need, and has no threads.
 
-Started by `slots`, never by a fork: nothing of the program that uses the sandbox is in its memory, its environment or its
-descriptors. It forks a keeper per slot, and ends with its parent.
+Started by `pool`, never by a fork: nothing of the program that uses the sandbox is in its memory, its environment or
+its descriptors. It forks a keeper per slot, and ends with its parent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Zygote:
     """Makes and ends keepers as it is told.
 
     Args:
-        options: what `slots.Zygote` says.
+        options: what `pool.Zygote` says.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -194,5 +194,5 @@ def _hide_ourselves() -> None:
 
 
 def _address_space() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
+    with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[0]) * resource.getpagesize()

@@ -29,9 +29,9 @@ _OF_INTEGERS = ("factorial", "gcd", "lcm", "comb")
 def calculator(expression: str) -> str:
     """Computes an arithmetic expression, exactly where that is possible: 2**10, 1/3 + 1/6, (7 - 3) * 1.5, sqrt(2).
 
-    It knows + - * / // % ** and parentheses, integers and decimals, pi and e, and abs, round, floor, ceil, min, max, sqrt,
-    exp, log, log2, log10, sin, cos, tan, factorial, gcd, lcm and comb. Fractions that are no short decimal are shown as such,
-    with their decimal value.
+    It knows + - * / // % ** and parentheses, integers and decimals, pi and e, and abs, round, floor, ceil, min, max,
+    sqrt, exp, log, log2, log10, sin, cos, tan, factorial, gcd, lcm and comb. Fractions that are no short decimal are
+    shown as such, with their decimal value.
 
     Args:
         expression: what to compute, such as (3 + 4) * 12 / 5
@@ -63,7 +63,7 @@ def compute(expression: str) -> Number:
 
 
 def show(value: Number) -> str:
-    """Returns a number as text: integers and decimals of at most 15 places in full, other fractions as a/b = decimal."""
+    """Returns a number as text: integers and decimals of at most 15 places in full, else a/b = decimal."""
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < 1e15 else f"{value:.12g}"
     if value.denominator == 1:
@@ -151,7 +151,8 @@ def _power(base: Number, exponent: Number) -> Number:
     size = max(base.numerator.bit_length(), base.denominator.bit_length())
     if abs(base) not in (0, 1) and size * abs(exponent) > 2 * MOST_BITS:  # before it is computed
         raise ToolError(_too_large())
-    return base**exponent.numerator
+    power: Fraction = base**exponent.numerator
+    return power
 
 
 def _called(name: str, arguments: list[Number]) -> Number:

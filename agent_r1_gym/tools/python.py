@@ -21,12 +21,12 @@ _DESCRIPTION = (
 class PythonTool(Tool):
     """Runs Python in a sandbox (`docs/sandbox.md`), which all tools of a process share. Several calls run at once.
 
-    The model reads what was printed, then the last expression's value, then the error; what went to stderr comes last and
+    The model reads what was printed, then the last expression's value, then the error; what went to stderr comes last,
     apart. A run that fails in any way is a "tool_error"; a sandbox that failed itself is "unavailable".
 
     Args:
-        stateful: one interpreter per episode: a call finds what earlier ones defined; one that times out ends it, and the
-            model reads that. Otherwise each call has a fresh one.
+        stateful: one interpreter per episode: a call finds what earlier ones defined; one that times out ends it, and
+            the model reads that. Otherwise each call has a fresh one.
         timeout: seconds of wall-clock and of CPU time per call, .01 to 300.
         isolation: "strong", "weak" or "monty" (see `shared_sandbox`).
         memory: bytes that a call may use.

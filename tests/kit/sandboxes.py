@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -90,11 +91,9 @@ def zygotes_of(sandbox: ProcessSandbox) -> list[int]:
 
 def open_descriptors() -> int:
     """Returns the number of descriptors that this process has open."""
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def private_folders() -> list[Path]:
     """Returns private folders that lie in the host's folder for temporary files."""
-    import tempfile
-
     return sorted(Path(tempfile.gettempdir()).glob("agent-r1-box-*"))

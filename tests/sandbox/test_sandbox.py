@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -149,7 +150,7 @@ def test_runs_are_repeatable(sandbox):
 
 def test_nothing_reaches_the_next_run(sandbox):
     sandbox.run(
-        "import os, builtins\nbuiltins.mark = 1\nos.makedirs('a/b/c')\nopen('file', 'w').write('x')\nos.mkdir('shut', 0)"
+        "import os, builtins\nbuiltins.mark = 1\nos.makedirs('a/b/c')\nopen('f', 'w').write('x')\nos.mkdir('shut', 0)"
     )
     assert sandbox.run("import os, builtins\nos.listdir('.'), hasattr(builtins, 'mark')").value == "([], False)"
 
@@ -175,7 +176,8 @@ def test_folders_of_a_killed_zygote_are_removed_by_the_next_one(monkeypatch, tmp
     sandbox = make("weak")
     sandbox.run("1")
     (left,) = private_folders()
-    os.kill(*zygotes_of(sandbox), signal.SIGKILL)
+    (zygote,) = zygotes_of(sandbox)
+    os.kill(zygote, signal.SIGKILL)
     wait_until(lambda: not sandbox._full._zygote.alive)
     sandbox.run("1")
     assert left not in private_folders()
@@ -269,15 +271,14 @@ def test_a_zygote_killed_in_mid_call_is_a_failure_of_infrastructure_and_is_repla
             os.kill(zygote, signal.SIGKILL)
         with pytest.raises(InfrastructureError):
             running.result(timeout=20)
-    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") and _runs(pid) for pid in family))
+    wait_until(lambda: not any(_runs(pid) for pid in family))
     assert sandbox.run("1 + 1").value == "2"
     assert not set(zygotes_of(sandbox)) & set(family)
 
 
 def _runs(pid):
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
@@ -378,8 +379,7 @@ def run_mixed(sandbox, count):
 
 
 def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 # --- construction ----------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The calculator: exact, bounded, and nothing but arithmetic."""
 
+import contextlib
 import pickle
 import time
 from fractions import Fraction
@@ -46,7 +47,7 @@ from agent_r1_gym.types import ToolCall
         ("2 × 3 ÷ 4", "1.5"),
         ("3 − 1", "2"),
         ("log(100, 10)", "2"),
-        ("1 +\n" * 0 + "(1 +\n 2)", "3"),
+        ("(1 +\n 2)", "3"),
     ],
 )
 def test_values_by_hand(expression, shown):
@@ -121,10 +122,8 @@ def test_fractions_are_exact(a, b, c, operation):
 
 @given(st.text(max_size=60))
 def test_any_text_has_an_end(text):
-    try:
+    with contextlib.suppress(ToolError):
         assert calculator(text)
-    except ToolError as error:
-        assert str(error)
 
 
 @given(
@@ -135,10 +134,8 @@ def test_any_text_has_an_end(text):
 )
 def test_any_arithmetic_has_an_end(words):
     start = time.process_time()
-    try:
+    with contextlib.suppress(ToolError):
         calculator(" ".join(words))
-    except ToolError:
-        pass
     assert time.process_time() - start < 0.5
 
 
