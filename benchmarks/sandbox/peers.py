@@ -1,15 +1,17 @@
 """Python tools of other libraries, each in a process of its own, which may have an environment of its own.
 
-    python peers.py gem       reads a number of runs and of threads per line, writes the seconds that they took
+python peers.py gem       reads a number of runs and of threads per line, writes the seconds that they took
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 CODE = "print(sum(range(10)))"
@@ -73,8 +75,15 @@ class Peer:
     """
 
     def __init__(self, name: str, python: str) -> None:
+        # SkyRL-Gym runs "python": it shall find its own, and not a launcher that looks for one first.
+        environment = os.environ | {"PATH": f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
         self._process = subprocess.Popen(
-            [python, __file__, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [python, __file__, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         assert self._process.stdout is not None
         if self._process.stdout.readline().strip() != "ready":

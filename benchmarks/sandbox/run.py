@@ -147,7 +147,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     measure.add_claim_options(parser, CLAIMS, RESULTS)
     parser.add_argument(
-        "--peer", action="append", default=[], metavar="NAME=PYTHON", help=f"interpreter that has one of {', '.join(PEERS)}"
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=PYTHON",
+        help=f"interpreter that has one of {', '.join(PEERS)}",
     )
     options = parser.parse_args(arguments)
     pythons = dict(word.split("=", 1) for word in options.peer if "=" in word)
@@ -156,5 +160,7 @@ def main(arguments: list[str] | None = None) -> None:
     settings = QUICK if options.quick else FULL
     claims = {name: partial(claim, settings, pythons) for name, claim in CLAIMS.items()}
     # Which folders a peer's interpreter lies in is nobody's business.
-    words = [word for word in (sys.argv[1:] if arguments is None else arguments) if "=" not in word and word != "--peer"]
+    words = [
+        word for word in (sys.argv[1:] if arguments is None else arguments) if "=" not in word and word != "--peer"
+    ]
     measure.run_claims(options, claims, settings=settings, results=RESULTS, words=words)
