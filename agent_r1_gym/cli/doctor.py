@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--probe-sandbox",
         action="store_true",
-        help="run sixteen hostile programs in the code sandbox, per level of isolation, and show what holds",
+        help="run sixteen hostile programs in the sandbox, per level of isolation, and show what holds",
     )
 
 
