@@ -191,8 +191,8 @@ class Tool(abc.ABC):
     def run(self, calls: Sequence[ToolCall]) -> list[ToolOutcome]:
         """Executes `calls` within the limits of this tool. Never raises on a tool's failure.
 
-        Calls of a tool with a timeout run side by side, each in a thread; those of a tool with state one after another,
-        in order (see `in_order`); a tool that overrides `execute_batch` gets all calls in one batch.
+        Calls of a tool with a timeout run side by side, each in a thread (but see `in_order`); a tool that overrides
+        `execute_batch` gets all calls in one batch.
         """
         batch = [dict(call.arguments) for call in calls]
         if type(self).execute_batch is Tool.execute_batch:
@@ -205,11 +205,9 @@ class Tool(abc.ABC):
         return self._run_each(batch) if raised else outcomes
 
     def _run_each(self, batch: Sequence[Arguments]) -> list[ToolOutcome]:
-        """Runs the calls singly: side by side, but those of a tool with state one after another, in order."""
-        singles = [[arguments] for arguments in batch]
-        if not self.in_order:
-            return [outcomes[0] for outcomes in self._run_parts(singles)]
-        return [self._run_parts([single])[0][0] for single in singles]
+        """Runs the calls singly: side by side, or in order."""
+        parts = [[[arguments]] for arguments in batch] if self.in_order else [[[arguments] for arguments in batch]]
+        return [outcomes[0] for part in parts for outcomes in self._run_parts(part)]
 
     def _run_parts(self, parts: Sequence[Sequence[Arguments]]) -> list[list[ToolOutcome]]:
         """Executes each part as one batch; side by side in threads, if this tool has a timeout."""

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--probe-sandbox",
         action="store_true",
-        help="run sixteen hostile programs in the sandbox, per level of isolation, and show what holds",
+        help="attack the code sandbox with sixteen programs, per level of isolation; show what it holds",
     )
 
 
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _probe_sandbox(*, as_json: bool) -> int:
-    """Prints what each level of isolation holds here; exit status 1 if the strong one misses a probe, or is not there."""
+    """Prints what each level of isolation holds here; exit status 1 if the strong one fails, or is not there."""
     from agent_r1_gym.sandbox.probes import PROBES, matrix
 
     verdicts = matrix()

@@ -6,7 +6,8 @@
 `docs/sandbox.md` says what it holds, and what it does not.
 """
 
+from agent_r1_gym.sandbox.base import Sandbox, Session
 from agent_r1_gym.sandbox.execution import Execution, Isolation, Limits, Status
-from agent_r1_gym.sandbox.sandbox import Sandbox, Session, shared_sandbox
+from agent_r1_gym.sandbox.shared import shared_sandbox
 
 __all__ = ["Execution", "Isolation", "Limits", "Sandbox", "Session", "Status", "shared_sandbox"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import resource
-import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 
@@ -172,7 +171,11 @@ class Confinement:
 
 def private_folder(confinement: Confinement) -> str:
     """Returns the path of a new private folder; nothing is made where it will be mounted."""
-    return BOX if confinement.tasks else tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=confinement.home)
+    if confinement.tasks:
+        return BOX
+    folder = f"{confinement.home}/{_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
+    os.mkdir(folder, 0o700)
+    return folder
 
 
 def remove_orphaned_folders(home: str) -> None:
@@ -214,11 +217,9 @@ def empty_folder(path: str) -> None:
 
 def remove_folder(path: str) -> None:
     """Removes a private folder that lies on the host's file system."""
-    try:
+    with contextlib.suppress(OSError):
         empty_folder(path)
         os.rmdir(path)
-    except OSError:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _limit_resources() -> None:

@@ -1,7 +1,7 @@
 """Which system calls sandboxed code may make: seccomp filters for x86-64 and aarch64. Runs inside the sandbox.
 
-Two filters are stacked. The first binds the keeper of a slot and all below it; the second binds the worker, is
-small, so that it costs little per run, and takes away what only the keeper needs: to fork, to signal others, to change modes.
+Two filters are stacked. The first binds the keeper of a slot and all below it. The second binds the worker; it is small
+because it is installed per run, and takes away what only the keeper needs: to fork, to signal others, to change modes.
 """
 
 from __future__ import annotations

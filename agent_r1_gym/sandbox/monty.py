@@ -11,8 +11,8 @@ import threading
 from typing import Any
 
 from agent_r1_gym.errors import InfrastructureError
+from agent_r1_gym.sandbox.base import Sandbox, Session
 from agent_r1_gym.sandbox.execution import Execution, Limits, Status
-from agent_r1_gym.sandbox.sandbox import Sandbox, Session
 
 _FLOOD = 2**20
 

@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1_gym.errors import AgentR1Error
+from agent_r1_gym.sandbox.base import Sandbox
 from agent_r1_gym.sandbox.execution import Execution, Isolation, Limits
-from agent_r1_gym.sandbox.sandbox import ProcessSandbox, Sandbox, shared_sandbox, why_not
+from agent_r1_gym.sandbox.levels import why_not
+from agent_r1_gym.sandbox.processes import ProcessSandbox
+from agent_r1_gym.sandbox.shared import shared_sandbox
 
 SECONDS = 1.0
 SECRET = "agent-r1-probe-secret"

@@ -62,12 +62,10 @@ class Worker:
                 _limit(resource.RLIMIT_AS, self._base + memory)
                 _limit(resource.RLIMIT_CPU, cpu)
             self._number += 1
-            kind, value, error = self._run(code.decode("utf-8", "surrogatepass"))
-            answer = ANSWER.pack(kind, len(value), len(error)) + value + error
-            _write_all(self._data, answer)
+            _write_all(self._data, self.answer(code.decode("utf-8", "surrogatepass")))
 
-    def _run(self, code: str) -> tuple[bytes, bytes, bytes]:
-        """Returns kind of the end, text of the last expression's value, and text of the error."""
+    def answer(self, code: str) -> bytes:
+        """Runs a snippet; returns kind of the end, text of the last expression's value, and text of the error."""
         sys.stdout, sys.stderr = streams = _stream(1), _stream(2)
         kind, value, error = OK, "", ""
         try:
@@ -80,7 +78,8 @@ class Worker:
             kind, error = ERROR, _described(raised)
         for stream in (sys.stdout, sys.stderr, *streams):
             _flush(stream)
-        return kind, self._cut(value), self._cut(error)
+        shown, described = self._cut(value), self._cut(error)
+        return ANSWER.pack(kind, len(shown), len(described)) + shown + described
 
     def _evaluate(self, code: str) -> str:
         """Runs `code`; returns the text of its last expression, "" if it is None or there is none."""
@@ -103,6 +102,20 @@ class Worker:
         if len(text) > self._keep:
             text = f"{text[: self._keep]}\n... [cut, {len(text)} characters in all]"
         return text.encode("utf-8", "backslashreplace")
+
+
+def warm_up() -> None:
+    """Runs some snippets in the zygote, whose stdout leads nowhere: workers then find the interpreter's caches filled.
+
+    What they would fill themselves, they would fill in a copied page of memory each.
+    """
+    kept = sys.stdout, sys.stderr, sys.modules["__main__"]
+    worker = Worker(-1, 0)
+    worker._keep = 100
+    for code in ("print(sum(range(3)))", "x = 1\nx", "1 / 0") * 8:
+        worker.answer(code)
+    linecache.clearcache()
+    sys.stdout, sys.stderr, sys.modules["__main__"] = kept
 
 
 def start(data: int, out: int, error: int, base: int, tasks: int, make_filter: Callable[[int], bytes | None]) -> None:

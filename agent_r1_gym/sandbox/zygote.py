@@ -22,14 +22,15 @@ from typing import Any
 from agent_r1_gym.sandbox import kernel
 from agent_r1_gym.sandbox.confinement import Confinement, private_folder, remove_folder
 from agent_r1_gym.sandbox.keeper import Keeper
+from agent_r1_gym.sandbox.worker import warm_up
 
 NEW, END = b"n", b"e"
 """What a zygote is told: make a keeper of these four descriptors; end the keeper of this number."""
 _STANDARD = (
-    *("math", "cmath", "random", "re", "json", "itertools", "collections", "fractions", "decimal", "datetime"),
-    *("statistics", "functools", "heapq", "bisect", "string", "operator", "typing", "dataclasses", "copy", "time"),
-    *("traceback", "linecache", "ast", "io", "contextlib", "enum", "abc", "textwrap", "numbers", "warnings", "queue"),
-    *("threading", "encodings.idna", "encodings.utf_16", "encodings.latin_1", "ctypes", "unicodedata", "zlib"),
+    *("math", "random", "re", "json", "itertools", "collections", "fractions", "decimal", "datetime"),
+    *("functools", "heapq", "bisect", "string", "operator", "typing", "dataclasses", "copy", "time"),
+    *("traceback", "linecache", "ast", "io", "contextlib", "enum", "abc", "textwrap", "numbers", "warnings"),
+    *("threading", "encodings.latin_1"),
 )
 
 
@@ -57,6 +58,7 @@ class Zygote:
         self._confinement.enter()
         hello = {"parts": self._confinement.parts, "packages": self.packages}
         self._control.send(json.dumps(hello).encode())
+        warm_up()
         gc.collect()
         gc.freeze()
         poll = select.poll()

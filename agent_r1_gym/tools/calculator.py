@@ -144,10 +144,9 @@ def _alike(left: Number, right: Number) -> tuple[Number, Number]:
 
 def _power(base: Number, exponent: Number) -> Number:
     if isinstance(base, float) or isinstance(exponent, float) or exponent.denominator != 1:
-        root = float(base) ** float(exponent)
-        if isinstance(root, complex):
+        if base < 0 and exponent != int(exponent):
             raise ToolError("The root of a negative number is not real.")
-        return root
+        return math.pow(base, exponent)
     size = max(base.numerator.bit_length(), base.denominator.bit_length())
     if abs(base) not in (0, 1) and size * abs(exponent) > 2 * MOST_BITS:  # before it is computed
         raise ToolError(_too_large())

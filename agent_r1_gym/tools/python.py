@@ -6,7 +6,8 @@ from collections.abc import Hashable, Sequence
 
 from agent_r1_gym.errors import ConfigurationError, EpisodeError
 from agent_r1_gym.sandbox import Execution, Isolation, Limits, Session, shared_sandbox
-from agent_r1_gym.sandbox.sandbox import PACKAGES, check_isolation
+from agent_r1_gym.sandbox.levels import check_isolation
+from agent_r1_gym.sandbox.processes import PACKAGES
 from agent_r1_gym.tool import Arguments, Tool
 from agent_r1_gym.types import ToolOutcome
 

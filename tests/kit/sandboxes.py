@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import subprocess
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1_gym.sandbox.sandbox import ProcessSandbox, why_not
+from agent_r1_gym.sandbox.levels import why_not
+from agent_r1_gym.sandbox.processes import ProcessSandbox
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
@@ -30,8 +32,9 @@ def interpreter_of_nobody() -> str | None:
     """Returns a Python of this version that any user may execute, None if there is none."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for path in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
-        if Path(path).exists() and _as_nobody([path, "-c", "import gymnasium"]).returncode == 0:
-            return path
+        with contextlib.suppress(OSError):  # it is not there, or not for everybody
+            if _as_nobody([path, "-c", "import gymnasium"]).returncode == 0:
+                return path
     return None
 
 

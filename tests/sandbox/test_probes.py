@@ -7,7 +7,8 @@ import pytest
 from agent_r1_gym.cli.main import main
 from agent_r1_gym.sandbox import probes
 from agent_r1_gym.sandbox.probes import PROBES
-from agent_r1_gym.sandbox.sandbox import ProcessSandbox, shared_sandbox
+from agent_r1_gym.sandbox.processes import ProcessSandbox
+from agent_r1_gym.sandbox.shared import shared_sandbox
 from tests.kit.sandboxes import needs, run_as_nobody
 
 NOT_HELD_WEAKLY = {"reading the host", "writing to the host", "network", "signals, tracing"}

@@ -16,7 +16,8 @@ import pytest
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.sandbox import Limits, kernel, shared_sandbox
-from agent_r1_gym.sandbox.sandbox import ProcessSandbox, why_not
+from agent_r1_gym.sandbox.levels import why_not
+from agent_r1_gym.sandbox.processes import ProcessSandbox
 from tests.kit.sandboxes import below, needs, open_descriptors, private_folders, workers_of, zygotes_of
 
 SHORT = Limits(seconds=0.5)

@@ -1,8 +1,7 @@
-"""Sandbox: runs snippets of Python, several at once; Session: an interpreter that stays."""
+"""ProcessSandbox: workers that a zygote forks, one per run or session."""
 
 from __future__ import annotations
 
-import abc
 import atexit
 import functools
 import os
@@ -11,8 +10,10 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout, suggest
+from agent_r1_gym.errors import InfrastructureError, InfrastructureTimeout
+from agent_r1_gym.sandbox.base import Sandbox, Session
 from agent_r1_gym.sandbox.execution import Execution, Isolation, Limits
+from agent_r1_gym.sandbox.levels import check_isolation
 from agent_r1_gym.sandbox.pool import Pool
 from agent_r1_gym.sandbox.slot import Slot
 
@@ -20,52 +21,6 @@ PACKAGES = ("numpy", "sympy", "mpmath")
 """What workers find imported, where it is installed."""
 LONGEST_WAIT = 300.0
 """Seconds that a run waits for others to end."""
-_LEVELS = ("strong", "weak", "monty")
-
-
-class Session(abc.ABC):
-    """An interpreter that stays: what one snippet defines, the next one finds. Threads take turns."""
-
-    @abc.abstractmethod
-    def run(self, code: str, limits: Limits | None = None) -> Execution:
-        """Runs a snippet. One that ends the interpreter says so (`state_lost`); the next one starts afresh.
-
-        Raises:
-            InfrastructureError: the sandbox itself failed.
-        """
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Ends the interpreter; may be called twice."""
-
-
-class Sandbox(abc.ABC):
-    """Runs snippets of Python. Get one from `shared_sandbox`.
-
-    Attributes:
-        parts: what confinement is in force; starts the sandbox if it has not started.
-    """
-
-    @abc.abstractmethod
-    def run(self, code: str, limits: Limits | None = None) -> Execution:
-        """Runs a snippet in an interpreter of its own; several threads may do so at once.
-
-        Raises:
-            InfrastructureError: the sandbox itself failed.
-        """
-
-    @abc.abstractmethod
-    def session(self) -> Session:
-        """Returns an interpreter that stays. It is started at its first run."""
-
-    @property
-    @abc.abstractmethod
-    def parts(self) -> list[str]:
-        """What confinement is in force; starts the sandbox if it has not started."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Ends everything; a later run starts it again."""
 
 
 class ProcessSandbox(Sandbox):
@@ -218,71 +173,6 @@ class _ProcessSession(Session):
 
 
 _open: weakref.WeakSet[ProcessSandbox] = weakref.WeakSet()
-_shared: dict[tuple[str, tuple[str, ...]], Sandbox] = {}
-_shared_lock = threading.Lock()
-
-
-def shared_sandbox(isolation: Isolation = "strong", packages: Sequence[str] = PACKAGES) -> Sandbox:
-    """Returns this process's sandbox of a kind; made at the first call, started at the first run.
-
-    Args:
-        isolation: "strong": Landlock, seccomp, and namespaces where they are allowed; "weak": limits of time and
-            resources only, for code that you trust; "monty": an interpreter in Rust, for small computations.
-        packages: installed packages that workers find imported; all others are out of reach where isolation is strong.
-
-    Raises:
-        ConfigurationError: this machine cannot give it.
-    """
-    key = (isolation, tuple(packages))
-    with _shared_lock:
-        if key not in _shared:
-            _shared[key] = _make(isolation, packages)
-        return _shared[key]
-
-
-def check_isolation(isolation: str) -> None:
-    """Refuses a level of isolation that this machine cannot give.
-
-    Raises:
-        ConfigurationError: it says what is missing, and what could be chosen instead.
-    """
-    if isolation not in _LEVELS:
-        raise ConfigurationError(f"There is no isolation {isolation!r}. {suggest(str(isolation), _LEVELS)}")
-    problem = why_not(isolation)
-    if problem:
-        raise ConfigurationError(problem)
-
-
-def why_not(isolation: str) -> str:
-    """Returns why a level of isolation cannot be had here, "" if it can."""
-    import importlib.util
-    import sys
-
-    if isolation == "monty":
-        found = importlib.util.find_spec("pydantic_monty") is not None
-        return "" if found else 'isolation="monty" needs pydantic-monty: pip install "agent-r1-gym[sandbox]".'
-    if sys.platform != "linux":
-        return f'isolation="{isolation}" needs Linux, this is {sys.platform}; isolation="monty" runs here.'
-    if isolation == "weak":
-        return ""
-    from agent_r1_gym.sandbox.kernel import missing_parts
-
-    missing = missing_parts()
-    if not missing:
-        return ""
-    return (
-        f'isolation="strong" needs what this machine lacks: {"; ".join(missing)}. For code that may do what you may '
-        'do say isolation="weak" (limits of time and resources only); isolation="monty" is strict and runs anywhere.'
-    )
-
-
-def _make(isolation: Isolation, packages: Sequence[str]) -> Sandbox:
-    if isolation == "monty":
-        from agent_r1_gym.sandbox.monty import MontySandbox
-
-        check_isolation(isolation)
-        return MontySandbox()
-    return ProcessSandbox(isolation, packages)
 
 
 def _close_all() -> None:
@@ -291,8 +181,6 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
-    global _shared_lock
-    _shared_lock = threading.Lock()
     for sandbox in [*_open]:
         sandbox.forget()
 
