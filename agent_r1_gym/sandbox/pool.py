@@ -21,6 +21,8 @@ from agent_r1_gym.sandbox.zygote import END, NEW
 
 START = 60.0
 """Seconds that a zygote may take to import what workers find ready."""
+LONGEST_FORK = 10.0
+"""Seconds that a zygote may take to make a slot."""
 LAST = 2.0
 """Seconds that a zygote may take to end."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -78,6 +80,7 @@ class Zygote:
                 start_new_session=True,
             )
         hello = self._hello()
+        self._control.settimeout(LONGEST_FORK)
         self.parts: list[str] = hello["parts"]
         self.packages: list[str] = hello["packages"]
 
@@ -111,6 +114,9 @@ class Zygote:
                 end.close()
             for fd in (out, error):
                 os.close(fd)
+            self._process.kill()  # a stopped one would keep the next calls waiting as well
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(LAST)
             raise InfrastructureError(f"The sandbox's zygote is gone: {problem}.") from problem
         finally:
             theirs.close()

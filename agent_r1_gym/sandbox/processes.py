@@ -143,7 +143,7 @@ class _ProcessSession(Session):
             raise InfrastructureError(
                 "This session of the sandbox belongs to the process that this one was forked from."
             )
-        with self._sandbox.turn(), self._lock:
+        with self._lock, self._sandbox.turn():
             if self._closed:
                 raise InfrastructureError("This session of the sandbox was closed.")
             if self._slot is None or self._slot.closed:

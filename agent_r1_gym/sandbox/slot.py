@@ -59,7 +59,7 @@ class Slot:
             REQUEST.pack(len(encoded), limits.memory, int(limits.seconds) * 1000 + 3600, limits.output) + encoded
         )
         try:
-            self._send(run)
+            self._refuse_early_answers(run)
             while run.status is None and not run.answered:
                 self._wait(run)
             goes_on = run.status is None
@@ -122,9 +122,21 @@ class Slot:
                 run.take_answer(self._data)
             else:
                 run.take_output(fd, self._pipes.index(fd))
-        if not events and time.monotonic() < run.deadline:
-            with contextlib.suppress(BlockingIOError):
+        if time.monotonic() - run.asked >= TICK:
+            run.asked = time.monotonic()
+            with contextlib.suppress(OSError):  # who is lost is found lost by reading
                 self._control.send(ASK)
+
+    def _refuse_early_answers(self, run: _Run) -> None:
+        """Sends the request, unless something was answered before it was asked: by a thread of a session, say."""
+        try:
+            early = self._data.recv(1)
+        except BlockingIOError:
+            self._send(run)
+            return
+        if not early:
+            raise InfrastructureError("A worker of the sandbox was lost.")
+        run.status, run.problem = "killed", "Ended: the process wrote what is no answer."
 
     def _send(self, run: _Run) -> None:
         try:
@@ -189,6 +201,7 @@ class _Run:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.deadline = time.monotonic() + limits.seconds
+        self.asked = time.monotonic()
         self.unsent = b""
         self.status: Status | None = None
         self.problem = ""

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
-from agent_r1_gym.sandbox import Limits, kernel, shared_sandbox
+from agent_r1_gym.sandbox import Limits, kernel, pool, shared_sandbox
 from agent_r1_gym.sandbox.levels import why_not
 from agent_r1_gym.sandbox.processes import ProcessSandbox
 from tests.kit.sandboxes import below, needs, open_descriptors, private_folders, workers_of, zygotes_of
@@ -442,3 +442,52 @@ def test_monty_has_the_same_face():
     assert session.run("x + 1").value == "2"
     session.close()
     sandbox.close()
+
+
+def test_an_answer_before_the_question_ends_a_session(sandbox):
+    session = sandbox.session()
+    session.run("import os, struct, threading")
+    code = "threading.Timer(.1, os.write, (3, struct.pack('!cII', b'o', 3, 0) + b'abc')).start()"
+    assert session.run(code).status == ("ok" if threads_are_allowed(sandbox) else "error")
+    time.sleep(0.4)
+    if threads_are_allowed(sandbox):
+        execution = session.run("1 + 1")
+        assert (execution.status, execution.value, execution.state_lost) == ("killed", "", True)
+    assert session.run("1 + 1").value == "2"
+    session.close()
+
+
+def threads_are_allowed(sandbox):
+    """Not of root without namespaces: nothing would bound their number."""
+    return sandbox.run("import threading\nthreading.Thread(target=print).start()").status == "ok"
+
+
+def test_threads_that_print_do_not_hide_their_cpu_time(sandbox):
+    if not threads_are_allowed(sandbox):
+        pytest.skip("no threads here")
+    code = """
+import hashlib, threading
+data = bytes(1 << 22)
+def burn():
+    while True: hashlib.sha256(data)
+for _ in range(4): threading.Thread(target=burn, daemon=True).start()
+while True:
+    print('x')
+    threading.Event().wait(.01)
+"""
+    execution = sandbox.run(code, Limits(seconds=1.0))
+    assert execution.status == "timeout"
+    assert execution.cpu_seconds < 2.0  # of 4 threads, on however many cores
+
+
+def test_a_stopped_zygote_is_replaced(strong, monkeypatch):
+    monkeypatch.setattr(pool, "LONGEST_FORK", 0.5)
+    strong.run("1")
+    (zygote,) = zygotes_of(strong)
+    os.kill(zygote, signal.SIGSTOP)
+    sessions = [strong.session() for _ in range(3)]
+    with pytest.raises(InfrastructureError):
+        [session.run("1") for session in sessions]
+    assert strong.run("1 + 1").value == "2"
+    for session in sessions:
+        session.close()
