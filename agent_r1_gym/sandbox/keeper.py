@@ -13,7 +13,6 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterator
 
 from agent_r1_gym.sandbox import kernel, worker
 from agent_r1_gym.sandbox.confinement import Confinement, empty_folder
@@ -114,9 +113,13 @@ class Keeper:
                         os.kill(orphan, signal.SIGKILL)
 
 
-def _children() -> Iterator[int]:
-    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-        yield from map(int, file.read().split())
+def _children() -> list[int]:
+    """Returns this process's children, [] where the kernel does not tell."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
 
 
 def _cpu_time(pid: int) -> float:
