@@ -15,6 +15,7 @@ from agent_r1_gym.play.engine import ScriptedEngine
 from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.policies import make_policy
+from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.types import ToolCall
 from tests.kit.chinook import CHINOOK
@@ -24,7 +25,7 @@ STYLES = ("natural", "compact")
 
 
 def share_solved(policy, number, **options):
-    records = []
+    records: list[Trajectory] = []
     player = Player(lambda: make_text_env("Text2SQL", options))
     player.play(evaluation_jobs(range(number)), ScriptedEngine(make_policy(policy)), records.append)
     assert all(record.solved == (record.episode_return == 1.0) for record in records)
