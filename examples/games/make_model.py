@@ -51,21 +51,16 @@ def messages(words: str, actions: set[str]) -> Iterator[str]:
         yield from (message.content for message in session.messages)
 
 
-def make_tokenizer(envs: Sequence[str], *, digits: bool = False) -> PreTrainedTokenizerFast:
+def make_tokenizer(envs: Sequence[str]) -> PreTrainedTokenizerFast:
     """Returns a byte-level BPE tokenizer to which frequent words are one token, and so are lines that come often.
 
     Actions that an environment names stay in words: these can be copied out of a list of what is possible.
-
-    Args:
-        envs: the environments, as `--env` takes them.
-        digits: each digit is a token. So names with numbers, which are many, are made of tokens that are few.
     """
     actions: set[str] = set()
-    said = [text for env in envs for text in messages(env, actions)]
+    said = [text for words in envs for text in messages(words, actions)]
     lines = Counter(line for text in said for line in text.splitlines() if len(line) > 8 and line not in actions)
     core = Tokenizer(models.BPE())
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), words]) if digits else words
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     core.train_from_iterator(
@@ -98,8 +93,7 @@ if __name__ == "__main__":
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights")
-    parser.add_argument("--digits", action="store_true", help="make each digit a token")
     options = parser.parse_args()
-    own = make_tokenizer(options.envs, digits=options.digits)
+    own = make_tokenizer(options.envs)
     own.save_pretrained(options.out)
     make_model(own, layers=options.layers, width=options.width, seed=options.seed).save_pretrained(options.out)
