@@ -146,6 +146,16 @@ class Session:
         """Returns the action that a model's text becomes."""
         return self.method.action(self.state(), text)
 
+    def waits(self, action: str) -> bool:
+        """Returns whether a step only waits for backends, so that any thread may take it.
+
+        What is instant stays in the thread that reset the environment: a connection may belong to it.
+        """
+        if self.tool_env is None:
+            return not getattr(self.env, "is_instant", False)
+        calls = self.tool_env.begin_step(action)  # only to look at: the step begins it again
+        return bool(calls) and not any(call.tool.is_instant for call in calls)
+
     def book(self, action: str, step: Step, *, by_model: Counted | None = None) -> None:
         """Adds a turn: what `env.step(action)` returned.
 
