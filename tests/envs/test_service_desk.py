@@ -28,7 +28,7 @@ from agent_r1_gym.envs.service_desk.env import ServiceDeskEnv
 from agent_r1_gym.errors import ConfigurationError, EpisodeError
 from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.session import Session
-from agent_r1_gym.types import Task, ToolCall
+from agent_r1_gym.types import Task, ToolCall, Transition
 
 ACTIONS = int(os.environ.get("AGENT_R1_FUZZ_ACTIONS", "4000"))
 HARD = {"difficulty": 3, "reward": "process"}
@@ -513,6 +513,27 @@ def test_a_task_of_somebody_else_is_refused() -> None:
 def test_a_reward_that_scores_answers_is_refused(reward: str) -> None:
     with pytest.raises(ConfigurationError, match="no gold answer"):
         ServiceDeskEnv(reward=reward).reset(seed=0)
+
+
+def few_turns(transition: Transition) -> float:
+    """A user's own term."""
+    return float(transition.terminated and transition.turn < 5)
+
+
+def test_the_usual_rewards_can_be_added_to() -> None:
+    for reward in (["em", few_turns], ("em", few_turns)):
+        env = gymnasium.make("AgentR1/ServiceDesk-v0", reward=reward).unwrapped
+        assert isinstance(env, ServiceDeskEnv)
+        assert env.reward_weights == {"solved": 1.0, "few_turns": 1.0}
+        assert json.loads(env.spec.to_json())["kwargs"]["reward"] if env.spec else False
+    weights = ServiceDeskEnv(reward=["process"], reward_weights={"verified": 0}).reward_weights
+    assert weights == {
+        "solved": 1.0,
+        "verified": 0.0,
+        "right_write": 0.2,
+        "forbidden_write": -0.2,
+        "malformed_call": -0.1,
+    }
 
 
 def test_every_episode_has_a_database_of_its_own() -> None:

@@ -131,7 +131,7 @@ class ServiceDeskEnv(ToolEnv):
         super().__init__(
             tasks=served,
             tools=tools,
-            reward=PRESETS.get(reward, reward) if isinstance(reward, str) else reward,
+            reward=_meant(reward),
             **{"max_turns": _MAX_TURNS[style][hardness], **_STYLE_DEFAULTS[style], **options},
         )
 
@@ -157,6 +157,13 @@ class ServiceDeskEnv(ToolEnv):
     def describe_dataset(self) -> str:
         """Returns split, number, style, difficulty and seed of the tickets."""
         return self._description
+
+
+def _meant(reward: Any) -> Any:
+    """Returns a reward in which the usual names stand for this environment's terms."""
+    if isinstance(reward, str):
+        return PRESETS.get(reward, reward)
+    return [_meant(part) for part in reward] if isinstance(reward, list | tuple) else reward
 
 
 def _remote_door(server: str, style: str) -> Door:
