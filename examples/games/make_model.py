@@ -8,6 +8,7 @@ On a GPU take a real one instead, such as Qwen/Qwen2.5-1.5B-Instruct; everything
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from agent_r1_gym.play.session import Session, step_sessions
 from agent_r1_gym.registry import make_text_env
 
 EPISODES = 100
+VALUE = re.compile(r'(?<=": ")(?!\w+", "arguments")[^"]*(?=")|(?<=": )\d+')
+"""Of a call, what its arguments are; what stands between does not vary."""
 ROLES = ("system", "user", "assistant", "tool")
 END = "<|end|>"
 TEMPLATE = (
@@ -51,14 +54,26 @@ def messages(words: str, actions: set[str]) -> Iterator[str]:
         yield from (message.content for message in session.messages)
 
 
-def make_tokenizer(envs: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Returns a byte-level BPE tokenizer to which frequent words are one token, and so are lines that come often.
+def frames(said: Sequence[str]) -> Iterator[str]:
+    """Yields what stands around the values of calls."""
+    for text in said:
+        if text.startswith("<tool_call>"):
+            yield from VALUE.split(text)
 
-    Actions that an environment names stay in words: these can be copied out of a list of what is possible.
+
+def make_tokenizer(envs: Sequence[str], *, copying: bool) -> PreTrainedTokenizerFast:
+    """Returns a byte-level BPE tokenizer to which frequent words are one token, and so is what comes often.
+
+    Args:
+        envs: whose words.
+        copying: what comes often are frames of calls, so that values are the same tokens wherever they stand. Else
+            whole lines; actions that an environment names stay in words: these can be copied out of a list of what is
+            possible.
     """
     actions: set[str] = set()
     said = [text for words in envs for text in messages(words, actions)]
-    lines = Counter(line for text in said for line in text.splitlines() if len(line) > 8 and line not in actions)
+    often = frames(said) if copying else (line for text in said for line in text.splitlines() if line not in actions)
+    lines = Counter(text for text in often if len(text) > (2 if copying else 8))
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -93,7 +108,8 @@ if __name__ == "__main__":
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights")
+    parser.add_argument("--copying", action="store_true", help="tokens for frames of calls, not for whole lines")
     options = parser.parse_args()
-    own = make_tokenizer(options.envs)
+    own = make_tokenizer(options.envs, copying=options.copying)
     own.save_pretrained(options.out)
     make_model(own, layers=options.layers, width=options.width, seed=options.seed).save_pretrained(options.out)

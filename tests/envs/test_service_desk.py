@@ -23,6 +23,7 @@ from agent_r1_gym.datasets.service_desk.planner import closing_call
 from agent_r1_gym.datasets.service_desk.policy import Verdict
 from agent_r1_gym.datasets.service_desk.style import STYLES
 from agent_r1_gym.datasets.service_desk.tickets import Scene, Ticket
+from agent_r1_gym.datasets.service_desk.wording import compact_test
 from agent_r1_gym.datasets.service_desk.world import world_of
 from agent_r1_gym.envs.service_desk.env import ServiceDeskEnv
 from agent_r1_gym.errors import ConfigurationError, EpisodeError
@@ -634,7 +635,7 @@ def test_compact_episodes_are_short() -> None:
     for index in range(300):
         _, info = play(env, index)
         said = [message.content for message in info["messages"]]
-        assert info["turn"] <= 6
+        assert info["turn"] <= 7
         assert len("".join(said)) < 1_200
         words |= set(" ".join(text for text in said if "tool_call" not in text).split())
     assert len(words) < 90
@@ -665,3 +666,55 @@ def test_an_ended_or_unopened_episode_has_snapshots_too() -> None:
     env.reset(seed=1)
     env.set_state(state)
     assert env.transitions
+
+
+# --- the compact desk tests conditions -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("difficulty", [1, 3])
+def test_a_compact_test_says_what_the_policy_s_predicate_says(difficulty: int) -> None:
+    """For every condition of every ticket's section, copied out of the policy's text."""
+    env = ServiceDeskEnv(style="compact", difficulty=difficulty, tickets=100)
+    seen = Counter[str]()
+    for index, ticket in tickets(env):
+        facts = world_of(ticket.scene.key).drafts[ticket.scene.ticket].facts
+        env.reset(options={"task_index": index})
+        call = [
+            ToolCall("test_order", {"order": facts.order, "test": compact_test(test)}) for test in facts.section.tests
+        ]
+        outcomes = env.step("".join(map(env.parser.format_call, call)))[4]["tool_outcomes"]
+        for test, outcome in zip(facts.section.tests, outcomes, strict=True):
+            answer = "yes" if test.holds(facts.case) else "no"
+            assert compact_test(test) in env.task.prompt
+            assert outcome.content == f"test {compact_test(test)} holds {answer}"
+            seen[answer] += 1
+    assert min(seen["yes"], seen["no"]) > 20
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("", "days", "days > ", "days > 4 now", "days >= 4", "days > four", "days > -1", "days > 4.0", "days > ٤"),
+        *("days > 9999999999", "tier > gold", "tier is 1", "days is late", "code is k1", "id is o1", "amount > 1"),
+        *("debt > 0", "1 = 1", "days > 4; DROP TABLE orders", "x" * 2_000, "\x00", "\ud800 is 1", "sale is 9" * 9),
+    ],
+)
+def test_a_test_of_anything_else_is_refused_in_one_line(words: str) -> None:
+    env = ServiceDeskEnv(style="compact")
+    env.reset(seed=0)
+    order = env.task.prompt.split()[-1]
+    call = env.parser.format_call(ToolCall("test_order", {"order": order, "test": words}))
+    (outcome,) = env.step(call)[4]["tool_outcomes"]
+    assert not outcome.ok
+    assert "\n" not in outcome.content and len(outcome.content) < 300
+
+
+def test_a_promise_is_never_worth_anything() -> None:
+    for style in STYLES:
+        env = ServiceDeskEnv(style=style, tickets=50)
+        for index in range(50):
+            env.reset(options={"task_index": index})
+            turn = env.scripts["promising"](env, env.task, ())
+            assert isinstance(turn, ToolCall)
+            _, reward, terminated, *_ = env.step(env.parser.format_call(turn))
+            assert (reward, terminated) == (0.0, True)

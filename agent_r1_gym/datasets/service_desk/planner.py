@@ -7,8 +7,9 @@ from typing import Any
 
 from agent_r1_gym.datasets.service_desk.company import Change
 from agent_r1_gym.datasets.service_desk.customer import Customer
-from agent_r1_gym.datasets.service_desk.policy import IDENTITY, NO_REASON, Section, Verdict
+from agent_r1_gym.datasets.service_desk.policy import IDENTITY, NO_REASON, Section, Statement, Verdict
 from agent_r1_gym.datasets.service_desk.tickets import Facts, Gold
+from agent_r1_gym.datasets.service_desk.wording import compact_test
 from agent_r1_gym.types import ToolCall
 
 
@@ -82,7 +83,7 @@ def plan_of(facts: Facts, customer: Customer, *, verify: bool = True) -> tuple[T
             calls.append(ToolCall("ask_customer", {"slot": "item"}))
         if "stock" in section.facts:
             calls.append(ToolCall("get_item", {"item": facts.wish}))
-        for call in reads_for(facts, customer.told):
+        for call in tests_for(facts) if facts.tests else reads_for(facts, customer.told):
             calls += [call] * (2 if call.name == "get_order" and customer.stale else 1)
         if section.request == "address" and verdict.decision == "granted":
             calls.append(ToolCall("ask_customer", {"slot": "address"}))
@@ -90,6 +91,24 @@ def plan_of(facts: Facts, customer: Customer, *, verify: bool = True) -> tuple[T
             calls.append(ToolCall("list_staff", {}))
         calls += writes
     return (*calls, closing_call(verdict))
+
+
+def tests_for(facts: Facts) -> list[ToolCall]:
+    """Returns the calls that test one condition after another until one decides, and read what a grant pays."""
+    pay, is_granted = facts.section.pay, facts.verdict.decision == "granted"
+    tests: list[Statement] = []
+    for rule in facts.section.rules:
+        tests += [rule.condition]
+        if rule.exception is not None and rule.condition.holds(facts.case):
+            tests += [rule.exception]
+        if rule.applies(facts.case):
+            break
+    if is_granted and pay.special is not None:
+        tests += [pay.special]
+    calls = [ToolCall("test_order", {"order": facts.order, "test": text}) for text in map(compact_test, tests)]
+    if is_granted and pay.base == "price":
+        calls.append(ToolCall("get_order", {"order": facts.order}))
+    return list({call.key: call for call in calls}.values())
 
 
 def reads_for(facts: Facts, told: Collection[str]) -> list[ToolCall]:

@@ -17,6 +17,7 @@ from agent_r1_gym.errors import ConfigurationError
 Value = int | str
 Case = Mapping[str, Value]
 """What is true of one request: value by fact."""
+Relation = Literal["over", "under", "is"]
 Decision = Literal["granted", "refused", "escalated"]
 DECISIONS: tuple[Decision, ...] = ("granted", "refused", "escalated")
 NO_REASON = "none"
@@ -37,7 +38,7 @@ class Statement:
     """A statement about one fact: "days over 14", "price under 20", "tier is gold"."""
 
     fact: str
-    relation: Literal["over", "under", "is"]
+    relation: Relation
     value: Value
 
     def holds(self, case: Case) -> bool:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from agent_r1_gym.datasets.service_desk import wording
-from agent_r1_gym.datasets.service_desk.policy import Decision, Policy, Value
-
-Relation = Literal["over", "under", "is"]
+from agent_r1_gym.datasets.service_desk.policy import Decision, Policy, Relation, Value
 
 
 class RuleKind(NamedTuple):
@@ -217,10 +215,10 @@ COMPACT = Style(
     special={"tier": ("gold",)},
     reasons={name: name for name in ("days", "price", "refunds", "sale", "state")},
     operations=(
-        *("get_order", "get_customer", "ask_customer", "verify_identity"),
+        *("get_order", "test_order", "ask_customer", "verify_identity"),
         *("refund_order", "cancel_order", "issue_voucher", "close_ticket"),
     ),
-    order_view=("customer", "state", "days", "price", "sale"),
+    order_view=("customer", "state", "days", "sale", "price"),
     customer_view=("tier", "refunds"),
 )
 

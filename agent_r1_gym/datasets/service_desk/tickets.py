@@ -94,6 +94,7 @@ class Facts:
         verified: whether the customer can say the code, at the latest when asked twice.
         verdict: what the policy says.
         manager: id of the clerk to escalate to, "" where nobody is named.
+        tests: whether the desk tests conditions, so that a clerk need not compare numbers.
     """
 
     ticket: str
@@ -107,6 +108,7 @@ class Facts:
     verified: bool
     verdict: Verdict
     manager: str
+    tests: bool
 
 
 class Draft(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agent_r1_gym.datasets.service_desk.policy import IDENTITY, Pay, Policy, Rule, Section, Statement
+from agent_r1_gym.datasets.service_desk.policy import IDENTITY, Case, Pay, Policy, Relation, Rule, Section, Statement
 
 _TESTS: Mapping[tuple[str, str], str] = {
     ("days", "over"): "the order was placed more than {} days ago",
@@ -30,7 +30,9 @@ _HEADINGS = {
     "voucher": "Goodwill vouchers for late deliveries",
 }
 _DO = {"refused": "Refuse", "escalated": "Escalate"}
-_SIGNS = {"over": ">", "under": "<", "is": "is"}
+_SIGNS: Mapping[Relation, str] = {"over": ">", "under": "<", "is": "is"}
+_RELATIONS = {sign: relation for relation, sign in _SIGNS.items()}
+_LONGEST_NUMBER = 9
 
 
 def policy_text(policy: Policy, requests: Sequence[str], *, compact: bool) -> str:
@@ -48,13 +50,35 @@ def compact_section(section: Section) -> str:
     )
 
 
-def _compact_test(test: Statement) -> str:
+def compact_test(test: Statement) -> str:
+    """Returns a test as the compact policy says it: "days > 4"."""
     return f"{test.fact} {_SIGNS[test.relation]} {test.value}"
 
 
+def read_test(text: str, case: Case) -> Statement | None:
+    """Returns what `compact_test` wrote, None if it is no test of a fact of the case.
+
+    Args:
+        text: words of anybody.
+        case: facts, of which the test may name one.
+    """
+    words = text.split()
+    if len(words) != 3 or words[0] not in case or words[1] not in _RELATIONS:
+        return None
+    fact, sign, said = words
+    is_number = isinstance(case[fact], int)
+    if is_number != (said.isascii() and said.isdigit() and len(said) <= _LONGEST_NUMBER):
+        return None
+    return Statement(fact, _RELATIONS[sign], int(said)) if is_number else _word_test(fact, sign, said)
+
+
+def _word_test(fact: str, sign: str, said: str) -> Statement | None:
+    return Statement(fact, "is", said) if _RELATIONS[sign] == "is" else None
+
+
 def _compact_rule(rule: Rule) -> str:
-    unless = f" unless {_compact_test(rule.exception)}" if rule.exception is not None else ""
-    return f"{_compact_test(rule.condition)} {rule.decision}{unless}"
+    unless = f" unless {compact_test(rule.exception)}" if rule.exception is not None else ""
+    return f"{compact_test(rule.condition)} {rule.decision}{unless}"
 
 
 def _compact_pay(pay: Pay) -> str:
@@ -64,7 +88,7 @@ def _compact_pay(pay: Pay) -> str:
     number = f"price{fee}" if pay.base == "price" else str(pay.number)
     if pay.special is None:
         return f"pay {number}"
-    return f"pay {number} , {'price' if pay.base == 'price' else pay.number * 2} if {_compact_test(pay.special)}"
+    return f"pay {number} , {'price' if pay.base == 'price' else pay.number * 2} if {compact_test(pay.special)}"
 
 
 def natural_section(section: Section) -> str:

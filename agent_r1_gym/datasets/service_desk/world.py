@@ -224,6 +224,7 @@ class World:
             customer.verified,
             verdict,
             manager,
+            "test_order" in self.style.operations,
         )
 
     def _called(self, wish: str) -> str:
@@ -238,7 +239,7 @@ class World:
     def _prompt(self, name: str, request: str, customer: Customer, *, thing: str) -> str:
         requests = list(self.style.requests)
         if self.style.is_compact:
-            shown = self._rng.sample(requests, min(len(requests), 1 + self.key.difficulty))
+            shown = self._rng.sample(requests, min(len(requests), self.key.difficulty))
             shown = shown if request in shown else [*shown[1:], request]
             lines = self.style.policy_text(self.policy, [kind for kind in requests if kind in shown])
             mention = f" for {customer.told['order']}" if "order" in customer.told else ""

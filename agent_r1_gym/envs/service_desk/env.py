@@ -22,7 +22,7 @@ _STYLE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "natural": {},
     "compact": {"system_prompt": "", "feedback": "short"},
 }
-_MAX_TURNS = {"natural": {1: 16, 2: 24, 3: 32}, "compact": {1: 8, 2: 12, 3: 16}}
+_MAX_TURNS = {"natural": {1: 16, 2: 24, 3: 32}, "compact": {1: 8, 2: 16, 3: 16}}
 _DIFFICULTY = {"natural": 2, "compact": 1}
 
 

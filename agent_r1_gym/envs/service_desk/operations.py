@@ -11,6 +11,7 @@ from typing import Any, Literal
 from agent_r1_gym.datasets.service_desk.company import TABLES
 from agent_r1_gym.datasets.service_desk.style import Style
 from agent_r1_gym.datasets.service_desk.tickets import Scene
+from agent_r1_gym.datasets.service_desk.wording import compact_test, read_test
 
 Body = dict[str, Any]
 _LONGEST_TEXT = 500
@@ -102,6 +103,21 @@ class Operations:
             before = _BEFORE.get(row["state"], row["state"])
             return {**body, "state": before, "days": max(0, row["days"] - 1), "as_of": "yesterday"}
         return {**body, "as_of": "now"}
+
+    def test_order(self, order: str, test: str) -> Body:
+        """Tests a condition on an order and the customer who placed it.
+
+        Args:
+            order: number of the order
+            test: fact, sign and value, such as: days > 4, tier is gold
+        """
+        row = self._row("orders", order)
+        row = {**self._row("customers", row["customer"]), **row}
+        case = {name: row[name] for name in (*self.style.order_view, *self.style.customer_view)}
+        statement = read_test(test, case)
+        if statement is None:
+            raise Refused(422, f"a test is one of {', '.join(case)}, then >, < or is, then a value; got {test[:40]!r}")
+        return {"test": compact_test(statement), "holds": "yes" if statement.holds(case) else "no"}
 
     def get_item(self, item: str) -> Body:
         """Returns an item with its category, price and stock.

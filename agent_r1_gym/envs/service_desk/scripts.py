@@ -1,4 +1,4 @@
-"""Scripted players: four near misses, and a beginner who is right sometimes.
+"""Scripted players: five near misses, and a beginner who is right sometimes.
 
 A near miss plans as the planner does, but from a wrong idea of what is true or of what the policy says.
 """
@@ -18,8 +18,8 @@ from agent_r1_gym.types import Script, Task, ToolCall, Transition
 
 Plan = Sequence[ToolCall]
 _BUSY = "HTTP 424"
-_RIGHT = 25
-"""Of 100 tickets, those that the beginner handles as the oracle does."""
+_RIGHT, _PROMISED = 35, 45
+"""Of 100 tickets, those that the beginner handles as the oracle does, and those that they only promise."""
 
 
 def next_call(plan: Plan, history: Sequence[Transition]) -> ToolCall:
@@ -39,13 +39,12 @@ def careless(ticket: Ticket) -> Plan:
     """
     facts, customer = _draft(ticket)
     seen = {**facts.case, "tier": "basic"}
-    rules = (rule for rule in facts.section.rules if rule.condition.fact in ("days", "delay", "state"))
-    rule = next((rule for rule in rules if rule.applies(seen)), None)
-    verdict = Verdict("granted", "none", facts.section.pay.amount(seen))
-    if rule is not None:
-        verdict = Verdict(rule.decision, rule.reason, 0)
+    rules = tuple(rule for rule in facts.section.rules if rule.condition.fact in ("days", "delay", "state"))
+    section = replace(facts.section, rules=rules)
     order = customer.told.get("order", facts.order)
-    believed = replace(facts, order=order, verdict=verdict, wish=customer.first_wish)
+    believed = replace(
+        facts, section=section, case=seen, order=order, verdict=section.decide(seen), wish=customer.first_wish
+    )
     hasty = replace(customer, told={**customer.told, "order": order}, stale=False)
     return [call for call in plan_of(believed, hasty, verify=False) if call.name not in _SKIPPED]
 
@@ -72,11 +71,19 @@ def lazy(ticket: Ticket) -> Plan:
     return [closing_call(Verdict("refused", _draft(ticket).facts.section.rules[0].reason, 0))]
 
 
+def promising(ticket: Ticket) -> Plan:
+    """Closes the ticket at once as granted, and does nothing of it."""
+    facts = _draft(ticket).facts
+    return [closing_call(Verdict("granted", "none", facts.section.pay.number))]
+
+
 def beginner(ticket: Ticket) -> Plan:
-    """Does what the oracle does in 25 of 100 tickets, and in the others one of the near misses."""
+    """Does what the oracle does in 35 of 100 tickets, promises in 45, and in the others is one of the near misses."""
     number = crc32(ticket.id.encode()) % 100
     if number < _RIGHT:
         return ticket.plan
+    if number < _RIGHT + _PROMISED:
+        return promising(ticket)
     return tuple(_NEAR_MISSES.values())[number % len(_NEAR_MISSES)](ticket)
 
 
@@ -85,6 +92,7 @@ _NEAR_MISSES: Mapping[str, Callable[[Ticket], Plan]] = {
     "over_helpful": over_helpful,
     "over_refusing": over_refusing,
     "lazy": lazy,
+    "promising": promising,
 }
 _SKIPPED = frozenset({"get_customer", "get_item", "list_orders", "ask_customer"})
 """What the careless one does not do."""
