@@ -132,8 +132,11 @@ def test_a_loop_of_ones_own_learns(tmp_path: Path) -> None:
 GAMES = ROOT / "examples" / "games"
 
 
-def game_blocks(language: str) -> str:
-    found = re.findall(rf"```{language}\n(.*?)```", (GAMES / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+WORLDS = ROOT / "examples" / "worlds"
+
+
+def readme_blocks(folder: Path, language: str) -> str:
+    found = re.findall(rf"```{language}\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     return "\n".join(found)
 
 
@@ -153,7 +156,7 @@ def mean_return(run_folder: Path) -> float:
 
 @pytest.mark.slow
 def test_a_tiny_model_learns_to_walk_over_ice(games: Path) -> None:
-    done = run(game_blocks("bash"), games)
+    done = run(readme_blocks(GAMES, "bash"), games)
     assert done.returncode == 0, done.stderr[-2000:]
     before, after = (mean_return(games / "runs" / name) for name in ("eval-sft", "eval-grpo"))
     assert after >= before + 0.4  # by 59 to 79 points with three seeds; no map of the evaluation is trained on
@@ -162,9 +165,8 @@ def test_a_tiny_model_learns_to_walk_over_ice(games: Path) -> None:
 @pytest.mark.slow
 def test_one_run_over_three_tasks_lifts_each(games: Path) -> None:
     """With fewer demonstrations and steps than the page has, and so a smaller rise."""
-    done = run(
-        game_blocks("sh").replace("--episodes 400", "--episodes 250").replace("--max_steps 40", "--max_steps 30"), games
-    )
+    text = readme_blocks(GAMES, "sh").replace("--episodes 400", "--episodes 250")
+    done = run(text.replace("--max_steps 40", "--max_steps 30"), games)
     assert done.returncode == 0, done.stderr[-2000:]
     rise = {
         name: mean_return(games / "runs/mix-eval-grpo" / name) - mean_return(games / "runs/mix-eval-sft" / name)
@@ -183,3 +185,27 @@ def test_the_lockers_keep_every_promise_and_their_oracle_is_perfect(
     done = run("agent-r1 eval lockers:Example/Lockers-v0 --policy oracle -n 20 --out runs/oracle", games)
     assert done.returncode == 0, done.stderr
     assert mean_return(games / "runs/oracle") == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("language", "name", "shorter", "rise"),
+    [
+        ("bash", "sql", {"--episodes 3000": "--episodes 1500", "--max_steps 100": "--max_steps 20"}, 0.1),
+        ("sh", "desk", {"--episodes 3000": "--episodes 1500", "--max_steps 60": "--max_steps 12"}, 0.1),
+    ],
+    ids=["Text2SQL", "ServiceDesk"],
+)
+def test_a_tiny_model_learns_to_act_in_a_world(
+    games: Path, tmp_path: Path, language: str, name: str, shorter: dict[str, str], rise: float
+) -> None:
+    """With fewer demonstrations, steps and questions than the page has, and so a smaller rise."""
+    text = readme_blocks(WORLDS, language)
+    for words, fewer in {**shorter, "-n 400": "-n 200"}.items():
+        assert words in text
+        text = text.replace(words, fewer)
+    (tmp_path / "worlds").mkdir()
+    done = run(text, tmp_path / "worlds")
+    assert done.returncode == 0, done.stderr[-2000:]
+    before, after = (mean_return(tmp_path / "worlds/runs" / f"eval-{name}-{model}") for model in ("sft", "grpo"))
+    assert after >= before + rise, (before, after)

@@ -70,7 +70,7 @@ def _draw_rule(style: Style, kind: RuleKind, taken: set[str], rng: random.Random
 
 
 def _draw_pay(style: Style, kind: PayKind, taken: set[str], rng: random.Random, difficulty: int) -> Pay:
-    number = rng.choice(kind.numbers)
+    number = 0 if kind.base == "price" and difficulty == 1 else rng.choice(kind.numbers)
     facts = [fact for fact in kind.specials if fact not in taken]
     if not number or not facts or rng.random() >= _SPECIALS[difficulty]:
         return Pay(kind.base, number)

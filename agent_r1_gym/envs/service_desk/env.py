@@ -43,8 +43,9 @@ class ServiceDeskEnv(ToolEnv):
     `find_items`, `list_vouchers`, `list_checks`, `list_staff`), `ask_customer(slot)`, `verify_identity(customer,
     code)`, writes (`refund_order`, `exchange_order`, `cancel_order`, `change_address`, `issue_voucher`, `set_tier`,
     `restock_item`, `assign_ticket`, `add_note`), and `close_ticket(decision, reason, amount)`. 8 in compact style:
-    `get_order`, `get_customer`, `ask_customer`, `verify_identity`, `refund_order`, `cancel_order`, `issue_voucher`,
-    `close_ticket`. The tools do not enforce the policy. What they answer is JSON (natural) or words (compact).
+    `get_order`, `test_order(order, test)` (whether "days > 4" holds of an order or its customer), `ask_customer`,
+    `verify_identity`, `refund_order`, `cancel_order`, `issue_voucher`, `close_ticket`. The tools do not enforce the
+    policy. What they answer is JSON (natural) or words (compact).
 
     ## Action Space
     `UnicodeText(max_history_chars)`: one model turn, free text; formats as in `AgentR1/HotpotQA-v0`.
@@ -54,8 +55,8 @@ class ServiceDeskEnv(ToolEnv):
 
     ## Starting State
     A system turn (none in compact style) and a user turn: the clerk's role, the policy, and the ticket. In compact
-    style one line per section and one for the ticket: "cancel : check ; days > 4 refused ; pay 0", "ticket : c3 wants
-    cancel for o7".
+    style `difficulty` sections (the one that is asked for among them), a line each, and one line for the ticket:
+    "cancel : check ; days > 4 refused ; pay 0", "ticket : c3 wants cancel for o7".
 
     ## Rewards
     ### Outcome
@@ -86,7 +87,7 @@ class ServiceDeskEnv(ToolEnv):
     (wait as long as a service would take; else the time is only told), `customer=None` (a model that words what the
     script says, natural style only; its endpoint speaks OpenAI's chat completions at
     `customer_url="http://127.0.0.1:8000/v1"`; episodes then differ from run to run), `reward="em"` (`solved` alone) or
-    "process" or terms of your own, `max_turns` 16, 24, 32 by difficulty (8, 12, 16 in compact style). The others are
+    "process" or terms of your own, `max_turns` 16, 24, 32 by difficulty (8, 16, 16 in compact style). The others are
     those of `ToolEnv`.
 
     ## References
