@@ -192,7 +192,7 @@ def test_the_lockers_keep_every_promise_and_their_oracle_is_perfect(
     ("language", "name", "shorter", "rise"),
     [
         ("bash", "sql", {"--episodes 3000": "--episodes 1500", "--max_steps 100": "--max_steps 20"}, 0.1),
-        ("sh", "desk", {"--episodes 3000": "--episodes 1500", "--max_steps 60": "--max_steps 12"}, 0.1),
+        ("sh", "desk", {"--episodes 6000": "--episodes 1500", "--max_steps 40": "--max_steps 12"}, 0.1),
     ],
     ids=["Text2SQL", "ServiceDesk"],
 )

@@ -105,7 +105,7 @@ def test_near_misses_fail_more_often_than_not(options: dict[str, Any]) -> None:
         shares[name] = solved / 200
     near_misses = {name: share for name, share in shares.items() if name != "beginner"}
     assert max(near_misses.values()) < 0.5, shares
-    assert 0.25 < shares["beginner"] < 0.5
+    assert 0.3 < shares["beginner"] < 0.5
     assert shares["lazy"] < 0.3
 
 
