@@ -711,7 +711,7 @@ def test_a_test_of_anything_else_is_refused_in_one_line(words: str) -> None:
 
 def test_a_promise_is_never_worth_anything() -> None:
     for style in STYLES:
-        env = ServiceDeskEnv(style=style, tickets=50)
+        env = ServiceDeskEnv(style=style, difficulty=1, tickets=50)
         for index in range(50):
             env.reset(options={"task_index": index})
             turn = env.scripts["promising"](env, env.task, ())
