@@ -191,7 +191,7 @@ def test_the_lockers_keep_every_promise_and_their_oracle_is_perfect(
 @pytest.mark.parametrize(
     ("language", "name", "shorter", "rise"),
     [
-        ("bash", "sql", {"--episodes 3000": "--episodes 1500", "--max_steps 30": "--max_steps 12"}, 0.1),
+        ("bash", "sql", {"--episodes 3000": "--episodes 1500", "--max_steps 100": "--max_steps 12"}, 0.1),
         ("sh", "desk", {"--episodes 6000": "--episodes 1500", "--max_steps 40": "--max_steps 12"}, 0.1),
     ],
     ids=["Text2SQL", "ServiceDesk"],
