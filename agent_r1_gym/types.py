@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
@@ -226,6 +226,10 @@ class Transition:
     terminated: bool = False
     truncated: bool = False
     earlier: tuple[Transition, ...] = field(default=(), repr=False, compare=False)
+
+
+Script = Callable[[Any, Task, Sequence[Transition]], ToolCall | str | None]
+"""A scripted player: environment, task and earlier transitions to the next turn, a call or the final answer."""
 
 
 @dataclass(frozen=True, slots=True)

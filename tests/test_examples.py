@@ -156,7 +156,23 @@ def test_a_tiny_model_learns_to_walk_over_ice(games: Path) -> None:
     done = run(game_blocks("bash"), games)
     assert done.returncode == 0, done.stderr[-2000:]
     before, after = (mean_return(games / "runs" / name) for name in ("eval-sft", "eval-grpo"))
-    assert after >= before + 0.4  # .045 to .655 was seen; most held-out seeds draw a map of the training seeds
+    assert after >= before + 0.4  # by 59 to 79 points with three seeds; no map of the evaluation is trained on
+
+
+@pytest.mark.slow
+def test_one_run_over_three_tasks_lifts_each(games: Path) -> None:
+    """With fewer demonstrations and steps than the page has, and so a smaller rise."""
+    done = run(
+        game_blocks("sh").replace("--episodes 400", "--episodes 250").replace("--max_steps 40", "--max_steps 30"), games
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rise = {
+        name: mean_return(games / "runs/mix-eval-grpo" / name) - mean_return(games / "runs/mix-eval-sft" / name)
+        for name in ("FrozenLakeText", "BlackjackText", "Lockers-v0")
+    }
+    assert rise["FrozenLakeText"] > 0.15, rise
+    assert rise["BlackjackText"] > 0.08, rise
+    assert rise["Lockers-v0"] > 0.2, rise
 
 
 def test_the_lockers_keep_every_promise_and_their_oracle_is_perfect(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import random
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -54,6 +55,36 @@ def library(module: str, *, package: str, tested: str) -> ModuleType:
             stacklevel=3,
         )
     return imported
+
+
+def made_when_named(module: str, names: Collection[str], make: Callable[[], Sequence[type]]) -> Callable[[str], Any]:
+    """Returns the `__getattr__` of a module whose classes have bases in a library, and are made when one is named.
+
+    Args:
+        module: its name.
+        names: of the classes.
+        make: makes them; called once.
+    """
+    made = functools.cache(lambda: {kind.__name__: kind for kind in make()})
+
+    def find(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return made()[name]
+
+    return find
+
+
+def on_base(base: type, own: type, **attributes: Any) -> Any:
+    """Returns a class of the methods of `own` on `base`, found in the module of `own` under its public name.
+
+    Args:
+        base: a class of a library.
+        own: a private class of an adapter, `_Name` for `Name`.
+        **attributes: further attributes.
+    """
+    place = {"__module__": own.__module__, "__doc__": own.__doc__}
+    return type(own.__name__.removeprefix("_"), (own, base), place | attributes)
 
 
 def check_name(kind: str, name: str, known: Any) -> None:

@@ -36,17 +36,8 @@ class Episode(Session):
         return to_chat(self.messages[shown + 1 :])  # the first one is the turn itself
 
     async def take_aside(self, action: str) -> Chat:
-        """`take` for an event loop: a step that waits for a backend runs in a thread.
-
-        What is instant stays in this thread, which reset the environment: a connection may belong to it.
-        """
-        return await asyncio.to_thread(self.take, action) if self._waits(action) else self.take(action)
-
-    def _waits(self, action: str) -> bool:
-        if self.tool_env is None:
-            return not getattr(self.env, "is_instant", False)
-        calls = self.tool_env.begin_step(action)  # only to look at: the step begins it again
-        return bool(calls) and not any(call.tool.is_instant for call in calls)
+        """`take` for an event loop: a step that waits for a backend runs in a thread."""
+        return await asyncio.to_thread(self.take, action) if self.waits(action) else self.take(action)
 
     def chat(self) -> Chat:
         """Returns the whole history."""

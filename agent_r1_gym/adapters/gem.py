@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_r1_gym.adapters.base import library
+from agent_r1_gym.adapters.base import library, made_when_named, on_base
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.registry import full_id, make_text_env
 from agent_r1_gym.support.own_thread import OwnThread
@@ -40,21 +40,8 @@ def register(name: str, **options: Any) -> str:
     gem = library("gem", package="gem-llm", tested="0.1")
     identifier = full_id(name)
     gem.envs.registration.ENV_REGISTRY.pop(identifier, None)
-    gem.register(identifier, functools.partial(_env_class(), identifier), **options)
+    gem.register(identifier, functools.partial(__getattr__("AgentR1Env"), identifier), **options)
     return identifier
-
-
-def __getattr__(name: str) -> Any:
-    """Makes `AgentR1Env` when it is named: its base class needs GEM."""
-    if name != "AgentR1Env":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _env_class()
-
-
-@functools.cache
-def _env_class() -> type:
-    base = library("gem.core", package="gem-llm", tested="0.1").Env
-    return type("AgentR1Env", (_AgentR1Env, base), {"__module__": __name__, "__doc__": _AgentR1Env.__doc__})
 
 
 class _AgentR1Env:
@@ -119,3 +106,10 @@ class _AgentR1Env:
             raise ConfigurationError(f"{self._made_of[0]} cannot be copied in mid-episode: {error}.") from error
         copied._thread, copied.env = made
         return copied
+
+
+def _classes() -> Sequence[type]:
+    return (on_base(library("gem.core", package="gem-llm", tested="0.1").Env, _AgentR1Env),)
+
+
+__getattr__ = made_when_named(__name__, ("AgentR1Env",), _classes)

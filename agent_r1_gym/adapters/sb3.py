@@ -12,21 +12,13 @@ PPO an `ent_coef` (.01): without it a choice among texts often freezes on one of
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 from typing import Any
 
-from agent_r1_gym.adapters.base import library
+from agent_r1_gym.adapters.base import library, made_when_named
 
 
-def __getattr__(name: str) -> Any:
-    """Makes `TokenExtractor` when it is named: its base class needs Stable-Baselines3 and torch."""
-    if name != "TokenExtractor":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _token_extractor()
-
-
-@functools.cache
-def _token_extractor() -> type:
+def _classes() -> Sequence[type]:
     library("stable_baselines3", package="stable-baselines3", tested="2.9")
     import torch
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
@@ -52,4 +44,7 @@ def _token_extractor() -> type:
             return self.mix((observations.view(-1, *self._shape) @ self.embedding).flatten(1))
 
     TokenExtractor.__module__, TokenExtractor.__qualname__ = __name__, "TokenExtractor"  # so that it pickles by name
-    return TokenExtractor
+    return (TokenExtractor,)
+
+
+__getattr__ = made_when_named(__name__, ("TokenExtractor",), _classes)

@@ -11,10 +11,10 @@ Environments of SkyRL-Gym as ours are in `adapters.games.skyrl_gym`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_r1_gym.adapters.base import library
+from agent_r1_gym.adapters.base import library, made_when_named, on_base
 from agent_r1_gym.adapters.episode import Episode
 from agent_r1_gym.adapters.rows import NAME, EnvRow
 from agent_r1_gym.errors import ConfigurationError, EpisodeError
@@ -31,19 +31,6 @@ def register() -> None:
     skyrl = library("skyrl_gym", package="skyrl-gym", tested="0.4")
     if NAME not in skyrl.registry:
         skyrl.register(id=NAME, entry_point=f"{__name__}:AgentR1Env")
-
-
-def __getattr__(name: str) -> Any:
-    """Makes `AgentR1Env` when it is named: its base class needs SkyRL-Gym."""
-    if name != "AgentR1Env":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _env_class()
-
-
-@functools.cache
-def _env_class() -> type:
-    base = library("skyrl_gym.envs.base_text_env", package="skyrl-gym", tested="0.4").BaseTextEnv
-    return type("AgentR1Env", (_AgentR1Env, base), {"__module__": __name__, "__doc__": _AgentR1Env.__doc__})
 
 
 class _AgentR1Env:
@@ -124,3 +111,12 @@ class _AgentR1Env:
 def _idle(env_id: str, options: str) -> list[tuple[OwnThread, TextEnv]]:
     """Environments of one kind that nobody uses, each in the thread that made it: a connection may be bound to it."""
     return []
+
+
+def _classes() -> Sequence[type]:
+    return (
+        on_base(library("skyrl_gym.envs.base_text_env", package="skyrl-gym", tested="0.4").BaseTextEnv, _AgentR1Env),
+    )
+
+
+__getattr__ = made_when_named(__name__, ("AgentR1Env",), _classes)

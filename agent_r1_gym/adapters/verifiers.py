@@ -13,26 +13,16 @@ from __future__ import annotations
 
 import functools
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agent_r1_gym.adapters.base import library
+from agent_r1_gym.adapters.base import library, made_when_named
 from agent_r1_gym.adapters.episode import Chat, Episode
 from agent_r1_gym.adapters.rows import EnvRow, episode_rows
 from agent_r1_gym.errors import ConfigurationError
 
-_CLASSES = ("AgentR1Env", "AgentR1Harness", "AgentR1Taskset")
 
-
-def __getattr__(name: str) -> Any:
-    """Makes the classes when one is named: their base classes need verifiers."""
-    if name not in _CLASSES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _classes()[name]
-
-
-@functools.cache
-def _classes() -> dict[str, type]:
+def _classes() -> Sequence[type]:
     vf: Any = library("verifiers.v1", package="verifiers", tested="0.4")
     from pydantic import Field
 
@@ -66,7 +56,10 @@ def _classes() -> dict[str, type]:
     class AgentR1Env(_Env, vf.Env[EnvConfig]):  # type: ignore[misc]
         pass
 
-    return {made.__name__: made for made in (AgentR1Env, AgentR1Harness, AgentR1Taskset)}
+    return AgentR1Env, AgentR1Harness, AgentR1Taskset
+
+
+__getattr__ = made_when_named(__name__, ("AgentR1Env", "AgentR1Harness", "AgentR1Taskset"), _classes)
 
 
 def _tasks(config: Any) -> Iterator[dict[str, Any]]:

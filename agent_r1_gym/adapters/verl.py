@@ -16,12 +16,12 @@ import functools
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
-from agent_r1_gym.adapters.base import library
+from agent_r1_gym.adapters.base import library, made_when_named, on_base
 from agent_r1_gym.adapters.rows import NAME, EnvRow
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.play.record import Trajectory
@@ -34,15 +34,7 @@ _ABORTED = ("abort", "aborted")
 _THREADS = 64
 
 
-def __getattr__(name: str) -> Any:
-    """Makes `AgentR1Loop` when it is named: its base class needs verl."""
-    if name != "AgentR1Loop":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _loop_class()
-
-
-@functools.cache
-def _loop_class() -> Any:
+def _classes() -> Sequence[type]:
     verl: Any = library(_MODULE, package="verl", tested="0.9")
 
     class Output(verl.AgentLoopOutput):  # type: ignore[misc]
@@ -54,12 +46,14 @@ def _loop_class() -> Any:
                 output["rm_scores"][position] += reward
             return output
 
-    parts: dict[str, Any] = {"__module__": __name__, "__doc__": _Loop.__doc__}
-    parts |= {"output": Output, "metrics": verl.AgentLoopMetrics}
-    return verl.register(NAME)(type("AgentR1Loop", (_Loop, verl.AgentLoopBase), parts))
+    made = on_base(verl.AgentLoopBase, _AgentR1Loop, output=Output, metrics=verl.AgentLoopMetrics)
+    return (verl.register(NAME)(made),)
 
 
-class _Loop:
+__getattr__ = made_when_named(__name__, ("AgentR1Loop",), _classes)
+
+
+class _AgentR1Loop:
     """Plays the episode of a row; tokens get ids, mask and log-probs when they are sampled."""
 
     async def run(self, sampling_params: Mapping[str, Any], priority: int = 0, **row: Any) -> Any:

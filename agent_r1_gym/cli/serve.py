@@ -7,6 +7,7 @@ import contextlib
 import os
 from pathlib import Path
 
+from agent_r1_gym.cli.listening import add_address, add_limits, limits_of
 from agent_r1_gym.cli.talking import add_agent_arguments, agent_of, open_stage
 from agent_r1_gym.serving.server import Agent, Limits, serve
 from agent_r1_gym.support.http_server import is_local
@@ -21,43 +22,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this subcommand."""
     add_agent_arguments(parser)
     server = parser.add_argument_group(f"server (the key that clients must send is read from {KEY})")
-    server.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    server.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
+    add_address(server)
     server.add_argument("--name", help="name of the model in requests (default: the last part of RUN_OR_MODEL)")
-    server.add_argument(
-        "--max-concurrent",
-        type=int,
-        default=Limits.max_concurrent,
-        help=f"number of answers at once; further requests get 429 (default: {Limits.max_concurrent})",
-    )
-    server.add_argument(
-        "--max-body-bytes",
-        type=int,
-        default=Limits.max_body_bytes,
-        help=f"size of the largest request (default: {Limits.max_body_bytes})",
-    )
-    server.add_argument(
-        "--answer-timeout",
-        type=float,
-        default=Limits.answer_timeout,
-        help=f"seconds for one answer (default: {Limits.answer_timeout:g})",
-    )
-    server.add_argument(
-        "--grace",
-        type=int,
-        default=Limits.grace,
-        help=f"seconds to finish answers when the server is to stop (default: {Limits.grace})",
+    add_limits(
+        server,
+        Limits,
+        {
+            "max_concurrent": "number of answers at once; further requests get 429",
+            "max_body_bytes": "size of the largest request",
+            "answer_timeout": "seconds for one answer",
+            "grace": "seconds to finish answers when the server is to stop",
+        },
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Serves until Ctrl-C or SIGTERM."""
-    limits = Limits(
-        max_concurrent=options.max_concurrent,
-        max_body_bytes=options.max_body_bytes,
-        answer_timeout=options.answer_timeout,
-        grace=options.grace,
-    )
+    limits = limits_of(options, Limits)
     key = os.environ.get(KEY) or None
     spec = agent_of(options, in_flight=limits.max_concurrent)
     served = options.name or Path(spec.model.get("model") or spec.policy).resolve().name

@@ -7,6 +7,7 @@ import functools
 
 from agent_r1_gym.adapters.openenv.server import Limits, serve
 from agent_r1_gym.cli.env_options import add_env_arguments, env_options
+from agent_r1_gym.cli.listening import add_address, add_limits, limits_of
 from agent_r1_gym.registry import full_id, make_text_env
 from agent_r1_gym.support.http_server import is_local
 from agent_r1_gym.support.terminal import note, say
@@ -16,25 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this subcommand."""
     add_env_arguments(parser)
     server = parser.add_argument_group("server")
-    server.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    server.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
-    server.add_argument(
-        "--max-sessions",
-        type=int,
-        default=Limits.max_sessions,
-        help=f"number of clients at once, each with an environment (default: {Limits.max_sessions})",
-    )
-    server.add_argument(
-        "--idle-timeout",
-        type=float,
-        default=Limits.idle_timeout,
-        help=f"seconds without a message after which a session is closed (default: {Limits.idle_timeout:g})",
-    )
-    server.add_argument(
-        "--max-message-bytes",
-        type=int,
-        default=Limits.max_message_bytes,
-        help=f"size of the largest message; a larger one closes its session (default: {Limits.max_message_bytes})",
+    add_address(server)
+    add_limits(
+        server,
+        Limits,
+        {
+            "max_sessions": "number of clients at once, each with an environment",
+            "idle_timeout": "seconds without a message after which a session is closed",
+            "max_message_bytes": "size of the largest message; a larger one closes its session",
+        },
     )
     server.add_argument(
         "--whole-history",
@@ -52,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         functools.partial(make_text_env, env_id, env_options(options)),
         options.host,
         port=options.port,
-        limits=Limits(options.max_sessions, options.idle_timeout, options.max_message_bytes),
+        limits=limits_of(options, Limits),
         on_ready=lambda url: say(f"serving {env_id} by OpenEnv's protocol: {url} (sessions at /ws); Ctrl-C ends"),
         whole_history=options.whole_history,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from agent_r1_gym.cli.listening import add_address
 from agent_r1_gym.envs.multihop_qa import MultiHopQAEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.registry import make_tool_env
@@ -23,8 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--retriever", default="bm25", help="retriever: bm25, lucene[:INDEX], dense:DIR or rrf:A,B (default: bm25)"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
+    add_address(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,7 +6,6 @@ process rewards, packages the new state. It knows no token ids and no chat templ
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.support.checks import KnownOptions, check_choice, check_integer, check_items
 from agent_r1_gym.text import Wording, encodable, render_ansi, render_message, system_turn
 from agent_r1_gym.tool import PendingCall, Tool, execute_calls
-from agent_r1_gym.types import ParsedTurn, Task, ToolCall, ToolOutcome, Transition
+from agent_r1_gym.types import ParsedTurn, Script, Task, ToolCall, ToolOutcome, Transition
 
 StepReturn = tuple[str, float, bool, bool, dict[str, Any]]
 
@@ -73,6 +72,8 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
     metadata: dict[str, Any] = {"render_modes": ["ansi", "human"], "render_fps": 4}  # noqa: RUF012
     instructions: ClassVar[str] = "Solve the task with the functions below."
     """What the system turn says before tools and answer format, unless `system_prompt` says something else."""
+    scripts: ClassVar[Mapping[str, Script]] = {}
+    """Further players by name, for `--policy script:NAME`: near misses whose scores are known, beginners."""
     held_out_splits: Sequence[str] = ()
     """Splits that are not trained on, where a class knows them; a `dataset` of tasks knows its own."""
 
@@ -337,8 +338,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         """Returns a snapshot of the running episode and of the generator, to branch or resume from."""
         if self._history is None:
             raise EpisodeError("There is nothing to snapshot before the first episode; call reset() first.")
-        tools = tuple(copy.deepcopy(tool.get_state()) for tool in self.episode_tools)
-        return EpisodeState(self._history, self.np_random.bit_generator.state, tools)
+        return EpisodeState(self._history, self.np_random.bit_generator.state, self.toolbox.get_states())
 
     def set_state(self, state: EpisodeState) -> None:
         """Continues from a snapshot, which stays valid and may be set again, here or in another environment."""
@@ -346,12 +346,8 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
             raise EpisodeError(f"set_state() takes a snapshot that get_state() made, got {type(state).__name__}.")
         self._history = None  # what follows may raise
         self._open(state.history.task)
-        tools = self.episode_tools
-        if len(state.tools) != len(tools):
-            raise EpisodeError(f"The snapshot is of {len(state.tools)} tools, this environment has {len(tools)}.")
+        self.toolbox.set_states(state.tools)
         self.np_random.bit_generator.state = state.generator
-        for tool, tool_state in zip(tools, state.tools, strict=True):
-            tool.set_state(copy.deepcopy(tool_state))
         self._history = state.history
 
     def close(self) -> None:

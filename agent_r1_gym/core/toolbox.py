@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.errors import ConfigurationError, EpisodeError
 from agent_r1_gym.support.lifetime import Lifetime
 from agent_r1_gym.tool import Tool
 
@@ -41,6 +43,21 @@ class Toolbox:
     def replace(self, wrap: Callable[[Tool], Tool]) -> None:
         """Has the running episode call what `wrap` makes of each tool: tools of the same names and parameters."""
         self._replaced, self.by_name = True, {name: wrap(tool) for name, tool in self.by_name.items()}
+
+    def get_states(self) -> tuple[Any, ...]:
+        """Returns a snapshot of each tool of the running episode."""
+        return tuple(copy.deepcopy(tool.get_state()) for tool in self.by_name.values())
+
+    def set_states(self, states: Sequence[Any]) -> None:
+        """Brings the tools of the running episode into the states that `get_states` returned.
+
+        Raises:
+            EpisodeError: these are of another number of tools.
+        """
+        if len(states) != len(self.by_name):
+            raise EpisodeError(f"The snapshot is of {len(states)} tools, this environment has {len(self.by_name)}.")
+        for tool, state in zip(self.by_name.values(), states, strict=True):
+            tool.set_state(copy.deepcopy(state))
 
     def finish(self) -> None:
         """Ends the episode's connections, unless somebody goes on with it."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from gymnasium.envs.toy_text.frozen_lake import MAPS, FrozenLakeEnv, generate_ra
 from gymnasium.envs.toy_text.taxi import MAP as TAXI_MAP
 from gymnasium.envs.toy_text.taxi import TaxiEnv
 
+from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.checks import check_choice
 from agent_r1_gym.wrappers.game import Opening, TextGame
 from agent_r1_gym.wrappers.language import LanguageWrapper
@@ -23,6 +26,10 @@ _CONVERGED = 1e-9
 _LOCATIONS = ("Red (row 1, column 1)", "Green (row 1, column 5)", "Yellow (row 5, column 1)", "Blue (row 5, column 4)")
 _IN_TAXI = 4
 _CLIFF_COLUMNS = 12
+_SPLITS = ("train", "validation", "all")
+_HELD_OUT_SHARE = 4
+"""One map of so many, by a hash of the map, is in "validation" alone."""
+_ANOTHER_DRAW = 2**32
 
 
 class _ToyText(TextGame):
@@ -70,6 +77,8 @@ class FrozenLakeTextEnv(_ToyText):
 
     ## Starting State
     The upper left corner. The map is that of `map_name`, or drawn from the seed of the reset with `random_maps`.
+    A quarter of all maps, by a hash of the map, is in "validation", which `agent-r1 eval` draws from, and no other in
+    "train": seeds repeat small maps, and a held-out seed alone draws a map that was trained on.
 
     ## Rewards
     ### Outcome
@@ -89,7 +98,8 @@ class FrozenLakeTextEnv(_ToyText):
 
     ## Arguments
     `map_name="4x4"` or "8x8", `is_slippery=False` (True: a move goes astray to either side with probability 2/3),
-    `random_maps=False` (a map of that size for each seed, always solvable), `max_turns=30`.
+    `random_maps=False` (a map of that size for each seed, always solvable), `split="train"` (of random maps: "train",
+    "validation" or "all"), `max_turns=30`.
 
     ## References
     Gymnasium, https://gymnasium.farama.org/environments/toy_text/frozen_lake.
@@ -104,16 +114,21 @@ class FrozenLakeTextEnv(_ToyText):
         map_name: str = "4x4",
         is_slippery: bool = False,
         random_maps: bool = False,
+        split: str = "train",
         max_turns: int | None = 30,
     ) -> None:
         check_choice("map_name", map_name, tuple(MAPS))
-        self._random_maps = random_maps
+        check_choice("split", split, _SPLITS)
+        if split != "train" and not random_maps:
+            raise ConfigurationError(f"split={split!r} parts random maps, and there is one map; set random_maps=True.")
+        self.held_out_splits: Sequence[str] = ("validation",) if random_maps else ()
+        self._random_maps, self._split = random_maps, split
         super().__init__(functools.partial(_lake, MAPS[map_name], is_slippery), max_turns=max_turns)
         self._size, self._is_slippery = len(MAPS[map_name]), is_slippery
 
     def _open(self, seed: int) -> Opening:
         if self._random_maps:
-            self._game, self._plan = _lake(generate_random_map(size=self._size, seed=seed), self._is_slippery), None
+            self._game, self._plan = _lake(random_lake(self._size, self._split, seed), self._is_slippery), None
         return super()._open(seed)
 
 
@@ -294,6 +309,22 @@ def best_actions(model: Mapping[int, Mapping[int, Sequence[tuple[Any, ...]]]]) -
         if np.abs(worth.max(1) - values).max() < _CONVERGED:
             return [int(action) for action in worth.argmax(1)]
         values = worth.max(1)
+
+
+def random_lake(size: int, split: str, seed: int) -> list[str]:
+    """Returns the first solvable map of a split among those that a seed draws.
+
+    Args:
+        size: number of rows and columns.
+        split: "train" or "validation", which share no map, or "all".
+        seed: of the draw.
+    """
+    for number in itertools.count(seed, _ANOTHER_DRAW):
+        lake = generate_random_map(size=size, seed=number)
+        held_out = hashlib.sha256("/".join(lake).encode()).digest()[0] % _HELD_OUT_SHARE == 0
+        if split == "all" or held_out == (split == "validation"):
+            break
+    return lake
 
 
 def _lake(lake: Sequence[str], is_slippery: bool) -> LanguageWrapper:

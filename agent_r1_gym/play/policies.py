@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from agent_r1_gym.support.json_lines import read_json_lines
 from agent_r1_gym.support.plugins import named_object
 from agent_r1_gym.types import Message, Task, ToolCall, ToolOutcome
 
-POLICIES = ("oracle", "naive", "random", "replay:RUN", "MODULE:NAME")
+POLICIES = ("oracle", "naive", "random", "script:NAME", "replay:RUN", "MODULE:NAME")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class PolicyInput:
         parser: the format that the environment understands, None if it is no `ToolEnv`.
         task: the task with its gold answers; only oracles may look at it.
         tools: the tools of the episode as OpenAI-style function schemas.
-        oracle: returns what the environment's `oracle` says of the turn to come; None if it has none.
+        scripts: by name, what returns a scripted player's turn to come: `oracle`, and those of `ToolEnv.scripts`.
         actions: the texts that the environment names as possible now (`info["actions"]`), empty if it names none.
     """
 
@@ -44,7 +44,7 @@ class PolicyInput:
     parser: Parser | None
     task: Task
     tools: Sequence[Mapping[str, Any]] = ()
-    oracle: Callable[[], ToolCall | str | None] | None = None
+    scripts: Mapping[str, Callable[[], ToolCall | str | None]] = field(default_factory=dict)
     actions: Sequence[str] = ()
 
     @property
@@ -94,20 +94,54 @@ class OraclePolicy(Policy):
 
     @staticmethod
     def _act(state: PolicyInput) -> str:
-        turn = state.oracle() if state.oracle is not None else None
-        if isinstance(turn, str) and state.parser is None:  # of a game, where an action is a text
-            return turn
-        parser = state.format
+        turn = state.scripts["oracle"]() if "oracle" in state.scripts else None
         if isinstance(turn, ToolCall) and state.turns_left == 1 and state.task.answers:
             turn = state.task.answers[0]
-        if turn is None:
+        if turn is None and state.format is not None:
             raise ConfigurationError(
                 f"Nobody knows the best turn of task {state.task.id!r}: it has no gold answers. Override "
                 "`oracle(task, history)` of its environment, which returns a ToolCall or the final answer."
             )
-        if not isinstance(turn, ToolCall | str):
-            raise ConfigurationError(f"oracle() returns one ToolCall, or the final answer as text; got {turn!r:.80}.")
-        return parser.format_call(turn) if isinstance(turn, ToolCall) else parser.format_answer(turn)
+        return written(turn, state)
+
+
+class ScriptPolicy(Policy):
+    """Plays a script of the environment (`ToolEnv.scripts`).
+
+    Args:
+        script: its name.
+    """
+
+    def __init__(self, script: str) -> None:
+        self.name = f"script:{script}"
+        self._script = script
+
+    def act(self, inputs: Sequence[PolicyInput]) -> list[str]:
+        """Returns the script's next turn.
+
+        Raises:
+            ConfigurationError: the environment has no such script, or its script returned neither call nor answer.
+        """
+        return [self._act(state) for state in inputs]
+
+    def _act(self, state: PolicyInput) -> str:
+        if self._script not in state.scripts:
+            known = suggest(self._script, state.scripts) if state.scripts else "It has none."
+            raise ConfigurationError(f"This environment has no script {self._script!r}. {known}")
+        return written(state.scripts[self._script](), state)
+
+
+def written(turn: ToolCall | str | None, state: PolicyInput) -> str:
+    """Returns a script's turn as the environment reads it; of a game, where an action is a text, as it is.
+
+    Raises:
+        ConfigurationError: it is neither a call nor a text.
+    """
+    if not isinstance(turn, ToolCall | str):
+        raise ConfigurationError(f"A script returns one ToolCall, or the final answer as text; got {turn!r:.80}.")
+    if state.parser is None and isinstance(turn, str):
+        return turn
+    return state.format.format_call(turn) if isinstance(turn, ToolCall) else state.format.format_answer(turn)
 
 
 class NaivePolicy(Policy):
@@ -202,8 +236,11 @@ def make_policy(spec: str) -> Policy:
         ConfigurationError: no policy has that name.
         DatasetError: the recorded run is malformed.
     """
-    if spec.startswith("replay:"):
-        return ReplayPolicy(Path(spec.removeprefix("replay:")))
+    kind, _, name = spec.partition(":")
+    if kind == "replay" and name:
+        return ReplayPolicy(Path(name))
+    if kind == "script" and name:
+        return ScriptPolicy(name)
     scripted: dict[str, type[Policy]] = {"oracle": OraclePolicy, "naive": NaivePolicy, "random": RandomPolicy}
     if spec in scripted:
         return scripted[spec]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -133,7 +134,7 @@ class Session:
             parser=self.parser,
             task=self.task,
             tools=() if tool_env is None else tool_env.tool_schemas,
-            oracle=self._oracle(),
+            scripts=self._scripts(),
             actions=tuple(action for action in self.info.get("actions", ()) if isinstance(action, str)),
         )
 
@@ -144,6 +145,16 @@ class Session:
     def action_of(self, text: str) -> str:
         """Returns the action that a model's text becomes."""
         return self.method.action(self.state(), text)
+
+    def waits(self, action: str) -> bool:
+        """Returns whether a step only waits for backends, so that any thread may take it.
+
+        What is instant stays in the thread that reset the environment: a connection may belong to it.
+        """
+        if self.tool_env is None:
+            return not getattr(self.env, "is_instant", False)
+        calls = self.tool_env.begin_step(action)  # only to look at: the step begins it again
+        return bool(calls) and not any(call.tool.is_instant for call in calls)
 
     def book(self, action: str, step: Step, *, by_model: Counted | None = None) -> None:
         """Adds a turn: what `env.step(action)` returned.
@@ -230,11 +241,13 @@ class Session:
             )
             raise
 
-    def _oracle(self) -> Callable[[], ToolCall | str | None] | None:
+    def _scripts(self) -> Mapping[str, Callable[[], ToolCall | str | None]]:
         tool_env, game = self.tool_env, self.env.unwrapped
-        if tool_env is not None:
-            return lambda: tool_env.oracle(tool_env.task, tool_env.transitions)
-        return game.oracle if isinstance(game, TextGame) else None
+        if tool_env is None:
+            return {"oracle": game.oracle} if isinstance(game, TextGame) else {}
+        scripts = {"oracle": type(tool_env).oracle, **tool_env.scripts}
+        history = tool_env.task, tool_env.transitions
+        return {name: functools.partial(script, tool_env, *history) for name, script in scripts.items()}
 
     def _reset(self) -> tuple[str, dict[str, Any]]:
         draws = self.tool_env is None or self.job.task_index == ANY_TASK

@@ -193,21 +193,16 @@ class TokenSession(Session):
             )
 
     def _take_step(self, action: str) -> Reply:
-        """Steps at once what is instant, and all else in the executor.
-
-        An instant tool is called in this thread, which reset the environment: a connection may belong to it.
-        """
-        if self.tool_env is None:
-            is_instant = getattr(self.env, "is_instant", False)
-            return self._step(action) if is_instant else self._executor.submit(self._step, action)
-        calls = self.tool_env.begin_step(action)  # below a wrapper only to look at: its step begins it again
-        slow = [call for call in calls if not call.tool.is_instant]
+        """Steps at once what is instant, and all else in the executor; a bare `ToolEnv` can be stepped in parts."""
         if not isinstance(self.env, ToolEnv):
-            all_slow = bool(slow) and len(slow) == len(calls)
-            return self._executor.submit(self._step, action) if all_slow else self._step(action)
+            return self._executor.submit(self._step, action) if self.waits(action) else self._step(action)
+        calls = self.env.begin_step(action)
+        instant = [call for call in calls if call.tool.is_instant]
         with self.named():
-            quick = execute_calls([call for call in calls if call.tool.is_instant])
-        return self._executor.submit(self._finish, action, calls, quick) if slow else self._finish(action, calls, quick)
+            quick = execute_calls(instant)
+        if len(instant) < len(calls):
+            return self._executor.submit(self._finish, action, calls, quick)
+        return self._finish(action, calls, quick)
 
     def _step(self, action: str) -> Answer:
         with self.named():

@@ -204,7 +204,10 @@ def run_app(
     with listener, interruptible():
         if on_ready is not None:
             on_ready(f"http://{_for_url(host)}:{listener.getsockname()[1]}")
-        asyncio.run(run())
+        # uvloop where it is installed, as `uvicorn` itself would; before 0.36 it had no such function.
+        factory = config.get_loop_factory() if hasattr(config, "get_loop_factory") else None
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(run())
 
 
 def is_local(host: str) -> bool:

@@ -45,7 +45,7 @@ def messages(words: str, actions: set[str]) -> Iterator[str]:
         while not session.ended:
             state = session.state()
             actions.update(state.actions)
-            at_random = state.actions and (seed % 2 or state.oracle is None)
+            at_random = state.actions and (seed % 2 or "oracle" not in state.scripts)
             policy = RandomPolicy() if at_random else OraclePolicy()
             step_sessions([session], policy.act([state]))
         yield from (message.content for message in session.messages)

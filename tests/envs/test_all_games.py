@@ -11,8 +11,9 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
-from agent_r1_gym.envs.toy_text import best_actions
+from agent_r1_gym.envs.toy_text import best_actions, random_lake
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.play.jobs import held_out_env
 from tests.kit.openenv import a_server
 from tests.kit.registered import GAMES, creator
 
@@ -129,6 +130,30 @@ def test_maps_are_drawn_by_seed():
     maps = {env.reset(seed=seed)[0] for seed in range(6)}
     assert len(maps) == 6
     assert env.reset(seed=2)[0] in maps
+
+
+def test_no_map_is_in_both_splits():
+    """Sixteen cells with few holes: seeds repeat maps, so that other seeds alone do not hold maps out."""
+    maps = {
+        split: [tuple(random_lake(4, split, seed)) for seed in seeds]
+        for split, seeds in {"train": range(1_000), "validation": range(500, 900), "all": range(1_000)}.items()
+    }
+    assert len(set(maps["train"])) < 600
+    assert not set(maps["train"]) & set(maps["validation"])
+    assert 0.15 < np.mean([lake in set(maps["validation"]) for lake in maps["all"]]) < 0.35
+    holes = [np.mean([str(lake).count("H") for lake in maps[split]]) for split in ("train", "validation")]
+    assert abs(holes[0] - holes[1]) < 0.3
+
+
+def test_an_evaluation_draws_maps_that_training_never_does():
+    name, options = "AgentR1/FrozenLakeText-v0", {"random_maps": True}
+    env, chosen, why_not = held_out_env(name, options)
+    assert (chosen, why_not) == ({**options, "split": "validation"}, "")
+    assert "\n".join(random_lake(4, "validation", 7)) in env.reset(seed=7)[0]
+    assert "\n".join(random_lake(4, "train", 7)) in gymnasium.make(name, **options).reset(seed=7)[0]
+    assert held_out_env(name, {}).options == {}
+    with pytest.raises(ConfigurationError, match="random_maps=True"):
+        gymnasium.make(name, split="validation")
 
 
 def test_value_iteration_by_hand():

@@ -12,7 +12,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.engine import ScriptedEngine
 from agent_r1_gym.play.jobs import evaluation_jobs
 from agent_r1_gym.play.player import Player
-from agent_r1_gym.play.policies import OraclePolicy
+from agent_r1_gym.play.policies import make_policy
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.rewards import RewardTerm
 from agent_r1_gym.types import Task, ToolCall, Transition
@@ -36,10 +36,10 @@ class CountToWithOracle(CountTo):
         return ToolCall("count", {})
 
 
-def played(env: type[ToolEnv], number: int = 2, **options: Any) -> list[Trajectory]:
+def played(env: type[ToolEnv], number: int = 2, *, policy: str = "oracle", **options: Any) -> list[Trajectory]:
     records: list[Trajectory] = []
     jobs = evaluation_jobs(range(number))
-    Player(lambda: env(**options)).play(jobs, ScriptedEngine(OraclePolicy(), side_by_side=1), records.append)
+    Player(lambda: env(**options)).play(jobs, ScriptedEngine(make_policy(policy), side_by_side=1), records.append)
     return sorted(records, key=lambda record: record.task_index)
 
 
@@ -67,3 +67,18 @@ def test_an_oracle_that_returns_something_else_is_refused() -> None:
 def test_where_nobody_knows_the_best_turn_it_is_said() -> None:
     with pytest.raises(ConfigurationError, match=r"best turn of task 'n1'.*Override `oracle"):
         played(CountTo)
+
+
+def test_a_script_of_the_environment_plays_by_its_name() -> None:
+    class Scripted(CountTo):
+        scripts = {"gives_up": lambda env, task, history: f"{task.id} after {len(history)}"}  # noqa: RUF012
+
+    records = played(Scripted, policy="script:gives_up")
+    assert [(record.answer, record.episode_return) for record in records] == [("n1 after 0", 1.0), ("n3 after 2", 1.0)]
+
+
+def test_a_script_that_an_environment_does_not_have_is_refused_with_what_it_has() -> None:
+    with pytest.raises(ConfigurationError, match=r"no script 'orakle'.*oracle"):
+        played(CountTo, policy="script:orakle")
+    with pytest.raises(ConfigurationError, match="Unknown policy"):
+        played(CountTo, policy="script:")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from agent_r1_gym.adapters.base import ALONE, library
-from agent_r1_gym.support.checks import check_integer
+from agent_r1_gym.support.checks import check_choice, check_integer
 from agent_r1_gym.support.files import atomic_directory, home, locked
 from agent_r1_gym.wrappers.game import Opening, TextGame
 
+_THEMES = ("house", "basic")
+_FIRST_OF_SPLIT = {"train": 1, "validation": 1_000_001}
 _LONGEST_COMMAND = 190
 _PARTS = re.compile(r"[.,;]|\bthen\b|\band\b")
 _OUTSIDE = re.compile("save|restore|restart|undo|quit|q|script|transcript|noscript|unscript|record|replay|verify")
@@ -38,7 +41,7 @@ class TextWorldEnv(TextGame):
     the commands that are possible now, unless `show_commands=False`.
 
     ## Starting State
-    The seed of the reset draws one of `games` games.
+    The seed of the reset draws one of the `games` games of the split. `agent-r1 eval` plays "validation".
 
     ## Rewards
     ### Outcome
@@ -56,9 +59,10 @@ class TextWorldEnv(TextGame):
     `info` (dict): `actions` (the commands that are possible now), `won`, `lost`, `game_seed`.
 
     ## Arguments
-    `nb_rooms=2`, `nb_objects=4`, `quest_length=2` (commands that a quest needs), `games=10` and `first_seed=0` (the
-    pool: games with the seeds first_seed + 1, ...), `show_commands=True`, `folder=None` (where games are kept; None: in
-    `$AGENT_R1_HOME` or the user's cache), `max_turns=20`.
+    `nb_rooms=2`, `nb_objects=4`, `quest_length=2` (commands that a quest needs), `theme="house"` or "basic" (one plain
+    sentence for each thing; names with numbers), `games=10`, `first_seed=0` and `split="train"` (the pool: games with
+    the seeds first_seed + 1, ..., in "validation" first_seed + 1,000,001, ...), `show_commands=True`, `folder=None`
+    (where games are kept; None: in `$AGENT_R1_HOME` or the user's cache), `max_turns=20`.
 
     ## References
     Côté et al. 2018 (arXiv 1806.11532); https://github.com/microsoft/TextWorld. `pip install textworld`; tested: 1.7.
@@ -68,6 +72,7 @@ class TextWorldEnv(TextGame):
     """
 
     library: ClassVar[str] = "textworld"
+    held_out_splits: Sequence[str] = ("validation",)
 
     def __init__(
         self,
@@ -75,8 +80,10 @@ class TextWorldEnv(TextGame):
         nb_rooms: int = 2,
         nb_objects: int = 4,
         quest_length: int = 2,
+        theme: str = "house",
         games: int = 10,
         first_seed: int = 0,
+        split: str = "train",
         show_commands: bool = True,
         folder: str | None = None,
         max_turns: int | None = 20,
@@ -85,9 +92,12 @@ class TextWorldEnv(TextGame):
         for name, value in {**self._size, "games": games}.items():
             check_integer(name, value, 1)
         check_integer("first_seed", first_seed, 0)
+        check_choice("theme", theme, _THEMES)
+        check_choice("split", split, tuple(_FIRST_OF_SPLIT))
         super().__init__(self._open, self._play, max_turns=max_turns, close=self._close_engine, oracle=self._best)
         version = library("textworld", package="textworld", tested="1.7").__version__
-        self._seeds, self._show = range(first_seed + 1, first_seed + 1 + games), show_commands
+        first = first_seed + _FIRST_OF_SPLIT[split]
+        self._theme, self._seeds, self._show = theme, range(first, first + games), show_commands
         self._folder: Path = (Path(folder) if folder else home() / "textworld") / version
         self._engine: Any = None
         self._state: Any = None
@@ -137,13 +147,15 @@ class TextWorldEnv(TextGame):
         """Returns the file of a game, which is made if it is not there."""
         import textworld
 
-        folder = self._folder / "-".join(map(str, (*self._size.values(), seed)))
+        theme = () if self._theme == "house" else (self._theme,)
+        folder = self._folder / "-".join(map(str, (*theme, *self._size.values(), seed)))
         with locked(folder):
             if not folder.is_dir():
                 with atomic_directory(folder) as temporary:
                     options = textworld.GameOptions()
                     for name, value in {**self._size, "seeds": seed, "path": str(temporary / "game.z8")}.items():
                         setattr(options, name, value)
+                    options.grammar.theme = self._theme
                     textworld.make(options)
         return folder / "game.z8"
 

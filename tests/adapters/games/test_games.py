@@ -15,6 +15,8 @@ import agent_r1_gym  # noqa: F401 - registers the environments
 from agent_r1_gym.adapters.base import OwnRandom, UntestedVersionWarning, library
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError
 
+SPLITS = ("train", "validation")
+
 
 def make(name, **options):
     try:
@@ -105,6 +107,24 @@ class TestTextWorld:
         assert info["won"]
         assert total == 1.0
         env.close()
+
+    def test_held_out_games_are_others(self):
+        env, held_out = (make("TextWorld", games=2, nb_rooms=1, theme="basic", split=split) for split in SPLITS)
+        games = [[one.reset(seed=seed) for seed in (0, 1, 2)] for one in (env, held_out)]
+        texts = [[text for text, _ in drawn] for drawn in games]
+        assert texts[0][0] == texts[0][2]
+        assert not set(texts[0]) & set(texts[1])
+        assert [info["game_seed"] for _, info in games[1]] == [1_000_001, 1_000_002, 1_000_001]
+        env.close()
+        held_out.close()
+
+    def test_the_basic_theme_is_short(self):
+        lengths = {}
+        for theme in ("basic", "house"):
+            env = self.make(theme=theme)
+            lengths[theme] = len(env.reset(seed=0)[0])
+            env.close()
+        assert lengths["basic"] < 0.8 * lengths["house"]
 
     @pytest.mark.parametrize(
         "turn", ["", "\\", "look\\\\", "\x00\x1b[2J", "x" * 5_000, "日本", "restart", "quit", "save"]
