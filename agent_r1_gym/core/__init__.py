@@ -52,7 +52,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         dataset: where tasks are read from instead: a file, a folder or "hub:NAME", see `datasets.tasks.load_tasks`.
         split: which tasks of `dataset`; None: its training split.
         tools: the tools of every episode.
-        parser: format of the model's turns: "hermes", "search-r1", "openai", a `Parser` or MODULE:NAME of one.
+        parser: format of the model's turns: "hermes", "search-r1", "retool", "openai", a `Parser` or MODULE:NAME.
         reward: presets, terms and functions of your own, or several of these, see `rewards.make_rewards`.
         reward_weights: overrides of single weights by term name.
         scorer: key of `scoring.SCORERS`.
@@ -117,7 +117,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         self._system_prompt = system_prompt
         self._raw_system_prompt = raw_system_prompt
         self.markup = tuple(markup)
-        self.wording = Wording(short=feedback == "short", markup=self.markup)
+        self.wording = Wording(short=feedback == "short", markup=(*self.markup, *self.parser.markup))
         self._history: History | None = None
         self._pending: PendingStep | None = None
         self._index_tools(self.tools)

@@ -89,7 +89,9 @@ class PendingStep:
         messages = [turn]
         for position, (call, outcome) in enumerate(zip(self.parsed.calls, outcomes, strict=True)):
             identifier = (call.id or f"call_{position}") if turn.tool_calls else None
-            messages.append(wording.outcome(call, outcome, identifier))
+            message = wording.outcome(call, outcome, identifier)
+            shown = parser.show_outcome(message.content)
+            messages.append(message if shown is message.content else replace(message, content=shown))
         if self.parsed.errors:
             messages.append(wording.mistakes(self.parsed.errors))
         return messages
