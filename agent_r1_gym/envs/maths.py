@@ -15,10 +15,11 @@ from agent_r1_gym.datasets.maths.base import Problem, rounded
 from agent_r1_gym.datasets.maths.dataset import STYLES, problems
 from agent_r1_gym.datasets.maths.kinds import CALCULATOR
 from agent_r1_gym.datasets.tasks import TaskSet
+from agent_r1_gym.envs.latex_answers import MATH_VERIFY, latex_scorer
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.parsing import Parser
 from agent_r1_gym.sandbox import Isolation
-from agent_r1_gym.scoring import final_number
+from agent_r1_gym.scoring import AnswerScorer, final_number
 from agent_r1_gym.support.checks import check_choice
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.tools.calculator import calculator
@@ -82,6 +83,9 @@ class MathsEnv(ToolEnv):
         tools: "calculator", "python" (one interpreter per episode) or "both".
         isolation: of Python's sandbox: "strong", "weak" or "monty", see `tools.python.PythonTool`; None: "strong".
         seconds: wall-clock and CPU time of one run of Python; None: 5.
+        scorer: "gsm8k" (numbers), "math-verify" (answers in LaTeX, compared in the sandbox; the extra `maths`), or
+            another of `ToolEnv`'s.
+        max_turns: see `ToolEnv`.
         **options: see `ToolEnv`.
 
     Raises:
@@ -107,10 +111,13 @@ class MathsEnv(ToolEnv):
         tools: str = "calculator",
         isolation: Isolation | None = None,
         seconds: float | None = None,
+        scorer: str | AnswerScorer = "gsm8k",
+        max_turns: int = 10,
         **options: Any,
     ) -> None:
         self._computes = _computing(tools, isolation, seconds)
-        super().__init__(tasks=tasks, tools=self._computes, **{"scorer": "gsm8k", "max_turns": 10, **options})
+        chosen = latex_scorer("weak" if isolation == "weak" else "strong") if scorer == MATH_VERIFY else scorer
+        super().__init__(tasks=tasks, tools=self._computes, scorer=chosen, max_turns=max_turns, **options)
 
     def oracle(self, task: Task, history: Sequence[Transition]) -> ToolCall | str | None:
         """Returns the computations of the solution, one per turn, then the gold answer."""
@@ -253,8 +260,8 @@ class ArithmeticEnv(MathsEnv):
     seeds), `kinds=None` (all that the tools can compute; keys of `datasets.maths.dataset.STYLES`), `difficulty=None`
     (1 to 5; None: all), `style="natural"` ("compact": `37 * 24 % 41`, every number a whole number below 50, fewer than
     60 tokens per episode; its defaults are system_prompt="", feedback="short", max_turns=4), `tools="calculator"`,
-    "python" or "both"; `isolation=None`, `seconds=None`: see `MathsEnv`. `scorer="gsm8k"`, `max_turns=10`; the rest: see
-    `ToolEnv`.
+    "python" or "both"; `isolation=None`, `seconds=None`: see `MathsEnv`. `scorer="gsm8k"`, `max_turns=10`; the
+    rest: see `ToolEnv`.
 
     ## References
     The generator is this project's own (`datasets/maths/`).
@@ -263,7 +270,7 @@ class ArithmeticEnv(MathsEnv):
     v0: first release.
     """
 
-    set_options: ClassVar[tuple[str, ...]] = ("tasks",)
+    set_options: ClassVar[tuple[str, ...]] = ("tasks", "dataset")
 
     def __init__(
         self,
@@ -358,7 +365,7 @@ class ReToolEnv(MathsEnv):
             options["tasks"], self.held_out_splits = made, ("validation", "test")
         elif (seed, questions, kinds, difficulty) != (0, 2_000, None, None):
             raise ConfigurationError(
-                "seed, questions, kinds and difficulty are the generator's; drop them or dataset=."
+                "seed, questions, kinds and difficulty are the generator's: drop them or dataset=."
             )
         else:
             options |= {"dataset": dataset, "split": split}

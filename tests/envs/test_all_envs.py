@@ -21,7 +21,7 @@ from agent_r1_gym.envs.multihop_qa import MultiHopQAEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.vector import ToolVectorEnv
 from tests.kit.examples import HOTPOTQA_ROW, write_json
-from tests.kit.registered import IDS, TOOL_ENVS, creator
+from tests.kit.registered import IDS, MATHS_ENVS, OFFLINE, TOOL_ENVS, creator
 
 HEADINGS = [
     "Description",
@@ -49,7 +49,7 @@ every_tool_env = pytest.mark.parametrize("env_id", TOOL_ENVS)
 
 def offline(env_id):
     """Returns the options that keep an environment off data prepared on this machine."""
-    return {} if env_id == "AgentR1/FictionQA-v0" else {"dataset": "sample"}
+    return OFFLINE.get(env_id, {"dataset": "sample"})
 
 
 @pytest.fixture
@@ -84,6 +84,8 @@ class TestContract:
 
     @pytest.mark.parametrize("parser", ["search-r1", "openai"])
     def test_the_suite_s_own_checker_with_other_formats(self, env_id, parser, make):
+        if env_id in MATHS_ENVS and parser == "search-r1":
+            pytest.skip("this format only searches")
         check_tool_env(make(env_id, parser=parser))
 
     def test_the_suite_s_own_checker_in_the_distractor_setting(self, env_id, make):
@@ -221,6 +223,8 @@ class TestSpecification:
 @every_tool_env
 def test_the_default_call_works_and_says_when_it_serves_the_sample(env_id):
     """A fresh process, because the warning comes once in one for each data set; prepared data gives none."""
+    if OFFLINE.get(env_id):
+        pytest.skip("this machine cannot give what it needs by default")
     code = (
         "import warnings; warnings.simplefilter('always')\n"
         "import gymnasium\n"

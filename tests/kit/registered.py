@@ -9,6 +9,8 @@ from gymnasium.envs.registration import load_env_creator
 
 import agent_r1_gym.envs  # noqa: F401 - registers the environments
 from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.envs.maths import MathsEnv
+from agent_r1_gym.sandbox.levels import why_not
 from agent_r1_gym.wrappers.game import TextGame
 
 
@@ -19,4 +21,11 @@ def creator(env_id: str) -> Any:
 
 IDS = sorted(spec.id for spec in gymnasium.registry.values() if spec.namespace == "AgentR1")
 TOOL_ENVS = [env_id for env_id in IDS if issubclass(creator(env_id), ToolEnv)]
+MATHS_ENVS = [env_id for env_id in TOOL_ENVS if issubclass(creator(env_id), MathsEnv)]
+OFFLINE: dict[str, dict[str, Any]] = {
+    "AgentR1/FictionQA-v0": {},
+    "AgentR1/Arithmetic-v0": {},
+    "AgentR1/ReTool-v0": {"isolation": "weak"} if why_not("strong") else {},
+}
+"""Options of environments that generate their tasks; the others take dataset="sample" where no data are wanted."""
 GAMES = [env_id for env_id in IDS if issubclass(creator(env_id), TextGame)]
