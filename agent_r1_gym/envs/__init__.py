@@ -15,6 +15,8 @@ register("AgentR1/MixedQA-v0", "agent_r1_gym.envs.mixed_qa:MixedQAEnv")
 register("AgentR1/GSM8K-v0", f"{_MATHS}:GSM8KEnv")
 register("AgentR1/Arithmetic-v0", f"{_MATHS}:ArithmeticEnv")
 register("AgentR1/ReTool-v0", f"{_MATHS}:ReToolEnv")
+register("AgentR1/Text2SQL-v0", "agent_r1_gym.envs.text2sql:Text2SQLEnv")
+register("AgentR1/ServiceDesk-v0", "agent_r1_gym.envs.service_desk.env:ServiceDeskEnv")
 
 register_game("AgentR1/FrozenLakeText-v0", f"{_TOY}:FrozenLakeTextEnv")
 register_game("AgentR1/TaxiText-v0", f"{_TOY}:TaxiTextEnv")

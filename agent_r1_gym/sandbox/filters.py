@@ -44,6 +44,7 @@ _WATCHED = """
 kill 62 129; tgkill 234 131; fcntl 72 25; ioctl 16 29; prlimit64 302 261; clone 56 220; fork 57 -; vfork 58 -
 chmod 90 -; fchmod 91 52; fchmodat 268 53; prctl 157 167; pidfd_open 434 434; clone3 435 435; seccomp 317 277
 landlock_create_ruleset 444 444; landlock_add_rule 445 445; landlock_restrict_self 446 446; unshare 272 97
+socketpair 53 199; sendto 44 206; recvfrom 45 207
 mount 165 40; umount2 166 39; pivot_root 155 41; mount_setattr 442 442; capset 126 91; setns 308 268
 """
 """Calls that are looked at, or that only the setting up makes."""
@@ -64,8 +65,9 @@ ITSELF = 0x7ABCDEF1
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _REFUSE, _UNKNOWN = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-_NUMBER, _ARCH, _FIRST, _SECOND = 0, 4, 16, 24
-"""Where the number, the architecture and the low words of the first two arguments lie."""
+_NUMBER, _ARCH, _FIRST, _SECOND, _FIFTH = 0, 4, 16, 24, 48
+"""Where the number, the architecture and the low words of these arguments lie."""
+_UNIX = 1
 
 
 def is_known(machine: str) -> bool:
@@ -95,6 +97,10 @@ def keeper_filter(machine: str) -> bytes:
     program += _when(watched["fcntl"], _only(_SECOND, _FCNTL))
     program += _when(watched["ioctl"], _only(_SECOND, _IOCTL))
     program += _when(watched["prlimit64"], _only(_FIRST, (0,)))
+    # What event loops wake themselves by: a pair of sockets within the process, and no address to send to.
+    program += _when(watched["socketpair"], _only(_FIRST, (_UNIX,)))
+    program += _when(watched["recvfrom"], [_step(_RETURN, _ALLOW)])
+    program += _when(watched["sendto"], _only(_FIFTH, (0,), then=_only(_FIFTH + 4, (0,))))
     no_namespace = [_step(_LOAD, _FIRST), _step(_JUMP_ANY_BIT, _NO_NEW_NAMESPACE, 1, 0), _step(_RETURN, _ALLOW)]
     program += _when(watched["clone"], [*no_namespace, _step(_RETURN, _REFUSE)])
     program += _when(watched["clone3"], [_step(_RETURN, _UNKNOWN)])
@@ -137,8 +143,8 @@ def _when(call: int, steps: list[bytes]) -> list[bytes]:
     return [_step(_JUMP_EQUAL, call, 0, len(steps)), *steps]
 
 
-def _only(argument: int, values: tuple[int, ...]) -> list[bytes]:
-    """Returns steps that allow a call if the low word of an argument is one of `values`."""
+def _only(word: int, values: tuple[int, ...], then: list[bytes] | None = None) -> list[bytes]:
+    """Returns steps that allow a call, or go on to `then`, if a word of its arguments is one of `values`."""
     count = len(values)
     checks = [_step(_JUMP_EQUAL, value, count - position, 0) for position, value in enumerate(values)]
-    return [_step(_LOAD, argument), *checks, _step(_RETURN, _REFUSE), _step(_RETURN, _ALLOW)]
+    return [_step(_LOAD, word), *checks, _step(_RETURN, _REFUSE), *(then or [_step(_RETURN, _ALLOW)])]

@@ -21,11 +21,15 @@ def creator(env_id: str) -> Any:
 
 IDS = sorted(spec.id for spec in gymnasium.registry.values() if spec.namespace == "AgentR1")
 TOOL_ENVS = [env_id for env_id in IDS if issubclass(creator(env_id), ToolEnv)]
+STATE_ENVS = [env_id for env_id in TOOL_ENVS if creator(env_id).success is not ToolEnv.success]
+"""Solved by what was done, not by an answer; they make their own tasks and have calls of their own."""
+QA_ENVS = [env_id for env_id in TOOL_ENVS if env_id not in STATE_ENVS]
 MATHS_ENVS = [env_id for env_id in TOOL_ENVS if issubclass(creator(env_id), MathsEnv)]
 OFFLINE: dict[str, dict[str, Any]] = {
     "AgentR1/FictionQA-v0": {},
     "AgentR1/Arithmetic-v0": {},
     "AgentR1/ReTool-v0": {"isolation": "weak"} if why_not("strong") else {},
+    **{env_id: {} for env_id in STATE_ENVS},
 }
 """Options of environments that generate their tasks; the others take dataset="sample" where no data are wanted."""
 GAMES = [env_id for env_id in IDS if issubclass(creator(env_id), TextGame)]

@@ -4,6 +4,7 @@ import gc
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -77,6 +78,7 @@ def test_output_value_and_error_are_apart(sandbox):
         ("import pickle\nclass A: pass\ntype(pickle.loads(pickle.dumps(A()))).__name__", "'A'"),
         ("__name__", "'__main__'"),
         ("exit()", ""),
+        ("import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    return 5\nasyncio.run(f())", "5"),
         ("'\\ud800'", "'\\ud800'"),
         (
             "class A:\n    def __repr__(self): return 1 / 0\nA()",
@@ -491,3 +493,30 @@ def test_a_stopped_zygote_is_replaced(strong, monkeypatch):
     assert strong.run("1 + 1").value == "2"
     for session in sessions:
         session.close()
+
+
+def test_pairs_of_sockets_reach_nobody(strong):
+    """They are there for event loops; a datagram to an address would leave the process."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(f"\0agent-r1-test-{os.getpid()}")
+        server.setblocking(False)
+        code = f"""
+import socket
+one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+one.send(b'x')
+print(other.recv(1))
+def connected(data, to): one.connect(to)
+def message(data, to): one.sendmsg([data], [], 0, to)
+for call in (one.sendto, connected, message):
+    try: print('sent', call(b'x', '\\0agent-r1-test-{os.getpid()}'))
+    except PermissionError: print('refused')
+for family in (socket.AF_INET, socket.AF_NETLINK):
+    try: print('made', socket.socketpair(family))
+    except PermissionError: print('refused')
+"""
+        for sandbox in (strong, make("no namespaces")):
+            execution = sandbox.run(code)
+            assert execution.stdout == "b'x'\n" + 5 * "refused\n", execution
+            sandbox.close()
+        with pytest.raises(BlockingIOError):
+            server.recv(1)

@@ -124,7 +124,7 @@ def test_the_program_ends_in_the_answer(kind):
     style = "compact" if kind == "chain" else "natural"
     for problem in problems(kinds=(kind,), questions=10, difficulty=3, style=style):
         *lines, last = problem.code.splitlines()
-        known = {}
+        known: dict[str, object] = {}
         exec("\n".join(lines), known)
         assert str(eval(last, known)) == problem.answers[0]
 
