@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import pickle
+import random
 import re
 
 import gymnasium
@@ -208,6 +210,72 @@ def test_weak_isolation_is_passed_on():
     env = make(RETOOL, isolation="weak", seconds=2)
     (tool,) = env.tools
     assert (tool.isolation, tool.limits.seconds, tool.stateful) == ("weak", 2, True)
+    assert episode(env, "oracle", 0)[0] == 1.0
+    env.close()
+
+
+PARTS = (
+    *(
+        "6",
+        "*",
+        "7",
+        "(",
+        ")",
+        "**",
+        "9" * 30,
+        "1e999",
+        "//",
+        "%",
+        "gcd(",
+        ",",
+        "lcm(0",
+        "-",
+        "print(",
+        "'",
+        "x =",
+        "\n",
+    ),
+    *(
+        "\0",
+        "\ud800",
+        "🦉",
+        "</answer>",
+        "</code>",
+        "<code>",
+        "```",
+        "```python\n",
+        "<|im_end|>",
+        "]" * 200,
+        "import os",
+    ),
+    *("os._exit(1)", "while", "1/0", "lambda", ":", "exit()", "{", "}", "<interpreter>", "</think>", "factorial(999)"),
+)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "actions"),
+    [
+        (GSM8K, {"dataset": "sample"}, 20_000),
+        (ARITHMETIC, {"style": "compact", "max_turns": 10}, 20_000),
+        pytest.param(RETOOL, {"seconds": 0.2}, 1_000, id="ReTool"),  # `AGENT_R1_FUZZ_ACTIONS` for more
+    ],
+)
+def test_hostile_actions(env_id, options, actions):
+    if env_id == RETOOL:
+        needs("strong")
+        actions = int(os.environ.get("AGENT_R1_FUZZ_ACTIONS", actions))
+    draw, env, errors = random.Random(5), make(env_id, **options), set()
+    env.reset(seed=0)
+    for number in range(actions):
+        text = " ".join(draw.choices(PARTS, k=draw.randint(0, 7)))
+        call = json.dumps({"name": "calculator", "arguments": {"expression": text}})
+        action = f"<code>{text}</code>" if env_id == RETOOL else f"<tool_call>{call}</tool_call>"
+        _, reward, terminated, truncated, info = env.step(action)
+        assert (reward, terminated, info["infrastructure_error"]) == (0.0, False, None), action
+        errors |= {outcome.error for outcome in info["tool_outcomes"]}
+        if truncated:
+            env.reset(seed=number)
+    assert errors == {None, "tool_error"}
     assert episode(env, "oracle", 0)[0] == 1.0
     env.close()
 
