@@ -11,6 +11,7 @@ register("AgentR1/MuSiQue-v0", f"{_QA}:MuSiQueEnv")
 register("AgentR1/FictionQA-v0", "agent_r1_gym.envs.fiction_qa:FictionQAEnv")
 register("AgentR1/SearchQA-v0", "agent_r1_gym.envs.search_qa:SearchQAEnv")
 register("AgentR1/MixedQA-v0", "agent_r1_gym.envs.mixed_qa:MixedQAEnv")
+register("AgentR1/LongRead-v0", "agent_r1_gym.envs.long_read:LongReadEnv")
 
 register_game("AgentR1/FrozenLakeText-v0", f"{_TOY}:FrozenLakeTextEnv")
 register_game("AgentR1/TaxiText-v0", f"{_TOY}:TaxiTextEnv")
