@@ -228,8 +228,23 @@ class Transition:
     earlier: tuple[Transition, ...] = field(default=(), repr=False, compare=False)
 
 
-Script = Callable[[Any, Task, Sequence[Transition]], ToolCall | str | None]
-"""A scripted player: environment, task and earlier transitions to the next turn, a call or the final answer."""
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A scripted turn that says something before its call.
+
+    Attributes:
+        words: free text.
+        call: what follows it.
+    """
+
+    words: str
+    call: ToolCall
+
+
+ScriptedTurn = ToolCall | Spoken | str | None
+"""What a scripted player does next: a call, one after some words, or the final answer; None: nobody knows."""
+Script = Callable[[Any, Task, Sequence[Transition]], ScriptedTurn]
+"""A scripted player: environment, task and earlier transitions to the next turn."""
 
 
 @dataclass(frozen=True, slots=True)

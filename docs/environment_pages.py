@@ -30,6 +30,15 @@ _IMPORTS = "import gymnasium as gym\nimport agent_r1_gym"
 PREPARED = {"dataset": "sample"}
 """Options of environments whose real data have to be fetched first: pages are made from the bundled sample."""
 
+_OF_ANSWERS = (
+    "`oracle` knows the gold answers and passages, `naive` searches the question as it stands and answers with the "
+    "first title: see [evaluation](../evaluation.md)."
+)
+_OF_SCRIPTS = (
+    "EM is the share of episodes that were solved. The rows below `oracle` are scripted players, some of them near "
+    "misses on purpose (`--policy script:NAME`): see [worlds](../worlds.md)."
+)
+
 SERVED = {"AgentR1/OpenEnv-v0": {"base_url": "http://127.0.0.1:8000"}}
 """Options of environments that need a server: they are not played."""
 
@@ -49,21 +58,25 @@ def page(identifier: str) -> str:
     creator = load_env_creator(gymnasium.spec(identifier).entry_point)
     if issubclass(creator, TextGame):
         return game_page(identifier, creator)
-    options: dict[str, Any] = {} if "Fiction" in identifier else PREPARED
+    is_world = bool(creator.scripts)
+    options: dict[str, Any] = {} if "Fiction" in identifier or is_world else PREPARED
+    policies = {"oracle (ceiling)": "oracle", "naive (floor)": "naive"}
+    if is_world:
+        policies = {"oracle (ceiling)": "oracle", **{name: f"script:{name}" for name in creator.scripts}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SampleDataWarning)
         env = make_text_env(identifier, options)
-        ceiling, floor = (play(identifier, options, policy) for policy in ("oracle", "naive"))
+        runs = {label: play(identifier, options, policy) for label, policy in policies.items()}
+    best = runs["oracle (ceiling)"]
     assert isinstance(env.unwrapped, ToolEnv)
     lines = [
         *described(identifier, options),
         "## Floor and ceiling",
         f"Played over {QUESTIONS} questions of `{env.unwrapped.describe_dataset()}`:",
-        scores({"oracle (ceiling)": ceiling, "naive (floor)": floor}),
-        "`oracle` knows the gold answers and passages, `naive` searches the question as it stands and answers with the "
-        "first title: see [evaluation](../evaluation.md).",
+        scores(runs),
+        _OF_SCRIPTS if is_world else _OF_ANSWERS,
         "## An episode of the oracle",
-        f"````text\n{render_text(ceiling[0].messages).strip()}\n````",
+        f"````text\n{render_text(best[0].messages).strip()}\n````",
     ]
     env.close()
     return "\n\n".join(lines) + "\n"

@@ -26,7 +26,7 @@ from agent_r1_gym.retrieval.base import Hit, Retriever
 from agent_r1_gym.tools import SearchTool
 from agent_r1_gym.types import Passage, Task
 from tests.kit.helpers import TASKS, CounterTool, GivenTool, headers_of, split_observation
-from tests.kit.registered import TOOL_ENVS
+from tests.kit.registered import QA_ENVS
 
 ACTIONS = int(os.environ.get("AGENT_R1_FUZZ_ACTIONS", "5000"))
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -262,7 +262,7 @@ class Fuzz:
         return terminated or truncated
 
 
-CASES = [(name, setting) for name in (*TOOL_ENVS, "poisoned") for setting in range(len(SETTINGS))]
+CASES = [(name, setting) for name in (*QA_ENVS, "poisoned") for setting in range(len(SETTINGS))]
 
 
 @pytest.mark.parametrize(("name", "setting"), CASES)

@@ -16,12 +16,12 @@ from agent_r1_gym.scoring import normalize_answer
 from agent_r1_gym.support.checks import check_choice
 from agent_r1_gym.tool import Arguments, Tool
 from agent_r1_gym.tools.notebook import notebook_tools
-from agent_r1_gym.types import Script, Task, ToolCall, ToolOutcome, Transition
+from agent_r1_gym.types import Script, Spoken, Task, ToolCall, ToolOutcome, Transition
 
 _COMPACT: Mapping[str, Any] = {"system_prompt": "", "feedback": "short"}
 _ASK = ("first", "last")
 _PAGE = {"type": "object", "properties": {}, "additionalProperties": False}
-_BETWEEN = 4
+_FILLERS = frozenset(("is", "has", "now", "held", "by", "with", "at", "to", "balance", "account", "of", "was"))
 """Words that may stand between key and value of a fact in a note."""
 _BEGINNER_NOTES = 0.25
 
@@ -38,23 +38,23 @@ class PageTool(Tool):
     """`next_page()`: the next page of a ledger, each once.
 
     Args:
-        task: whose ledger.
+        pages: the pages as they are shown.
+        facts: their entries.
         after: what is shown beyond the last page.
     """
 
-    def __init__(self, task: LedgerTask, after: str) -> None:
+    def __init__(self, pages: Sequence[str], facts: Sequence[tuple[Fact, ...]], after: str) -> None:
         super().__init__("next_page", "Read the next page; no page is shown twice.", _PAGE, timeout=None)
-        self._task, self._after = task, after
+        self._pages, self._facts, self._after = pages, facts, after
         self._read = 0
 
     def execute(self, arguments: Arguments) -> ToolOutcome:
         """Shows the page."""
-        pages = len(self._task.pages)
-        if self._read == pages:
-            return ToolOutcome(self._after, data=Page(pages + 1, pages, ()))
-        self._read += 1
-        facts = self._task.facts[self._read - 1]
-        return ToolOutcome(self._task.pages[self._read - 1], data=Page(self._read, pages, facts))
+        number, pages = self._read + 1, len(self._pages)
+        if number > pages:
+            return ToolOutcome(self._after, data=Page(number, pages, ()))
+        self._read = number
+        return ToolOutcome(self._pages[number - 1], data=Page(number, pages, self._facts[number - 1]))
 
     def get_state(self) -> int:
         """Returns how many pages were read."""
@@ -71,8 +71,8 @@ class PageTool(Tool):
 def noted_fact(transition: Transition) -> float:
     """Share of the facts that the answer rests on which this step noted first, after they were read; in [0, 1].
 
-    Summed over an episode it is at most 1. A note holds a fact if it names key and value with at most four words
-    between.
+    Summed over an episode it is at most 1. A note holds a fact if it names the key and then the value, with nothing but
+    punctuation and fillers (`is`, `has`, `held by` ...) between: a list of names and numbers holds none.
     """
     support = getattr(transition.task, "support", ())
     notes = tuple(_notes(transition)) if support else ()
@@ -88,7 +88,7 @@ def noted_fact(transition: Transition) -> float:
 def _notes(step: Transition) -> Iterator[str]:
     for call, outcome in zip(step.parsed.calls, step.outcomes, strict=True):
         if call.name == "note" and outcome.ok:
-            yield outcome.data[-1]
+            yield call.arguments["text"]
 
 
 def _pages(step: Transition) -> Iterator[Page]:
@@ -99,14 +99,14 @@ def _holds(notes: Sequence[str], fact: Fact) -> bool:
     key, value = normalize_answer(fact.key).split(), normalize_answer(fact.value).split()
     for note in notes:
         words = normalize_answer(note).split()
-        keys, values = _places(words, key), _places(words, value)
-        if any(0 <= v - k - len(key) <= _BETWEEN or 0 <= k - v - len(value) <= _BETWEEN for k in keys for v in values):
-            return True
+        for start in range(len(words) - len(key)):
+            rest = start + len(key)
+            if words[start:rest] == key:
+                while rest < len(words) and words[rest] in _FILLERS:
+                    rest += 1
+                if words[rest : rest + len(value)] == value:
+                    return True
     return False
-
-
-def _places(words: Sequence[str], part: Sequence[str]) -> list[int]:
-    return [start for start in range(len(words) - len(part) + 1) if words[start : start + len(part)] == part]
 
 
 _PROCESS = (
@@ -154,6 +154,21 @@ def _without_notes(env: LongReadEnv, task: LedgerTask, history: Sequence[Transit
     if isinstance(shown, Page) and shown.number >= shown.of + env.asks_last:
         return env.say(task, [fact for step in history for page in _pages(step) for fact in page.facts])
     return _NEXT
+
+
+def _summariser(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | Spoken | str:
+    """Says between `<summary>` tags all that the question wants of the pages so far, and answers by that.
+
+    A script does not see what it said: it collects the entries anew, which are those that its last summary holds.
+    """
+    shown = _shown(history)
+    if not isinstance(shown, Page):
+        return _NEXT
+    read = [fact for step in history for page in _pages(step) for fact in page.facts]
+    kept = [fact for fact in read if env.asks_last or task.question.wants(fact)]
+    if shown.number >= shown.of + env.asks_last:
+        return env.say(task, kept)
+    return Spoken(f"<summary>{env.words.note(kept)}</summary>", _NEXT)
 
 
 def _forgetful(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | str:
@@ -262,6 +277,7 @@ class LongReadEnv(ToolEnv):
     set_options: ClassVar[tuple[str, ...]] = ("tasks", "tools", "dataset")
     scripts: ClassVar[Mapping[str, Script]] = {
         "without_notes": _without_notes,
+        "summariser": _summariser,
         "forgetful": _forgetful,
         "stale": _stale,
         "guesser": _guesser,
@@ -372,4 +388,4 @@ class LongReadEnv(ToolEnv):
         end = "end" if self.words.name == "compact" else "That was the last page."
         if self.asks_last:
             end = f"{end} {task.prompt}"
-        return [PageTool(task, end), *self._notebook]
+        return [PageTool(task.pages, task.facts, end), *self._notebook]

@@ -22,7 +22,7 @@ from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.rewards import new_support
 from agent_r1_gym.scoring import sub_exact_match
 from agent_r1_gym.text import encodable
-from agent_r1_gym.types import Message, Task, ToolCall
+from agent_r1_gym.types import Message, ScriptedTurn, Task
 from agent_r1_gym.vector import step_together
 from agent_r1_gym.wrappers.game import TextGame
 
@@ -241,7 +241,7 @@ class Session:
             )
             raise
 
-    def _scripts(self) -> Mapping[str, Callable[[], ToolCall | str | None]]:
+    def _scripts(self) -> Mapping[str, Callable[[], ScriptedTurn]]:
         tool_env, game = self.tool_env, self.env.unwrapped
         if tool_env is None:
             return {"oracle": game.oracle} if isinstance(game, TextGame) else {}

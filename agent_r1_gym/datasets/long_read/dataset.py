@@ -19,6 +19,9 @@ _DISTRACTORS = 0.6
 """Other keys, as a share of the entries about them: the rest of these are updates."""
 
 
+_NO_QUESTION = Question("", (), is_about_item=False)
+
+
 class Defaults(NamedTuple):
     """What a style takes where nobody says it."""
 
@@ -47,7 +50,7 @@ class LedgerTask(Task):
 
     facts: tuple[tuple[Fact, ...], ...] = ()
     pages: tuple[str, ...] = ()
-    question: Question = Question("", (), False)
+    question: Question = _NO_QUESTION
     support: tuple[Fact, ...] = ()
 
 
@@ -170,8 +173,9 @@ def _flat(facts: Iterable[Sequence[Fact]]) -> list[Fact]:
 
 def _written(kind: Kind, style: Style, draw: random.Random) -> tuple[Question, tuple[tuple[Fact, ...], ...]]:
     """Draws a question with its histories until they fit on the pages and belong to the split, and fills these up."""
+    asked = draw.choice(kind.types)  # once: what is drawn again must not prefer the types that fit easily
     while True:
-        question, histories = _asked(kind, style, draw)
+        question, histories = _asked(asked, kind, style, draw)
         pages = _placed(kind, histories, draw)
         if pages is None:
             continue
@@ -183,10 +187,9 @@ def _written(kind: Kind, style: Style, draw: random.Random) -> tuple[Question, t
             return question, tuple(map(tuple, pages))
 
 
-def _asked(kind: Kind, style: Style, draw: random.Random) -> tuple[Question, dict[str, list[str]]]:
-    """Returns a question, and the successive values of each key that it is about."""
+def _asked(asked: str, kind: Kind, style: Style, draw: random.Random) -> tuple[Question, dict[str, list[str]]]:
+    """Returns a question of type `asked`, and the successive values of each key that it is about."""
     items, persons = style.items[kind.split], style.persons[kind.split]
-    asked = draw.choice(kind.types)
     is_about_item = asked in ("holder", "balance_of_holder") or (asked == "changes" and draw.random() < 0.5)
     keys = draw.sample(items if is_about_item else persons, 2 if asked == "sum" else 1)
     histories = {key: _history(persons if is_about_item else style.balances, kind.updates, draw) for key in keys}
