@@ -206,6 +206,16 @@ def _beginner(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition])
     return turn
 
 
+_SCRIPTS: Mapping[str, Any] = {
+    "without_notes": _without_notes,
+    "summariser": _summariser,
+    "forgetful": _forgetful,
+    "stale": _stale,
+    "guesser": _guesser,
+    "beginner": _beginner,
+}
+
+
 class LongReadEnv(ToolEnv):
     """LongRead: read a ledger page by page, remember what matters, answer a question about it.
 
@@ -275,14 +285,7 @@ class LongReadEnv(ToolEnv):
 
     held_out_splits: Sequence[str] = ("validation", "test")
     set_options: ClassVar[tuple[str, ...]] = ("tasks", "tools", "dataset")
-    scripts: ClassVar[Mapping[str, Script]] = {
-        "without_notes": _without_notes,
-        "summariser": _summariser,
-        "forgetful": _forgetful,
-        "stale": _stale,
-        "guesser": _guesser,
-        "beginner": _beginner,
-    }
+    scripts: ClassVar[Mapping[str, Script]] = _SCRIPTS
     instructions: ClassVar[str] = (
         "Answer a question about a ledger. Read it to its last page: a later entry replaces an earlier one about the "
         "same item or person. No page is shown twice, and older ones may be out of sight when you answer: keep what "

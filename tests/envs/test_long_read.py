@@ -36,7 +36,7 @@ WAYS: Mapping[str, tuple[Mapping[str, Any], str | None, Policy]] = {
     "own summary": ({"notebook": False}, "summary", ScriptPolicy("summariser")),
 }
 """Options, what a window of one turn does with older ones (None: no window), and who plays well then."""
-STYLES = {
+STYLES: Mapping[str, Mapping[str, Any]] = {
     "natural": {},
     "compact": COMPACT,
     "compact, all types": {**COMPACT, "types": QUESTION_TYPES, "pages": 5, "updates": 3},

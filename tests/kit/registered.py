@@ -9,7 +9,6 @@ from gymnasium.envs.registration import load_env_creator
 
 import agent_r1_gym.envs  # noqa: F401 - registers the environments
 from agent_r1_gym.core import ToolEnv
-from agent_r1_gym.envs.multihop_qa import MultiHopQAEnv
 from agent_r1_gym.wrappers.game import TextGame
 
 
@@ -20,7 +19,7 @@ def creator(env_id: str) -> Any:
 
 IDS = sorted(spec.id for spec in gymnasium.registry.values() if spec.namespace == "AgentR1")
 TOOL_ENVS = [env_id for env_id in IDS if issubclass(creator(env_id), ToolEnv)]
-QA_ENVS = [env_id for env_id in TOOL_ENVS if issubclass(creator(env_id), MultiHopQAEnv)]
-STATE_ENVS = [env_id for env_id in TOOL_ENVS if env_id not in QA_ENVS]
-"""They make their own tasks, each with tools of its own."""
+STATE_ENVS = [env_id for env_id in TOOL_ENVS if creator(env_id).scripts]
+"""Worlds: they make their own tasks, each with tools of its own, and bring scripted players."""
+QA_ENVS = [env_id for env_id in TOOL_ENVS if env_id not in STATE_ENVS]
 GAMES = [env_id for env_id in IDS if issubclass(creator(env_id), TextGame)]
