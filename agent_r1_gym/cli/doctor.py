@@ -27,13 +27,30 @@ _DATASETS = ("hotpotqa", "2wikimultihopqa", "musique")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this subcommand."""
     parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.add_argument(
+        "--probe-sandbox",
+        action="store_true",
+        help="attack the code sandbox with sixteen programs, per level of isolation; show what it holds",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the report; exit status 1 if a package of the base install is missing."""
+    if options.probe_sandbox:
+        return _probe_sandbox(as_json=options.json)
     report = examine()
     say(json.dumps(report, indent=2) if options.json else _as_text(report))
     return int(any(version is None for version in report["packages"].get("base", {}).values()))
+
+
+def _probe_sandbox(*, as_json: bool) -> int:
+    """Prints what each level of isolation holds here; exit status 1 if the strong one fails, or is not there."""
+    from agent_r1_gym.sandbox.probes import PROBES, matrix
+
+    verdicts = matrix()
+    rows = [(probe, *(verdicts[level][probe] for level in verdicts)) for probe in PROBES]
+    say(json.dumps(verdicts, indent=2) if as_json else table(("probe", *verdicts), rows))
+    return int(any(verdict != "held" for verdict in verdicts["strong"].values()))
 
 
 def examine() -> dict[str, Any]:

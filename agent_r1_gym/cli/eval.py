@@ -197,7 +197,7 @@ def metrics_table(metrics: Summary) -> str:
     text += f"\nanswers  {told}" if (told := answers_told(metrics)) else ""
     for name in ("ends", "failures"):
         text += f"\n{name}  " + (", ".join(f"{kind}: {n}" for kind, n in metrics["overall"][name].items()) or "none")
-    for name in ("pass_at_k", "majority_at_k"):
+    for name in ("pass_at_k", "pass_hat_k", "majority_at_k"):
         best = [f"{k}: {_shown(value)}" for k, value in metrics.get(name, {}).items()]
         text += f"\n{name}  {'  '.join(best)}" if best else ""
     return text

@@ -34,7 +34,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
     """A multi-turn, tool-using task.
 
     Subclasses give tasks and tools, and override hooks where their rules differ: `sample_task`, `make_tools`,
-    `task_prompt`, `is_terminated`, `oracle`. They do not override `reset` and `step`, which hold the contract.
+    `task_prompt`, `is_terminated`, `success`, `oracle`. They do not override `reset` and `step`: the contract.
 
     Observation: the whole history as text. Action: one model turn, free text. `info` (same keys after `reset` and
     `step`): `messages` (the history as `types.Message`s), `new_messages` (what this step added), `task_id`, `dataset`,
@@ -143,6 +143,10 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
     def oracle(self, task: Task, history: Sequence[Transition]) -> ToolCall | str | None:
         """Returns the best next turn, a call or the final answer, None if it is not known; default: the gold answer."""
         return task.answers[0] if task.answers else None
+
+    def success(self, task: Task, history: Sequence[Transition]) -> float | None:
+        """Returns how well an episode on `task` was solved by what it did (1: wholly), None if its answer tells."""
+        return None
 
     def describe_dataset(self) -> str:
         """Returns what `info["dataset"]` says is served."""

@@ -16,7 +16,7 @@ from agent_r1_gym.scoring import normalize_answer
 from agent_r1_gym.support.checks import check_choice
 from agent_r1_gym.tool import Arguments, Tool
 from agent_r1_gym.tools.notebook import notebook_tools
-from agent_r1_gym.types import Script, Spoken, Task, ToolCall, ToolOutcome, Transition
+from agent_r1_gym.types import Script, Task, Thought, ToolCall, ToolOutcome, Transition
 
 _COMPACT: Mapping[str, Any] = {"system_prompt": "", "feedback": "short"}
 _ASK = ("first", "last")
@@ -156,7 +156,7 @@ def _without_notes(env: LongReadEnv, task: LedgerTask, history: Sequence[Transit
     return _NEXT
 
 
-def _summariser(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | Spoken | str:
+def _summariser(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | Thought | str:
     """Says between `<summary>` tags all that the question wants of the pages so far, and answers by that.
 
     A script does not see what it said: it collects the entries anew, which are those that its last summary holds.
@@ -168,7 +168,7 @@ def _summariser(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition
     kept = [fact for fact in read if env.asks_last or task.question.wants(fact)]
     if shown.number >= shown.of + env.asks_last:
         return env.say(task, kept)
-    return Spoken(f"<summary>{env.words.note(kept)}</summary>", _NEXT)
+    return Thought(f"<summary>{env.words.note(kept)}</summary>", _NEXT)
 
 
 def _forgetful(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | str:

@@ -8,7 +8,14 @@ from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.run_folder import Failure, RunFolder
-from agent_r1_gym.evaluation.statistics import bootstrap, majority_at_k, mcnemar_test, paired_bootstrap, pass_at_k
+from agent_r1_gym.evaluation.statistics import (
+    bootstrap,
+    majority_at_k,
+    mcnemar_test,
+    paired_bootstrap,
+    pass_at_k,
+    pass_hat_k,
+)
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.scoring import normalize_answer
 
@@ -53,8 +60,8 @@ def summarize(
     run: `answers` (`distinct`, `none`: episodes without one, `most_frequent`: up to five normalised answers and their
     numbers of episodes), `most_frequent_gold` (`answer`, and `em`: the share of questions that it would answer right
     if it were always given; None without gold answers), `excluded` (`episodes`, `by_error`) and
-    `em_counting_excluded_as_wrong`; with several samples `pass_at_k` and `majority_at_k` by k, both estimated from all
-    samples (see `statistics`).
+    `em_counting_excluded_as_wrong`; with several samples `pass_at_k`, `pass_hat_k` (all of k right) and `majority_at_k`
+    (empty where nobody answers) by k, estimated from all samples (see `statistics`).
 
     Args:
         records: finished episodes.
@@ -168,12 +175,20 @@ def _group(records: Sequence[Trajectory], seconds: Mapping[Key, float]) -> Summa
 def _best_of_k(records: Sequence[Trajectory], samples: int) -> Summary:
     sizes = sorted({k for power in range(samples.bit_length()) if (k := 2**power) <= samples} | {samples})
     groups = [group for group in _by_task(records).values() if group[0].scores]
-    best: Summary = {"pass_at_k": {}, "majority_at_k": {}}
+    has_answers = any(record.answer is not None or record.gold_answers for record in records)
+    best: Summary = {"pass_at_k": {}, "pass_hat_k": {}, "majority_at_k": {}}
     for k in sizes:
         whole = [group for group in groups if len(group) >= k]
-        chances = [[pass_at_k(len(group), sum(bool(record.solved) for record in group), k)] for group in whole]
-        votes = [[majority_at_k(_votes(group), [record.scores["em"] for record in group], k)] for group in whole]
-        for name, interval in bootstrap({"pass_at_k": chances, "majority_at_k": votes}).items():
+        counts = [(len(group), sum(bool(record.solved) for record in group)) for group in whole]
+        shares = {
+            "pass_at_k": [[pass_at_k(number, right, k)] for number, right in counts],
+            "pass_hat_k": [[pass_hat_k(number, right, k)] for number, right in counts],
+        }
+        if has_answers:
+            shares["majority_at_k"] = [
+                [majority_at_k(_votes(group), [record.scores["em"] for record in group], k)] for group in whole
+            ]
+        for name, interval in bootstrap(shares).items():
             best[name][str(k)] = interval._asdict()
     return best
 

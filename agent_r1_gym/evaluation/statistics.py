@@ -21,7 +21,7 @@ import numpy.typing as npt
 from agent_r1_gym.errors import ConfigurationError
 
 Floats = npt.NDArray[np.float64]
-PROPORTIONS = frozenset({"em", "f1", "sub_em", "support_recall", "pass_at_k", "majority_at_k"})
+PROPORTIONS = frozenset({"em", "f1", "sub_em", "support_recall", "pass_at_k", "pass_hat_k", "majority_at_k"})
 """Metrics whose scores cannot leave [0, 1]."""
 RESAMPLES = 2_000
 _PARTIAL_CREDIT = 2.0  # scores between 0 and 1 vary less than 0 and 1 do, but hardly less than half as much
@@ -236,6 +236,17 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
     if not (0 <= right <= samples and 1 <= k <= samples):
         raise ConfigurationError(f"pass@k needs 0 <= right <= samples and 1 <= k <= samples, got {samples, right, k}.")
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def pass_hat_k(samples: int, right: int, k: int) -> float:
+    """Returns the unbiased estimate of the chance that all of k samples are right (Yao et al. 2024, arXiv 2406.12045).
+
+    C(c, k) / C(n, k), with n samples of which c are right; written pass^k. At k = 1 it is pass@1.
+
+    Raises:
+        ConfigurationError: see `pass_at_k`.
+    """
+    return 1.0 - pass_at_k(samples, samples - right, k)
 
 
 def majority_at_k(votes: Sequence[str | None], scores: Sequence[float], k: int, *, seed: int = 0) -> float:

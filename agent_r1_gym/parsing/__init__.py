@@ -49,10 +49,6 @@ class Parser(abc.ABC):
     def format_call(self, call: ToolCall) -> str:
         """Returns text that `parse` understands as `call`."""
 
-    def format_spoken(self, words: str, call: ToolCall) -> str:
-        """Returns text that says `words` and that `parse` understands as `call`."""
-        return f"{words}\n{self.format_call(call)}"
-
     def format_answer(self, answer: str) -> str:
         """Returns text that `parse` understands as the final answer."""
         return f"<answer>{answer}</answer>"
@@ -307,13 +303,9 @@ class OpenAIParser(Parser):
 
     def format_call(self, call: ToolCall) -> str:
         """Returns an assistant message that holds `call` (see the base class)."""
-        return self.format_spoken("", call)
-
-    def format_spoken(self, words: str, call: ToolCall) -> str:
-        """Returns an assistant message with `words` as its content (see the base class)."""
         function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
         entry = {"id": call.id or "call_0", "type": "function", "function": function}
-        return json.dumps({"content": words, "tool_calls": [entry]}, ensure_ascii=False)
+        return json.dumps({"content": "", "tool_calls": [entry]}, ensure_ascii=False)
 
     @staticmethod
     def _message(text: str) -> dict[str, Any] | ParseError:

@@ -14,7 +14,7 @@ from agent_r1_gym.parsing import Parser
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.support.json_lines import read_json_lines
 from agent_r1_gym.support.plugins import named_object
-from agent_r1_gym.types import Message, ScriptedTurn, Spoken, Task, ToolCall, ToolOutcome
+from agent_r1_gym.types import Message, Task, Thought, ToolCall, ToolOutcome
 
 POLICIES = ("oracle", "naive", "random", "script:NAME", "replay:RUN", "MODULE:NAME")
 
@@ -44,7 +44,7 @@ class PolicyInput:
     parser: Parser | None
     task: Task
     tools: Sequence[Mapping[str, Any]] = ()
-    scripts: Mapping[str, Callable[[], ScriptedTurn]] = field(default_factory=dict)
+    scripts: Mapping[str, Callable[[], ToolCall | Thought | str | None]] = field(default_factory=dict)
     actions: Sequence[str] = ()
 
     @property
@@ -131,18 +131,16 @@ class ScriptPolicy(Policy):
         return written(state.scripts[self._script](), state)
 
 
-def written(turn: ScriptedTurn, state: PolicyInput) -> str:
+def written(turn: ToolCall | Thought | str | None, state: PolicyInput) -> str:
     """Returns a script's turn as the environment reads it; of a game, where an action is a text, as it is.
 
     Raises:
         ConfigurationError: it is neither a call nor a text.
     """
-    if isinstance(turn, Spoken):
-        return state.format.format_spoken(turn.words, turn.call)
+    if isinstance(turn, Thought):
+        return f"<think>{turn.text}</think>{written(turn.move, state)}"
     if not isinstance(turn, ToolCall | str):
-        raise ConfigurationError(
-            f"A script returns one ToolCall, or the final answer as text, or Spoken; got {turn!r:.80}."
-        )
+        raise ConfigurationError(f"A script returns one ToolCall, or the final answer as text; got {turn!r:.80}.")
     if state.parser is None and isinstance(turn, str):
         return turn
     return state.format.format_call(turn) if isinstance(turn, ToolCall) else state.format.format_answer(turn)

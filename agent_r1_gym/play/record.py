@@ -149,7 +149,8 @@ class Trajectory:
         infrastructure_error: what backend failed, None if none did; such an episode is neither scored nor trained on.
         support_recall: share of the task's gold passages that the searches brought back, None if it names none.
         scores: of the answer, by the environment's own scorer: `em`, `f1`, and `sub_em`, the lenient substring match;
-            empty where the task has no gold answers.
+            empty where the task has no gold answers. Where a task is solved by what was done (`ToolEnv.success`), `em`
+            alone: how well.
         seconds: from reset to end, with all waiting; None if nobody measured.
         tokens: for training, None where no model of this process sampled them.
     """

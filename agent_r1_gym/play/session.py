@@ -22,7 +22,7 @@ from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.rewards import new_support
 from agent_r1_gym.scoring import sub_exact_match
 from agent_r1_gym.text import encodable
-from agent_r1_gym.types import Message, ScriptedTurn, Task
+from agent_r1_gym.types import Message, Task, Thought, ToolCall
 from agent_r1_gym.vector import step_together
 from agent_r1_gym.wrappers.game import TextGame
 
@@ -241,7 +241,7 @@ class Session:
             )
             raise
 
-    def _scripts(self) -> Mapping[str, Callable[[], ScriptedTurn]]:
+    def _scripts(self) -> Mapping[str, Callable[[], ToolCall | Thought | str | None]]:
         tool_env, game = self.tool_env, self.env.unwrapped
         if tool_env is None:
             return {"oracle": game.oracle} if isinstance(game, TextGame) else {}
@@ -302,7 +302,12 @@ class Session:
         return reason or ("goal" if self._terminated else "time_limit" if self._truncated else "interrupted")
 
     def _scores(self, task: Task, answer: str | None) -> dict[str, float]:
-        if self.tool_env is None or not task.answers:
+        if self.tool_env is None:
+            return {}
+        success = self.tool_env.success(task, self.tool_env.transitions)
+        if success is not None:
+            return {"em": float(success)}
+        if not task.answers:
             return {}
         scorer = self.tool_env.scorer
         metrics = {"em": scorer.em, "f1": scorer.f1, "sub_em": sub_exact_match}

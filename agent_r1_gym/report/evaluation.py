@@ -163,7 +163,7 @@ def _cell(metric: Mapping[str, float] | None) -> Cell:
 
 def _best_of_k(runs: Sequence[EvaluationRun]) -> list[Html]:
     tables = []
-    for name in ("pass_at_k", "majority_at_k"):
+    for name in ("pass_at_k", "pass_hat_k", "majority_at_k"):
         sizes = sorted({int(k) for run in runs for k in run.metrics.get(name, {})})
         if sizes:
             rows = [[run.name, *(_cell(run.metrics.get(name, {}).get(str(k))) for k in sizes)] for run in runs]

@@ -65,6 +65,10 @@ class Lifetime:
         self._ended = True
         _close_all(self._owned, self._pid)
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether something is open under `key`."""
+        return key in self._owned
+
     def __len__(self) -> int:
         """The number of things that are open."""
         return len(self._owned)

@@ -81,6 +81,8 @@ class TestContract:
         "options", [{}, {"reward": "process"}, {"reward": "agent_r1"}], ids=["em", "process", "paper"]
     )
     def test_the_suite_s_own_checker(self, env_id, options, make):
+        if env_id in STATE_ENVS and options == {"reward": "agent_r1"}:
+            pytest.skip("is not solved by an answer")
         check_tool_env(make(env_id, **options))
 
     @pytest.mark.parametrize("parser", ["search-r1", "openai"])

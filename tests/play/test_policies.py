@@ -15,7 +15,7 @@ from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.policies import make_policy
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.rewards import RewardTerm
-from agent_r1_gym.types import Task, ToolCall, Transition
+from agent_r1_gym.types import Task, Thought, ToolCall, Transition
 from tests.kit.helpers import TASKS, CounterTool
 
 
@@ -82,3 +82,12 @@ def test_a_script_that_an_environment_does_not_have_is_refused_with_what_it_has(
         played(CountTo, policy="script:orakle")
     with pytest.raises(ConfigurationError, match="Unknown policy"):
         played(CountTo, policy="script:")
+
+
+def test_a_script_may_think_before_it_acts() -> None:
+    class Thinking(CountTo):
+        scripts = {"thinks": lambda env, task, history: Thought("one more", ToolCall("count", {}))}  # noqa: RUF012
+
+    (first, _) = played(Thinking, policy="script:thinks")
+    assert first.turns[0].action.startswith("<think>one more</think><tool_call>")
+    assert not first.turns[0].parse_errors

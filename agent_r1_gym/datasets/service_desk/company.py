@@ -1,0 +1,95 @@
+"""The company: tables, their rows, and the template of a database that every episode gets a clone of."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = tuple[Any, ...]
+Rows = Mapping[str, Sequence[Row]]
+
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "customers": ("id", "name", "code", "tier", "refunds", "vouchers", "debt", "address"),
+    "items": ("id", "name", "category", "price", "stock"),
+    "orders": ("id", "customer", "item", "state", "days", "delay", "price", "sale", "address", "refunded"),
+    "staff": ("id", "name", "role"),
+    "tickets": ("id", "customer", "request", "assigned"),
+    "vouchers": ("id", "customer", "amount"),
+    "checks": ("id", "ticket", "customer", "passed"),
+    "notes": ("id", "ticket", "text"),
+}
+"""Columns by table; the first is the key."""
+COUNTED = frozenset({"vouchers", "checks", "notes"})
+"""Tables whose keys are counted: a row that is added to one is known by what it says."""
+_SCHEMA = "".join(
+    f"CREATE TABLE {table} ({columns[0]} {'INTEGER' if table in COUNTED else 'TEXT'} PRIMARY KEY, "
+    f"{', '.join(columns[1:])});"
+    for table, columns in TABLES.items()
+)
+
+Change = tuple[str, str, str, Any]
+"""What differs: table, key of the row ("+" if it was added), column, and what stands there now.
+
+Of an added row there is one change, whose column is "" and whose value is the tuple of all columns but the key; of a
+row that is gone one with column "" and value None.
+"""
+
+
+class Template:
+    """A database in memory that is never changed; `clone` copies it, in any thread.
+
+    Args:
+        rows: by table.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = {table: {row[0]: row for row in rows.get(table, ())} for table in TABLES}
+        self._lock = threading.Lock()
+        self._database = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+        self._database.execute("PRAGMA page_size = 1024")
+        self._database.executescript(_SCHEMA)
+        for table, entries in rows.items():
+            marks = ", ".join("?" * len(TABLES[table]))
+            self._database.executemany(f"INSERT INTO {table} VALUES ({marks})", entries)
+
+    def clone(self) -> sqlite3.Connection:
+        """Returns a database with the same rows that belongs to whoever asked."""
+        database = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+        with self._lock:
+            self._database.backup(database)
+        return database
+
+    def changes(self, database: sqlite3.Connection) -> tuple[Change, ...]:
+        """Returns what differs in a clone, table by table and in the order of its rows."""
+        if not database.total_changes:
+            return ()
+        changes: list[Change] = []
+        for table, columns in TABLES.items():
+            before = self.rows[table]
+            now = {row[0]: row for row in database.execute(f"SELECT * FROM {table}")}
+            for key, row in now.items():
+                if key not in before:
+                    changes.append((table, "+" if table in COUNTED else key, "", row[1:]))
+                elif row != before[key]:
+                    changes += [
+                        (table, key, name, new)
+                        for name, new, old in zip(columns, row, before[key], strict=True)
+                        if new != old
+                    ]
+            changes += [(table, str(key), "", None) for key in before if key not in now]
+        return tuple(changes)
+
+
+def dump(database: sqlite3.Connection) -> dict[str, list[Row]]:
+    """Returns all rows of a database, for a snapshot."""
+    return {table: database.execute(f"SELECT * FROM {table}").fetchall() for table in TABLES}
+
+
+def restore(database: sqlite3.Connection, rows: Rows) -> None:
+    """Brings a database to the rows of a snapshot."""
+    for table, columns in TABLES.items():
+        database.execute(f"DELETE FROM {table}")
+        marks = ", ".join("?" * len(columns))
+        database.executemany(f"INSERT INTO {table} VALUES ({marks})", rows[table])

@@ -1,0 +1,52 @@
+"""Tickets as a sequence of tasks: made when asked for, the same for equal options in every process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent_r1_gym.datasets.service_desk.drawing import DIFFICULTIES, SPLITS
+from agent_r1_gym.datasets.service_desk.style import STYLES
+from agent_r1_gym.datasets.service_desk.tickets import Ticket, WorldKey
+from agent_r1_gym.datasets.service_desk.world import TICKETS, world_of
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.support.checks import check_choice, check_integer
+
+
+class Tickets(Sequence[Ticket]):
+    """The tickets of as many companies as are needed, each with a policy of its own.
+
+    Args:
+        tickets: how many.
+        seed: of the worlds; another one gives other companies, policies and tickets.
+        split: which policies, see `drawing.split_of`.
+        style: "natural" or "compact".
+        difficulty: 1 to 3: rules per section, exceptions, what customers forget, what goes wrong.
+
+    Raises:
+        ConfigurationError: an argument has a wrong value.
+    """
+
+    def __init__(self, tickets: int, *, seed: int, split: str, style: str, difficulty: int) -> None:
+        check_integer("tickets", tickets, 1)
+        check_integer("world_seed", seed, 0)
+        check_choice("split", split, SPLITS)
+        check_choice("style", style, tuple(STYLES))
+        if difficulty not in DIFFICULTIES or isinstance(difficulty, bool):
+            raise ConfigurationError(f"difficulty must be one of {DIFFICULTIES}, got {difficulty!r}.")
+        self._number = tickets
+        self._key = WorldKey(style, seed, split, difficulty, 0)
+        self._per_world = TICKETS[style]
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __getitem__(self, index: int) -> Ticket:  # type: ignore[override]  # slices are not needed
+        if not -self._number <= index < self._number:
+            raise IndexError(f"ticket {index} of {self._number}")
+        number, place = divmod(index % self._number, self._per_world)
+        return world_of(self._key._replace(number=number)).tickets[place]
+
+    def describe(self) -> str:
+        """Returns what is served, in one line."""
+        style, seed, split, difficulty, _ = self._key
+        return f"service desk {split}: {self._number} tickets, {style}, difficulty {difficulty}, seed {seed}"

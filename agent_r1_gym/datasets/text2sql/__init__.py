@@ -1,0 +1,1 @@
+"""Questions over databases: generated ones, Spider and BIRD folders, any SQLite file; when two results are equal."""

@@ -1,0 +1,164 @@
+"""Tasks of text-to-SQL: a question, a database, and the query that answers it on every filling of that database."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from agent_r1_gym.datasets.text2sql.compact import COMPACT_TYPES, LAYOUTS, Compact, ask_compact
+from agent_r1_gym.datasets.text2sql.compare import same_rows
+from agent_r1_gym.datasets.text2sql.questions import QUESTION_TYPES, Asked, ask
+from agent_r1_gym.datasets.text2sql.schema import part_of
+from agent_r1_gym.datasets.text2sql.sources import Generated, Source, is_right, reader
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.support.checks import check_choice, check_integer
+from agent_r1_gym.types import Task
+
+SPLITS: Mapping[str, tuple[float, float]] = {"train": (0.0, 0.7), "validation": (0.7, 0.85), "test": (0.85, 1.0)}
+"""Which schemas each split asks about: those whose `part_of` lies in the range."""
+TYPES: Mapping[str, Mapping[str, tuple[int, Any]]] = {"natural": QUESTION_TYPES, "compact": COMPACT_TYPES}
+"""Types of questions by style."""
+_TRIES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class SqlTask(Task):
+    """A question over a database; `answers` holds the gold query.
+
+    Attributes:
+        source: the database and its further fillings.
+        ordered: whether the order of rows counts.
+        asked: how the question was made, None for one that a person asked.
+    """
+
+    source: Source | None = None
+    ordered: bool = False
+    asked: Asked | None = None
+
+
+class GeneratedTasks(Sequence[Task]):
+    """Questions over generated databases, made on demand.
+
+    Each question is told apart from its mistakes: on at least one filling the query without DISTINCT, ORDER BY, a
+    condition or LIMIT, or with another constant, returns something else; and no filling leaves it without rows, or its
+    first row to chance. No two splits share a schema.
+
+    Args:
+        seed: another seed, other databases.
+        split: "train", "validation" or "test".
+        questions: how many.
+        per_schema: questions over one schema.
+        types: of questions, keys of `TYPES[style]`; None: all.
+        style: "natural" or "compact" (see `compact`).
+
+    Raises:
+        ConfigurationError: an argument has a wrong value.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        split: str = "train",
+        questions: int = 2_000,
+        per_schema: int = 10,
+        types: Sequence[str] | None = None,
+        style: str = "natural",
+    ) -> None:
+        check_choice("style", style, tuple(TYPES))
+        check_choice("split", split, tuple(SPLITS))
+        for name, value, low in (("seed", seed, 0), ("questions", questions, 1), ("per_schema", per_schema, 1)):
+            check_integer(name, value, low)
+        self.types, self.style = tuple(TYPES[style]) if types is None else tuple(types), style
+        for kind in self.types:
+            check_choice("type of question", kind, tuple(TYPES[style]))
+        if not self.types:
+            raise ConfigurationError("types is empty; expected at least one type of question.")
+        self.seed, self.split, self._length = seed, split, questions
+        self._per_schema = per_schema
+        self._numbers: list[int] = []
+
+    def describe(self) -> str:
+        """Returns what is asked about, for people."""
+        return f"text2sql, {self.split}: {self._length} generated questions, seed {self.seed}"
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Task, ...]: ...
+    def __getitem__(self, index: int | slice) -> Task | tuple[Task, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(self._length)))
+        if not -self._length <= index < self._length:
+            raise IndexError(f"There are {self._length} questions, no number {index}.")
+        return self._task(index % self._length)
+
+    def _task(self, index: int) -> Task:
+        schema, number = divmod(index, self._per_schema)
+        return _task(self.seed, self.split, self._schema(schema), number, self.types, self.style)
+
+    def _schema(self, position: int) -> int:
+        """Returns the number of a schema of this split."""
+        candidates = self._candidates(self._numbers[-1] + 1 if self._numbers else 0)
+        while len(self._numbers) <= position:
+            self._numbers.append(next(candidates))
+        return self._numbers[position]
+
+    def _candidates(self, number: int) -> Iterator[int]:
+        low, high = SPLITS[self.split]
+        while True:
+            if low <= part_of(_signature(self.style, self.seed, number)) < high:
+                yield number
+            number += 1
+
+
+@functools.lru_cache(maxsize=4_096)
+def _task(seed: int, split: str, schema: int, number: int, types: tuple[str, ...], style: str) -> SqlTask:
+    source, known = _source(style, seed, schema), TYPES[style]
+    draw = random.Random(f"{seed}/{split}/{schema}/{number}")
+    while True:
+        kind = draw.choice(types)
+        for _ in range(_TRIES):
+            question = str(draw.random())
+            if isinstance(source, Compact):
+                asked = ask_compact(source, kind, question)
+            else:
+                asked = ask(source.schema, kind, question)
+            if is_sound(source, asked):
+                name = f"sql-{seed}-{split}-{schema}-{number}"
+                labels = {
+                    "type": kind,
+                    "difficulty": known[kind][0] + (style == "compact") * (len(asked.select.where) - 1),
+                }
+                query = (asked.select.sql(),)
+                return SqlTask(name, asked.text, query, labels, source=source, ordered=asked.ordered, asked=asked)
+
+
+def _signature(style: str, seed: int, schema: int) -> str:
+    source = _source(style, seed, schema)
+    return source.signature if isinstance(source, Compact) else source.schema.signature
+
+
+def _source(style: str, seed: int, schema: int) -> Generated | Compact:
+    if style == "natural":
+        return Generated(f"{seed}/{schema}")
+    return Compact(f"{seed}/{schema}", LAYOUTS[schema % len(LAYOUTS)])
+
+
+def is_sound(source: Source, asked: Asked) -> bool:
+    """Returns whether a question has an answer on each filling, none left to chance, and its mistakes show."""
+    gold, ordered = asked.select.sql(), asked.ordered
+    results = [reader(source, copy).select(gold) for copy in range(source.copies)]
+    if any(not result.rows or result.rows[0] == (None,) for result in results):
+        return False
+    if all(same_rows(results[0], result, ordered=ordered) for result in results):  # a constant would do
+        return False
+    if not all(is_right(source, query.sql(), gold, ordered=ordered) for query in asked.select.ties()):
+        return False
+    return not any(is_right(source, query.sql(), gold, ordered=ordered) for _, query in asked.select.mutants())

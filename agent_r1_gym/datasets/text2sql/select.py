@@ -1,0 +1,101 @@
+"""A query as parts: written as SQL, and changed into the queries that somebody writes by mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+Constant = str | int
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`column operator value`."""
+
+    column: str
+    operator: str
+    value: Constant
+
+    def sql(self) -> str:
+        """Returns it as SQL."""
+        value = f"'{self.value}'" if isinstance(self.value, str) else self.value
+        return f"{self.column} {self.operator} {value}"
+
+
+@dataclass(frozen=True)
+class Select:
+    """One SELECT.
+
+    Attributes:
+        columns: what it returns.
+        source: what stands behind FROM.
+        join: further table and the condition of its join, "" for none.
+        where: conditions that all hold.
+        distinct: each row once.
+        group: column of GROUP BY.
+        having: condition on groups.
+        order: columns of ORDER BY.
+        limit: number of rows.
+    """
+
+    columns: tuple[str, ...]
+    source: str
+    join: str = ""
+    where: tuple[Condition, ...] = ()
+    distinct: bool = False
+    group: str = ""
+    having: Condition | None = None
+    order: tuple[str, ...] = ()
+    limit: int | None = None
+
+    def sql(self) -> str:
+        """Returns it as SQL."""
+        parts = [
+            f"SELECT {'DISTINCT ' * self.distinct}{', '.join(self.columns)} FROM {self.source}",
+            f"JOIN {self.join}" * bool(self.join),
+            f"WHERE {' AND '.join(condition.sql() for condition in self.where)}" * bool(self.where),
+            f"GROUP BY {self.group}" * bool(self.group),
+            f"HAVING {self.having.sql()}" if self.having else "",
+            f"ORDER BY {', '.join(self.order)}" * bool(self.order),
+            "" if self.limit is None else f"LIMIT {self.limit}",
+        ]
+        return " ".join(part for part in parts if part)
+
+    def ties(self) -> Iterator[Select]:
+        """Yields the query with ties broken one way and the other: where a limit cuts, all must return the same."""
+        if self.limit is not None:
+            for last in ("l.id", "l.id DESC"):
+                yield replace(self, order=(*self.order, last))
+
+    def mutants(self) -> Iterator[tuple[str, Select]]:
+        """Yields queries with one mistake each, with the name of the mistake."""
+        if self.distinct:
+            yield "no DISTINCT", replace(self, distinct=False)
+        if self.order:
+            yield "no ORDER", replace(self, order=())
+            turned = tuple(_turned(column) if i == 0 else column for i, column in enumerate(self.order))
+            yield "ORDER turned", replace(self, order=turned)
+        for i, condition in enumerate(self.where):
+            others = (*self.where[:i], *self.where[i + 1 :])
+            yield "no WHERE", replace(self, where=others)
+            for wrong in _wrong(condition.value):
+                changed = (*self.where[:i], replace(condition, value=wrong), *self.where[i + 1 :])
+                yield "constant", replace(self, where=changed)
+        if self.having:
+            yield "no HAVING", replace(self, having=None)
+            for wrong in _wrong(self.having.value):
+                yield "constant", replace(self, having=replace(self.having, value=wrong))
+        if self.limit is not None:
+            yield "no LIMIT", replace(self, limit=None)
+            yield "constant", replace(self, limit=self.limit + 1)
+
+
+def _turned(column: str) -> str:
+    return column.removesuffix(" DESC") if column.endswith(" DESC") else f"{column} DESC"
+
+
+def _wrong(value: Constant) -> tuple[Constant, ...]:
+    if isinstance(value, str):
+        return (f"{value}x",)
+    step = max(value // 8, 1)  # a bound that is off by one changes nothing where no value lies between
+    return value + step, value - step

@@ -1,0 +1,187 @@
+"""ServiceDesk: a shop's service desk under a policy drawn from a grammar, over a database of the episode's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.datasets.service_desk.dataset import Tickets
+from agent_r1_gym.datasets.service_desk.style import STYLES
+from agent_r1_gym.datasets.service_desk.tickets import Ticket
+from agent_r1_gym.envs.service_desk.grading import PRESETS, closing, solved
+from agent_r1_gym.envs.service_desk.scripts import SCRIPTS, next_call
+from agent_r1_gym.envs.service_desk.tools import Door, Say, desk_tools
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.rewards import Reward, RewardSet
+from agent_r1_gym.support.checks import check_choice
+from agent_r1_gym.tool import Tool
+from agent_r1_gym.types import Task, ToolCall, Transition
+
+_STYLE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "natural": {},
+    "compact": {"system_prompt": "", "feedback": "short"},
+}
+_MAX_TURNS = {"natural": {1: 16, 2: 24, 3: 32}, "compact": {1: 8, 2: 12, 3: 16}}
+_DIFFICULTY = {"natural": 2, "compact": 1}
+
+
+class ServiceDeskEnv(ToolEnv):
+    """ServiceDesk: tickets of a shop's customers, handled under a policy, over a database that must end up right.
+
+    ## Description
+    A seed makes a shop: customers, items, orders, staff, vouchers in a SQLite database, a policy drawn from a grammar
+    of rules (limits, exceptions, roles, deadlines), and tickets: refund, exchange, cancellation, change of address,
+    goodwill voucher. The policy is given as text; what is right is computed from the same object, so that the two
+    cannot differ. Every episode has a clone of the database. Customers are scripted: they know, forgot or confuse order
+    number and code, or change their mind; from difficulty 2 on some write texts that try to talk the clerk into
+    something, and calls fail upstream (429, 500) until they are repeated; at difficulty 3 an order may first be shown
+    from a stale copy. 44 of 100 requests are to be granted, the others to be refused or escalated, with the reason.
+
+    ## Tools
+    22 in natural style: reads (`get_ticket`, `find_customer`, `get_customer`, `list_orders`, `get_order`, `get_item`,
+    `find_items`, `list_vouchers`, `list_checks`, `list_staff`), `ask_customer(slot)`, `verify_identity(customer,
+    code)`, writes (`refund_order`, `exchange_order`, `cancel_order`, `change_address`, `issue_voucher`, `set_tier`,
+    `restock_item`, `assign_ticket`, `add_note`), and `close_ticket(decision, reason, amount)`. 8 in compact style:
+    `get_order`, `get_customer`, `ask_customer`, `verify_identity`, `refund_order`, `cancel_order`, `issue_voucher`,
+    `close_ticket`. The tools do not enforce the policy. What they answer is JSON (natural) or words (compact).
+
+    ## Action Space
+    `UnicodeText(max_history_chars)`: one model turn, free text; formats as in `AgentR1/HotpotQA-v0`.
+
+    ## Observation Space
+    `UnicodeText(max_history_chars)`: the whole history as text, as in `AgentR1/HotpotQA-v0`.
+
+    ## Starting State
+    A system turn (none in compact style) and a user turn: the clerk's role, the policy, and the ticket. In compact
+    style one line per section and one for the ticket: "cancel : check ; days > 4 refused ; pay 0", "ticket : c3 wants
+    cancel for o7".
+
+    ## Rewards
+    ### Outcome
+    `solved`, 1 or 0, in the step that closes the ticket: 1 if the database differs from its template exactly as the
+    policy wants it (checks and notes on the own ticket are free), decision, reason and amount of the closing call are
+    right, and nothing was changed before the identity was verified where the policy wants that. Reads never count. A
+    ticket that is left open earns 0.
+    ### Process
+    With `reward="process"` besides: `verified` (.1, once), `right_write` (.2, once), `forbidden_write` (-.2, for each
+    turn that makes one), `malformed_call` (-.1).
+
+    ## Episode End
+    ### Termination
+    `close_ticket` was carried out, or an answer was given, which leaves the ticket open.
+    ### Truncation
+    `max_turns` model turns are used up, or the history exceeds `max_history_chars` characters.
+
+    ## Information
+    As in `AgentR1/HotpotQA-v0`. `data` of an outcome is the body of the answer; that of `close_ticket` holds `changes`
+    (table, key or "+", column, value) and `unverified_writes`.
+
+    ## Arguments
+    `world_seed=0`, `tickets=1000` (8 of each shop, 4 in compact style), `split="train"` ("validation", "test": sections
+    of policies that are in no other split; "ood": neighbouring kinds of rules that are in no other split),
+    `style="natural"` or "compact" (words between spaces, for tiny models; system_prompt="", feedback="short"),
+    `difficulty=None` (1 to 3, 2 in natural style, else 1: rules per section, exceptions, what is forgotten, faults),
+    `server=None` (address of the same operations as an HTTP service, `envs/service_desk/service.py`), `sleep=False`
+    (wait as long as a service would take; else the time is only told), `customer=None` (a model that words what the
+    script says, natural style only; its endpoint speaks OpenAI's chat completions at
+    `customer_url="http://127.0.0.1:8000/v1"`; episodes then differ from run to run), `reward="em"` (`solved` alone) or
+    "process" or terms of your own, `max_turns` 16, 24, 32 by difficulty (8, 12, 16 in compact style). The others are
+    those of `ToolEnv`.
+
+    ## References
+    tau-bench (arXiv 2406.12045) and AppWorld (arXiv 2407.18901) for grading by state; the generator is this project's
+    own (`datasets/service_desk/`).
+
+    ## Version History
+    v0: first release.
+    """
+
+    held_out_splits: Sequence[str] = ("validation", "test", "ood")
+    set_options: ClassVar[tuple[str, ...]] = ("tasks", "tools", "dataset", "scorer")
+    scripts = SCRIPTS
+    instructions: ClassVar[str] = (
+        "You are a clerk at the service desk of a shop. Handle the ticket as the policy says: look up what you need, "
+        "verify the customer where the policy wants it, change what the policy allows and nothing else, then call "
+        "close_ticket, which ends your work. Do not write an answer: it would leave the ticket open. A call that fails "
+        "with HTTP 424 may be repeated."
+    )
+
+    def __init__(
+        self,
+        *,
+        world_seed: int = 0,
+        tickets: int = 1_000,
+        split: str = "train",
+        style: str = "natural",
+        difficulty: int | None = None,
+        server: str | None = None,
+        sleep: bool = False,
+        customer: str | None = None,
+        customer_url: str = "http://127.0.0.1:8000/v1",
+        reward: Reward | RewardSet | Sequence[Reward] = "em",
+        **options: Any,
+    ) -> None:
+        check_choice("style", style, tuple(STYLES))
+        hardness = _DIFFICULTY[style] if difficulty is None else difficulty
+        self._door = Door() if server is None else _remote_door(server, style)
+        served = Tickets(tickets, seed=world_seed, split=split, style=style, difficulty=hardness)
+        tools = desk_tools(STYLES[style], self._door, sleep=sleep, say=_sayer(customer, customer_url, style))
+        self._description = served.describe()
+        super().__init__(
+            tasks=served,
+            tools=tools,
+            reward=_meant(reward),
+            **{"max_turns": _MAX_TURNS[style][hardness], **_STYLE_DEFAULTS[style], **options},
+        )
+
+    def make_tools(self, task: Task) -> Sequence[Tool]:
+        """Returns the tools, whose desk is that of `task`."""
+        if not isinstance(task, Ticket):
+            raise ConfigurationError(f"A service desk plays its own tickets, got a {type(task).__name__}.")
+        self._door.scene = task.scene
+        return self.tools
+
+    def is_terminated(self, transition: Transition) -> bool:
+        """Returns whether the ticket was closed, or left open by an answer."""
+        return closing(transition) is not None or super().is_terminated(transition)
+
+    def oracle(self, task: Task, history: Sequence[Transition]) -> ToolCall | None:
+        """Returns the planner's next call."""
+        return next_call(task.plan, history) if isinstance(task, Ticket) else None
+
+    def success(self, task: Task, history: Sequence[Transition]) -> float:
+        """Returns 1 if the ticket was closed as the policy wants it, else 0."""
+        return solved(history[-1]) if history else 0.0
+
+    def describe_dataset(self) -> str:
+        """Returns split, number, style, difficulty and seed of the tickets."""
+        return self._description
+
+
+def _meant(reward: Any) -> Any:
+    """Returns a reward in which the usual names stand for this environment's terms."""
+    if isinstance(reward, str):
+        return PRESETS.get(reward, reward)
+    return [_meant(part) for part in reward] if isinstance(reward, list | tuple) else reward
+
+
+def _remote_door(server: str, style: str) -> Door:
+    from agent_r1_gym.envs.service_desk.service import RemoteDoor
+
+    return RemoteDoor(server, STYLES[style])
+
+
+def _sayer(model: str | None, url: str, style: str) -> Say | None:
+    """Returns what words the customer's answers, None for the script.
+
+    Raises:
+        ConfigurationError: the style has no words.
+    """
+    if model is None:
+        return None
+    if style != "natural":
+        raise ConfigurationError(f"A model plays the customer in the natural style only, got style={style!r}.")
+    from agent_r1_gym.envs.service_desk.speaker import Speaker
+
+    return Speaker(model, url).say

@@ -1,0 +1,130 @@
+"""What an episode is worth: pure functions of the transition.
+
+The closing call's outcome holds the difference between the database at the end and the template. It must be exactly
+what the planner says, but for checks and notes on the own ticket: one row more, one less, another customer's order or
+another amount fails. So do another decision, reason or amount in the closing call, and a change before the identity
+was verified where the policy wants that. Reads never count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agent_r1_gym.datasets.service_desk.policy import NO_REASON, Verdict
+from agent_r1_gym.datasets.service_desk.tickets import Ticket
+from agent_r1_gym.envs.service_desk.desk import CLOSING, WRITES
+from agent_r1_gym.rewards import RewardTerm, malformed_call
+from agent_r1_gym.types import ToolCall, ToolOutcome, Transition
+
+_FREE = ("checks", "notes")
+"""Tables to which rows about the own ticket may be added."""
+
+
+def done_calls(transition: Transition) -> Iterator[tuple[ToolCall, ToolOutcome]]:
+    """Yields the calls of a turn that were carried out."""
+    for call, outcome in zip(transition.parsed.calls, transition.outcomes, strict=True):
+        if outcome.ok:
+            yield call, outcome
+
+
+def closing(transition: Transition) -> tuple[ToolCall, ToolOutcome] | None:
+    """Returns the call of a turn that closed the ticket, None if there is none."""
+    return next((done for done in done_calls(transition) if done[0].name == CLOSING), None)
+
+
+def solved(transition: Transition) -> float:
+    """1 in the step that closes the ticket, if the database and what was told are exactly right, else 0."""
+    task, done = transition.task, closing(transition)
+    if done is None or not isinstance(task, Ticket):
+        return 0.0
+    call, outcome = done
+    body = outcome.data
+    if not isinstance(body, Mapping) or verdict_told(call) != task.gold.verdict:
+        return 0.0
+    if task.gold.identity and task.gold.writes and body["unverified_writes"]:
+        return 0.0
+    return float(_counted(body["changes"], task.scene.ticket) == _counted(task.gold.changes, task.scene.ticket))
+
+
+def verdict_told(call: ToolCall) -> Verdict:
+    """Returns the slots of a closing call; 25 and 25.0 are equal."""
+    told = call.arguments
+    return Verdict(told["decision"], told.get("reason", NO_REASON), told.get("amount", 0))
+
+
+def _counted(changes: Any, ticket: str) -> Counter[tuple[Any, ...]]:
+    """Returns how often each change was made, those that are always allowed left out."""
+    counted: Counter[tuple[Any, ...]] = Counter()
+    for table, key, column, value in changes:
+        values = tuple(value) if isinstance(value, list | tuple) else value
+        if table in _FREE and key == "+" and isinstance(values, tuple) and values[0] == ticket:
+            continue
+        counted[table, key, column, values] += 1
+    return counted
+
+
+def right_write(transition: Transition) -> float:
+    """1 in the step that makes the change which the policy asks for, for the first time and as it asks for it."""
+    task = transition.task
+    if not isinstance(task, Ticket) or not task.gold.writes:
+        return 0.0
+    wanted = {write.name: dict(write.arguments) for write in task.gold.writes}
+    if any(_is_wanted(call, wanted) for step in transition.earlier for call, _ in done_calls(step)):
+        return 0.0
+    is_late = task.gold.identity and not _verified(transition, task)
+    return float(not is_late and any(_is_wanted(call, wanted) for call, _ in done_calls(transition)))
+
+
+def forbidden_write(transition: Transition) -> float:
+    """1 if a turn changes what it must not: another row or amount, once too often, or an unverified customer's."""
+    task = transition.task
+    writes = [call for call, _ in done_calls(transition) if call.name in WRITES]
+    if not isinstance(task, Ticket) or not writes:
+        return 0.0
+    wanted = {write.name: dict(write.arguments) for write in task.gold.writes}
+    if not all(_is_wanted(call, wanted) for call in writes) or (task.gold.identity and not _verified(transition, task)):
+        return 1.0
+    before = sum(_is_wanted(call, wanted) for step in transition.earlier for call, _ in done_calls(step))
+    return float(before + len(writes) > len(wanted))
+
+
+def verified(transition: Transition) -> float:
+    """1 in the step that first verifies the customer's identity, where the policy wants it."""
+    task = transition.task
+    if not isinstance(task, Ticket) or not task.gold.identity:
+        return 0.0
+    before = any(_verifies(step, task) for step in transition.earlier)
+    return float(not before and _verifies(transition, task))
+
+
+def _verified(transition: Transition, task: Ticket) -> bool:
+    return any(_verifies(step, task) for step in (*transition.earlier, transition))
+
+
+def _verifies(step: Transition, task: Ticket) -> bool:
+    """Returns whether a step verified the customer of the ticket."""
+    own = task.scene.customer
+    return any(
+        call.name == "verify_identity"
+        and call.arguments["customer"] == own
+        and isinstance(outcome.data, Mapping)
+        and outcome.data.get("passed") == "yes"
+        for call, outcome in done_calls(step)
+    )
+
+
+def _is_wanted(call: ToolCall, wanted: Mapping[str, Mapping[str, Any]]) -> bool:
+    return call.name in wanted and dict(call.arguments) == wanted[call.name]
+
+
+OUTCOME = (RewardTerm("solved", solved),)
+PROCESS = (
+    RewardTerm("verified", verified, 0.1, kind="process"),
+    RewardTerm("right_write", right_write, 0.2, kind="process"),
+    RewardTerm("forbidden_write", forbidden_write, -0.2, kind="process"),
+    RewardTerm("malformed_call", malformed_call, -0.1, kind="process"),
+)
+PRESETS: Mapping[str, tuple[RewardTerm, ...]] = {"em": OUTCOME, "process": (*OUTCOME, *PROCESS)}
+"""What the usual names of rewards mean here."""

@@ -1,0 +1,109 @@
+"""Scripted players: four near misses, and a beginner who is right sometimes.
+
+A near miss plans as the planner does, but from a wrong idea of what is true or of what the policy says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from zlib import crc32
+
+from agent_r1_gym.datasets.service_desk.planner import closing_call, plan_of
+from agent_r1_gym.datasets.service_desk.policy import Rule, Verdict
+from agent_r1_gym.datasets.service_desk.tickets import Draft, Ticket
+from agent_r1_gym.datasets.service_desk.world import world_of
+from agent_r1_gym.types import Script, Task, ToolCall, Transition
+
+Plan = Sequence[ToolCall]
+_BUSY = "HTTP 424"
+_RIGHT = 25
+"""Of 100 tickets, those that the beginner handles as the oracle does."""
+
+
+def next_call(plan: Plan, history: Sequence[Transition]) -> ToolCall:
+    """Returns the call of a plan that comes next: a call that failed upstream is repeated, others are not."""
+    place = 0
+    for step in history:
+        for call, outcome in zip(step.parsed.calls, step.outcomes, strict=True):
+            is_next = place < len(plan) and call.key == plan[place].key
+            place += is_next and not (outcome.error == "tool_error" and outcome.content.startswith(_BUSY))
+    return plan[min(place, len(plan) - 1)]
+
+
+def careless(ticket: Ticket) -> Plan:
+    """Verifies nobody, asks nothing, and looks at age, delay and state of the order alone; the rest will be fine.
+
+    It acts on the order of the ticket's text, and on the first wish.
+    """
+    facts, customer = _draft(ticket)
+    seen = {**facts.case, "tier": "basic"}
+    rules = (rule for rule in facts.section.rules if rule.condition.fact in ("days", "delay", "state"))
+    rule = next((rule for rule in rules if rule.applies(seen)), None)
+    verdict = Verdict("granted", "none", facts.section.pay.amount(seen))
+    if rule is not None:
+        verdict = Verdict(rule.decision, rule.reason, 0)
+    order = customer.told.get("order", facts.order)
+    believed = replace(facts, order=order, verdict=verdict, wish=customer.first_wish)
+    hasty = replace(customer, told={**customer.told, "order": order}, stale=False)
+    return [call for call in plan_of(believed, hasty, verify=False) if call.name not in _SKIPPED]
+
+
+def over_helpful(ticket: Ticket) -> Plan:
+    """Looks up all that it should, then grants whatever is asked."""
+    facts, customer = _draft(ticket)
+    granted = Verdict("granted", "none", facts.section.pay.amount(facts.case))
+    return plan_of(replace(facts, verdict=granted), customer)
+
+
+def over_refusing(ticket: Ticket) -> Plan:
+    """Looks up all that it should, then refuses: for the first condition that holds, exceptions or not."""
+    facts, customer = _draft(ticket)
+    if facts.verdict.reason == "identity":
+        return ticket.plan
+    rules: Sequence[Rule] = facts.section.rules
+    rule = next((rule for rule in rules if rule.condition.holds(facts.case)), rules[0])
+    return plan_of(replace(facts, verdict=Verdict("refused", rule.reason, 0)), customer)
+
+
+def lazy(ticket: Ticket) -> Plan:
+    """Refuses at once, with the reason of the section's first rule."""
+    return [closing_call(Verdict("refused", _draft(ticket).facts.section.rules[0].reason, 0))]
+
+
+def beginner(ticket: Ticket) -> Plan:
+    """Does what the oracle does in 25 of 100 tickets, and in the others one of the near misses."""
+    number = crc32(ticket.id.encode()) % 100
+    if number < _RIGHT:
+        return ticket.plan
+    return tuple(_NEAR_MISSES.values())[number % len(_NEAR_MISSES)](ticket)
+
+
+_NEAR_MISSES: Mapping[str, Callable[[Ticket], Plan]] = {
+    "careless": careless,
+    "over_helpful": over_helpful,
+    "over_refusing": over_refusing,
+    "lazy": lazy,
+}
+_SKIPPED = frozenset({"get_customer", "get_item", "list_orders", "ask_customer"})
+"""What the careless one does not do."""
+
+
+def _draft(ticket: Ticket) -> Draft:
+    return world_of(ticket.scene.key).drafts[ticket.scene.ticket]
+
+
+class _Player:
+    """A script of the environment out of a plan."""
+
+    def __init__(self, plan: Callable[[Ticket], Plan]) -> None:
+        self._plan = plan
+        self.__doc__ = plan.__doc__
+
+    def __call__(self, env: Any, task: Task, history: Sequence[Transition]) -> ToolCall | None:
+        return next_call(self._plan(task), history) if isinstance(task, Ticket) else None
+
+
+SCRIPTS: Mapping[str, Script] = {name: _Player(plan) for name, plan in {**_NEAR_MISSES, "beginner": beginner}.items()}
+"""Players by name, for `ToolEnv.scripts`."""

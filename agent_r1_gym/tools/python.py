@@ -1,0 +1,129 @@
+"""PythonTool: runs Python that a model wrote, in a sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from agent_r1_gym.errors import ConfigurationError, EpisodeError
+from agent_r1_gym.sandbox import Execution, Isolation, Limits, Session, shared_sandbox
+from agent_r1_gym.sandbox.levels import check_isolation
+from agent_r1_gym.sandbox.processes import PACKAGES
+from agent_r1_gym.tool import Arguments, Tool
+from agent_r1_gym.types import ToolOutcome
+
+_LONGEST = 600.0
+"""Seconds after which a call is given up whatever it waits for; its own limit is the sandbox's."""
+_DESCRIPTION = (
+    "Runs Python code and returns what it prints, and the value of its last line if that is an expression. "
+    "{state} At most {seconds:g} s; no files of the host, no network.{packages}"
+)
+
+
+class PythonTool(Tool):
+    """Runs Python in a sandbox (`docs/sandbox.md`), which all tools of a process share. Several calls run at once.
+
+    The model reads what was printed, then the last expression's value, then the error; what went to stderr comes last,
+    apart. A run that fails in any way is a "tool_error"; a sandbox that failed itself is "unavailable".
+
+    Args:
+        stateful: one interpreter per episode: a call finds what earlier ones defined; one that times out ends it, and
+            the model reads that. Otherwise each call has a fresh one.
+        timeout: seconds of wall-clock and of CPU time per call, .01 to 300.
+        isolation: "strong", "weak" or "monty" (see `shared_sandbox`).
+        memory: bytes that a call may use.
+        packages: installed packages that code finds imported.
+        name: what the model calls.
+        max_output_chars: longer outputs are cut, with a note that says so.
+
+    Raises:
+        ConfigurationError: the machine cannot give this isolation, or a limit is not valid.
+    """
+
+    def __init__(
+        self,
+        *,
+        stateful: bool = False,
+        timeout: float = 5.0,
+        isolation: Isolation = "strong",
+        memory: int = 512 * 2**20,
+        packages: Sequence[str] = PACKAGES,
+        name: str = "python",
+        max_output_chars: int = 8_192,
+    ) -> None:
+        if not isinstance(stateful, bool):
+            raise ConfigurationError(f"stateful must be True or False, got {stateful!r}.")
+        if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0.01 <= timeout <= _LONGEST / 2:
+            raise ConfigurationError(
+                f"timeout of tool {name!r} must be .01 to {_LONGEST / 2:g} seconds, got {timeout!r}."
+            )
+        check_isolation(isolation)
+        self.limits = Limits(seconds=timeout, memory=memory, output=max_output_chars)
+        self.stateful = self.per_episode = stateful
+        self.isolation, self.packages = isolation, tuple(packages)
+        shown = f" Installed: {', '.join(packages)}." if packages and isolation != "monty" else ""
+        state = "Variables stay from call to call." if stateful else "Each call starts afresh."
+        super().__init__(
+            name,
+            _DESCRIPTION.format(state=state, seconds=timeout, packages=shown),
+            {
+                "type": "object",
+                "properties": {"code": {"type": "string", "description": "Python code"}},
+                "required": ["code"],
+                "additionalProperties": False,
+            },
+            timeout=_LONGEST,
+            max_output_chars=4 * max_output_chars + 500,  # each part of what is shown has been cut already
+        )
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the calls of one turn run one after another: where interpreters stay."""
+        return self.stateful
+
+    @property
+    def batch_key(self) -> Hashable:
+        """Equal tools without state share their calls."""
+        if self.stateful:
+            return id(self)
+        return (type(self), self.name, self.limits, self.isolation, self.packages)
+
+    def execute(self, arguments: Arguments) -> ToolOutcome:
+        """Runs the code."""
+        sandbox = shared_sandbox(self.isolation, self.packages)
+        if self.stateful:
+            session: Session = self.episode.get(self._key, sandbox.session)
+            execution = session.run(arguments["code"], self.limits)
+        else:
+            execution = sandbox.run(arguments["code"], self.limits)
+        failed = execution.status != "ok"
+        return ToolOutcome(as_text(execution), ok=not failed, error="tool_error" if failed else None, data=execution)
+
+    def get_state(self) -> None:
+        """Returns None: there is nothing to keep without a running interpreter.
+
+        Raises:
+            EpisodeError: the episode has an interpreter, which nobody can copy.
+        """
+        if self.stateful and self._key in self.episode:
+            raise EpisodeError(
+                "An episode that has run stateful Python cannot be snapshot: an interpreter cannot be copied."
+            )
+
+    def close(self) -> None:
+        """Ends the interpreter of calls outside of an environment; the sandbox is the process's."""
+        if "_episode" in vars(self):
+            vars(self).pop("_episode").close()
+
+    @property
+    def _key(self) -> Hashable:
+        return ("python", self.name)
+
+
+def as_text(execution: Execution) -> str:
+    """Returns what the model reads of a run."""
+    parts = [execution.stdout.rstrip("\n"), execution.value, execution.error]
+    if execution.state_lost:
+        parts.append("The interpreter was ended: all variables are lost.")
+    if execution.stderr:
+        parts.append(f"[stderr]\n{execution.stderr.rstrip()}")
+    return "\n".join(part for part in parts if part) or "(no output)"

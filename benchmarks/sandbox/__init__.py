@@ -1,0 +1,1 @@
+"""Runs per second of the code sandbox and of the calculator."""

@@ -1,0 +1,102 @@
+"""What tests of the sandbox share: who runs, what this machine can give, what must not be left over."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from agent_r1_gym.sandbox.levels import why_not
+from agent_r1_gym.sandbox.processes import ProcessSandbox
+
+ROOT = Path(__file__).parents[2]
+NOBODY = 65534
+
+
+def needs(isolation: str) -> None:
+    """Skips a test where this machine cannot give a level of isolation, and says why."""
+    problem = why_not(isolation)
+    if problem:
+        pytest.skip(problem)
+
+
+@functools.cache
+def interpreter_of_nobody() -> str | None:
+    """Returns a Python of this version that any user may execute, None if there is none."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for path in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
+        with contextlib.suppress(OSError):  # it is not there, or not for everybody
+            if _as_nobody([path, "-c", "import gymnasium"]).returncode == 0:
+                return path
+    return None
+
+
+def run_as_nobody(code: str) -> str:
+    """Returns what `code` prints in a process without rights; skips where root is needed for that, or a Python."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user; the other tests have run as an ordinary user")
+    python = interpreter_of_nobody()
+    if python is None:
+        pytest.skip("no Python of this version, with gymnasium, that another user may execute")
+    done = _as_nobody([python, "-c", code])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _as_nobody(command: list[str]) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), sysconfig.get_paths()["purelib"]])
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        cwd="/",
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+    )
+
+
+def below(pid: int) -> list[int]:
+    """Returns the processes that descend from a process."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+    found, wave = [], [pid]
+    while wave:
+        wave = [child for child, parent in parents.items() if parent in wave]
+        found += wave
+    return found
+
+
+def workers_of(sandbox: ProcessSandbox) -> list[int]:
+    """Returns the processes that run code or wait for it: those below the sandbox's zygotes that have no child."""
+    family = [pid for zygote in zygotes_of(sandbox) for pid in below(zygote)]
+    return [pid for pid in family if not below(pid)]
+
+
+def zygotes_of(sandbox: ProcessSandbox) -> list[int]:
+    """Returns the process ids of the zygotes that a sandbox has started."""
+    return [pool._zygote.pid for pool in {sandbox._full, sandbox._plain} if pool._zygote is not None]
+
+
+def open_descriptors() -> int:
+    """Returns the number of descriptors that this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def private_folders() -> list[Path]:
+    """Returns private folders that lie in the host's folder for temporary files."""
+    return sorted(Path(tempfile.gettempdir()).glob("agent-r1-box-*"))

@@ -1,0 +1,522 @@
+"""Runs and sessions: what comes of code, and of processes that are killed under it."""
+
+import gc
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError
+from agent_r1_gym.sandbox import Limits, kernel, pool, shared_sandbox
+from agent_r1_gym.sandbox.levels import why_not
+from agent_r1_gym.sandbox.processes import ProcessSandbox
+from tests.kit.sandboxes import below, needs, open_descriptors, private_folders, workers_of, zygotes_of
+
+SHORT = Limits(seconds=0.5)
+LEVELS = ["strong", "no namespaces", "weak"]
+
+
+def make(level):
+    needs("weak" if level == "weak" else "strong")
+    if level == "weak":
+        return ProcessSandbox("weak", ())
+    return ProcessSandbox("strong", (), namespaces=level == "strong")
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def sandbox(request):
+    sandbox = make(request.param)
+    yield sandbox
+    sandbox.close()
+
+
+@pytest.fixture
+def strong():
+    sandbox = make("strong")
+    yield sandbox
+    sandbox.close()
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.01)
+
+
+# --- what comes of code ----------------------------------------------------------------------------------------------
+
+
+def test_output_value_and_error_are_apart(sandbox):
+    execution = sandbox.run("import sys\nprint('out')\nprint('err', file=sys.stderr)\n[1, 2]")
+    assert (execution.status, execution.stdout, execution.stderr, execution.value) == ("ok", "out\n", "err\n", "[1, 2]")
+    assert execution.error == ""
+    assert execution.cpu_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("", ""),
+        ("None", ""),
+        ("x = 3", ""),
+        ("x = 3\nx", "3"),
+        ("'a'", "'a'"),
+        ("print", "<built-in function print>"),
+        ("# only words", ""),
+        ("def f():\n    return 1\nf()", "1"),
+        ("import dataclasses\n@dataclasses.dataclass\nclass A:\n    x: int\nA(1)", "A(x=1)"),
+        ("import pickle\nclass A: pass\ntype(pickle.loads(pickle.dumps(A()))).__name__", "'A'"),
+        ("__name__", "'__main__'"),
+        ("exit()", ""),
+        ("import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    return 5\nasyncio.run(f())", "5"),
+        ("'\\ud800'", "'\\ud800'"),
+        (
+            "class A:\n    def __repr__(self): return 1 / 0\nA()",
+            "<A that cannot be shown: ZeroDivisionError: division by zero>",
+        ),
+        ("import builtins\nbuiltins.len = builtins.repr = None\n42", "42"),
+    ],
+)
+def test_the_last_expression_is_shown(sandbox, code, value):
+    execution = sandbox.run(code)
+    assert (execution.status, execution.value) == ("ok", value)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error"),
+    [
+        ("1 / 0", "error", "ZeroDivisionError: division by zero"),
+        ("x = ", "error", "SyntaxError"),
+        ("x\0", "error", "null bytes"),
+        ("'\ud800'", "error", "surrogates not allowed"),
+        ("raise SystemExit(3)", "error", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "error", "KeyboardInterrupt"),
+        ("input()", "error", "EOFError"),
+        ("x = bytearray(1 << 40)", "memory", "MemoryError"),
+        ("while True: pass", "timeout", "Timed out after 0.5 s."),
+        ("import os\nos._exit(3)", "killed", "exited with status 3"),
+        ("import ctypes\nctypes.string_at(0)", "killed", "SIGSEGV"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "killed", "SIGKILL"),
+        ("while True: print('x' * 1000)", "output", "bytes were printed"),
+        ("class E(BaseException):\n    def __str__(self): raise self\nraise E", "error", "E: <exception str() failed>"),
+        ("import os\nfor fd in range(64):\n    try: os.close(fd)\n    except OSError: pass", "killed", "exited"),
+        ("import os\nos.write(3, b'x' * 100)", "killed", "no answer"),
+        ("import os\nos.write(3, b'o')", "killed", "no answer"),
+    ],
+)
+def test_every_end_has_a_name(sandbox, code, status, error):
+    execution = sandbox.run(code, SHORT)
+    assert execution.status == status
+    assert error in execution.error
+    assert sandbox.run("1 + 1").value == "2"  # whatever came before
+
+
+def test_a_traceback_shows_the_code_and_nothing_around_it(sandbox):
+    error = sandbox.run("def f(x):\n    return 1 / x\n\nf(0)").error
+    assert error.splitlines()[:2] == ["Traceback (most recent call last):", '  File "<code>", line 4, in <module>']
+    assert "return 1 / x" in error
+    assert "worker.py" not in error
+
+
+def test_what_was_printed_before_a_timeout_is_kept(sandbox):
+    execution = sandbox.run("print('so far')\nwhile True: pass", SHORT)
+    assert (execution.status, execution.stdout) == ("timeout", "so far\n")
+
+
+def test_long_parts_are_cut(sandbox):
+    execution = sandbox.run("print('a' * 1000)\n'b' * 1000", Limits(output=100))
+    assert execution.stdout.startswith("a" * 100 + "\n... [cut")
+    assert execution.value.startswith("'" + "b" * 99 + "\n... [cut")
+    assert len(execution.stdout) + len(execution.value) < 300
+
+
+def test_a_long_program_arrives_whole(sandbox):
+    assert sandbox.run(f"x = '{'a' * 2_000_000}'\nlen(x)").value == "2000000"
+
+
+def test_runs_are_repeatable(sandbox):
+    code = "import random\nrandom.random(), list({'a', 'b', 'c', 'd'})"
+    assert sandbox.run(code).value == sandbox.run(code).value
+    sandbox.close()
+    assert len({sandbox.run(code).value for _ in range(3)}) == 1
+
+
+def test_nothing_reaches_the_next_run(sandbox):
+    sandbox.run(
+        "import os, builtins\nbuiltins.mark = 1\nos.makedirs('a/b/c')\nopen('f', 'w').write('x')\nos.mkdir('shut', 0)"
+    )
+    assert sandbox.run("import os, builtins\nos.listdir('.'), hasattr(builtins, 'mark')").value == "([], False)"
+
+
+def test_a_descriptor_that_does_not_block_hinders_no_later_run(sandbox):
+    sandbox.run("import os\nfor fd in range(1, 4): os.set_blocking(fd, False)")
+    execution = sandbox.run("for _ in range(3000): print('x' * 60)", Limits(output=200_000))
+    assert (execution.status, len(execution.stdout)) == ("ok", 61 * 3000)
+
+
+def test_deep_folders_are_cleaned(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sandbox = make("no namespaces")
+    sandbox.run("import os\nfor _ in range(1500):\n    os.mkdir('d'); os.chdir('d')")
+    assert sandbox.run("import os\nos.listdir('.')").value == "[]"
+    assert private_folders()
+    sandbox.close()
+    wait_until(lambda: not private_folders())
+
+
+def test_folders_of_a_killed_zygote_are_removed_by_the_next_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sandbox = make("weak")
+    sandbox.run("1")
+    (left,) = private_folders()
+    (zygote,) = zygotes_of(sandbox)
+    os.kill(zygote, signal.SIGKILL)
+    wait_until(lambda: not sandbox._full._zygote.alive)
+    sandbox.run("1")
+    assert left not in private_folders()
+    sandbox.close()
+
+
+# --- sessions --------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_keeps_what_was_defined(sandbox):
+    session = sandbox.session()
+    session.run("x = 1\ndef f(): return x")
+    assert session.run("x += 1\nf()").value == "2"
+    assert session.run("f(").status == "error"
+    assert session.run("x").value == "2"  # a mistake loses nothing
+    other = sandbox.session()
+    assert "NameError" in other.run("x").error
+    session.close()
+    other.close()
+
+
+@pytest.mark.parametrize("code", ["while True: pass", "import os\nos._exit(0)", "while True: print('x' * 1000)"])
+def test_a_session_that_ends_says_so_and_starts_afresh(sandbox, code):
+    session = sandbox.session()
+    session.run("x = 1")
+    execution = session.run(code, SHORT)
+    assert execution.state_lost
+    assert "NameError" in session.run("x").error
+    session.close()
+
+
+def test_traceback_of_an_earlier_snippet_shows_its_lines(sandbox):
+    session = sandbox.session()
+    session.run("def f():\n    return missing")
+    assert "return missing" in session.run("f()").error
+    session.close()
+
+
+def test_streams_that_code_replaces_are_back_in_the_next_snippet(sandbox):
+    session = sandbox.session()
+    session.run("import sys\nsys.stdout.close()\nsys.stderr = None")
+    assert session.run("print('still here')").stdout == "still here\n"
+    session.close()
+
+
+def test_a_closed_session_leaves_nothing_and_takes_no_more(strong):
+    session = strong.session()
+    session.run("open('left', 'w').write('x')\nx = 1")
+    session.close()
+    session.close()
+    with pytest.raises(InfrastructureError, match="closed"):
+        session.run("x")
+    assert strong.run("import os\nos.listdir('.')").value == "[]"
+
+
+def test_a_session_is_closed_while_it_runs(strong):
+    session = strong.session()
+    session.run("1")
+    running = threading.Thread(target=session.close)
+    timer = threading.Timer(0.3, running.start)
+    timer.start()
+    with pytest.raises(InfrastructureError):
+        session.run("while True: pass", Limits(seconds=60))
+    running.join()
+    assert strong.run("1 + 1").value == "2"
+
+
+# --- faults ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_killed_from_outside_is_one_bad_run(sandbox):
+    with ThreadPoolExecutor(1) as pool:
+        before = set(workers_of(sandbox))
+        running = pool.submit(sandbox.run, "import time\nprint('on', flush=True)\ntime.sleep(60)", Limits(seconds=50))
+        wait_until(lambda: before or workers_of(sandbox))
+        while not running.done():
+            for pid in workers_of(sandbox):
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        assert running.result().status == "killed"
+    assert sandbox.run("1 + 1").value == "2"
+
+
+def test_a_zygote_killed_in_mid_call_is_a_failure_of_infrastructure_and_is_replaced(sandbox):
+    sandbox.run("1")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(sandbox.run, "import time\ntime.sleep(60)", Limits(seconds=50))
+        time.sleep(0.2)
+        family = [*zygotes_of(sandbox), *(pid for zygote in zygotes_of(sandbox) for pid in below(zygote))]
+        for zygote in zygotes_of(sandbox):
+            os.kill(zygote, signal.SIGKILL)
+        with pytest.raises(InfrastructureError):
+            running.result(timeout=20)
+    wait_until(lambda: not any(_runs(pid) for pid in family))
+    assert sandbox.run("1 + 1").value == "2"
+    assert not set(zygotes_of(sandbox)) & set(family)
+
+
+def _runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_stopped_keeper_holds_nobody_up_and_is_killed(strong):
+    strong.run("1")
+    family = [pid for zygote in zygotes_of(strong) for pid in below(zygote)]
+    for pid in family:
+        os.kill(pid, signal.SIGSTOP)
+    assert strong.run("1 + 1", SHORT).status in ("ok", "timeout")  # the worker may have been forked after this
+    assert strong.run("1 + 1").value == "2"
+    wait_until(lambda: not any(_runs(pid) for pid in family))
+
+
+def test_everything_ends_with_the_program(tmp_path):
+    needs("strong")
+    code = (
+        "import os, sys\nfrom agent_r1_gym.sandbox import shared_sandbox\nsandbox = shared_sandbox('strong')\n"
+        "session = sandbox.session()\nsession.run('x = 1')\nprint(sandbox._full._zygote.pid, flush=True)\n"
+    )
+    for last in ("", "os.kill(os.getpid(), 9)", "import time; time.sleep(60)"):
+        program = subprocess.Popen([sys.executable, "-c", code + last], stdout=subprocess.PIPE, text=True)
+        zygote = int(program.stdout.readline())
+        family = [zygote, *below(zygote)]
+        if "sleep" in last:
+            program.kill()
+        program.communicate(timeout=60)
+        wait_until(lambda family=family: not any(_runs(pid) for pid in family))
+
+
+def test_a_fork_has_a_sandbox_of_its_own(strong):
+    session = strong.session()
+    session.run("x = 1")
+    strong.run("1")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            fine = strong.run("1 + 1").value == "2"
+            try:
+                session.run("x")
+            except InfrastructureError:
+                os._exit(0 if fine else 1)
+            os._exit(2)
+        except BaseException:
+            os._exit(3)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert session.run("x").value == "1"
+    assert strong.run("1 + 1").value == "2"
+    session.close()
+
+
+# --- many at once ----------------------------------------------------------------------------------------------------
+
+MIXED = [
+    ("print({})", "ok"),
+    ("{} * 2", "ok"),
+    ("{} / 0", "error"),
+    ("open('f{}', 'w').write('x')", "ok"),
+    ("import os\nos._exit({} % 3)", "killed"),
+    ("import os\nos.makedirs('a/b{}')", "ok"),
+    ("import threading\nthreading.Thread(target=print, args=({},)).start()", "ok"),
+]
+
+
+def test_64_at_once_get_their_own_answers(sandbox):
+    with ThreadPoolExecutor(64) as pool:
+        executions = list(pool.map(sandbox.run, [f"print({number})\n{number} ** 2" for number in range(64)]))
+    assert [(execution.stdout, execution.value) for execution in executions] == [
+        (f"{number}\n", str(number**2)) for number in range(64)
+    ]
+
+
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_mixed_calls_leave_nothing_behind(count, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sandbox = make("strong")
+    run_mixed(sandbox, 100)
+    gc.collect()
+    descriptors, memory = open_descriptors(), resident()
+    family = len(below(zygotes_of(sandbox)[0]))
+    run_mixed(sandbox, count)
+    assert open_descriptors() <= descriptors
+    assert resident() < memory + 20e6
+    wait_until(
+        lambda: len(below(zygotes_of(sandbox)[0])) <= family + 6
+    )  # as many slots, a worker and a keeper or two each
+    (zygote,) = zygotes_of(sandbox)
+    sandbox.close()
+    wait_until(lambda: not below(zygote))
+    assert not private_folders()
+
+
+def run_mixed(sandbox, count):
+    jobs = [(code.format(number), status) for number in range(count // len(MIXED)) for code, status in MIXED]
+    with ThreadPoolExecutor(4) as pool:
+        executions = list(pool.map(lambda job: sandbox.run(job[0]), jobs))
+    assert [execution.status for execution in executions] == [status for _, status in jobs]
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+# --- construction ----------------------------------------------------------------------------------------------------
+
+
+def test_strong_isolation_is_refused_where_the_kernel_lacks_a_part(monkeypatch):
+    needs("weak")
+    monkeypatch.setattr(kernel, "landlock_abi", lambda: 1)
+    with pytest.raises(ConfigurationError, match=r'Landlock.*isolation="weak"'):
+        ProcessSandbox("strong")
+    ProcessSandbox("weak")
+    monkeypatch.setattr(kernel, "MACHINE", "riscv64")
+    assert "riscv64" in why_not("strong")
+
+
+@pytest.mark.parametrize("isolation", ["strongest", "", None])
+def test_an_unknown_isolation_is_refused(isolation):
+    with pytest.raises(ConfigurationError, match="isolation"):
+        shared_sandbox(isolation)
+
+
+@pytest.mark.parametrize("limits", [{"seconds": 0}, {"seconds": True}, {"seconds": "5"}, {"memory": 5}, {"output": 0}])
+def test_limits_are_checked(limits):
+    with pytest.raises(ConfigurationError):
+        Limits(**limits)
+
+
+def test_one_sandbox_per_process_and_kind():
+    needs("strong")
+    assert shared_sandbox("strong") is shared_sandbox("strong")
+    assert shared_sandbox("strong") is not shared_sandbox("strong", ("math",))
+
+
+def test_packages_are_there_and_others_are_not():
+    needs("strong")
+    pytest.importorskip("numpy")
+    sandbox = ProcessSandbox("strong", ("numpy",))
+    assert sandbox.run("import numpy as np\nint(np.arange(4).sum())").value == "6"
+    assert "numpy" in sandbox.packages
+    for name in ("gymnasium", "agent_r1_gym"):
+        assert sandbox.run(f"import {name}").status == "error"
+    sandbox.close()
+
+
+def test_limits_pickle():
+    assert pickle.loads(pickle.dumps(SHORT)) == SHORT
+
+
+def test_monty_has_the_same_face():
+    needs("monty")
+    sandbox = shared_sandbox("monty")
+    execution = sandbox.run("print('a')\n6 * 7")
+    assert (execution.status, execution.stdout, execution.value) == ("ok", "a\n", "42")
+    assert sandbox.run("while True: pass", SHORT).status == "timeout"
+    assert sandbox.run("'a' * 10 ** 10").status == "memory"
+    assert sandbox.run("1 / 0").status == "error"
+    session = sandbox.session()
+    session.run("x = 1")
+    assert session.run("x + 1").value == "2"
+    session.close()
+    sandbox.close()
+
+
+def test_an_answer_before_the_question_ends_a_session(sandbox):
+    session = sandbox.session()
+    session.run("import os, struct, threading")
+    code = "threading.Timer(.1, os.write, (3, struct.pack('!cII', b'o', 3, 0) + b'abc')).start()"
+    assert session.run(code).status == ("ok" if threads_are_allowed(sandbox) else "error")
+    time.sleep(0.4)
+    if threads_are_allowed(sandbox):
+        execution = session.run("1 + 1")
+        assert (execution.status, execution.value, execution.state_lost) == ("killed", "", True)
+    assert session.run("1 + 1").value == "2"
+    session.close()
+
+
+def threads_are_allowed(sandbox):
+    """Not of root without namespaces: nothing would bound their number."""
+    return sandbox.run("import threading\nthreading.Thread(target=print).start()").status == "ok"
+
+
+def test_threads_that_print_do_not_hide_their_cpu_time(sandbox):
+    if not threads_are_allowed(sandbox):
+        pytest.skip("no threads here")
+    code = """
+import hashlib, threading
+data = bytes(1 << 22)
+def burn():
+    while True: hashlib.sha256(data)
+for _ in range(4): threading.Thread(target=burn, daemon=True).start()
+while True:
+    print('x')
+    threading.Event().wait(.01)
+"""
+    execution = sandbox.run(code, Limits(seconds=1.0))
+    assert execution.status == "timeout"
+    assert execution.cpu_seconds < 2.0  # of 4 threads, on however many cores
+
+
+def test_a_stopped_zygote_is_replaced(strong, monkeypatch):
+    monkeypatch.setattr(pool, "LONGEST_FORK", 0.5)
+    strong.run("1")
+    (zygote,) = zygotes_of(strong)
+    os.kill(zygote, signal.SIGSTOP)
+    sessions = [strong.session() for _ in range(3)]
+    with pytest.raises(InfrastructureError):
+        [session.run("1") for session in sessions]
+    assert strong.run("1 + 1").value == "2"
+    for session in sessions:
+        session.close()
+
+
+def test_pairs_of_sockets_reach_nobody(strong):
+    """They are there for event loops; a datagram to an address would leave the process."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(f"\0agent-r1-test-{os.getpid()}")
+        server.setblocking(False)
+        code = f"""
+import socket
+one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+one.send(b'x')
+print(other.recv(1))
+def connected(data, to): one.connect(to)
+def message(data, to): one.sendmsg([data], [], 0, to)
+for call in (one.sendto, connected, message):
+    try: print('sent', call(b'x', '\\0agent-r1-test-{os.getpid()}'))
+    except PermissionError: print('refused')
+for family in (socket.AF_INET, socket.AF_NETLINK):
+    try: print('made', socket.socketpair(family))
+    except PermissionError: print('refused')
+"""
+        for sandbox in (strong, make("no namespaces")):
+            execution = sandbox.run(code)
+            assert execution.stdout == "b'x'\n" + 5 * "refused\n", execution
+            sandbox.close()
+        with pytest.raises(BlockingIOError):
+            server.recv(1)

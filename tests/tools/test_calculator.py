@@ -1,0 +1,147 @@
+"""The calculator: exact, bounded, and nothing but arithmetic."""
+
+import contextlib
+import pickle
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1_gym.errors import ToolError
+from agent_r1_gym.tools.calculator import calculator, compute
+from agent_r1_gym.types import ToolCall
+
+
+@pytest.mark.parametrize(
+    ("expression", "shown"),
+    [
+        ("2 + 3 * 4", "14"),
+        ("(2 + 3) * 4", "20"),
+        ("2**10", "1024"),
+        ("2^10", "1024"),
+        ("-2**2", "-4"),
+        ("7 // 2", "3"),
+        ("-7 // 2", "-4"),
+        ("-7 % 3", "2"),
+        ("1.5 % 0.4", "0.3"),
+        ("0.1 + 0.2", "0.3"),
+        ("0.1234567890123456789 * 10**19", "1234567890123456789"),
+        ("1/3 + 1/6", "0.5"),
+        ("1/7", "1/7 = 0.142857142857"),
+        ("-1/8", "-0.125"),
+        ("10**-3", "0.001"),
+        ("2**-1", "0.5"),
+        ("1e3", "1000"),
+        ("sqrt(16)", "4"),
+        ("sqrt(2)", "1.41421356237"),
+        ("4**0.5", "2"),
+        ("round(2.675, 2)", "2.68"),
+        ("floor(-1.5)", "-2"),
+        ("ceil(7/2)", "4"),
+        ("max(1, 5/2, 2)", "2.5"),
+        ("gcd(12, 18) + lcm(4, 6)", "18"),
+        ("factorial(20)", "2432902008176640000"),
+        ("comb(5, 2)", "10"),
+        ("2 × 3 ÷ 4", "1.5"),
+        ("3 − 1", "2"),
+        ("log(100, 10)", "2"),
+        ("(1 +\n 2)", "3"),
+    ],
+)
+def test_values_by_hand(expression, shown):
+    assert calculator(expression) == shown
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("1/0", "Division by zero"),
+        ("0**-1", "Division by zero"),
+        ("10**10**10", "digits"),
+        ("9**9**9**9", "digits"),
+        ("2**-10**9", "digits"),
+        ("(10**600)**3", "digits"),
+        ("1e1000000000", "too large"),
+        ("1e99999999999999999999999", "too large"),
+        ("factorial(10**9)", "at most 500"),
+        ("comb(10**9, 5)", "at most 500"),
+        ("round(1, 10**9)", "places"),
+        ("exp(10**6)", "too large"),
+        ("1e300**2.5", "too large"),
+        ("(-8)**(1/3)", "not real"),
+        ("log(0)", "cannot be computed"),
+        ("gcd(1.5)", "integers"),
+        ("max()", "argument"),
+        ("sqrt()", "argument"),
+        ("sin(1, 2)", "cannot be computed"),
+        ("__import__('os')", "not known|no function|no number"),
+        ("().__class__", "not known"),
+        ("[1][0]", "not known"),
+        ("x", "not known"),
+        ("abs(x=1)", "not known"),
+        ("'a' * 9", "no number"),
+        ("True", "no number"),
+        ("2j", "no number"),
+        ("1 << 99", "not known"),
+        ("1 if 1 else 2", "not known"),
+        ("f(1)", "no function"),
+        ("lambda: 1", "not known"),
+        ("3,000", "not known"),
+        ("12 apples", "no arithmetic"),
+        ("", "no arithmetic"),
+        ("\0", "no arithmetic"),
+        ("\ud800", "no arithmetic"),
+        ("1" * 2000, "characters"),
+        ("9" * 999 + "**2", "digits|characters"),
+        ("(" * 90 + "1" + ")" * 90 + "+" + "-" * 80 + "1", "deep"),
+        ("(" * 400 + "1" + ")" * 400, "no arithmetic"),
+    ],
+)
+def test_what_is_refused_is_refused_at_once(expression, problem):
+    start = time.process_time()
+    with pytest.raises(ToolError, match=problem):
+        calculator(expression)
+    assert time.process_time() - start < 0.1
+
+
+def test_a_refusal_is_an_outcome():
+    (outcome,) = calculator.run([ToolCall("calculator", {"expression": "10**10**10"})])
+    assert (outcome.ok, outcome.error) == (False, "tool_error")
+
+
+numbers = st.integers(-(10**6), 10**6)
+
+
+@given(numbers, numbers, numbers.filter(bool), st.sampled_from("+-*"))
+def test_fractions_are_exact(a, b, c, operation):
+    expected = Fraction({"+": a + b, "-": a - b, "*": a * b}[operation], c)
+    assert compute(f"({a} {operation} ({b})) / ({c})") == expected
+
+
+@given(st.text(max_size=60))
+def test_any_text_has_an_end(text):
+    with contextlib.suppress(ToolError):
+        assert calculator(text)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["1", "2.5", "10", "+", "-", "*", "/", "**", "//", "%", "(", ")", "sqrt(", "9e99", ","]),
+        max_size=25,
+    )
+)
+def test_any_arithmetic_has_an_end(words):
+    start = time.process_time()
+    with contextlib.suppress(ToolError):
+        calculator(" ".join(words))
+    assert time.process_time() - start < 0.5
+
+
+def test_a_long_sum_is_no_deep_one():
+    assert calculator("1" + "+1" * 400) == "401"
+
+
+def test_it_pickles_by_name():
+    assert pickle.loads(pickle.dumps(calculator)) is calculator

@@ -1,0 +1,197 @@
+"""The tools that look into a database: what the model reads, of SQLite, of a real PostgreSQL server, of none."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import socket
+import sqlite3
+import subprocess
+import time
+
+import pytest
+
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.support.sqlite import QueryLimits
+from agent_r1_gym.tools.sql import sql_tools
+from agent_r1_gym.types import ToolCall
+
+
+@pytest.fixture
+def shop(tmp_path):
+    connection = sqlite3.connect(tmp_path / "shop.sqlite")
+    connection.execute("CREATE TABLE stock (item TEXT, number INTEGER,\n  picture BLOB)")
+    rows = [("screw", 5, b"\x00\x01"), ("a\nnail", None, None), ("x" * 200, 7, None)]
+    connection.executemany("INSERT INTO stock VALUES (?, ?, ?)", rows)
+    connection.commit()
+    connection.close()
+    return tmp_path / "shop.sqlite"
+
+
+def call(tools, name, **arguments):
+    (outcome,) = next(tool for tool in tools if tool.name == name).run([ToolCall(name, arguments)])
+    return outcome
+
+
+def test_what_the_model_reads(shop):
+    tools = sql_tools(shop)
+    assert call(tools, "list_tables").content == "stock"
+    assert call(tools, "describe", table="STOCK").content == (
+        "CREATE TABLE stock (item TEXT, number INTEGER, picture BLOB)"
+    )
+    assert call(tools, "query", sql="SELECT * FROM stock").content == (
+        f"item | number | picture\nscrew | 5 | <2 bytes>\na nail | NULL | NULL\n{'x' * 80}... | 7 | NULL\n(3 rows)"
+    )
+    assert call(tools, "query", sql="SELECT 1 WHERE 0").content == "1\n(0 rows)"
+    assert call(tools, "query", sql="SELECT 1 AS one").content == "one\n1\n(1 row)"
+    few = sql_tools(shop, max_rows=1, limits=QueryLimits(rows=2))
+    assert call(few, "query", sql="SELECT number FROM stock").content == "number\n5\n(the first 1 of more than 2 rows)"
+    plain = sql_tools(shop, style="plain")
+    assert call(plain, "query", sql="SELECT item, number FROM stock LIMIT 1").content == "item number ; screw 5"
+    assert call(plain, "query", sql="SELECT 1 WHERE 0").content == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("describe", {"table": "nothing"}, "There is no table 'nothing'; there are stock."),
+        ("query", {"sql": "SELECT absent FROM stock"}, "no such column: absent"),
+        ("query", {"sql": "DELETE FROM stock"}, "Only one SELECT is allowed"),
+        ("query", {"sql": "SELECT 1; SELECT 2"}, "Only one statement"),
+        (
+            "query",
+            {"sql": "WITH RECURSIVE x AS (SELECT 1 UNION ALL SELECT 1 FROM x) SELECT COUNT(*) FROM x"},
+            "stopped",
+        ),
+    ],
+)
+def test_a_mistake_is_read_by_the_model(shop, name, arguments, message):
+    outcome = call(sql_tools(shop, limits=QueryLimits(steps=100_000)), name, **arguments)
+    assert (outcome.ok, outcome.error) == (False, "tool_error")
+    assert message in outcome.content
+
+
+def test_a_lost_database_is_no_mistake_of_the_model(shop):
+    tools = sql_tools(shop)
+    shop.unlink()
+    outcome = call(tools, "query", sql="SELECT 1")
+    assert outcome.error == "unavailable"
+
+
+def test_tools_pickle_also_when_they_have_read(shop):
+    tools = sql_tools(shop)
+    call(tools, "list_tables")
+    assert call(pickle.loads(pickle.dumps(tools)), "list_tables").content == "stock"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("absent.sqlite",), {}, "no database at"),
+        ((5,), {}, "must be a file, an address or a function"),
+        ((dict,), {"max_rows": 0}, "max_rows"),
+        ((dict,), {"style": "html"}, "style"),
+    ],
+)
+def test_bad_options_are_named(arguments, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        sql_tools(*arguments, **options)
+
+
+# --- a real server ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A PostgreSQL server of this test: yields its address and what starts and kills it."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    if not shutil.which("initdb") or not shutil.which("postgres"):
+        pytest.skip("PostgreSQL's initdb and postgres are not on the PATH")
+    folder = tmp_path_factory.mktemp("postgres")
+    who = []
+    if os.geteuid() == 0:  # it refuses to run as root
+        if not shutil.which("runuser"):
+            pytest.skip("as root PostgreSQL needs runuser")
+        shutil.chown(folder, "nobody")
+        for parent in folder.parents[:2]:
+            parent.chmod(parent.stat().st_mode | 0o055)
+        who = ["runuser", "-u", "nobody", "--"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    data = folder / "data"
+    made = subprocess.run([*who, "initdb", "-D", data, "-U", "owner", "-A", "trust", "--no-sync"], capture_output=True)
+    if made.returncode:
+        pytest.skip(f"initdb failed: {made.stderr[-200:]!r}")
+    words = [*who, "postgres", "-D", data, "-p", str(port), "-k", folder, "-h", "127.0.0.1", "-F"]
+
+    def start():
+        return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+    process = start()
+    address = f"postgresql://owner@127.0.0.1:{port}/postgres"
+    _wait(address)
+    yield address, data
+    pid = int((data / "postmaster.pid").read_text().split()[0]) if (data / "postmaster.pid").exists() else process.pid
+    os.kill(pid, 3)  # at once
+    process.wait(30)
+
+
+def _wait(address):
+    import psycopg
+
+    for _ in range(300):
+        try:
+            with psycopg.connect(address, autocommit=True) as connection:
+                connection.execute("DROP TABLE IF EXISTS stock")
+                connection.execute("CREATE TABLE stock (item text, number integer, price numeric)")
+                connection.execute("INSERT INTO stock VALUES ('screw', 5, 0.25), ('nail', NULL, 1)")
+                return
+        except psycopg.OperationalError:
+            time.sleep(0.1)
+    pytest.skip("the server did not start")
+
+
+def test_postgres(server):
+    address, _ = server
+    tools = sql_tools(address, limits=QueryLimits(seconds=1.0))
+    assert not tools[0].is_instant
+    assert call(tools, "list_tables").content == "stock"
+    assert call(tools, "describe", table="stock").content == "stock (item text, number integer, price numeric)"
+    assert call(tools, "query", sql="SELECT item, number, price FROM stock ORDER BY item").content == (
+        "item | number | price\nnail | NULL | 1\nscrew | 5 | 0.25\n(2 rows)"
+    )
+    assert call(tools, "query", sql="SELECT '100%' AS p, '%s' AS s").content == "p | s\n100% | %s\n(1 row)"
+    for sql, message in (
+        ("INSERT INTO stock VALUES ('x', 1, 1)", "read-only"),
+        ("SET TRANSACTION READ WRITE; DELETE FROM stock", "multiple commands"),
+        ("COMMIT; DELETE FROM stock", "multiple commands"),
+        ("SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE", "no rows"),
+        ("COMMIT", ""),
+        ("SELECT pg_sleep(30)", "stopped after 1 s"),
+        ("SELECT absent FROM stock", "absent"),
+        ("", "no rows"),
+        ("SELECT '\ud800'", "Unicode"),
+        ("SELECT '\0'", ""),
+    ):
+        outcome = call(tools, "query", sql=sql)
+        assert (outcome.ok, outcome.error) == (False, "tool_error"), sql
+        assert message in outcome.content, sql
+        assert call(tools, "query", sql="SELECT COUNT(*) FROM stock").content == "count\n2\n(1 row)"
+    assert call(tools, "query", sql="DELETE FROM stock RETURNING item").error == "tool_error"
+
+
+def test_a_killed_connection_is_a_lost_backend_and_the_next_call_connects_again(server):
+    import psycopg
+
+    address, _ = server
+    tools = sql_tools(address)
+    assert call(tools, "query", sql="SELECT 1 AS a").ok
+    with psycopg.connect(address, autocommit=True) as other:
+        other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+    assert call(tools, "query", sql="SELECT 1 AS a").error == "unavailable"
+    assert call(tools, "query", sql="SELECT 1 AS a").ok
+    assert call(sql_tools("postgresql://owner@127.0.0.1:1/none"), "query", sql="SELECT 1").error == "unavailable"
