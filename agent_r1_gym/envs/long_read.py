@@ -268,7 +268,7 @@ class LongReadEnv(ToolEnv):
     ## Arguments
     `world_seed=0`, `questions=2000`, `split="train"` ("validation" and "test": no item and no person of another split;
     in compact style, whose splits share all words, no pair of key and last value that another split asks for),
-    `style="natural"` or "compact" (33 words beside numbers, for tiny models), `pages=None` (8; compact: 3; 2 to 32),
+    `style="natural"` or "compact" (23 words beside numbers, for tiny models), `pages=None` (8; compact: 3; 2 to 32),
     `facts=None` (entries per page: 6; compact: 2; 2 to 12), `updates=None` (at most so many of what is asked: 3;
     compact: 1; 0 to `pages` - 2), `types=None` (of questions: "holder", "balance", "changes", "sum",
     "balance_of_holder"; compact: the first two), `ask="first"` or "last", `notebook=True`, `max_notes=32`,

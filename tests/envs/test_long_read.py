@@ -273,7 +273,10 @@ def test_process_terms_can_be_added_to_others() -> None:
 # --- the contract ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{**COMPACT, "reward": "process"}, {"ask": "last"}, {"notebook": False}])
+@pytest.mark.parametrize(
+    "options",
+    [{**COMPACT, "reward": "process"}, {"ask": "last", "reward": "agent_r1"}, {"notebook": False, "reward": "f1"}],
+)
 def test_the_suite_s_own_checker(options: dict[str, Any]) -> None:
     check_tool_env(LongReadEnv(**options))
     check_tool_env(LongReadEnv(parser="openai", **options))
