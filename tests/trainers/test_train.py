@@ -223,6 +223,19 @@ def test_a_context_window_makes_rows(tmp_path: Path) -> None:
     assert build_trainer(args, build_model(tokenizer), tokenizer=tokenizer).train().global_step == 1
 
 
+@pytest.mark.parametrize("mode", ["drop_turns", "summary"])
+def test_a_window_may_remove_whole_turns(tmp_path: Path, mode: str) -> None:
+    env = env_maker(config(tmp_path, context_window=1, context_mode=mode), MARKUP)()
+    env.reset(seed=0)
+    call = '<tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
+    for said in ("<summary>first</summary>", ""):
+        _, _, _, _, info = env.step(said + call)
+    assert [message.role for message in info["messages"]] == ["user", "assistant", "tool"]
+    assert ("first" in info["messages"][0].content) is (mode == "summary")
+    with pytest.raises(ConfigurationError, match="Did you mean 'drop_turns'"):
+        config(tmp_path, context_window=1, context_mode="drop_turn")
+
+
 def test_a_context_window_needs_tool_output(tmp_path: Path) -> None:
     if "Test/Echo-v0" not in gym.registry:
         gym.register("Test/Echo-v0", EchoEnv)
