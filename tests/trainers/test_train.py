@@ -19,7 +19,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.agent_card import AgentCard
 from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.types import Message
-from agent_r1_gym.wrappers import ContextWindow
+from agent_r1_gym.wrappers import WINDOW_MODES, ContextWindow
 from tests.kit.pages import PAGES
 from tests.trainers.engines.test_collect import EchoEnv
 from trainers.config import AgentConfig
@@ -215,9 +215,10 @@ def test_a_module_in_the_current_folder_may_register_the_environment(
         gym.registry.pop("Mine/Fiction-v0", None)
 
 
-def test_a_context_window_makes_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", WINDOW_MODES)
+def test_a_context_window_makes_rows(tmp_path: Path, mode: str) -> None:
     tokenizer = build_tokenizer()
-    args = config(tmp_path, context_window=1, max_steps=1)
+    args = config(tmp_path, context_window=1, context_mode=mode, max_steps=1)
     env = env_maker(args, MARKUP)()
     assert isinstance(env, ContextWindow)
     assert build_trainer(args, build_model(tokenizer), tokenizer=tokenizer).train().global_step == 1
