@@ -58,10 +58,9 @@ def page(identifier: str) -> str:
     creator = load_env_creator(gymnasium.spec(identifier).entry_point)
     if issubclass(creator, TextGame):
         return game_page(identifier, creator)
-    is_world = bool(creator.scripts)
-    options: dict[str, Any] = {} if "Fiction" in identifier or is_world else PREPARED
+    options: dict[str, Any] = {} if "Fiction" in identifier or creator.scripts else PREPARED
     policies = {"oracle (ceiling)": "oracle", "naive (floor)": "naive"}
-    if is_world:
+    if creator.scripts:
         policies = {"oracle (ceiling)": "oracle", **{name: f"script:{name}" for name in creator.scripts}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SampleDataWarning)
@@ -74,7 +73,7 @@ def page(identifier: str) -> str:
         "## Floor and ceiling",
         f"Played over {QUESTIONS} questions of `{env.unwrapped.describe_dataset()}`:",
         scores(runs),
-        _OF_SCRIPTS if is_world else _OF_ANSWERS,
+        _OF_SCRIPTS if creator.scripts else _OF_ANSWERS,
         "## An episode of the oracle",
         f"````text\n{render_text(best[0].messages).strip()}\n````",
     ]

@@ -13,6 +13,7 @@ register("AgentR1/SearchQA-v0", "agent_r1_gym.envs.search_qa:SearchQAEnv")
 register("AgentR1/MixedQA-v0", "agent_r1_gym.envs.mixed_qa:MixedQAEnv")
 register("AgentR1/LongRead-v0", "agent_r1_gym.envs.long_read:LongReadEnv")
 register("AgentR1/Text2SQL-v0", "agent_r1_gym.envs.text2sql:Text2SQLEnv")
+register("AgentR1/Analyst-v0", "agent_r1_gym.envs.analyst:AnalystEnv")
 register("AgentR1/ServiceDesk-v0", "agent_r1_gym.envs.service_desk.env:ServiceDeskEnv")
 
 register_game("AgentR1/FrozenLakeText-v0", f"{_TOY}:FrozenLakeTextEnv")

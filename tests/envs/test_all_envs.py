@@ -50,7 +50,7 @@ every_qa_env = pytest.mark.parametrize("env_id", QA_ENVS)
 
 def offline(env_id):
     """Returns the options that keep an environment off data prepared on this machine."""
-    return {} if env_id in ("AgentR1/FictionQA-v0", *STATE_ENVS) else {"dataset": "sample"}
+    return {"dataset": "sample"} if env_id in QA_ENVS and env_id != "AgentR1/FictionQA-v0" else {}
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ class TestContract:
 
     @pytest.mark.parametrize("parser", ["search-r1", "openai"])
     def test_the_suite_s_own_checker_with_other_formats(self, env_id, parser, make):
-        if env_id in STATE_ENVS and parser == "search-r1":
+        if env_id not in QA_ENVS and parser == "search-r1":
             pytest.skip("has more tools than this format knows")
         check_tool_env(make(env_id, parser=parser))
 
@@ -187,8 +187,8 @@ class TestVector:
         vector.close()
 
     def test_environments_of_a_vector_share_data_and_tools(self, env_id):
-        if env_id in STATE_ENVS:
-            pytest.skip("has a world of its own in each episode")
+        if env_id not in QA_ENVS:
+            pytest.skip("has tools of its own in each episode")
         vector = gymnasium.make_vec(env_id, num_envs=2, **offline(env_id)).unwrapped
         first, second = vector.envs
         assert first.tasks is second.tasks

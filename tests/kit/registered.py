@@ -19,7 +19,10 @@ def creator(env_id: str) -> Any:
 
 IDS = sorted(spec.id for spec in gymnasium.registry.values() if spec.namespace == "AgentR1")
 TOOL_ENVS = [env_id for env_id in IDS if issubclass(creator(env_id), ToolEnv)]
-STATE_ENVS = [env_id for env_id in TOOL_ENVS if creator(env_id).scripts]
-"""Worlds: they make their own tasks, each with tools of its own, and bring scripted players."""
-QA_ENVS = [env_id for env_id in TOOL_ENVS if env_id not in STATE_ENVS]
+STATE_ENVS = [env_id for env_id in TOOL_ENVS if creator(env_id).success is not ToolEnv.success]
+"""Solved by what was done, not by an answer."""
+QA_ENVS = [
+    env for env in TOOL_ENVS if env not in STATE_ENVS and "dataset" not in getattr(creator(env), "set_options", ())
+]
+"""Questions of a data set; the others make their own tasks and tools."""
 GAMES = [env_id for env_id in IDS if issubclass(creator(env_id), TextGame)]
