@@ -36,12 +36,9 @@ _OF_ANSWERS = (
     "first title: see [evaluation](../evaluation.md)."
 )
 _OF_SCRIPTS = (
-    "EM is the share of episodes that were solved. The rows below `oracle` are scripted players, near misses on "
-    "purpose (`--policy script:NAME`): see [worlds](../worlds.md)."
+    "EM is the share of episodes that were solved. The rows below `oracle` are scripted players, some of them near "
+    "misses on purpose (`--policy script:NAME`): see [worlds](../worlds.md)."
 )
-
-GENERATED = ("AgentR1/FictionQA-v0", "AgentR1/Arithmetic-v0", "AgentR1/ReTool-v0")
-"""Environments that make their own tasks."""
 
 SERVED = {"AgentR1/OpenEnv-v0": {"base_url": "http://127.0.0.1:8000"}}
 """Options of environments that need a server: they are not played."""
@@ -62,8 +59,7 @@ def page(identifier: str) -> str:
     creator = load_env_creator(gymnasium.spec(identifier).entry_point)
     if issubclass(creator, TextGame):
         return game_page(identifier, creator)
-    is_solved_by_state = creator.success is not ToolEnv.success
-    options = {} if is_solved_by_state else options_of(identifier)
+    options = options_of(identifier, creator)
     policies = {"oracle (ceiling)": "oracle", "naive (floor)": "naive"}
     if creator.scripts:
         policies = {"oracle (ceiling)": "oracle", **{name: f"script:{name}" for name in creator.scripts}}
@@ -86,11 +82,12 @@ def page(identifier: str) -> str:
     return "\n\n".join(lines) + "\n"
 
 
-def options_of(identifier: str) -> dict[str, Any]:
+def options_of(identifier: str, creator: type[ToolEnv]) -> dict[str, Any]:
     """Returns the options that make an environment on any machine, without data."""
     if identifier == "AgentR1/ReTool-v0" and why_not("strong"):
         return {"isolation": "weak"}
-    return {} if identifier in GENERATED else PREPARED
+    makes_its_tasks = identifier == "AgentR1/FictionQA-v0" or (creator.scripts and identifier != "AgentR1/GSM8K-v0")
+    return {} if makes_its_tasks else PREPARED
 
 
 def game_page(identifier: str, creator: type[TextGame]) -> str:

@@ -67,7 +67,7 @@ def make_poisoned(**options: Any) -> ToolEnv:
 
 
 def make_registered(name: str, **options: Any) -> ToolEnv:
-    source = OFFLINE.get(name, {"dataset": "sample"})
+    source = OFFLINE[name]
     if not issubclass(creator(name), MultiHopQAEnv):  # the questions have no paragraphs of their own
         options.pop("setting", None)
     env = gymnasium.make(name, **source, **options).unwrapped
