@@ -25,6 +25,8 @@ from agent_r1_gym.support.plugins import named_object
 from agent_r1_gym.types import Passage, Task, Transition
 
 TermFunction = Callable[[Transition], float]
+_MOST_CALLS = 16
+"""Calls of one turn that are executed at most (`core.turn.MAX_CALLS_PER_TURN`)."""
 _NOT_PARSED = frozenset({"no_action", "empty_answer", "several_answers"})
 
 
@@ -206,6 +208,28 @@ def _namesakes(task: Task, gold: frozenset[str]) -> frozenset[str]:
     if not ids:
         return frozenset()
     return frozenset(p.id for p in getattr(task, "context", ()) if p.title in gold and p.id not in ids)
+
+
+def tool_costs(costs: Mapping[str, float]) -> RewardTerm:
+    """Returns a process term that charges for calls, whatever they bring back, but where their backend failed.
+
+    Args:
+        costs: price per call, by tool.
+
+    Raises:
+        ConfigurationError: a price is no number of at least 0.
+    """
+    for name, price in costs.items():
+        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf:
+            raise ConfigurationError(f"The cost of a call of {name!r} must be a number of at least 0, got {price!r}.")
+    dearest = max(costs.values(), default=0.0) * _MOST_CALLS
+    function = functools.partial(_cost, dict(costs))
+    return RewardTerm("tool_costs", function, weight=-1.0, high=float(dearest), kind="process")
+
+
+def _cost(costs: Mapping[str, float], transition: Transition) -> float:
+    calls = zip(transition.parsed.calls, transition.outcomes, strict=True)
+    return sum(costs.get(call.name, 0.0) for call, outcome in calls if not outcome.is_infrastructure_failure)
 
 
 def repeated_query(transition: Transition) -> float:

@@ -21,6 +21,7 @@ from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.policies import make_policy
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import env_ids, last_name, make_text_env, specification
+from agent_r1_gym.sandbox.levels import why_not
 from agent_r1_gym.text import render_text
 from agent_r1_gym.wrappers.game import TextGame
 
@@ -35,8 +36,8 @@ _OF_ANSWERS = (
     "first title: see [evaluation](../evaluation.md)."
 )
 _OF_SCRIPTS = (
-    "EM is the share of episodes that were solved. The rows below `oracle` are scripted players, near misses on "
-    "purpose (`--policy script:NAME`): see [worlds](../worlds.md)."
+    "EM is the share of episodes that were solved. The rows below `oracle` are scripted players, some of them near "
+    "misses on purpose (`--policy script:NAME`): see [worlds](../worlds.md)."
 )
 
 SERVED = {"AgentR1/OpenEnv-v0": {"base_url": "http://127.0.0.1:8000"}}
@@ -58,10 +59,9 @@ def page(identifier: str) -> str:
     creator = load_env_creator(gymnasium.spec(identifier).entry_point)
     if issubclass(creator, TextGame):
         return game_page(identifier, creator)
-    is_solved_by_state = creator.success is not ToolEnv.success
-    options: dict[str, Any] = {} if "Fiction" in identifier or is_solved_by_state else PREPARED
+    options = options_of(identifier, creator)
     policies = {"oracle (ceiling)": "oracle", "naive (floor)": "naive"}
-    if is_solved_by_state:
+    if creator.scripts:
         policies = {"oracle (ceiling)": "oracle", **{name: f"script:{name}" for name in creator.scripts}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SampleDataWarning)
@@ -74,12 +74,20 @@ def page(identifier: str) -> str:
         "## Floor and ceiling",
         f"Played over {QUESTIONS} questions of `{env.unwrapped.describe_dataset()}`:",
         scores(runs),
-        _OF_SCRIPTS if is_solved_by_state else _OF_ANSWERS,
+        _OF_SCRIPTS if creator.scripts else _OF_ANSWERS,
         "## An episode of the oracle",
         f"````text\n{render_text(best[0].messages).strip()}\n````",
     ]
     env.close()
     return "\n\n".join(lines) + "\n"
+
+
+def options_of(identifier: str, creator: type[ToolEnv]) -> dict[str, Any]:
+    """Returns the options that make an environment on any machine, without data."""
+    if identifier == "AgentR1/ReTool-v0" and why_not("strong"):
+        return {"isolation": "weak"}
+    makes_its_tasks = identifier == "AgentR1/FictionQA-v0" or (creator.scripts and identifier != "AgentR1/GSM8K-v0")
+    return {} if makes_its_tasks else PREPARED
 
 
 def game_page(identifier: str, creator: type[TextGame]) -> str:

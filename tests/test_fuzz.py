@@ -21,12 +21,14 @@ from hypothesis import strategies as st
 
 import agent_r1_gym.envs  # noqa: F401 - registers the environments
 from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.envs.multihop_qa import MultiHopQAEnv
 from agent_r1_gym.errors import ToolError
 from agent_r1_gym.retrieval.base import Hit, Retriever
+from agent_r1_gym.scoring import SCORERS
 from agent_r1_gym.tools import SearchTool
 from agent_r1_gym.types import Passage, Task
 from tests.kit.helpers import TASKS, CounterTool, GivenTool, headers_of, split_observation
-from tests.kit.registered import QA_ENVS
+from tests.kit.registered import OFFLINE, QA_ENVS, creator
 
 ACTIONS = int(os.environ.get("AGENT_R1_FUZZ_ACTIONS", "5000"))
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -65,8 +67,8 @@ def make_poisoned(**options: Any) -> ToolEnv:
 
 
 def make_registered(name: str, **options: Any) -> ToolEnv:
-    source = {} if "Fiction" in name else {"dataset": "sample"}
-    if "SearchQA" in name:  # its questions have no paragraphs of their own
+    source = OFFLINE[name]
+    if not issubclass(creator(name), MultiHopQAEnv):  # the questions have no paragraphs of their own
         options.pop("setting", None)
     env = gymnasium.make(name, **source, **options).unwrapped
     assert isinstance(env, ToolEnv)
@@ -210,8 +212,11 @@ def bare_words(text: str) -> list[str]:
     return [word for word in words if word not in ("a", "an", "the")]
 
 
-def check_credit(action: str, parser: str, task: Task, preset: str, credit: float) -> None:
+def check_credit(action: str, parser: str, task: Task, preset: str, credit: float, *, numbers: bool) -> None:
     if credit <= 0.0:
+        return
+    if numbers:
+        assert any(task.answers[0] in re.findall(r"\d+", text) for text in said_as_answer(action, parser)), action
         return
     said = [bare_words(text) for text in said_as_answer(action, parser)]
     golds = [bare_words(gold) for gold in task.answers]
@@ -252,7 +257,8 @@ class Fuzz:
         assert observation in self.env.observation_space
         assert set(info) == self.keys
         assert info["infrastructure_error"] is None
-        check_credit(action, self.parser, self.env.task, self.preset, info["reward_terms"][OUTCOME_TERMS[self.preset]])
+        credit, numbers = info["reward_terms"][OUTCOME_TERMS[self.preset]], self.env.scorer is SCORERS["gsm8k"]
+        check_credit(action, self.parser, self.env.task, self.preset, credit, numbers=numbers)
         for message in info["new_messages"][1:]:
             assert message.role in ("tool", "user")
             assert "<answer>" not in message.content

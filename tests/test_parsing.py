@@ -12,13 +12,14 @@ from agent_r1_gym.parsing import (
     HermesParser,
     OpenAIParser,
     Parser,
+    ReToolParser,
     SearchR1Parser,
     make_parser,
 )
 from agent_r1_gym.parsing.strict_json import decode
 from agent_r1_gym.types import PARSE_ERROR_CODES, ParsedTurn, ToolCall
 
-PARSERS: tuple[Parser, ...] = (HermesParser(), SearchR1Parser(), OpenAIParser())
+PARSERS: tuple[Parser, ...] = (HermesParser(), SearchR1Parser(), OpenAIParser(), ReToolParser())
 all_parsers = pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
 
 
@@ -64,6 +65,37 @@ def test_search_r1_reads_queries_as_calls() -> None:
 def test_search_r1_calls_the_tool_and_argument_it_is_told() -> None:
     turn = SearchR1Parser(tool="wiki", argument="q").parse("<search>a</search>")
     assert turn.calls == (ToolCall("wiki", {"q": "a"}),)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("Let me compute.\n<code>\n```python\nx = 6\nx * 7\n```\n</code>", "x = 6\nx * 7"),
+        ("<code>6 * 7</code>", "6 * 7"),
+        ("<code>\nif 6:\n    print(7)\n</code>", "if 6:\n    print(7)"),
+        ("<code>```\n6 * 7\n```</code>", "6 * 7"),
+        ("<code>\n```py\nprint('```')\n```</code>", "print('```')"),
+        ("<code>```python\n6 * 7</code>", "```python\n6 * 7"),
+    ],
+)
+def test_retool_reads_code_with_or_without_a_fence(text: str, code: str) -> None:
+    assert ReToolParser().parse(text) == ParsedTurn((ToolCall("python", {"code": code}),))
+
+
+def test_retool_runs_code_between_thoughts_and_none_within_them() -> None:
+    turn = ReToolParser().parse("<think>a <code>1</code></think><code>2</code><think>b</think>\n<code>3</code>")
+    assert [call.arguments["code"] for call in turn.calls] == ["2", "3"]
+
+
+def test_retool_refuses_what_it_cannot_write() -> None:
+    for call in (
+        ToolCall("search", {"query": "a"}),
+        ToolCall("python", {"code": "print('</code>')"}),
+        ToolCall("python", {"code": " "}),
+        ToolCall("python", {"code": 5}),
+    ):
+        with pytest.raises(ConfigurationError, match="retool format"):
+            ReToolParser().format_call(call)
 
 
 def test_openai_reads_arguments_as_object_or_as_json_text() -> None:
@@ -189,6 +221,15 @@ SEARCH_R1_MISTAKES = [
     ("<think>open <search>a</search>", ["unclosed_tag"]),
     ("<answer>a</answer><answer>b</answer>", ["several_answers"]),
 ]
+RETOOL_MISTAKES = [
+    ("talk", ["no_action"]),
+    ("<code>1", ["unclosed_tag"]),
+    ("</code>", ["unopened_tag"]),
+    ("<code> \n</code>", ["empty_call"]),
+    ("<code>```python\n\n```</code>", ["empty_call"]),
+    ("<code>1</code><answer>b</answer>", ["call_and_answer"]),
+    ("<answer>\\boxed{1}<code>1</code></answer>", ["call_and_answer"]),
+]
 OPENAI_MISTAKES = [
     ("talk", ["no_action"]),
     ("{}", ["no_action"]),
@@ -209,7 +250,12 @@ OPENAI_MISTAKES = [
 ]
 
 
-MISTAKES = ((HERMES_MISTAKES, PARSERS[0]), (SEARCH_R1_MISTAKES, PARSERS[1]), (OPENAI_MISTAKES, PARSERS[2]))
+MISTAKES = (
+    (HERMES_MISTAKES, PARSERS[0]),
+    (SEARCH_R1_MISTAKES, PARSERS[1]),
+    (OPENAI_MISTAKES, PARSERS[2]),
+    (RETOOL_MISTAKES, PARSERS[3]),
+)
 
 
 @pytest.mark.parametrize(
@@ -293,6 +339,9 @@ fragments = st.sampled_from(
         "</think>",
         "<search>",
         "</search>",
+        "<code>",
+        "</code>",
+        "```",
         "{",
         "\\",
         '"',
@@ -337,6 +386,9 @@ ADVERSARIES: dict[str, Callable[[int], str]] = {
         "<search>",
         "<search>a</search>",
         "<search><answer>",
+        "<code>",
+        "<code>```</code>",
+        "<code>\n",
         "<",
         "</",
         "<t",

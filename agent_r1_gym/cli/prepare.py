@@ -12,7 +12,7 @@ from agent_r1_gym.support.terminal import say
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this subcommand."""
-    parser.add_argument("name", metavar="NAME", help="data set: hotpotqa, 2wiki or musique")
+    parser.add_argument("name", metavar="NAME", help="data set: hotpotqa, 2wiki, musique or gsm8k")
     parser.add_argument(
         "--source",
         metavar="URL_OR_PATH",
@@ -32,8 +32,10 @@ def run(options: argparse.Namespace) -> int:
     )
     for path in paths:
         say(f"prepared {path}")
-        if options.index != "none":
-            dataset = load_dataset(options.name, path)
+        if options.index == "none":
+            continue
+        dataset = load_dataset(options.name, path)
+        if next(dataset.passages(), None) is not None:
             make_retriever(options.index, passages=dataset.passages, fingerprint=dataset.fingerprint).search(
                 "warm up", 1
             )

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import gymnasium
 
 from agent_r1_gym.core.history import EpisodeState, History, cut
-from agent_r1_gym.core.opening import PlainSpec, check_prompts, chosen_task, opened_tasks, system_text
+from agent_r1_gym.core.opening import PlainSpec, check_budgets, check_prompts, chosen_task, opened_tasks, system_text
 from agent_r1_gym.core.toolbox import Toolbox
 from agent_r1_gym.core.turn import PendingStep
 from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError
@@ -52,11 +52,12 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         dataset: where tasks are read from instead: a file, a folder or "hub:NAME", see `datasets.tasks.load_tasks`.
         split: which tasks of `dataset`; None: its training split.
         tools: the tools of every episode.
-        parser: format of the model's turns: "hermes", "search-r1", "openai", a `Parser` or MODULE:NAME of one.
+        parser: format of the model's turns: "hermes", "search-r1", "retool", "openai", a `Parser` or MODULE:NAME.
         reward: presets, terms and functions of your own, or several of these, see `rewards.make_rewards`.
         reward_weights: overrides of single weights by term name.
         scorer: key of `scoring.SCORERS`.
         max_turns: model turns per episode; the episode is truncated after the last.
+        budgets: calls per episode, by tool; further ones are refused. Tools without one are free.
         max_history_chars: length budget of the observation, in characters; the episode is truncated beyond it.
         system_prompt: what the system turn says before it lists tools and answer format; None: the class's
             `instructions`; "": no system turn at all.
@@ -89,6 +90,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         reward_weights: Mapping[str, float] | None = None,
         scorer: str | AnswerScorer = "hotpotqa",
         max_turns: int = 5,
+        budgets: Mapping[str, int] | None = None,
         max_history_chars: int = 65_536,
         system_prompt: str | None = None,
         raw_system_prompt: str | None = None,
@@ -109,7 +111,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         self.parser = make_parser(parser)
         self.scorer = find_scorer(scorer)
         self.rewards = make_rewards(reward, reward_weights, scorer=self.scorer)
-        self.max_turns = max_turns
+        self.max_turns, self.budgets = max_turns, check_budgets(budgets or {})
         self.max_history_chars = max_history_chars
         self.render_mode = render_mode
         self.observation_space = UnicodeText(max_history_chars)
@@ -117,7 +119,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         self._system_prompt = system_prompt
         self._raw_system_prompt = raw_system_prompt
         self.markup = tuple(markup)
-        self.wording = Wording(short=feedback == "short", markup=self.markup)
+        self.wording = Wording(short=feedback == "short", markup=(*self.markup, *self.parser.markup))
         self._history: History | None = None
         self._pending: PendingStep | None = None
         self._index_tools(self.tools)
@@ -255,7 +257,8 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
             raise EpisodeError("No episode is running: call reset() before the first step and after an episode ended.")
         action = encodable(action)
         overlong = len(self._history.text) + len(action) > self.max_history_chars
-        self._pending = PendingStep.of(action, self.parser.parse(action), self.toolbox.by_name, overlong=overlong)
+        parsed, left = self.parser.parse(action), self._history.left(self.budgets)
+        self._pending = PendingStep.of(action, parsed, self.toolbox.by_name, left=left, overlong=overlong)
         return self._pending.calls
 
     def prepare_step(self, outcomes: Sequence[ToolOutcome]) -> None:
@@ -306,10 +309,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         """Ends the running episode because a budget outside the environment ran out (a trainer's tokens, say).
 
         Returns:
-            The reward of that end: what an empty turn that is truncated earns.
-
-        Raises:
-            EpisodeError: no episode is running.
+            The reward of that end: what an empty turn that is truncated earns. It raises what `step` raises.
         """
         return self.truncate_with_terms().reward
 

@@ -10,6 +10,7 @@ from agent_r1_gym.rewards import StepReward
 from agent_r1_gym.types import Message, ParsedTurn, Task, Transition
 
 _NO_TURN = ParsedTurn()
+_FREE = frozenset({"unknown_tool", "bad_arguments"})
 _CUT_NOTE = "\n[the history budget is spent]"
 
 
@@ -46,6 +47,15 @@ class History(NamedTuple):
                 error = f"{call.name}: {outcome.error}: {outcome.content}"
         ended = transition.terminated or transition.truncated
         return History(self.task, (*self.messages, *messages), text, (*self.transitions, transition), ended, error)
+
+    def left(self, budgets: Mapping[str, int]) -> dict[str, int]:
+        """Returns how many calls of each tool with a budget are left; a call that its backend lost costs none."""
+        left = dict(budgets)
+        for transition in self.transitions if budgets else ():
+            for call, outcome in zip(transition.parsed.calls, transition.outcomes, strict=True):
+                if call.name in left and outcome.error not in _FREE and not outcome.is_infrastructure_failure:
+                    left[call.name] -= 1
+        return left
 
     def info(self, *, new: int, earned: StepReward, end_reason: str | None, dataset: str) -> dict[str, Any]:
         """Returns what `reset` and `step` return as `info` (see `ToolEnv`).

@@ -13,7 +13,7 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec
 
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.support.checks import check_choice
+from agent_r1_gym.support.checks import check_choice, check_integer
 from agent_r1_gym.types import Task
 
 
@@ -114,6 +114,15 @@ def _index(value: Any, size: int) -> int:
     if not 0 <= index < size:
         raise ConfigurationError(f"options['task_index'] must be in 0..{size - 1}, got {value!r}.")
     return index
+
+
+def check_budgets(budgets: Any) -> dict[str, int]:
+    """Returns calls by tool; raises a `ConfigurationError` unless they are positive integers."""
+    if not isinstance(budgets, Mapping):
+        raise ConfigurationError(f"budgets must be numbers of calls by tool, got {budgets!r:.80}.")
+    for name, number in budgets.items():
+        check_integer(f"budget of {name!r}", number, 1)
+    return dict(budgets)
 
 
 def check_prompts(system_prompt: Any, raw_system_prompt: Any) -> None:

@@ -36,13 +36,25 @@ class PendingStep:
     outcomes: Sequence[ToolOutcome] | None = None
 
     @classmethod
-    def of(cls, action: str, parsed: ParsedTurn, tools: Mapping[str, Tool], *, overlong: bool) -> PendingStep:
+    def of(
+        cls, action: str, parsed: ParsedTurn, tools: Mapping[str, Tool], *, left: dict[str, int], overlong: bool
+    ) -> PendingStep:
         """Returns the step that begins with `action`; a turn with too many calls, or that is too long, has none.
 
+        Args:
+            action: the model's turn.
+            parsed: what the parser understood of it.
+            tools: by name.
+            left: by name, how many calls a tool with a budget may still get.
+            overlong: see the class.
+
         Raises:
-            ConfigurationError: the parser did not return what parsers return.
+            ConfigurationError: the parser did not return what parsers return, or a budget is of no tool.
         """
         _check_parsed(parsed)
+        if not left.keys() <= tools.keys():
+            unknown = sorted(left.keys() - tools.keys())
+            raise ConfigurationError(f"budgets names no tool of this episode: {unknown}. {suggest(unknown[0], tools)}")
         if len(parsed.calls) > MAX_CALLS_PER_TURN:
             message = f"At most {MAX_CALLS_PER_TURN} calls a turn, got {len(parsed.calls)}; nothing was executed."
             parsed = replace(parsed, calls=(), errors=(*parsed.errors, ParseError("too_many_calls", message)))
@@ -57,7 +69,11 @@ class PendingStep:
                 refused[position] = ToolOutcome(content, ok=False, error="unknown_tool")
             elif problem := tool.check(call.arguments):
                 refused[position] = ToolOutcome(problem, ok=False, error="bad_arguments")
+            elif left.get(call.name, 1) < 1:
+                content = f"The budget of {call.name!r} is used up; go on without it."
+                refused[position] = ToolOutcome(content, ok=False, error="tool_error")
             else:
+                left[call.name] = left.get(call.name, MAX_CALLS_PER_TURN + 1) - 1
                 calls.append(PendingCall(tool, call))
         return cls(action, parsed, tuple(calls), refused, overlong)
 
@@ -89,7 +105,9 @@ class PendingStep:
         messages = [turn]
         for position, (call, outcome) in enumerate(zip(self.parsed.calls, outcomes, strict=True)):
             identifier = (call.id or f"call_{position}") if turn.tool_calls else None
-            messages.append(wording.outcome(call, outcome, identifier))
+            message = wording.outcome(call, outcome, identifier)
+            shown = parser.show_outcome(message.content)
+            messages.append(message if shown is message.content else replace(message, content=shown))
         if self.parsed.errors:
             messages.append(wording.mistakes(self.parsed.errors))
         return messages

@@ -61,11 +61,11 @@ def load_dataset(
     Equal arguments give the same object as long as somebody holds it, so that many envs share one.
 
     Args:
-        name: "hotpotqa", "2wikimultihopqa" ("2wiki"), "musique" or "fiction".
+        name: "hotpotqa", "2wikimultihopqa" ("2wiki"), "musique", "gsm8k" or "fiction".
         dataset: what to serve: "auto" (data prepared earlier on this machine, else the sample with one
             `SampleDataWarning` per process; never the network), "sample" (200 questions of FictionQA, 600 entities,
-            seed 0, in a mix of types that resembles `name`), "hub" (the hub's copy), a path (an official data file, or
-            a folder that holds some), or a `QADataset` itself.
+            seed 0, in a mix of types that resembles `name`; for "gsm8k" 200 generated word problems), "hub" (the hub's
+            copy), a path (an official data file, or a folder that holds some), or a `QADataset` itself.
         split: "train", "validation" ("dev") or "test", for "fiction" also "ood"; None: what a file's name says (if it
             says nothing, the data set's split is "file NAME"), else the first that there is.
         hub_id: with "hub": "repository", "repository:configuration", or a local folder of parquet files; None: the
@@ -145,8 +145,13 @@ def _prepared_or_sample(name: str, split: str | None) -> QADataset:
 def _sample(name: str, split: str) -> QADataset:
     from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
 
+    form = MODULES[name]
+    if not form.SAMPLE_MIX:
+        from agent_r1_gym.datasets.maths.words import word_problems
+
+        return _share(("sample", name, split), lambda: word_problems(split, _SAMPLE_QUESTIONS))
+
     def build() -> QADataset:
-        form = MODULES[name]
         world = fiction_dataset(
             entities=_SAMPLE_ENTITIES, questions=_SAMPLE_QUESTIONS, split=split, mix=dict(form.SAMPLE_MIX)
         )

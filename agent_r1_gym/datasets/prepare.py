@@ -28,9 +28,6 @@ from agent_r1_gym.support import files
 from agent_r1_gym.support.download import is_url
 from agent_r1_gym.support.versions import install_command
 
-DEFAULT_SPLITS = ("train", "validation")
-"""The splits whose answers are public."""
-
 _LOG = logging.getLogger(__name__)
 
 
@@ -49,8 +46,9 @@ def prepare(
     Splits that are there already are kept, so that an interrupted run is taken up by running it again.
 
     Args:
-        name: "hotpotqa", "2wikimultihopqa" ("2wiki") or "musique".
-        splits: names of splits; None: train and validation, or whatever `source` holds.
+        name: "hotpotqa", "2wikimultihopqa" ("2wiki"), "musique" or "gsm8k".
+        splits: names of splits; None: those with public answers (train and validation, of GSM8K train and test), or
+            whatever `source` holds.
         hub_id: "repository", "repository:configuration" or a folder of parquet files; None: the usual copy, without the
             library `datasets` the official files from their own addresses.
         source: an official data file, a zip archive or folder that holds some, or the address of a file or archive
@@ -75,12 +73,13 @@ def prepare(
     if canonical == ():
         raise ConfigurationError(f"splits is empty; expected some of {', '.join(SPLITS)}, or None")
     task = _Preparation(name=name, force=force, progress=progress)
+    public = tuple(MODULES[name].URLS)
     if source is not None:
         return task.from_source(source, canonical)
     if hub_id is None and not hub_is_installed():
-        return task.from_web(canonical or DEFAULT_SPLITS)
+        return task.from_web(canonical or public)
     copy = hub_id or MODULES[name].HUB_ID
-    wanted = canonical or DEFAULT_SPLITS
+    wanted = canonical or public
     return task.write({split: partial(hub_rows, name, hub_id=copy, split=split) for split in wanted})
 
 

@@ -3,6 +3,7 @@
 from agent_r1_gym.registry import register, register_game
 
 _QA = "agent_r1_gym.envs.multihop_qa"
+_MATHS = "agent_r1_gym.envs.maths"
 _TOY = "agent_r1_gym.envs.toy_text"
 
 register("AgentR1/HotpotQA-v0", f"{_QA}:HotpotQAEnv")
@@ -11,7 +12,12 @@ register("AgentR1/MuSiQue-v0", f"{_QA}:MuSiQueEnv")
 register("AgentR1/FictionQA-v0", "agent_r1_gym.envs.fiction_qa:FictionQAEnv")
 register("AgentR1/SearchQA-v0", "agent_r1_gym.envs.search_qa:SearchQAEnv")
 register("AgentR1/MixedQA-v0", "agent_r1_gym.envs.mixed_qa:MixedQAEnv")
+register("AgentR1/GSM8K-v0", f"{_MATHS}:GSM8KEnv")
+register("AgentR1/Arithmetic-v0", f"{_MATHS}:ArithmeticEnv")
+register("AgentR1/ReTool-v0", f"{_MATHS}:ReToolEnv")
+register("AgentR1/LongRead-v0", "agent_r1_gym.envs.long_read:LongReadEnv")
 register("AgentR1/Text2SQL-v0", "agent_r1_gym.envs.text2sql:Text2SQLEnv")
+register("AgentR1/Analyst-v0", "agent_r1_gym.envs.analyst:AnalystEnv")
 register("AgentR1/ServiceDesk-v0", "agent_r1_gym.envs.service_desk.env:ServiceDeskEnv")
 
 register_game("AgentR1/FrozenLakeText-v0", f"{_TOY}:FrozenLakeTextEnv")

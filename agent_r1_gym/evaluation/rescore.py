@@ -162,7 +162,7 @@ def transitions(record: Trajectory, task: Task, env: ToolEnv) -> Iterator[Transi
     for number, turn in enumerate(record.turns):
         # Turns with too many calls, or beyond the history's budget, had none executed: as they are begun, so are these.
         overlong = not turn.outcome_errors
-        parsed = PendingStep.of(turn.action, env.parser.parse(turn.action), {}, overlong=overlong).parsed
+        parsed = PendingStep.of(turn.action, env.parser.parse(turn.action), {}, left={}, overlong=overlong).parsed
         texts = shown[number][: len(parsed.calls)]
         last = number == len(record.turns) - 1
         as_played = [error.code for error in parsed.errors] == list(turn.parse_errors)

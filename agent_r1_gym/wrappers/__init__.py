@@ -1,18 +1,14 @@
 """Wrappers: what a policy sees, how it acts, and what makes a text environment of something else."""
 
 from agent_r1_gym.wrappers.choice import ChooseAction
+from agent_r1_gym.wrappers.context import REMOVED_NOTE, WINDOW_MODES, ContextWindow
 from agent_r1_gym.wrappers.game import TextGame
 from agent_r1_gym.wrappers.language import LanguageWrapper
-from agent_r1_gym.wrappers.observation import (
-    REMOVED_NOTE,
-    ChatSpace,
-    ContextWindow,
-    MessageObservation,
-    TokenObservation,
-)
+from agent_r1_gym.wrappers.observation import ChatSpace, MessageObservation, TokenObservation
 
 __all__ = [
     "REMOVED_NOTE",
+    "WINDOW_MODES",
     "ChatSpace",
     "ChooseAction",
     "ContextWindow",

@@ -1,12 +1,10 @@
-"""Wrappers that change what a policy sees: token ids, chat messages, or a window on a long history."""
+"""Wrappers that change the form in which a policy sees the history: token ids, chat messages."""
 
 from __future__ import annotations
 
-import abc
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -14,48 +12,17 @@ import numpy.typing as npt
 from gymnasium.spaces import Box, Dict, MultiBinary, Space
 from gymnasium.utils import RecordConstructorArgs
 
-from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.spaces import UnicodeText, is_encodable
 from agent_r1_gym.support.checks import check_choice, check_integer
-from agent_r1_gym.text import neutralise, render_text
-from agent_r1_gym.types import Message, to_chat
+from agent_r1_gym.types import to_chat
+from agent_r1_gym.wrappers.base import Info, Observer, require_text
 
-Info = dict[str, Any]
 Chat = tuple[dict[str, Any], ...]
 Tokens = dict[str, npt.NDArray[Any]]
 Encode = Callable[[str], Sequence[int]]
 
 _SAMPLE_CHARS = 64
-REMOVED_NOTE = "(older output removed)"
-"""What `ContextWindow` shows instead of older tool output, unless told otherwise."""
-
-
-class _Observer(gymnasium.Wrapper[Any, str, Any, str], RecordConstructorArgs, abc.ABC):
-    """Replaces observation and info by what `observe` returns, after `reset` and after `step`."""
-
-    hands_the_action_on: ClassVar[bool] = True
-    """See `vector.step_together`."""
-
-    def __init__(self, env: gymnasium.Env[Any, str]) -> None:
-        super().__init__(env)
-        if not isinstance(env.unwrapped, ToolEnv):
-            raise ConfigurationError(f"{type(self).__name__} wraps a ToolEnv, got {env}.")
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
-        """Starts an episode (see `ToolEnv.reset`)."""
-        observation, info = self.env.reset(seed=seed, options=options)
-        return self.observe(observation, info)
-
-    def step(self, action: str) -> tuple[Any, Any, bool, bool, Info]:
-        """Takes one model turn (see `ToolEnv.step`)."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        observation, info = self.observe(observation, info)
-        return observation, reward, terminated, truncated, info
-
-    @abc.abstractmethod
-    def observe(self, observation: Any, info: Info) -> tuple[Any, Info]:
-        """Returns the new observation, and `info`, which it may change in place."""
 
 
 class ChatSpace(Space[Chat]):
@@ -110,7 +77,7 @@ class ChatSpace(Space[Chat]):
     __hash__ = None  # type: ignore[assignment]  # spaces are mutable: they hold a generator
 
 
-class MessageObservation(_Observer):
+class MessageObservation(Observer):
     """Observations as chat messages, fit for `tokenizer.apply_chat_template` and for OpenAI-style endpoints.
 
     The observation is a tuple of dictionaries, new ones in every step. Over a `ContextWindow` it shows the window.
@@ -130,104 +97,7 @@ class MessageObservation(_Observer):
         return tuple(to_chat(info["messages"])), info
 
 
-class ContextWindow(_Observer):
-    """Keeps long histories short: older tool output is removed or summarised, in observation and `info["messages"]`.
-
-    The tool messages of the last `keep_last` turns that called tools stay as they are; older ones become `note`, or
-    what `mode` makes of them, where that is shorter. The environment keeps the full history (`get_state().messages`)
-    and its budgets count it. `info["context_rewritten"]` is True in a step in which text that the model has seen before
-    changed: there the tokens so far are no prefix of what comes next.
-
-    Args:
-        env: a `ToolEnv`, bare or wrapped.
-        keep_last: turns whose tool output stays, at least 1.
-        mode: "drop", or a function that gets one tool message's text, nothing else, and returns a shorter text; called
-            once per text and episode; its result is neutralised like any foreign text. What it raises, `step` raises.
-        max_chars: rewrite only while the history is longer than this, oldest first; None: always.
-        note: what "drop" shows; give a text of your vocabulary if the default's words are not in it.
-
-    Raises:
-        ConfigurationError: an argument has a wrong value, or, from `step`, the function returned no text.
-    """
-
-    def __init__(
-        self,
-        env: gymnasium.Env[str, str],
-        *,
-        keep_last: int = 2,
-        mode: str | Callable[[str], str] = "drop",
-        max_chars: int | None = None,
-        note: str = REMOVED_NOTE,
-    ) -> None:
-        RecordConstructorArgs.__init__(
-            self, keep_last=keep_last, mode=mode, max_chars=max_chars, note=note, _disable_deepcopy=True
-        )
-        super().__init__(env)
-        if not callable(mode):
-            check_choice("mode of ContextWindow (or a function)", mode, ("drop",))
-        _require_text(env, "ContextWindow rewrites text", "put it below the other wrappers")
-        check_integer("keep_last", keep_last, 1)
-        check_integer("max_chars", 1 if max_chars is None else max_chars, 1)
-        self._keep_last = keep_last
-        self._max_chars = max_chars
-        self._mode = mode
-        self._note = note
-        self._markup = cast(ToolEnv, env.unwrapped).markup
-        self._summaries: dict[str, str] = {}
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
-        """Starts an episode and forgets the summaries of the last one."""
-        self._summaries.clear()
-        return super().reset(seed=seed, options=options)
-
-    def observe(self, observation: str, info: Info) -> tuple[str, Info]:
-        """Returns the history as the window shows it."""
-        messages: tuple[Message, ...] = info["messages"]
-        seen = messages[: len(messages) - len(info["new_messages"])]
-        window = self._rewrite(messages)
-        info["context_rewritten"] = window[: len(seen)] != self._rewrite(seen)
-        if window == messages:
-            return observation, info
-        info["messages"] = window
-        return render_text(window)[: cast(UnicodeText, self.observation_space).max_length], info
-
-    def _rewrite(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        window = list(messages)
-        excess = None if self._max_chars is None else len(render_text(messages)) - self._max_chars
-        for position in _older_tool_messages(messages, self._keep_last):
-            if excess is not None and excess <= 0:
-                break
-            content = messages[position].content
-            shorter = self._shorten(content)
-            if len(shorter) < len(content):
-                window[position] = replace(messages[position], content=shorter)
-                excess = None if excess is None else excess - len(content) + len(shorter)
-        return tuple(window)
-
-    def _shorten(self, content: str) -> str:
-        if not callable(self._mode):
-            return self._note
-        if content not in self._summaries:
-            summary = self._mode(content)
-            if not isinstance(summary, str):
-                raise ConfigurationError(f"The summariser must return a text, got {type(summary).__name__}.")
-            self._summaries[content] = neutralise(summary, self._markup)
-        return self._summaries[content]
-
-
-def _older_tool_messages(messages: Sequence[Message], keep_last: int) -> list[int]:
-    """Returns the positions of tool messages, but for those of the last `keep_last` turns that have any."""
-    turns: list[list[int]] = [[]]
-    for position, message in enumerate(messages):
-        if message.role == "assistant":
-            turns.append([])
-        elif message.role == "tool":
-            turns[-1].append(position)
-    with_output = [positions for positions in turns if positions]
-    return [position for positions in with_output[:-keep_last] for position in positions]
-
-
-class TokenObservation(_Observer):
+class TokenObservation(Observer):
     """Observations as token ids, for token-level RL code.
 
     The observation is `{"input_ids": int64 (max_tokens,), "attention_mask": int8 (max_tokens,)}`, padded, so that it
@@ -301,7 +171,7 @@ class TokenObservation(_Observer):
             return functools.partial(_encode_chat, _template_encoder(tokenizer, options or {}))
         if options is not None:
             raise ConfigurationError("template_options needs chat_template=True.")
-        _require_text(self.env, "TokenObservation encodes text", "drop that wrapper or give chat_template=True")
+        require_text(self.env, "TokenObservation encodes text", "drop that wrapper or give chat_template=True")
         return functools.partial(_encode_text, _text_encoder(tokenizer))
 
     def observe(self, observation: Any, info: Info) -> tuple[Tokens, Info]:
@@ -392,8 +262,3 @@ def _vocab_size(tokenizer: Any, vocab_size: int | None) -> int:
         raise ConfigurationError("The tokenizer does not say how many ids it has; pass vocab_size=.")
     check_integer("vocab_size", vocab_size, 1)
     return vocab_size
-
-
-def _require_text(env: gymnasium.Env[Any, str], why: str, cure: str) -> None:
-    if not isinstance(env.observation_space, UnicodeText):
-        raise ConfigurationError(f"{why}, but {env} observes {env.observation_space}; {cure}.")

@@ -9,6 +9,8 @@ from gymnasium.envs.registration import load_env_creator
 
 import agent_r1_gym.envs  # noqa: F401 - registers the environments
 from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.envs.maths import MathsEnv
+from agent_r1_gym.sandbox.levels import why_not
 from agent_r1_gym.wrappers.game import TextGame
 
 
@@ -20,6 +22,16 @@ def creator(env_id: str) -> Any:
 IDS = sorted(spec.id for spec in gymnasium.registry.values() if spec.namespace == "AgentR1")
 TOOL_ENVS = [env_id for env_id in IDS if issubclass(creator(env_id), ToolEnv)]
 STATE_ENVS = [env_id for env_id in TOOL_ENVS if creator(env_id).success is not ToolEnv.success]
-"""Solved by what was done, not by an answer; they make their own tasks and have calls of their own."""
-QA_ENVS = [env_id for env_id in TOOL_ENVS if env_id not in STATE_ENVS]
+"""Solved by what was done, not by an answer."""
+QA_ENVS = [
+    env for env in TOOL_ENVS if env not in STATE_ENVS and "dataset" not in getattr(creator(env), "set_options", ())
+]
+"""Questions of a data set; the others make their own tasks and tools."""
+MATHS_ENVS = [env_id for env_id in TOOL_ENVS if issubclass(creator(env_id), MathsEnv)]
+OFFLINE: dict[str, dict[str, Any]] = {
+    **{env_id: {"dataset": "sample"} if env_id in QA_ENVS else {} for env_id in TOOL_ENVS},
+    "AgentR1/FictionQA-v0": {},
+    "AgentR1/ReTool-v0": {"isolation": "weak"} if why_not("strong") else {},
+}
+"""Options that make an environment on any machine, without data that were prepared on it."""
 GAMES = [env_id for env_id in IDS if issubclass(creator(env_id), TextGame)]

@@ -8,7 +8,9 @@ import shutil
 import socket
 import sqlite3
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -103,19 +105,17 @@ def test_bad_options_are_named(arguments, options, message):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server():
     """A PostgreSQL server of this test: yields its address and what starts and kills it."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     if not shutil.which("initdb") or not shutil.which("postgres"):
         pytest.skip("PostgreSQL's initdb and postgres are not on the PATH")
-    folder = tmp_path_factory.mktemp("postgres")
+    folder = Path(tempfile.mkdtemp(prefix="pg"))  # not below pytest's, which nobody else may enter
     who = []
     if os.geteuid() == 0:  # it refuses to run as root
         if not shutil.which("runuser"):
             pytest.skip("as root PostgreSQL needs runuser")
         shutil.chown(folder, "nobody")
-        for parent in folder.parents[:2]:
-            parent.chmod(parent.stat().st_mode | 0o055)
         who = ["runuser", "-u", "nobody", "--"]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -135,6 +135,7 @@ def server(tmp_path_factory):
     pid = int((data / "postmaster.pid").read_text().split()[0]) if (data / "postmaster.pid").exists() else process.pid
     os.kill(pid, 3)  # at once
     process.wait(30)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _wait(address):

@@ -19,7 +19,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.agent_card import AgentCard
 from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.types import Message
-from agent_r1_gym.wrappers import ContextWindow
+from agent_r1_gym.wrappers import WINDOW_MODES, ContextWindow
 from tests.kit.pages import PAGES
 from tests.trainers.engines.test_collect import EchoEnv
 from trainers.config import AgentConfig
@@ -215,12 +215,26 @@ def test_a_module_in_the_current_folder_may_register_the_environment(
         gym.registry.pop("Mine/Fiction-v0", None)
 
 
-def test_a_context_window_makes_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", WINDOW_MODES)
+def test_a_context_window_makes_rows(tmp_path: Path, mode: str) -> None:
     tokenizer = build_tokenizer()
-    args = config(tmp_path, context_window=1, max_steps=1)
+    args = config(tmp_path, context_window=1, context_mode=mode, max_steps=1)
     env = env_maker(args, MARKUP)()
     assert isinstance(env, ContextWindow)
     assert build_trainer(args, build_model(tokenizer), tokenizer=tokenizer).train().global_step == 1
+
+
+@pytest.mark.parametrize("mode", ["drop_turns", "summary"])
+def test_a_window_may_remove_whole_turns(tmp_path: Path, mode: str) -> None:
+    env = env_maker(config(tmp_path, context_window=1, context_mode=mode), MARKUP)()
+    env.reset(seed=0)
+    call = '<tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
+    for said in ("<summary>first</summary>", ""):
+        _, _, _, _, info = env.step(said + call)
+    assert [message.role for message in info["messages"]] == ["user", "assistant", "tool"]
+    assert ("first" in info["messages"][0].content) is (mode == "summary")
+    with pytest.raises(ConfigurationError, match="Did you mean 'drop_turns'"):
+        config(tmp_path, context_window=1, context_mode="drop_turn")
 
 
 def test_a_context_window_needs_tool_output(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from trl import GRPOConfig  # type: ignore[attr-defined]
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.play.mixture import Member, environments_of
+from agent_r1_gym.wrappers import WINDOW_MODES
 from trainers.config.options import (
     AlarmOptions,
     AlgorithmOptions,
@@ -45,6 +46,7 @@ _CHOICES = MappingProxyType(
         "kl_placement": ("loss", "reward"),
         "gae_level": ("token", "turn"),
         "engine": ("cached", "trl"),
+        "context_mode": WINDOW_MODES,
     }
 )
 _SHARES = ("gamma", "lam", "alarm_dropped_above", "alarm_repetition_above", "alarm_answer_share_above")

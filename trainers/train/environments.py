@@ -100,12 +100,13 @@ def env_maker(
             f"env_id={env_id!r} serves the split {split!r} only, which is not for training; name it "
             f"(--split {split}) if you mean it."
         )
-    return functools.partial(_make, env_id, options, tuple(markup), args.context_window)
+    window = None if args.context_window is None else (args.context_window, args.context_mode)
+    return functools.partial(_make, env_id, options, tuple(markup), window)
 
 
-def _make(env_id: str, options: Mapping[str, Any], markup: Sequence[str], context_window: int | None) -> TextEnv:
+def _make(env_id: str, options: Mapping[str, Any], markup: Sequence[str], window: tuple[int, str] | None) -> TextEnv:
     env = make_text_env(env_id, options, markup=markup)
-    return env if context_window is None else ContextWindow(env, keep_last=context_window)
+    return env if window is None else ContextWindow(env, keep_last=window[0], mode=window[1])
 
 
 def turn_budget(env: TextEnv) -> int:

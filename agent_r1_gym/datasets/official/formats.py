@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from agent_r1_gym.datasets.base import QADataset, Question, SupportingFact
-from agent_r1_gym.datasets.official import hotpotqa, musique, twowiki
+from agent_r1_gym.datasets.official import gsm8k, hotpotqa, musique, twowiki
 from agent_r1_gym.datasets.official.rows import PassagePool, Row
 from agent_r1_gym.errors import DatasetError
 from agent_r1_gym.scoring import normalize_answer
@@ -45,7 +45,7 @@ class Format(Protocol):
     HUB_ID: str
     """Its copy on the hub: "repository" or "repository:configuration"."""
     SAMPLE_MIX: Mapping[str, float]
-    """Question types of FictionQA that resemble it, with their weights."""
+    """Question types of FictionQA that resemble it, with their weights; none if its sample is made otherwise."""
 
     def official(self, data: Mapping[str, Any], aliases: Mapping[str, tuple[str, ...]], /) -> dict[str, Any]:
         """Returns a row of any known copy in the official shape."""
@@ -54,7 +54,12 @@ class Format(Protocol):
         """Returns the question of an official row, None if it is to be left out."""
 
 
-MODULES: Mapping[str, Format] = {"hotpotqa": hotpotqa, "2wikimultihopqa": twowiki, "musique": musique}
+MODULES: Mapping[str, Format] = {
+    "hotpotqa": hotpotqa,
+    "2wikimultihopqa": twowiki,
+    "musique": musique,
+    "gsm8k": gsm8k,
+}
 """Short name of each data set -> its module in this folder; a new data set is a module and an entry here."""
 
 

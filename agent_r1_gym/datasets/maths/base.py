@@ -1,0 +1,57 @@
+"""What the generated problems share: the task, the draft of one, and which split it belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from agent_r1_gym.datasets.base import Hop, Question
+
+DIFFICULTIES = (1, 2, 3, 4, 5)
+SPLITS: Mapping[str, tuple[float, float]] = {"train": (0.0, 0.7), "validation": (0.7, 0.85), "test": (0.85, 1.0)}
+"""Which problems each split holds: those whose `part_of` lies in the range, so that no two splits share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem(Question):
+    """A problem whose answer is a whole number; `decomposition` computes it with a calculator, if it can.
+
+    Attributes:
+        code: a Python program whose last expression is the answer.
+        slip: an expression that a careless solver takes instead: it drops a term or misreads an operation.
+        guess: what somebody says who computes in the head.
+    """
+
+    code: str = ""
+    slip: str = ""
+    guess: str = ""
+
+
+class Draft(NamedTuple):
+    """A problem as its kind makes it, see `Problem`; `steps` are expressions of a calculator with their values."""
+
+    prompt: str
+    answer: int
+    steps: tuple[Hop, ...]
+    code: str
+    slip: str
+    guess: int
+
+
+def part_of(text: str) -> float:
+    """Returns a number in [0, 1) that depends on nothing but `text`, and looks random."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
+
+
+def is_in_split(text: str, split: str) -> bool:
+    """Returns whether a problem of that text belongs to a split."""
+    low, high = SPLITS[split]
+    return low <= part_of(text) < high
+
+
+def rounded(number: int) -> int:
+    """Returns `number` with all digits but the first rounded away: 7,420 becomes 7,000."""
+    unit: int = 10 ** (len(str(abs(number))) - 1)
+    return (abs(number) + unit // 2) // unit * unit * (-1 if number < 0 else 1)

@@ -1,0 +1,104 @@
+"""Generated problems as a data set: made on demand, each from its own seed, with splits that share none."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Mapping, Sequence
+from typing import overload
+
+from agent_r1_gym.datasets.base import QADataset, Question
+from agent_r1_gym.datasets.maths.base import DIFFICULTIES, SPLITS, Draft, Problem, is_in_split
+from agent_r1_gym.datasets.maths.kinds import CALCULATOR, COMPACT, ENUMERATED, Kind
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.support.checks import check_choice, check_integer
+
+STYLES: Mapping[str, Mapping[str, Kind]] = {"natural": {**CALCULATOR, **ENUMERATED}, "compact": COMPACT}
+"""Kinds of problems by style."""
+_SMALLEST = 10
+"""Answers of natural problems are no smaller, for those are guessed."""
+
+
+@functools.lru_cache(maxsize=16)
+def problems(
+    *,
+    seed: int = 0,
+    split: str = "train",
+    questions: int = 2_000,
+    kinds: tuple[str, ...],
+    difficulty: int | None = None,
+    style: str = "natural",
+) -> QADataset:
+    """Returns generated problems; equal arguments give the same object.
+
+    Args:
+        seed: another seed, other problems.
+        split: "train", "validation" or "test": no problem is in two of them, whatever their seeds.
+        questions: how many.
+        kinds: names of kinds, keys of `STYLES[style]`.
+        difficulty: 1 to 5; None: all, equally often.
+        style: "natural" or "compact".
+
+    Raises:
+        ConfigurationError: an argument has a wrong value.
+    """
+    check_choice("style", style, tuple(STYLES))
+    check_choice("split", split, tuple(SPLITS))
+    check_integer("seed", seed, 0)
+    check_integer("questions", questions, 1)
+    if difficulty is not None and difficulty not in DIFFICULTIES:
+        raise ConfigurationError(f"difficulty must be 1 to 5, or None for all, got {difficulty!r}.")
+    if not kinds:
+        raise ConfigurationError(f"kinds is empty; expected some of {', '.join(STYLES[style])}.")
+    for kind in kinds:
+        check_choice("kind of problem", kind, tuple(STYLES[style]))
+    levels = DIFFICULTIES if difficulty is None else (difficulty,)
+    source = f"a generator (seed {seed}, {style}, difficulty {difficulty or '1 to 5'}, {', '.join(kinds)})"
+    made = _Problems(seed, split, questions, tuple((kind, STYLES[style][kind]) for kind in kinds), levels)
+    return QADataset(made, name="arithmetic", split=split, source=source, fingerprint="")
+
+
+class _Problems(Sequence[Question]):
+    """The problems themselves; the n-th needs no other to be made."""
+
+    def __init__(
+        self, seed: int, split: str, size: int, kinds: Sequence[tuple[str, Kind]], levels: Sequence[int]
+    ) -> None:
+        self._seed, self._split, self._size, self._kinds, self._levels = seed, split, size, kinds, levels
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Question: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Question]: ...
+    def __getitem__(self, index: int | slice) -> Question | Sequence[Question]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._size))]
+        if not -self._size <= index < self._size:
+            raise IndexError(f"There are {self._size} problems, got index {index}.")
+        index %= self._size
+        rng = random.Random(f"{self._seed}/{self._split}/{index}")  # a text: the same in every process
+        name, kind = self._kinds[index % len(self._kinds)]
+        level = self._levels[index // len(self._kinds) % len(self._levels)]
+        draft = self._draft(rng, kind, level)
+        return Problem(
+            id=f"{self._split}/{self._seed}/{index}",
+            prompt=draft.prompt,
+            answers=(str(draft.answer),),
+            type=name,
+            level=str(level),
+            hops=len(draft.steps) or None,
+            decomposition=draft.steps,
+            code=draft.code,
+            slip=draft.slip,
+            guess=str(draft.guess),
+        )
+
+    def _draft(self, rng: random.Random, kind: Kind, level: int) -> Draft:
+        while True:
+            draft = kind(rng, level)
+            is_small = kind not in COMPACT.values() and draft.answer < _SMALLEST
+            if not is_small and is_in_split(draft.prompt, self._split):
+                return draft

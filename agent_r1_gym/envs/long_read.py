@@ -1,0 +1,394 @@
+"""LongRead: a ledger that is read page by page, longer than what an agent keeps in sight, and a question about it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.datasets.long_read.dataset import LedgerTask, LedgerTasks
+from agent_r1_gym.datasets.long_read.facts import Fact, answer_of, support_of
+from agent_r1_gym.datasets.long_read.style import STYLES, Style
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.rewards import Reward, RewardSet, RewardTerm, failed_call, malformed_call, valid_call
+from agent_r1_gym.scoring import normalize_answer
+from agent_r1_gym.support.checks import check_choice
+from agent_r1_gym.tool import Arguments, Tool
+from agent_r1_gym.tools.notebook import notebook_tools
+from agent_r1_gym.types import Script, Task, Thought, ToolCall, ToolOutcome, Transition
+
+_COMPACT: Mapping[str, Any] = {"system_prompt": "", "feedback": "short"}
+_ASK = ("first", "last")
+_PAGE = {"type": "object", "properties": {}, "additionalProperties": False}
+_FILLERS = frozenset(("is", "has", "now", "held", "by", "with", "at", "to", "balance", "account", "of", "was"))
+"""Words that may stand between key and value of a fact in a note."""
+_BEGINNER_NOTES = 0.25
+
+
+class Page(NamedTuple):
+    """What `next_page` showed, as `ToolOutcome.data`: page `number` of `of`, none of these beyond the end."""
+
+    number: int
+    of: int
+    facts: tuple[Fact, ...]
+
+
+class PageTool(Tool):
+    """`next_page()`: the next page of a ledger, each once.
+
+    Args:
+        pages: the pages as they are shown.
+        facts: their entries.
+        after: what is shown beyond the last page.
+    """
+
+    def __init__(self, pages: Sequence[str], facts: Sequence[tuple[Fact, ...]], after: str) -> None:
+        super().__init__("next_page", "Read the next page; no page is shown twice.", _PAGE, timeout=None)
+        self._pages, self._facts, self._after = pages, facts, after
+        self._read = 0
+
+    def execute(self, arguments: Arguments) -> ToolOutcome:
+        """Shows the page."""
+        number, pages = self._read + 1, len(self._pages)
+        if number > pages:
+            return ToolOutcome(self._after, data=Page(number, pages, ()))
+        self._read = number
+        return ToolOutcome(self._pages[number - 1], data=Page(number, pages, self._facts[number - 1]))
+
+    def get_state(self) -> int:
+        """Returns how many pages were read."""
+        return self._read
+
+    def set_state(self, state: Any) -> None:
+        """Goes on after so many pages."""
+        self._read = state
+
+
+# --- reward ----------------------------------------------------------------------------------------------------------
+
+
+def noted_fact(transition: Transition) -> float:
+    """Share of the facts that the answer rests on which this step noted first, after they were read; in [0, 1].
+
+    Summed over an episode it is at most 1. A note holds a fact if it names the key and then the value, with nothing but
+    punctuation and fillers (`is`, `has`, `held by` ...) between: a list of names and numbers holds none.
+    """
+    support = getattr(transition.task, "support", ())
+    notes = tuple(_notes(transition)) if support else ()
+    if not notes:
+        return 0.0
+    read = {fact for step in transition.earlier for page in _pages(step) for fact in page.facts}
+    earlier = [note for step in transition.earlier for note in _notes(step)]
+    gold = read.intersection(support)
+    new = {fact for fact in gold if _holds(notes, fact) and not _holds(earlier, fact)}
+    return len(new) / len(set(support))
+
+
+def _notes(step: Transition) -> Iterator[str]:
+    for call, outcome in zip(step.parsed.calls, step.outcomes, strict=True):
+        if call.name == "note" and outcome.ok:
+            yield call.arguments["text"]
+
+
+def _pages(step: Transition) -> Iterator[Page]:
+    return (outcome.data for outcome in step.outcomes if isinstance(outcome.data, Page))
+
+
+def _holds(notes: Sequence[str], fact: Fact) -> bool:
+    key, value = normalize_answer(fact.key).split(), normalize_answer(fact.value).split()
+    for note in notes:
+        words = normalize_answer(note).split()
+        for start in range(len(words) - len(key)):
+            rest = start + len(key)
+            if words[start:rest] == key:
+                while rest < len(words) and words[rest] in _FILLERS:
+                    rest += 1
+                if words[rest : rest + len(value)] == value:
+                    return True
+    return False
+
+
+_PROCESS = (
+    RewardTerm("valid_call", valid_call, 0.05, kind="process"),
+    RewardTerm("malformed_call", malformed_call, -0.1, kind="process"),
+    RewardTerm("failed_call", failed_call, -0.05, kind="process"),
+    RewardTerm("noted_fact", noted_fact, 0.2, kind="process"),
+)
+
+
+def _own(reward: Any) -> Any:
+    """Returns a reward in which "process" means the terms of this environment: pages are asked for again and again."""
+    if isinstance(reward, list | tuple):
+        return tuple(map(_own, reward))
+    return ("em", *_PROCESS) if isinstance(reward, str) and reward == "process" else reward
+
+
+# --- scripts ---------------------------------------------------------------------------------------------------------
+
+_NEXT, _RECALL = ToolCall("next_page", {}), ToolCall("recall", {})
+
+
+def _shown(history: Sequence[Transition]) -> Any:
+    """Returns the structured form of the last tool output, all that a window of one turn leaves in sight."""
+    outcomes = history[-1].outcomes if history else ()
+    return outcomes[-1].data if outcomes and outcomes[-1].ok else None
+
+
+def _with_notes(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | str:
+    """Notes what the question wants of each page, and answers by what `recall` shows."""
+    shown = _shown(history)
+    if isinstance(shown, Page):
+        wanted = [fact for fact in shown.facts if env.asks_last or task.question.wants(fact)]
+        if wanted:
+            return ToolCall("note", {"text": env.words.note(wanted)})
+        return _RECALL if shown.number >= shown.of + env.asks_last else _NEXT
+    if shown is not None and history[-1].parsed.calls[-1].name == "recall":
+        return env.say(task, [fact for note in shown for fact in env.words.noted(note)])
+    return _NEXT
+
+
+def _without_notes(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | str:
+    """Reads all pages, and answers by the whole history."""
+    shown = _shown(history)
+    if isinstance(shown, Page) and shown.number >= shown.of + env.asks_last:
+        return env.say(task, [fact for step in history for page in _pages(step) for fact in page.facts])
+    return _NEXT
+
+
+def _summariser(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | Thought | str:
+    """Says between `<summary>` tags all that the question wants of the pages so far, and answers by that.
+
+    A script does not see what it said: it collects the entries anew, which are those that its last summary holds.
+    """
+    shown = _shown(history)
+    if not isinstance(shown, Page):
+        return _NEXT
+    read = [fact for step in history for page in _pages(step) for fact in page.facts]
+    kept = [fact for fact in read if env.asks_last or task.question.wants(fact)]
+    if shown.number >= shown.of + env.asks_last:
+        return env.say(task, kept)
+    return Thought(f"<summary>{env.words.note(kept)}</summary>", _NEXT)
+
+
+def _forgetful(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | str:
+    """Reads all pages, never notes, and answers by what the last output shows."""
+    shown = _shown(history)
+    is_over = isinstance(shown, Page) and shown.number >= shown.of + env.asks_last
+    return env.say(task, shown.facts) if is_over else _NEXT
+
+
+def _stale(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | str:
+    """Does what the oracle does, but notes nothing about a key that it has noted before: it misses updates."""
+    turn = _with_notes(env, task, history)
+    if not isinstance(turn, ToolCall) or turn.name != "note":
+        return turn
+    known = {fact.key for step in history for note in _notes(step) for fact in env.words.noted(note)}
+    new = [fact for fact in env.words.noted(turn.arguments["text"]) if fact.key not in known]
+    if new:
+        return ToolCall("note", {"text": env.words.note(new)})
+    page = _shown(history)
+    return _RECALL if page.number >= page.of + env.asks_last else _NEXT
+
+
+def _guesser(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> str:
+    """Answers at once, with something that could be true."""
+    return env.say(task, ())
+
+
+def _beginner(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | str:
+    """Plays one of the others, the oracle in a quarter of the tasks; for demonstrations."""
+    draw = random.Random(f"{task.id} beginner")
+    if draw.random() < _BEGINNER_NOTES:
+        return _with_notes(env, task, history) if env.has_notebook else _without_notes(env, task, history)
+    others: Sequence[Any] = (_forgetful, _stale) if env.has_notebook else (_forgetful, _guesser)
+    turn: ToolCall | str = draw.choice(others)(env, task, history)
+    return turn
+
+
+_SCRIPTS: Mapping[str, Any] = {
+    "without_notes": _without_notes,
+    "summariser": _summariser,
+    "forgetful": _forgetful,
+    "stale": _stale,
+    "guesser": _guesser,
+    "beginner": _beginner,
+}
+
+
+class LongReadEnv(ToolEnv):
+    """LongRead: read a ledger page by page, remember what matters, answer a question about it.
+
+    ## Description
+    A seeded generator writes a ledger of `pages` pages: who holds which item, and what the balances of persons are.
+    Entries are replaced by later ones. Each page is shown once, so that what a question needs is met once and asked for
+    many turns later, among entries about others. Five types of questions: the last holder of an item, the last balance
+    of a person, how often either changed, the sum of two balances, the balance of whoever holds an item. Gold answers
+    are computed from the entries. Nothing that a question is about stands on the last page.
+
+    Three ways to play, see `docs/worlds.md`: with the whole history; with a `ContextWindow` and notes; with a summary
+    that the model writes itself.
+
+    ## Tools
+    `next_page()`: the next page, then what follows the last one. `note(text: string)`: writes into the episode's
+    notebook, of at most `max_notes` notes of `note_chars` characters. `recall(query: string)`: the notes that hold the
+    words of the query, all without one. The two are missing with `notebook=False`.
+
+    ## Action Space
+    `UnicodeText(max_history_chars)`: one model turn, free text; formats as in `AgentR1/HotpotQA-v0`, but for
+    "search-r1", which knows one tool.
+
+    ## Observation Space
+    `UnicodeText(max_history_chars)`: the whole history as text, as in `AgentR1/HotpotQA-v0`.
+
+    ## Starting State
+    A system turn (none in compact style) and a user turn: the question, of a ledger drawn uniformly from the split.
+    With `ask="last"` the user turn does not tell it; it stands after the last page.
+
+    ## Rewards
+    ### Outcome
+    Given once, when the episode ends. "em" (default): 1 if the answer equals the gold answer after HotpotQA's
+    normalisation, else 0; in compact style with or without the key before it. "f1", "agent_r1": as in
+    `AgentR1/HotpotQA-v0`.
+    ### Process
+    Preset "process" adds to "em", each at most once per turn: valid_call +0.05 (first good call of the episode),
+    malformed_call -0.1 (the turn does not parse), failed_call -0.05 (unknown tool, bad arguments, a refused note),
+    noted_fact +0.2 x the share of the facts that the answer rests on which are noted for the first time, after they
+    were read. One step earns between -0.15 and 1.25.
+
+    ## Episode End
+    ### Termination
+    An answer is given.
+    ### Truncation
+    `max_turns` model turns are used up, or the history exceeds `max_history_chars` characters.
+
+    ## Information
+    As in `AgentR1/HotpotQA-v0`. Results are broken down by `type` and `updates` (of the key asked for).
+
+    ## Arguments
+    `world_seed=0`, `questions=2000`, `split="train"` ("validation" and "test": no item and no person of another split;
+    in compact style, whose splits share all words, no pair of key and last value that another split asks for),
+    `style="natural"` or "compact" (23 words beside numbers, for tiny models), `pages=None` (8; compact: 3; 2 to 32),
+    `facts=None` (entries per page: 6; compact: 2; 2 to 12), `updates=None` (at most so many of what is asked: 3;
+    compact: 1; 0 to `pages` - 2), `types=None` (of questions: "holder", "balance", "changes", "sum",
+    "balance_of_holder"; compact: the first two), `ask="first"` or "last", `notebook=True`, `max_notes=32`,
+    `note_chars=500`, `max_turns=None` (what the oracle needs at most, and one or two more: 2 `pages` + 2, with
+    `ask="last"` or "balance_of_holder" 2 `pages` + 4), `reward="em"`. The rest: see `ToolEnv`.
+
+    ## References
+    MemAgent (arXiv 2507.02259) for context that is replaced by a memory; the generator is this project's own
+    (`datasets/long_read/`).
+
+    ## Version History
+    v0: first release.
+    """
+
+    held_out_splits: Sequence[str] = ("validation", "test")
+    set_options: ClassVar[tuple[str, ...]] = ("tasks", "tools", "dataset")
+    scripts: ClassVar[Mapping[str, Script]] = _SCRIPTS
+    instructions: ClassVar[str] = (
+        "Answer a question about a ledger. Read it to its last page: a later entry replaces an earlier one about the "
+        "same item or person. No page is shown twice, and older ones may be out of sight when you answer: keep what "
+        "you need. Answer with the name or the number alone."
+    )
+
+    def __init__(
+        self,
+        *,
+        world_seed: int = 0,
+        questions: int = 2_000,
+        split: str = "train",
+        style: str = "natural",
+        pages: int | None = None,
+        facts: int | None = None,
+        updates: int | None = None,
+        types: Sequence[str] | None = None,
+        ask: str = "first",
+        notebook: bool = True,
+        max_notes: int = 32,
+        note_chars: int = 500,
+        max_turns: int | None = None,
+        reward: Reward | RewardSet | Sequence[Reward] = "em",
+        **options: Any,
+    ) -> None:
+        size = {"pages": pages, "facts": facts, "updates": updates, "types": types}
+        self.ledgers = LedgerTasks(questions, seed=world_seed, split=split, style=style, **size)  # type: ignore[arg-type]
+        check_choice("ask", ask, _ASK)
+        if not isinstance(notebook, bool):
+            raise ConfigurationError(f"notebook must be True or False, got {notebook!r}.")
+        self.asks_last, self.has_notebook = ask == "last", notebook
+        self.words: Style = STYLES[style]
+        self._notebook = tuple(
+            notebook_tools(
+                max_notes=max_notes, max_chars=note_chars, style="plain" if style == "compact" else "numbered"
+            )
+            if notebook
+            else ()
+        )
+        kind = self.ledgers.kind
+        spare = 4 if self.asks_last or "balance_of_holder" in kind.types else 2
+        super().__init__(
+            tasks=self.ledgers,
+            tools=self._tools_of(self.ledgers[0]),
+            reward=_own(reward),
+            max_turns=2 * kind.pages + spare if max_turns is None else max_turns,
+            **{**(_COMPACT if style == "compact" else {}), **options},
+        )
+
+    def make_tools(self, task: Task) -> Sequence[Tool]:
+        """Returns a tool that reads the ledger of `task`, and those of the notebook."""
+        return self._tools_of(task)
+
+    def task_prompt(self, task: Task) -> str:
+        """Returns the question, or that it comes later."""
+        if not self.asks_last:
+            return task.prompt
+        return "end" if self.words.name == "compact" else "Read the ledger. The question stands after its last page."
+
+    def oracle(self, task: Task, history: Sequence[Transition]) -> ToolCall | str | None:
+        """Returns the next turn of a reader who takes notes; without a notebook, of one who reads the whole history.
+
+        It looks at the question, at the entries that the last tool output shows and, once it recalls them, at its
+        notes; at nothing else, so that it can play below a window that keeps the last turn alone. With `ask="last"` the
+        question stands in the output before the last one.
+        """
+        if not isinstance(task, LedgerTask):
+            return super().oracle(task, history)
+        return (_with_notes if self.has_notebook else _without_notes)(self, task, history)
+
+    def describe_dataset(self) -> str:
+        """Returns split, number, style, size and seed of the ledgers."""
+        return self.ledgers.describe()
+
+    def say(self, task: LedgerTask, facts: Sequence[Fact]) -> str:
+        """Returns the answer by the entries that somebody knows; a guess, the same each time, where these do not tell.
+
+        Args:
+            task: whose question.
+            facts: entries in their order.
+        """
+        answer = answer_of(task.question, facts)
+        if answer is None:
+            facts = tuple(self._guessed(task))
+            answer = str(answer_of(task.question, facts))
+        return self.words.answers(task.question, answer, support_of(task.question, facts))[0]
+
+    def _guessed(self, task: LedgerTask) -> Iterator[Fact]:
+        """Yields entries that would answer the question."""
+        draw, kind, question = random.Random(f"{task.id} guess"), self.ledgers.kind, task.question
+        persons = self.words.persons[kind.split]
+        values = persons if question.is_about_item else self.words.balances
+        for key in question.keys:
+            for _ in range(1 + draw.randint(0, kind.updates) * (question.type == "changes")):
+                value = draw.choice(values)
+                yield Fact(key, value)
+        if question.type == "balance_of_holder":
+            yield Fact(value, draw.choice(self.words.balances))
+
+    def _tools_of(self, task: Task) -> Sequence[Tool]:
+        if not isinstance(task, LedgerTask):
+            raise ConfigurationError(f"LongRead plays its own ledgers, got a {type(task).__name__}.")
+        end = "end" if self.words.name == "compact" else "That was the last page."
+        if self.asks_last:
+            end = f"{end} {task.prompt}"
+        return [PageTool(task.pages, task.facts, end), *self._notebook]

@@ -1,0 +1,156 @@
+"""ContextWindow: what a policy sees of a history that is longer than what it should see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import gymnasium
+from gymnasium.utils import RecordConstructorArgs
+
+from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.spaces import UnicodeText
+from agent_r1_gym.support.checks import check_choice, check_integer
+from agent_r1_gym.text import neutralise, render_text
+from agent_r1_gym.types import Message
+from agent_r1_gym.wrappers.base import Info, Observer, require_text
+
+REMOVED_NOTE = "(older output removed)"
+"""What `ContextWindow` shows instead of older tool output, unless told otherwise."""
+WINDOW_MODES = ("drop", "drop_turns", "summary")
+_OPEN, _CLOSE = "<summary>", "</summary>"
+
+
+class ContextWindow(Observer):
+    """Keeps long histories short: older tool output, or whole turns, are removed or summarised.
+
+    Observation and `info["messages"]` show what is left. The tool messages of the last `keep_last` turns that called
+    tools stay as they are; older ones become `note`, or what `mode` makes of them, where that is shorter. The
+    environment keeps the full history (`get_state().messages`) and its budgets count it. `info["context_rewritten"]` is
+    True in a step in which text that the model has seen before changed: there the tokens so far are no prefix of what
+    comes next.
+
+    Args:
+        env: a `ToolEnv`, bare or wrapped.
+        keep_last: turns whose tool output stays, at least 1.
+        mode: "drop"; "drop_turns", which removes older turns whole, with what the model said in them; "summary", which
+            does that too, but shows after the first user turn what the model itself last wrote in them between
+            `<summary>` and `</summary>`; or a function that gets one tool message's text, nothing else, and returns a
+            shorter text; called once per text and episode; its result is neutralised like any foreign text. What it
+            raises, `step` raises.
+        max_chars: rewrite only while the history is longer than this, oldest first; None: always.
+        note: what "drop" shows; give a text of your vocabulary if the default's words are not in it.
+
+    Raises:
+        ConfigurationError: an argument has a wrong value, or, from `step`, the function returned no text.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[str, str],
+        *,
+        keep_last: int = 2,
+        mode: str | Callable[[str], str] = "drop",
+        max_chars: int | None = None,
+        note: str = REMOVED_NOTE,
+    ) -> None:
+        RecordConstructorArgs.__init__(
+            self, keep_last=keep_last, mode=mode, max_chars=max_chars, note=note, _disable_deepcopy=True
+        )
+        super().__init__(env)
+        if not callable(mode):
+            check_choice("mode of ContextWindow (or a function)", mode, WINDOW_MODES)
+        require_text(env, "ContextWindow rewrites text", "put it below the other wrappers")
+        check_integer("keep_last", keep_last, 1)
+        check_integer("max_chars", 1 if max_chars is None else max_chars, 1)
+        self._keep_last = keep_last
+        self._max_chars = max_chars
+        self._mode = mode
+        self._note = note
+        self._markup = cast(ToolEnv, env.unwrapped).markup
+        self._summaries: dict[str, str] = {}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        """Starts an episode and forgets the summaries of the last one."""
+        self._summaries.clear()
+        return super().reset(seed=seed, options=options)
+
+    def observe(self, observation: str, info: Info) -> tuple[str, Info]:
+        """Returns the history as the window shows it."""
+        messages: tuple[Message, ...] = info["messages"]
+        seen = self._rewrite(messages[: len(messages) - len(info["new_messages"])])
+        window = self._rewrite(messages)
+        info["context_rewritten"] = window[: len(seen)] != seen
+        if window == messages:
+            return observation, info
+        info["messages"] = window
+        return render_text(window)[: cast(UnicodeText, self.observation_space).max_length], info
+
+    def _rewrite(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        return (self._without_turns if self._mode in WINDOW_MODES[1:] else self._without_output)(messages)
+
+    def _without_turns(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Returns the messages before the model's first turn, and those of the turns that stay."""
+        starts = [position for position, message in enumerate(messages) if message.role == "assistant"]
+        with_output = _turns_with_output(messages)
+        if len(with_output) <= self._keep_last:
+            return messages
+        opening, last = messages[: starts[0]], with_output[-self._keep_last][0]
+        kept = max(start for start in starts if start < last)
+        for start in starts:
+            short = (*self._with_summary(opening, messages[starts[0] : start]), *messages[start:])
+            if start == kept or (self._max_chars is not None and len(render_text(short)) <= self._max_chars):
+                return short
+        return messages
+
+    def _with_summary(self, opening: tuple[Message, ...], removed: Sequence[Message]) -> tuple[Message, ...]:
+        """Returns the opening, with what the model wrote for itself in the turns that are removed."""
+        said = "\n".join(message.content for message in removed if message.role == "assistant")
+        end = said.rfind(_CLOSE)
+        start = said.rfind(_OPEN, 0, max(end, 0))
+        if self._mode != "summary" or start < 0:
+            return opening
+        summary = neutralise(said[start + len(_OPEN) : end], self._markup)
+        content = f"{opening[-1].content}\n{_OPEN}{summary}{_CLOSE}"
+        return (*opening[:-1], replace(opening[-1], content=content))
+
+    def _without_output(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        window = list(messages)
+        excess = None if self._max_chars is None else len(render_text(messages)) - self._max_chars
+        for position in _older_tool_messages(messages, self._keep_last):
+            if excess is not None and excess <= 0:
+                break
+            content = messages[position].content
+            shorter = self._shorten(content)
+            if len(shorter) < len(content):
+                window[position] = replace(messages[position], content=shorter)
+                excess = None if excess is None else excess - len(content) + len(shorter)
+        return tuple(window)
+
+    def _shorten(self, content: str) -> str:
+        if not callable(self._mode):
+            return self._note
+        if content not in self._summaries:
+            summary = self._mode(content)
+            if not isinstance(summary, str):
+                raise ConfigurationError(f"The summariser must return a text, got {type(summary).__name__}.")
+            self._summaries[content] = neutralise(summary, self._markup)
+        return self._summaries[content]
+
+
+def _older_tool_messages(messages: Sequence[Message], keep_last: int) -> list[int]:
+    """Returns the positions of tool messages, but for those of the last `keep_last` turns that have any."""
+    return [position for positions in _turns_with_output(messages)[:-keep_last] for position in positions]
+
+
+def _turns_with_output(messages: Sequence[Message]) -> list[list[int]]:
+    """Returns the positions of the tool messages of each turn that has any."""
+    turns: list[list[int]] = [[]]
+    for position, message in enumerate(messages):
+        if message.role == "assistant":
+            turns.append([])
+        elif message.role == "tool":
+            turns[-1].append(position)
+    return [positions for positions in turns if positions]
