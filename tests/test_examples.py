@@ -188,24 +188,16 @@ def test_the_lockers_keep_every_promise_and_their_oracle_is_perfect(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("language", "name", "shorter", "rise"),
-    [
-        ("bash", "sql", {"--episodes 3000": "--episodes 1500", "--max_steps 100": "--max_steps 12"}, 0.1),
-        ("sh", "desk", {"--episodes 6000": "--episodes 1500", "--max_steps 40": "--max_steps 12"}, 0.1),
-    ],
-    ids=["Text2SQL", "ServiceDesk"],
-)
-def test_a_tiny_model_learns_to_act_in_a_world(
-    games: Path, tmp_path: Path, language: str, name: str, shorter: dict[str, str], rise: float
-) -> None:
-    """With fewer demonstrations, steps and questions than the page has, and so a smaller rise."""
+@pytest.mark.parametrize(("language", "name"), [("bash", "sql"), ("sh", "desk")], ids=["Text2SQL", "ServiceDesk"])
+def test_the_commands_for_worlds_run(games: Path, tmp_path: Path, language: str, name: str) -> None:
+    """With few demonstrations and two steps: whether they learn takes minutes, and stands on the page."""
     text = readme_blocks(WORLDS, language)
-    for words, fewer in {**shorter, "-n 400": "-n 200"}.items():
-        assert words in text
-        text = text.replace(words, fewer)
+    fewer = {"--episodes": 60, "--max_steps": 2, "--per_device_train_batch_size": 16, "-n": 20}
+    for option, number in fewer.items():
+        text, times = re.subn(rf"{option} \d+", f"{option} {number}", text)
+        assert times
     (tmp_path / "worlds").mkdir()
     done = run(text, tmp_path / "worlds")
     assert done.returncode == 0, done.stderr[-2000:]
-    before, after = (mean_return(tmp_path / "worlds/runs" / f"eval-{name}-{model}") for model in ("sft", "grpo"))
-    assert after >= before + rise, (before, after)
+    for model in ("sft", "grpo"):
+        assert -1 <= mean_return(tmp_path / "worlds/runs" / f"eval-{name}-{model}") <= 1
