@@ -12,6 +12,7 @@ import functools
 import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 from agent_r1_gym.adapters.base import library
 from agent_r1_gym.adapters.openenv.session import classes
@@ -20,6 +21,7 @@ from agent_r1_gym.registry import TextEnv, last_name
 from agent_r1_gym.support.checks import check_integer, check_seconds
 from agent_r1_gym.support.connections import Asgi, guarded_websockets
 from agent_r1_gym.support.http_server import guarded_requests, is_local, run_app
+from agent_r1_gym.tools.search import SearchTool
 
 _REQUEST_TIMEOUT = 10.0
 _MAX_BODY_BYTES = 2**16
@@ -73,7 +75,8 @@ def create_app(
     first = make_env()
     bare = first.unwrapped
     session, action, observation = (classes()[name] for name in ("Session", "Action", "Observation"))
-    make = functools.partial(session, make_env, bare.tasks if isinstance(bare, ToolEnv) else (), whole_history)
+    tasks = bare.tasks if isinstance(bare, ToolEnv) else ()
+    make = functools.partial(session, make_env, tasks, whole_history, _is_quick(bare))
     name = last_name(first.spec.id) if first.spec else type(bare).__name__
     app = create_app(make, action, observation, name, limits.max_sessions, mode="production")
     app.state.first = first  # kept: environments share their data while there is one
@@ -86,6 +89,12 @@ def create_app(
         max_bytes=_MAX_BODY_BYTES,
         timeout=_REQUEST_TIMEOUT,
     )
+
+
+def _is_quick(env: Any) -> bool:
+    """Returns whether all tools search an index in this process: no call can keep other sessions waiting for long."""
+    tools = env.tools if isinstance(env, ToolEnv) else ()
+    return bool(tools) and all(isinstance(tool, SearchTool) and tool.is_instant for tool in tools)
 
 
 def serve(

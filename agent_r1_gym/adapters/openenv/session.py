@@ -32,22 +32,32 @@ class Session(ServedTasks):
         make_env: called at the first reset, in the thread of the session: a tool may be bound to it.
         tasks: the tasks of that environment; empty where it has no list of them.
         whole_history: see `server.create_app`.
+        is_quick: whether everything but waiting happens in the thread of the event loop: the way to a thread of its own
+            and back takes longer than a step that only computes.
     """
 
-    def __init__(self, make_env: Callable[[], TextEnv], tasks: Sequence[Any], whole_history: bool) -> None:
+    def __init__(
+        self, make_env: Callable[[], TextEnv], tasks: Sequence[Any], whole_history: bool, is_quick: bool
+    ) -> None:
         super().__init__(tasks)
         self._make_env, self._whole_history = make_env, whole_history
         self._env: TextEnv | None = None
         self._episode: Episode | None = None
         self._episode_id: str | None = None
-        self._thread = OwnThread()
+        self._thread = None if is_quick else OwnThread()
 
     async def reset_async(self, *arguments: Any, **options: Any) -> Any:
         """`reset` in the thread of the session."""
+        if self._thread is None:
+            return self.reset(*arguments, **options)
         return await asyncio.wrap_future(self._thread.submit(lambda: self.reset(*arguments, **options)))
 
     async def step_async(self, action: Any) -> Any:
         """`step` in the thread of the session."""
+        if self._thread is None:
+            with in_one_line():
+                episode = self._running()
+                return self._stepped(episode, await episode.take_aside(action.text))
         return await asyncio.wrap_future(self._thread.submit(lambda: self.step(action)))
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> Any:
@@ -64,10 +74,16 @@ class Session(ServedTasks):
     def step(self, action: Any) -> Any:
         """Takes a turn."""
         with in_one_line():
-            if self._episode is None or self._episode.ended:
-                raise EpisodeError("No episode is running: send a reset first, and again after an episode has ended.")
-            new = self._episode.take(action.text)
-            return self._observation(self._episode, new, self._episode.turns[-1].reward)
+            episode = self._running()
+            return self._stepped(episode, episode.take(action.text))
+
+    def _running(self) -> Episode:
+        if self._episode is None or self._episode.ended:
+            raise EpisodeError("No episode is running: send a reset first, and again after an episode has ended.")
+        return self._episode
+
+    def _stepped(self, episode: Episode, new: Chat) -> Any:
+        return self._observation(episode, new, episode.turns[-1].reward)
 
     @property
     def state(self) -> Any:
@@ -77,6 +93,9 @@ class Session(ServedTasks):
 
     def close(self) -> None:
         """Closes the environment and its tools, at the latest when what runs in it has returned."""
+        if self._thread is None:
+            self._close()
+            return
         wait([self._thread.submit(self._close)], _CLOSE_TIMEOUT)
         self._thread.end()
 

@@ -546,3 +546,10 @@ def test_their_own_server_is_played_by_our_client() -> None:
         env.step("more")
         assert env.step("last")[3]
         env.close()
+
+
+def test_only_environments_that_search_an_index_here_are_stepped_in_the_servers_thread():
+    quick = {name: server_module._is_quick(make_text_env(name, options).unwrapped) for name, options in (
+        ("FictionQA", {"questions": 5}), ("Text2SQL", {"questions": 5}), ("FrozenLakeText", {}),
+    )}  # fmt: skip
+    assert quick == {"FictionQA": True, "Text2SQL": False, "FrozenLakeText": False}
