@@ -103,9 +103,10 @@ class AnalystEnv(ToolEnv):
     As in `AgentR1/HotpotQA-v0`. Results are broken down by `type` and `hops`, the number of tools that are needed.
 
     ## Arguments
-    `split=None` ("train"; "validation" and "test" are about other companies with other tables), `seed=0`,
+    `split=None` ("train"; "validation" and "test" are about other companies with other tables), `world_seed=0`,
     `questions=2000`, `types=None` (all), `style="natural"` ("compact": few words, no system turn, `max_turns=5`),
-    `compute="calculator"`, `isolation="strong"` (of Python's sandbox), `top_k=3` passages per search,
+    `compute="calculator"`, `isolation=None` (of Python's sandbox: "strong"), `top_k=None` (passages per search: 3;
+    compact: 1),
     `costs=None` (price per call, by tool), `budgets=None` (calls per episode, by tool), `reward="em"`, `max_turns=10`;
     for the rest see `ToolEnv`.
 
@@ -133,13 +134,13 @@ class AnalystEnv(ToolEnv):
         self,
         *,
         split: str | None = None,
-        seed: int = 0,
+        world_seed: int = 0,
         questions: int = 2_000,
         types: Sequence[str] | None = None,
         style: str = "natural",
         compute: str = "calculator",
-        isolation: str = "strong",
-        top_k: int = 3,
+        isolation: str | None = None,
+        top_k: int | None = None,
         costs: Mapping[str, float] | None = None,
         reward: Reward | Sequence[Reward] = "em",
         **options: Any,
@@ -147,8 +148,8 @@ class AnalystEnv(ToolEnv):
         check_choice("compute", compute, COMPUTE)
         self.style = style
         self._computes = _computing(compute, isolation)
-        self._top_k = 1 if style == "compact" else top_k
-        tasks = AnalystTasks(seed=seed, split=split or "train", questions=questions, types=types, style=style)
+        self._top_k = (1 if style == "compact" else 3) if top_k is None else top_k
+        tasks = AnalystTasks(seed=world_seed, split=split or "train", questions=questions, types=types, style=style)
         if costs is not None:
             reward = [*([reward] if isinstance(reward, str) or callable(reward) else reward), tool_costs(costs)]  # type: ignore[misc]
         defaults = _COMPACT if style == "compact" else {"max_turns": 10}
@@ -180,12 +181,14 @@ def _inquiry(task: Task) -> Any:
     return task.inquiry
 
 
-def _computing(compute: str, isolation: str) -> Tool:
+def _computing(compute: str, isolation: str | None) -> Tool:
     if compute == "calculator":
+        if isolation is not None:
+            raise ConfigurationError(f"isolation={isolation!r} is of Python's sandbox: take compute='python' with it.")
         return calculator
     from agent_r1_gym.tools.python import PythonTool
 
-    return PythonTool(isolation=isolation)  # type: ignore[arg-type]
+    return PythonTool(isolation=isolation or "strong")  # type: ignore[arg-type]
 
 
 def _looking(task: AnalystTask, top_k: int, style: str) -> tuple[Tool, ...]:

@@ -20,7 +20,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.parsing import Parser
 from agent_r1_gym.sandbox import Isolation
 from agent_r1_gym.scoring import AnswerScorer, final_number
-from agent_r1_gym.support.checks import check_choice
+from agent_r1_gym.support.checks import check_choice, check_several
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.tools.calculator import calculator
 from agent_r1_gym.tools.python import PythonTool
@@ -256,12 +256,12 @@ class ArithmeticEnv(MathsEnv):
     As in `AgentR1/HotpotQA-v0`. Results are broken down by `type` (the kind) and `level` (the difficulty).
 
     ## Arguments
-    `seed=0`, `questions=2000`, `split="train"` ("validation" and "test": no problem is in two splits, whatever their
-    seeds), `kinds=None` (all that the tools can compute; keys of `datasets.maths.dataset.STYLES`), `difficulty=None`
-    (1 to 5; None: all), `style="natural"` ("compact": `37 * 24 % 41`, every number a whole number below 50, fewer than
-    60 tokens per episode; its defaults are system_prompt="", feedback="short", max_turns=4), `tools="calculator"`,
-    "python" or "both"; `isolation=None`, `seconds=None`: see `MathsEnv`. `scorer="gsm8k"`, `max_turns=10`; the
-    rest: see `ToolEnv`.
+    `world_seed=0`, `questions=2000`, `split="train"` ("validation" and "test": no problem is in two splits, whatever
+    their seeds), `kinds=None` (all that the tools can compute; keys of `datasets.maths.dataset.STYLES`),
+    `difficulty=None` (1 to 5; None: all), `style="natural"` ("compact": `37 * 24 % 41`, every number a whole number
+    below 50, fewer than 60 tokens per episode; its defaults are system_prompt="", feedback="short", max_turns=4),
+    `tools="calculator"`, "python" or "both"; `isolation=None`, `seconds=None`: see `MathsEnv`. `scorer="gsm8k"`,
+    `max_turns=10`; the rest: see `ToolEnv`.
 
     ## References
     The generator is this project's own (`datasets/maths/`).
@@ -275,7 +275,7 @@ class ArithmeticEnv(MathsEnv):
     def __init__(
         self,
         *,
-        seed: int = 0,
+        world_seed: int = 0,
         questions: int = 2_000,
         split: str = "train",
         kinds: Sequence[str] | None = None,
@@ -286,10 +286,10 @@ class ArithmeticEnv(MathsEnv):
     ) -> None:
         check_choice("style", style, tuple(STYLES))
         computable = tuple(CALCULATOR) if (tools, style) == ("calculator", "natural") else tuple(STYLES[style])
-        for kind in kinds or ():
-            check_choice(f"kind of problem for tools={tools!r} and style={style!r}", kind, computable)
-        chosen = computable if kinds is None else tuple(kinds)
-        made = problems(seed=seed, split=split, questions=questions, kinds=chosen, difficulty=difficulty, style=style)
+        chosen = check_several(f"kinds of problems for tools={tools!r} and style={style!r}", kinds, computable)
+        made = problems(
+            seed=world_seed, split=split, questions=questions, kinds=chosen, difficulty=difficulty, style=style
+        )
         super().__init__(tasks=made, tools=tools, **{**(_COMPACT if style == "compact" else {}), **options})
 
 
@@ -333,7 +333,7 @@ class ReToolEnv(MathsEnv):
 
     ## Arguments
     `dataset="generated"`, or a file or folder of problems and answers or "hub:NAME", see `load_tasks`; `split=None`
-    ("train"). Of the generated: `seed=0`, `questions=2000`, `kinds=None`, `difficulty=None`, as in
+    ("train"). Of the generated: `world_seed=0`, `questions=2000`, `kinds=None`, `difficulty=None`, as in
     `AgentR1/Arithmetic-v0`. `isolation=None` ("strong"; refused where the kernel lacks a part of it, by name),
     `seconds=None` (5): see `MathsEnv`. `parser="retool"`, `scorer="gsm8k"`, `max_turns=10`; the rest: see `ToolEnv`.
 
@@ -352,7 +352,7 @@ class ReToolEnv(MathsEnv):
         *,
         dataset: str | os.PathLike[str] | TaskSet = GENERATED,
         split: str | None = None,
-        seed: int = 0,
+        world_seed: int = 0,
         questions: int = 2_000,
         kinds: Sequence[str] | None = None,
         difficulty: int | None = None,
@@ -361,11 +361,13 @@ class ReToolEnv(MathsEnv):
     ) -> None:
         if dataset == GENERATED:
             chosen = tuple(STYLES["natural"]) if kinds is None else tuple(kinds)
-            made = problems(seed=seed, split=split or "train", questions=questions, kinds=chosen, difficulty=difficulty)
+            made = problems(
+                seed=world_seed, split=split or "train", questions=questions, kinds=chosen, difficulty=difficulty
+            )
             options["tasks"], self.held_out_splits = made, ("validation", "test")
-        elif (seed, questions, kinds, difficulty) != (0, 2_000, None, None):
+        elif (world_seed, questions, kinds, difficulty) != (0, 2_000, None, None):
             raise ConfigurationError(
-                "seed, questions, kinds and difficulty are the generator's: drop them or dataset=."
+                "world_seed, questions, kinds and difficulty are the generator's: drop them or dataset=."
             )
         else:
             options |= {"dataset": dataset, "split": split}

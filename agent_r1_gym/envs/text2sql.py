@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from agent_r1_gym.core import ToolEnv
@@ -23,6 +24,7 @@ from agent_r1_gym.tools.sql import sql_tools
 from agent_r1_gym.types import Script, Task, ToolCall, Transition
 
 GENERATED = "generated"
+_QUESTIONS = 2_000
 _COMPACT: Mapping[str, Any] = {"system_prompt": "", "feedback": "short", "max_turns": 4}
 _REWARDS = ("em", "process")
 _LOOKS, _GUESSES = 0.4, 0.1
@@ -155,7 +157,8 @@ class Text2SQLEnv(ToolEnv):
     ## Arguments
     `dataset="generated"` (or a folder of Spider or BIRD, or a file of questions with `question` and `query`),
     `database=None` (the SQLite file that such a file is about), `split=None` ("train"; "validation" and "test" hold
-    other schemas), `seed=0`, `questions=2000`, `types=None` (all; see `datasets.text2sql.questions.QUESTION_TYPES`),
+    other schemas; a single file is served whole), and of generated questions `world_seed=0`, `questions=2000`,
+    `types=None` (all; see `datasets.text2sql.questions.QUESTION_TYPES`),
     `style="natural"` ("compact": one table, few words, no system turn, `max_turns=4`, for tiny models), `max_rows=20`,
     `reward="em"` (or "process", or terms of your own), `max_turns=10`; for the rest see `ToolEnv`.
 
@@ -187,8 +190,8 @@ class Text2SQLEnv(ToolEnv):
         dataset: str | os.PathLike[str] = GENERATED,
         database: str | os.PathLike[str] | None = None,
         split: str | None = None,
-        seed: int = 0,
-        questions: int = 2_000,
+        world_seed: int = 0,
+        questions: int = _QUESTIONS,
         types: Sequence[str] | None = None,
         style: str = "natural",
         max_rows: int = 20,
@@ -201,10 +204,14 @@ class Text2SQLEnv(ToolEnv):
         if dataset == GENERATED:
             if database is not None:
                 raise ConfigurationError("database= is what a file of questions is about; give dataset=FILE with it.")
-            generated = GeneratedTasks(seed=seed, split=split or "train", questions=questions, types=types, style=style)
+            generated = GeneratedTasks(
+                seed=world_seed, split=split or "train", questions=questions, types=types, style=style
+            )
             tasks, self._description = generated, generated.describe()
         else:
+            _check_file_options(dataset, split, (world_seed, questions, types))
             check_choice("style of questions in files", style, ("natural",))
+            self.held_out_splits = ("validation", "test") if Path(dataset).is_dir() else ()
             tasks, self._description = read_tasks(dataset, split=split or "train", database=database)
         defaults = _COMPACT if style == "compact" else {"max_turns": 10}
         super().__init__(tasks=tasks, tools=self._tools_of(tasks[0]), reward=reward, **{**defaults, **options})
@@ -232,6 +239,14 @@ class Text2SQLEnv(ToolEnv):
         assert isinstance(task, SqlTask)
         assert task.source is not None
         return _tools(task.source, **self._look)
+
+
+def _check_file_options(dataset: str | os.PathLike[str], split: str | None, of_generator: tuple[Any, ...]) -> None:
+    """Refuses options that would be ignored."""
+    if of_generator != (0, _QUESTIONS, None):
+        raise ConfigurationError("world_seed, questions and types are the generator's: drop them or dataset=.")
+    if split is not None and not Path(dataset).is_dir():
+        raise ConfigurationError(f"split={split!r}: a single file is served whole; drop split=, or give a folder.")
 
 
 @functools.lru_cache(maxsize=256)

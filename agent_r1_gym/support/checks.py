@@ -59,3 +59,21 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Raises a `ConfigurationError` that suggests near names unless `value` is one of `choices`."""
     if value not in choices:
         raise ConfigurationError(f"Unknown {name} {value!r}. {suggest(str(value), choices)}")
+
+
+def check_several(name: str, values: Any, choices: Sequence[str]) -> tuple[str, ...]:
+    """Returns what was chosen, None for all; a `ConfigurationError` names what is unknown, or that nothing is left.
+
+    Args:
+        name: of the option.
+        values: some of `choices`, one of them, or None.
+        choices: all.
+    """
+    if values is None:
+        return tuple(choices)
+    chosen = (values,) if isinstance(values, str) else tuple(values)
+    if not chosen:
+        raise ConfigurationError(f"{name} is empty; expected some of {', '.join(choices)}.")
+    for value in chosen:
+        check_choice(name, value, choices)
+    return chosen

@@ -136,6 +136,7 @@ def test_python_computes_too():
     ("options", "message"),
     [
         ({"compute": "abacus"}, "compute"),
+        ({"isolation": "weak"}, "take compute='python'"),
         ({"costs": {"search": -1}}, "cost of a call"),
         ({"types": ["growths"]}, "growth"),
         ({"types": []}, "types is empty"),

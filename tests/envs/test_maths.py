@@ -90,9 +90,9 @@ def test_the_oracle_computes_the_answer(env_id, options):
 @pytest.mark.parametrize(
     ("env_id", "options", "expected"),
     [
-        (GSM8K, {"dataset": "sample"}, {"in_head": 0.14, "careless": 0.0, "quoter": 0.0, "beginner": 0.2}),
-        (ARITHMETIC, {}, {"in_head": 0.03, "careless": 0.01, "quoter": 0.0, "beginner": 0.26}),
-        (ARITHMETIC, {"style": "compact"}, {"in_head": 0.03, "careless": 0.0, "quoter": 0.0, "beginner": 0.25}),
+        (GSM8K, {"dataset": "sample"}, {"in_head": 0.14, "careless": 0.0, "quoter": 0.0, "beginner": 0.32}),
+        (ARITHMETIC, {}, {"in_head": 0.02, "careless": 0.0, "quoter": 0.0, "beginner": 0.26}),
+        (ARITHMETIC, {"style": "compact"}, {"in_head": 0.02, "careless": 0.0, "quoter": 0.0, "beginner": 0.27}),
     ],
 )
 def test_near_misses_score_what_the_docs_say(env_id, options, expected):
@@ -107,7 +107,7 @@ def test_near_misses_of_retool_score_what_the_docs_say():
     needs("strong")
     env = make(RETOOL)
     scores = {script: share(env, script, 70) for script in env.scripts}
-    assert scores == pytest.approx({"in_head": 0.01, "careless": 0.0, "quoter": 0.0, "beginner": 0.23}, abs=0.1)
+    assert scores == pytest.approx({"in_head": 0.02, "careless": 0.0, "quoter": 0.0, "beginner": 0.21}, abs=0.1)
     for script in ("careless", "quoter", "in_head"):
         assert scores[script] < 0.05
     env.close()
@@ -317,13 +317,13 @@ def test_it_pickles_and_a_split_is_held_out(env_id):
         (GSM8K, {"tasks": [Task("0", "a")]}, "sets 'tasks' itself"),
         (ARITHMETIC, {"dataset": "sample"}, "sets 'dataset' itself"),
         (ARITHMETIC, {"kinds": ["primes"]}, "primes"),
-        (ARITHMETIC, {"kinds": []}, "kinds is empty"),
+        (ARITHMETIC, {"kinds": []}, "kinds.* is empty"),
         (ARITHMETIC, {"style": "compact", "kinds": ["power"]}, "power"),
         (ARITHMETIC, {"style": "tiny"}, "style"),
         (ARITHMETIC, {"difficulty": 9}, "difficulty must be 1 to 5"),
         (RETOOL, {"isolation": "none"}, "isolation"),
         (RETOOL, {"tools": "calculator"}, "sets 'tools' itself"),
-        (RETOOL, {"dataset": "x.jsonl", "seed": 4}, "are the generator's"),
+        (RETOOL, {"dataset": "x.jsonl", "world_seed": 4}, "are the generator's"),
         (RETOOL, {"seconds": 0}, "timeout"),
     ],
 )

@@ -98,6 +98,10 @@ def test_other_rewards_are_named_or_work(tmp_path):
             make_text_env("Text2SQL", {"reward": preset})
     with pytest.raises(ConfigurationError, match="give dataset=FILE"):
         make_text_env("Text2SQL", {"database": "a.sqlite"})
+    with pytest.raises(ConfigurationError, match="are the generator's"):
+        make_text_env("Text2SQL", {"dataset": tmp_path, "world_seed": 1})
+    with pytest.raises(ConfigurationError, match="served whole"):
+        make_text_env("Text2SQL", {"dataset": tmp_path / "q.json", "split": "validation"})
     with pytest.raises(ConfigurationError, match="style of questions in files"):
         make_text_env("Text2SQL", {"dataset": tmp_path, "style": "compact"})
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
 
 from agent_r1_gym.datasets.analyst.compact import Small, inquire_compact
 from agent_r1_gym.datasets.analyst.questions import INQUIRIES, Inquiry, inquire
 from agent_r1_gym.datasets.analyst.world import Company, signature
 from agent_r1_gym.datasets.base import Question
-from agent_r1_gym.datasets.text2sql.dataset import SPLITS
-from agent_r1_gym.datasets.text2sql.schema import part_of
+from agent_r1_gym.datasets.on_demand import SPLITS, OfSplit, OnDemand
 from agent_r1_gym.datasets.text2sql.sources import Source
-from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.support.checks import check_choice, check_integer
-from agent_r1_gym.types import Task
+from agent_r1_gym.support.checks import check_choice, check_integer, check_several
 
 TYPES: Mapping[str, tuple[str, ...]] = {"natural": tuple(INQUIRIES), "compact": ("invested",)}
 """Types of inquiries by style."""
@@ -36,7 +32,7 @@ class AnalystTask(Question):
     inquiry: Inquiry | None = None
 
 
-class AnalystTasks(Sequence[Task]):
+class AnalystTasks(OnDemand[AnalystTask]):
     """Inquiries about generated companies.
 
     No two splits share a company; in the natural style no schema of a database either.
@@ -67,49 +63,25 @@ class AnalystTasks(Sequence[Task]):
         check_choice("style", style, tuple(TYPES))
         for name, value, low in (("seed", seed, 0), ("questions", questions, 1), ("per_company", per_company, 1)):
             check_integer(name, value, low)
-        self.types = TYPES[style] if types is None else tuple(types)
-        for kind in self.types:
-            check_choice("type of inquiry", kind, TYPES[style])
-        if not self.types:
-            raise ConfigurationError("types is empty; expected at least one type of inquiry.")
-        self.seed, self.split, self.style = seed, split, style
-        self._length, self._per_company = questions, per_company
-        self._numbers: list[int] = []
+        super().__init__(questions)
+        self.types, self.style = check_several("types", types, TYPES[style]), style
+        self.seed, self.split, self._per_company = seed, split, per_company
+        self._companies = OfSplit(split, functools.partial(_signature, seed))
 
     def describe(self) -> str:
         """Returns what is asked about, for people."""
-        return f"analyst, {self.split}: {self._length} generated inquiries, seed {self.seed}"
+        return f"analyst, {self.split}: {len(self)} generated inquiries, seed {self.seed}"
 
-    def __len__(self) -> int:
-        return self._length
+    def make(self, index: int) -> AnalystTask:
+        """Returns an inquiry."""
+        position, number = divmod(index, self._per_company)
+        is_compact = self.style == "compact"
+        world = f"{self.split}/{position}" if is_compact else str(self._companies[position])
+        return _task(f"{self.seed}/{world}", number, self.types, self.style)
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Task, ...]: ...
-    def __getitem__(self, index: int | slice) -> Task | tuple[Task, ...]:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(self._length)))
-        if not -self._length <= index < self._length:
-            raise IndexError(f"There are {self._length} inquiries, no number {index}.")
-        position, number = divmod(index % self._length, self._per_company)
-        return _task(self._world(position), number, self.types, self.style)
 
-    def _world(self, position: int) -> str:
-        """Returns the seed of a company of this split."""
-        if self.style == "compact":
-            return f"{self.seed}/{self.split}/{position}"
-        candidates = self._candidates(self._numbers[-1] + 1 if self._numbers else 0)
-        while len(self._numbers) <= position:
-            self._numbers.append(next(candidates))
-        return f"{self.seed}/{self._numbers[position]}"
-
-    def _candidates(self, number: int) -> Iterator[int]:
-        low, high = SPLITS[self.split]
-        while True:
-            if low <= part_of(signature(f"{self.seed}/{number}")) < high:
-                yield number
-            number += 1
+def _signature(seed: int, number: int) -> str:
+    return signature(f"{seed}/{number}")
 
 
 @functools.lru_cache(maxsize=4_096)

@@ -6,12 +6,13 @@ import functools
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 from agent_r1_gym.datasets.long_read.facts import QUESTION_TYPES, Fact, Question, answer_of, last_values, support_of
 from agent_r1_gym.datasets.long_read.style import SPLITS, STYLES, Style
+from agent_r1_gym.datasets.on_demand import OnDemand
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.support.checks import check_choice, check_integer
+from agent_r1_gym.support.checks import check_choice, check_integer, check_several
 from agent_r1_gym.types import Task
 
 MAX_PAGES, MAX_FACTS = 32, 12
@@ -66,7 +67,7 @@ class Kind(NamedTuple):
     types: tuple[str, ...]
 
 
-class LedgerTasks(Sequence[Task]):
+class LedgerTasks(OnDemand[LedgerTask]):
     """Ledgers, each with a question.
 
     Nothing that a question is about stands on the last page, and no key twice on a page. Splits: in the natural style
@@ -108,33 +109,19 @@ class LedgerTasks(Sequence[Task]):
         facts = _checked("facts", defaults.facts if facts is None else facts, 2, MAX_FACTS)
         few = min(defaults.updates, pages - 2)
         updates = _checked("updates", few if updates is None else updates, 0, pages - 2)
-        asked = defaults.types if types is None else (types,) if isinstance(types, str) else tuple(types)
-        for name in asked:
-            check_choice("type of question", name, QUESTION_TYPES)
-        if not asked:
-            raise ConfigurationError(f"types is empty; expected some of {', '.join(QUESTION_TYPES)}.")
-        self._length = questions
+        asked = defaults.types if types is None else check_several("types", types, QUESTION_TYPES)
+        super().__init__(questions)
         self.kind = Kind(style, seed, split, pages, facts, updates, asked)
 
     def describe(self) -> str:
         """Returns what is served, in one line."""
         style, seed, split, pages, facts, updates, _ = self.kind
         size = f"{pages} pages of {facts} entries, up to {updates} updates"
-        return f"long read {split}: {self._length} ledgers, {style}, {size}, seed {seed}"
+        return f"long read {split}: {len(self)} ledgers, {style}, {size}, seed {seed}"
 
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> LedgerTask: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[LedgerTask, ...]: ...
-    def __getitem__(self, index: int | slice) -> LedgerTask | tuple[LedgerTask, ...]:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(self._length)))
-        if not -self._length <= index < self._length:
-            raise IndexError(f"There are {self._length} ledgers, no number {index}.")
-        return _task(self.kind, index % self._length)
+    def make(self, index: int) -> LedgerTask:
+        """Returns a ledger with its question."""
+        return _task(self.kind, index)
 
 
 def _checked(name: str, value: int, low: int, high: int) -> int:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from agent_r1_gym.datasets.base import Hop, Question
 
 DIFFICULTIES = (1, 2, 3, 4, 5)
-SPLITS: Mapping[str, tuple[float, float]] = {"train": (0.0, 0.7), "validation": (0.7, 0.85), "test": (0.85, 1.0)}
-"""Which problems each split holds: those whose `part_of` lies in the range, so that no two splits share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +34,6 @@ class Draft(NamedTuple):
     code: str
     slip: str
     guess: int
-
-
-def part_of(text: str) -> float:
-    """Returns a number in [0, 1) that depends on nothing but `text`, and looks random."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
-
-
-def is_in_split(text: str, split: str) -> bool:
-    """Returns whether a problem of that text belongs to a split."""
-    low, high = SPLITS[split]
-    return low <= part_of(text) < high
 
 
 def rounded(number: int) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Mapping, Sequence
-from typing import overload
 
 from agent_r1_gym.datasets.base import QADataset, Question
-from agent_r1_gym.datasets.maths.base import DIFFICULTIES, SPLITS, Draft, Problem, is_in_split
+from agent_r1_gym.datasets.maths.base import DIFFICULTIES, Draft, Problem
 from agent_r1_gym.datasets.maths.kinds import CALCULATOR, COMPACT, ENUMERATED, Kind
+from agent_r1_gym.datasets.on_demand import SPLITS, OnDemand, is_in_split
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.support.checks import check_choice, check_integer
+from agent_r1_gym.support.checks import check_choice, check_integer, check_several
 
 STYLES: Mapping[str, Mapping[str, Kind]] = {"natural": {**CALCULATOR, **ENUMERATED}, "compact": COMPACT}
 """Kinds of problems by style."""
@@ -48,37 +48,24 @@ def problems(
     check_integer("questions", questions, 1)
     if difficulty is not None and difficulty not in DIFFICULTIES:
         raise ConfigurationError(f"difficulty must be 1 to 5, or None for all, got {difficulty!r}.")
-    if not kinds:
-        raise ConfigurationError(f"kinds is empty; expected some of {', '.join(STYLES[style])}.")
-    for kind in kinds:
-        check_choice("kind of problem", kind, tuple(STYLES[style]))
+    check_several("kinds", kinds, tuple(STYLES[style]))
     levels = DIFFICULTIES if difficulty is None else (difficulty,)
     source = f"a generator (seed {seed}, {style}, difficulty {difficulty or '1 to 5'}, {', '.join(kinds)})"
     made = _Problems(seed, split, questions, tuple((kind, STYLES[style][kind]) for kind in kinds), levels)
     return QADataset(made, name="arithmetic", split=split, source=source, fingerprint="")
 
 
-class _Problems(Sequence[Question]):
+class _Problems(OnDemand[Question]):
     """The problems themselves; the n-th needs no other to be made."""
 
     def __init__(
         self, seed: int, split: str, size: int, kinds: Sequence[tuple[str, Kind]], levels: Sequence[int]
     ) -> None:
-        self._seed, self._split, self._size, self._kinds, self._levels = seed, split, size, kinds, levels
+        super().__init__(size)
+        self._seed, self._split, self._kinds, self._levels = seed, split, kinds, levels
 
-    def __len__(self) -> int:
-        return self._size
-
-    @overload
-    def __getitem__(self, index: int) -> Question: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Question]: ...
-    def __getitem__(self, index: int | slice) -> Question | Sequence[Question]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._size))]
-        if not -self._size <= index < self._size:
-            raise IndexError(f"There are {self._size} problems, got index {index}.")
-        index %= self._size
+    def make(self, index: int) -> Question:
+        """Returns a problem."""
         rng = random.Random(f"{self._seed}/{self._split}/{index}")  # a text: the same in every process
         name, kind = self._kinds[index % len(self._kinds)]
         level = self._levels[index // len(self._kinds) % len(self._levels)]

@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterator
 
 from agent_r1_gym.datasets.base import QADataset
-from agent_r1_gym.datasets.maths.base import is_in_split
 from agent_r1_gym.datasets.official import gsm8k
 from agent_r1_gym.datasets.official.formats import build_dataset, official_row
 from agent_r1_gym.datasets.official.rows import Row
+from agent_r1_gym.datasets.on_demand import is_in_split
 
 _NAMES = ("Ada", "Bao", "Chidi", "Dora", "Emre", "Farah", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena")
 _THINGS = ("pencils", "stickers", "apples", "marbles", "stamps", "buttons", "shells", "candles")

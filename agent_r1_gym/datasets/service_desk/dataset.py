@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from agent_r1_gym.datasets.on_demand import OnDemand
 from agent_r1_gym.datasets.service_desk.drawing import DIFFICULTIES, SPLITS
 from agent_r1_gym.datasets.service_desk.style import STYLES
 from agent_r1_gym.datasets.service_desk.tickets import Ticket, WorldKey
@@ -12,7 +11,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.checks import check_choice, check_integer
 
 
-class Tickets(Sequence[Ticket]):
+class Tickets(OnDemand[Ticket]):
     """The tickets of as many companies as are needed, each with a policy of its own.
 
     Args:
@@ -33,20 +32,16 @@ class Tickets(Sequence[Ticket]):
         check_choice("style", style, tuple(STYLES))
         if difficulty not in DIFFICULTIES or isinstance(difficulty, bool):
             raise ConfigurationError(f"difficulty must be one of {DIFFICULTIES}, got {difficulty!r}.")
-        self._number = tickets
+        super().__init__(tickets)
         self._key = WorldKey(style, seed, split, difficulty, 0)
         self._per_world = TICKETS[style]
 
-    def __len__(self) -> int:
-        return self._number
-
-    def __getitem__(self, index: int) -> Ticket:  # type: ignore[override]  # slices are not needed
-        if not -self._number <= index < self._number:
-            raise IndexError(f"ticket {index} of {self._number}")
-        number, place = divmod(index % self._number, self._per_world)
+    def make(self, index: int) -> Ticket:
+        """Returns a ticket."""
+        number, place = divmod(index, self._per_world)
         return world_of(self._key._replace(number=number)).tickets[place]
 
     def describe(self) -> str:
         """Returns what is served, in one line."""
         style, seed, split, difficulty, _ = self._key
-        return f"service desk {split}: {self._number} tickets, {style}, difficulty {difficulty}, seed {seed}"
+        return f"service desk {split}: {len(self)} tickets, {style}, difficulty {difficulty}, seed {seed}"

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
+from agent_r1_gym.datasets.on_demand import SPLITS, OfSplit, OnDemand
 from agent_r1_gym.datasets.text2sql.compact import COMPACT_TYPES, LAYOUTS, Compact, ask_compact
 from agent_r1_gym.datasets.text2sql.compare import same_rows
 from agent_r1_gym.datasets.text2sql.questions import QUESTION_TYPES, Asked, ask
-from agent_r1_gym.datasets.text2sql.schema import part_of
 from agent_r1_gym.datasets.text2sql.sources import Generated, Source, is_right, reader
-from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.support.checks import check_choice, check_integer
+from agent_r1_gym.support.checks import check_choice, check_integer, check_several
 from agent_r1_gym.types import Task
 
-SPLITS: Mapping[str, tuple[float, float]] = {"train": (0.0, 0.7), "validation": (0.7, 0.85), "test": (0.85, 1.0)}
-"""Which schemas each split asks about: those whose `part_of` lies in the range."""
 TYPES: Mapping[str, Mapping[str, tuple[int, Any]]] = {"natural": QUESTION_TYPES, "compact": COMPACT_TYPES}
 """Types of questions by style."""
 _TRIES = 60
@@ -39,7 +36,7 @@ class SqlTask(Task):
     asked: Asked | None = None
 
 
-class GeneratedTasks(Sequence[Task]):
+class GeneratedTasks(OnDemand[SqlTask]):
     """Questions over generated databases, made on demand.
 
     Each question is told apart from its mistakes: on at least one filling the query without DISTINCT, ORDER BY, a
@@ -72,50 +69,19 @@ class GeneratedTasks(Sequence[Task]):
         check_choice("split", split, tuple(SPLITS))
         for name, value, low in (("seed", seed, 0), ("questions", questions, 1), ("per_schema", per_schema, 1)):
             check_integer(name, value, low)
-        self.types, self.style = tuple(TYPES[style]) if types is None else tuple(types), style
-        for kind in self.types:
-            check_choice("type of question", kind, tuple(TYPES[style]))
-        if not self.types:
-            raise ConfigurationError("types is empty; expected at least one type of question.")
-        self.seed, self.split, self._length = seed, split, questions
-        self._per_schema = per_schema
-        self._numbers: list[int] = []
+        super().__init__(questions)
+        self.types, self.style = check_several("types", types, tuple(TYPES[style])), style
+        self.seed, self.split, self._per_schema = seed, split, per_schema
+        self._schemas = OfSplit(split, functools.partial(_signature, style, seed))
 
     def describe(self) -> str:
         """Returns what is asked about, for people."""
-        return f"text2sql, {self.split}: {self._length} generated questions, seed {self.seed}"
+        return f"text2sql, {self.split}: {len(self)} generated questions, seed {self.seed}"
 
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Task, ...]: ...
-    def __getitem__(self, index: int | slice) -> Task | tuple[Task, ...]:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(self._length)))
-        if not -self._length <= index < self._length:
-            raise IndexError(f"There are {self._length} questions, no number {index}.")
-        return self._task(index % self._length)
-
-    def _task(self, index: int) -> Task:
-        schema, number = divmod(index, self._per_schema)
-        return _task(self.seed, self.split, self._schema(schema), number, self.types, self.style)
-
-    def _schema(self, position: int) -> int:
-        """Returns the number of a schema of this split."""
-        candidates = self._candidates(self._numbers[-1] + 1 if self._numbers else 0)
-        while len(self._numbers) <= position:
-            self._numbers.append(next(candidates))
-        return self._numbers[position]
-
-    def _candidates(self, number: int) -> Iterator[int]:
-        low, high = SPLITS[self.split]
-        while True:
-            if low <= part_of(_signature(self.style, self.seed, number)) < high:
-                yield number
-            number += 1
+    def make(self, index: int) -> SqlTask:
+        """Returns a question."""
+        position, number = divmod(index, self._per_schema)
+        return _task(self.seed, self.split, self._schemas[position], number, self.types, self.style)
 
 
 @functools.lru_cache(maxsize=4_096)

@@ -6,7 +6,6 @@ import random
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from agent_r1_gym.datasets.text2sql.themes import THEMES, Category, Kind, Number, Theme
 
@@ -158,8 +157,3 @@ def _table(kind: Kind, draw: random.Random) -> Table:
 
 def _name(part: Category | Number, draw: random.Random) -> str:
     return draw.choice(part.columns)
-
-
-def part_of(signature: str) -> float:
-    """Returns a number in [0, 1) that a schema's signature decides: which split it belongs to."""
-    return int.from_bytes(blake2b(signature.encode(), digest_size=6).digest()) / 2**48
