@@ -19,6 +19,7 @@ from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.support import docstrings
 from agent_r1_gym.support.plugins import import_from_here
 from agent_r1_gym.vector import ToolVectorEnv
+from agent_r1_gym.wrappers import split_window, with_window
 
 NAMESPACE = "AgentR1"
 TextEnv = gymnasium.Env[str, str]
@@ -229,17 +230,19 @@ def last_name(env: str) -> str:
 
 
 def make_text_env(name: str, options: Mapping[str, Any], *, markup: Sequence[str] = ()) -> TextEnv:
-    """Returns a text environment with the wrappers of its registration.
+    """Returns a text environment with the wrappers of its registration, below a `ContextWindow` if the options say so.
 
     Args:
         name: see `full_id`.
-        options: options of the environment.
+        options: options of the environment, and `context_window` and `context_mode` (see `wrappers.with_window`), which
+            any `ToolEnv` has.
         markup: further strings that a `ToolEnv` breaks in foreign text, such as a tokenizer's special tokens.
 
     Raises:
         ConfigurationError: no such environment, options that do not fit it, or one that does not observe and take text.
     """
     identifier = full_id(name)
+    options, window = split_window(options)
     env = _make(identifier, options)
     is_tool_env = isinstance(env.unwrapped, ToolEnv)
     space = env.unwrapped.observation_space if is_tool_env else env.observation_space
@@ -256,15 +259,17 @@ def make_text_env(name: str, options: Mapping[str, Any], *, markup: Sequence[str
     if is_tool_env and markup and "markup" not in options:
         env.close()
         env = _make(identifier, {**options, "markup": tuple(markup)})
-    return env
+    return with_window(env, name, window)
 
 
 def make_tool_env(name: str, options: Mapping[str, Any]) -> ToolEnv:
     """Returns the `ToolEnv` of that id without its wrappers: for its tasks, its tools and its data, not to be played.
 
     Raises:
-        ConfigurationError: see `make_text_env`; or it is no `ToolEnv`.
+        ConfigurationError: see `make_text_env`; or it is no `ToolEnv`, or the options ask for a window.
     """
+    for option in split_window(options)[1]:
+        raise ConfigurationError(f"{option} has no effect on the tools and tasks of {name} alone; drop it.")
     env = make_text_env(name, options).unwrapped
     if not isinstance(env, ToolEnv):
         raise ConfigurationError(f"{name} is a {type(env).__name__}, not a ToolEnv; see `agent-r1 envs`.")

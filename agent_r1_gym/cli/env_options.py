@@ -17,11 +17,14 @@ from agent_r1_gym.play.mixture import GRAMMAR, Member, members, named_value, rea
 from agent_r1_gym.play.session import name_of
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.support.terminal import note
+from agent_r1_gym.wrappers import WINDOW_OPTIONS
 
 ENV_HELP = (
     "environment id, such as AgentR1/HotpotQA-v0 or just HotpotQA; one of your own as MODULE:ID, such as "
     "my_env:Mine/Product-v0, which imports the module that registers it"
 )
+NAMED_OPTIONS = ("dataset", "split", "setting", "retriever", "max_turns", "reward", "parser", *WINDOW_OPTIONS)
+"""Options of environments that have a word of their own on the command line; `--option` takes all others."""
 
 
 def add_env_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
@@ -81,6 +84,22 @@ def add_env_options(parser: argparse._ActionsContainer) -> None:
         help="preset (em, f1, agent_r1, process), or MODULE:NAME of a RewardTerm or function; may be repeated: all are "
         "added up (default: the environment's)",
     )
+    parser.add_argument(
+        "--context-window",
+        "--context_window",
+        type=int,
+        metavar="N",
+        help="turns whose tool output stays in sight; older output is removed (`wrappers.ContextWindow`), and "
+        "each rewritten context costs a pass of its own (default: all turns)",
+    )
+    parser.add_argument(
+        "--context-mode",
+        "--context_mode",
+        metavar="MODE",
+        help="what --context-window does with older turns: drop (their tool output is removed), drop_turns (they are "
+        "removed whole) or summary (whole, but for what the model wrote last between <summary> and </summary>) "
+        "(default: drop)",
+    )
     parser.add_argument("--parser", help=f"format of turns; {PARSER_HELP} (default: hermes)")
     parser.add_argument(
         "--option",
@@ -97,8 +116,7 @@ def env_options(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigurationError: an `--option` is not NAME=VALUE.
     """
-    names = ("dataset", "split", "setting", "retriever", "max_turns", "reward", "parser")
-    named = {name: getattr(options, name) for name in names}
+    named = {name: getattr(options, name) for name in NAMED_OPTIONS}
     options_given = {name: value for name, value in named.items() if value is not None}
     options_given |= map(named_value, options.option)
     return options_given

@@ -21,7 +21,7 @@ from agent_r1_gym.types import Message
 
 _ALWAYS = {
     "help": "these words, and the tools (also `?`, `help TOOL`)",
-    "history": "the whole episode so far",
+    "history": "the episode so far, as far as it is in sight",
     "raw TEXT": "send TEXT as it is",
     "quit": "leave",
 }
@@ -76,7 +76,10 @@ def _introduction(session: Session) -> str:
 
 
 def _show(session: Session, shown: int) -> int:
-    """Writes the messages that are new; returns how many have been shown."""
+    """Writes the messages that are new, all where a window rewrote them; returns how many have been shown."""
+    if session.info.get("context_rewritten"):
+        say("(this is in sight now)")
+        shown = 0
     _write(session.messages[shown:])
     return len(session.messages)
 

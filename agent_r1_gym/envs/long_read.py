@@ -149,23 +149,23 @@ def _with_notes(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition
 
 
 def _without_notes(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | str:
-    """Reads all pages, and answers by the whole history."""
+    """Reads all pages, and answers by the whole history; `nothing` where that was removed."""
     shown = _shown(history)
     if isinstance(shown, Page) and shown.number >= shown.of + env.asks_last:
-        return env.say(task, [fact for step in history for page in _pages(step) for fact in page.facts])
+        facts = [fact for step in history for page in _pages(step) for fact in page.facts]
+        return "nothing" if answer_of(task.question, facts) is None else env.say(task, facts)
     return _NEXT
 
 
 def _summariser(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | Thought | str:
-    """Says between `<summary>` tags all that the question wants of the pages so far, and answers by that.
-
-    A script does not see what it said: it collects the entries anew, which are those that its last summary holds.
-    """
+    """Says between `<summary>` tags all that the question wants of the pages so far, and answers by that."""
     shown = _shown(history)
     if not isinstance(shown, Page):
         return _NEXT
-    read = [fact for step in history for page in _pages(step) for fact in page.facts]
-    kept = [fact for fact in read if env.asks_last or task.question.wants(fact)]
+    said = next(message.content for message in reversed(env.get_state().messages) if message.role == "assistant")
+    summary = said.partition("<summary>")[2].partition("</summary>")[0]
+    new = [fact for fact in shown.facts if env.asks_last or task.question.wants(fact)]
+    kept = [*env.words.noted(summary), *new]
     if shown.number >= shown.of + env.asks_last:
         return env.say(task, kept)
     return Thought(f"<summary>{env.words.note(kept)}</summary>", _NEXT)

@@ -186,7 +186,7 @@ def transitions(record: Trajectory, task: Task, env: ToolEnv) -> Iterator[Transi
 def _shown(record: Trajectory) -> list[list[str]]:
     """Returns for each turn the texts that followed it, up to the next turn."""
     after: list[list[str]] = []
-    for message in record.messages:
+    for message in record.transcript:
         if message.role == "assistant":
             after.append([])
         elif after:

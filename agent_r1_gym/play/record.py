@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Self
@@ -56,6 +56,25 @@ class Turn:
             reward_terms={**self.reward_terms, **sums},
             outcome_reward=self.outcome_reward + end.outcome,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a model was shown and said, from one rewriting of the history to the next.
+
+    Attributes:
+        messages: the messages, up to the last turn that was taken in it, or to the end of the episode.
+        turns: how many of the model's turns were taken in it: its last ones. Those before stand there to be read.
+    """
+
+    messages: tuple[Message, ...]
+    turns: int
+
+    @property
+    def opening(self) -> int:
+        """Number of messages that stood there before the first turn that was taken in it."""
+        spoken = _spoken(self.messages)
+        return spoken[len(spoken) - self.turns] if self.turns else len(self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +158,8 @@ class Trajectory:
         labels: what breakdowns go by ("type", "hops").
         gold_answers: accepted answers.
         answer: the given answer, None if none was given.
-        messages: the whole history.
+        messages: the whole history; where it was rewritten, what was left of it at the end.
+        earlier_contexts: what it was before, for each time that it was rewritten: up to the turn after which it was.
         turns: the model's turns.
         terminated: the task ended by its own rules.
         truncated: a budget ran out.
@@ -167,6 +187,7 @@ class Trajectory:
     gold_answers: tuple[str, ...] = ()
     answer: str | None = None
     messages: tuple[Message, ...] = ()
+    earlier_contexts: tuple[Context, ...] = ()
     turns: tuple[Turn, ...] = ()
     terminated: bool = False
     truncated: bool = False
@@ -176,6 +197,26 @@ class Trajectory:
     scores: Mapping[str, float] = field(default_factory=dict)
     seconds: float | None = field(default=None, compare=False)
     tokens: Tokens | None = None
+
+    @property
+    def contexts(self) -> tuple[Context, ...]:
+        """Every context in which the model had a turn; a single one where the history only grew."""
+        if not self.earlier_contexts:
+            return (Context(self.messages, len(_spoken(self.messages))),)
+        last = Context(self.messages, len(self.turns) - sum(context.turns for context in self.earlier_contexts))
+        return (*self.earlier_contexts, *([last] if last.turns else []))
+
+    @property
+    def transcript(self) -> tuple[Message, ...]:
+        """The messages of the whole episode: every turn and what followed it, also where the history was rewritten."""
+        if not self.earlier_contexts:
+            return self.messages
+        told: tuple[Message, ...] = ()
+        taken = sum(context.turns for context in self.earlier_contexts)
+        for context in (*self.earlier_contexts, Context(self.messages, len(self.turns) - taken)):
+            known = [position for position in _spoken(context.messages) if position < context.opening]
+            told += context.messages[known[-1] + 1 if known and told else 0 :]
+        return told
 
     @property
     def episode_return(self) -> float:
@@ -233,6 +274,12 @@ class Trajectory:
         row = {name: getattr(self, name) for name in self.__slots__}  # asdict would copy every text
         row["turns"] = [{name: getattr(turn, name) for name in turn.__slots__} for turn in self.turns]
         row["messages"] = [message.to_dict() for message in self.messages]
+        del row["earlier_contexts"]
+        if self.earlier_contexts:  # most have none, and stay as earlier versions read them
+            row["earlier_contexts"] = [
+                {"messages": [message.to_dict() for message in context.messages], "turns": context.turns}
+                for context in self.earlier_contexts
+            ]
         if self.tokens is not None:
             row["tokens"] = {name: getattr(self.tokens, name) for name in self.tokens.__slots__}
         return row
@@ -254,11 +301,14 @@ class Trajectory:
                 raise ValueError(f"unknown fields {sorted(unknown)}")
             row = dict(data)
             row["messages"] = tuple(_message(message) for message in row.get("messages", ()))
+            row["earlier_contexts"] = tuple(map(_context, row.get("earlier_contexts", ())))
             row["turns"] = tuple(_turn(turn) for turn in row.get("turns", ()))
             row["gold_answers"] = tuple(row.get("gold_answers", ()))
             tokens = row.get("tokens")
             row["tokens"] = None if tokens is None else Tokens(**{name: _tuple(tokens[name]) for name in tokens})
             record = cls(**row)
+            if sum(context.turns for context in record.earlier_contexts) > len(record.turns):
+                raise ValueError(f"its earlier contexts hold more than its {len(record.turns)} turns")
             for names, kind in _KINDS:
                 for name in names:
                     if not isinstance(getattr(record, name), kind):
@@ -286,6 +336,18 @@ def _turn(data: Mapping[str, Any]) -> Turn:
     if not all(isinstance(value, int | float) for value in turn.reward_terms.values()):
         raise TypeError(f"reward terms must be numbers, got {dict(turn.reward_terms)}")
     return turn
+
+
+def _context(data: Mapping[str, Any]) -> Context:
+    context = Context(tuple(map(_message, data["messages"])), data["turns"])
+    if not 1 <= context.turns <= len(_spoken(context.messages)):
+        raise ValueError(f"a context of {len(context.messages)} messages cannot hold {context.turns} turns")
+    return context
+
+
+def _spoken(messages: Sequence[Message]) -> list[int]:
+    """Returns where the model's turns stand."""
+    return [position for position, message in enumerate(messages) if message.role == "assistant"]
 
 
 def _message(data: Mapping[str, Any]) -> Message:

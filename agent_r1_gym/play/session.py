@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, SupportsFloat
 
@@ -17,12 +17,12 @@ from agent_r1_gym.parsing import Parser
 from agent_r1_gym.play.jobs import ANY_TASK, Job
 from agent_r1_gym.play.methods import Method, Prompt, ToolUse
 from agent_r1_gym.play.policies import PolicyInput
-from agent_r1_gym.play.record import Tokens, Trajectory, Turn
+from agent_r1_gym.play.record import Context, Tokens, Trajectory, Turn
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.rewards import new_support
 from agent_r1_gym.scoring import sub_exact_match
 from agent_r1_gym.text import encodable
-from agent_r1_gym.types import Message, Task, Thought, ToolCall
+from agent_r1_gym.types import Message, Task, Thought, ToolCall, Transition
 from agent_r1_gym.vector import step_together
 from agent_r1_gym.wrappers.game import TextGame
 
@@ -103,11 +103,12 @@ class Session:
             self._heed()
         self._question = self.observation
         self._messages: tuple[Message, ...] = ()
+        self._contexts: list[Context] = []
         self._append_messages(None)
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The history."""
+        """The history, as it is shown."""
         return self._messages
 
     @property
@@ -216,6 +217,7 @@ class Session:
             gold_answers=task.answers,
             answer=info.get("answer"),
             messages=self._messages,
+            earlier_contexts=tuple(self._contexts),
             turns=tuple(self.turns),
             terminated=self._terminated,
             truncated=self._truncated,
@@ -245,9 +247,11 @@ class Session:
         tool_env, game = self.tool_env, self.env.unwrapped
         if tool_env is None:
             return {"oracle": game.oracle} if isinstance(game, TextGame) else {}
-        scripts = {"oracle": type(tool_env).oracle, **tool_env.scripts}
-        history = tool_env.task, tool_env.transitions
-        return {name: functools.partial(script, tool_env, *history) for name, script in scripts.items()}
+        task, history = tool_env.task, tool_env.transitions
+        seen = _in_sight(history, self.info.get("out_of_sight", ()))
+        scripts = {name: functools.partial(script, tool_env, task, seen) for name, script in tool_env.scripts.items()}
+        # An oracle may know what nobody sees, gold answers too; any other script plays by what is shown.
+        return {"oracle": functools.partial(tool_env.oracle, task, history), **scripts}
 
     def _reset(self) -> tuple[str, dict[str, Any]]:
         draws = self.tool_env is None or self.job.task_index == ANY_TASK
@@ -291,11 +295,19 @@ class Session:
         )
 
     def _append_messages(self, action: str | None) -> None:
+        """Adds what was said, or begins a context where the environment says that earlier messages changed."""
+        before = self._messages
+        if action is not None:
+            own = self.info["new_messages"][0] if self.tool_env is not None else Message("assistant", encodable(action))
+            before = (*before, own)
+        if action is not None and self.info.get("context_rewritten"):
+            taken = sum(context.turns for context in self._contexts)
+            self._contexts.append(Context(before, len(self.turns) - taken))
+            before = ()
         if self.tool_env is not None:
             self._messages = tuple(self.info["messages"])
-            return
-        spoken = () if action is None else (Message("assistant", encodable(action)),)
-        self._messages = (*self._messages, *spoken, Message("user", self.observation))
+        else:
+            self._messages = (*before, Message("user", self.observation))
 
     def _reason(self) -> str:
         reason: str | None = self.info.get("end_reason") or self._end_reason
@@ -315,6 +327,21 @@ class Session:
 
 
 OnTurn = Callable[[Session], None]
+
+
+def _in_sight(history: Sequence[Transition], hidden: Sequence[int]) -> tuple[Transition, ...]:
+    """Returns transitions without the tool output that a window hides.
+
+    Args:
+        history: the transitions.
+        hidden: `info["out_of_sight"]`.
+    """
+    places = {len(history) + turn for turn in hidden}
+    seen: list[Transition] = []
+    for place, step in enumerate(history):
+        gone = [replace(outcome, content="", data=None) for outcome in step.outcomes] if place in places else ()
+        seen.append(replace(step, outcomes=tuple(gone) or step.outcomes, earlier=tuple(seen)) if places else step)
+    return tuple(seen)
 
 
 def _labels(task: Task) -> dict[str, Any]:

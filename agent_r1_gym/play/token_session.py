@@ -229,9 +229,7 @@ class TokenSession(Session):
         """
         answer: list[int] | NewContext
         new = (Message("user", observation),) if self.tool_env is None else info["new_messages"][1:]
-        if info.get("context_rewritten"):
-            answer = NewContext(self._chat.prompt_ids(new if self.tool_env is None else self.messages))
-        elif self._chat.rewrites(self.messages, new=len(new)):
+        if info.get("context_rewritten") or self._chat.rewrites(self.messages, new=len(new)):
             answer = NewContext(self._chat.prompt_ids(self.messages))
         else:
             start, end = self._spans[-1]

@@ -50,7 +50,7 @@ def episode_item(record: Trajectory, *, labels: Collection[str] = (), **facets: 
 
 def order_of(record: Trajectory) -> dict[str, float]:
     """Returns what episodes are sorted by."""
-    length = sum(len(message.content or "") for message in record.messages)
+    length = sum(len(message.content or "") for message in record.transcript)
     return {"return": round(record.episode_return, 6), "turns": len(record.turns), "length": length}
 
 
@@ -97,9 +97,12 @@ def episode_side(record: Trajectory, *, title: str = "") -> Side:
     if record.infrastructure_error:
         facts.append(f"infrastructure: {record.infrastructure_error}")
     turns = record.turns
-    spoken = [at for at, message in enumerate(record.messages) if message.role == "assistant"]
+    if record.earlier_contexts:
+        facts.append(f"{len(record.contexts)} contexts")
+    told = record.transcript
+    spoken = [at for at, message in enumerate(told) if message.role == "assistant"]
     turn_of = dict(zip(spoken[max(0, len(spoken) - len(turns)) :], range(len(turns)), strict=False))
-    blocks = tuple(_message(message, turn_of.get(at), turns) for at, message in enumerate(record.messages))
+    blocks = tuple(_message(message, turn_of.get(at), turns) for at, message in enumerate(told))
     return Side(title, " · ".join(filter(None, facts)), blocks)
 
 

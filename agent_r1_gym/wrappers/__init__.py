@@ -1,7 +1,14 @@
 """Wrappers: what a policy sees, how it acts, and what makes a text environment of something else."""
 
 from agent_r1_gym.wrappers.choice import ChooseAction
-from agent_r1_gym.wrappers.context import REMOVED_NOTE, WINDOW_MODES, ContextWindow
+from agent_r1_gym.wrappers.context import (
+    REMOVED_NOTE,
+    WINDOW_MODES,
+    WINDOW_OPTIONS,
+    ContextWindow,
+    split_window,
+    with_window,
+)
 from agent_r1_gym.wrappers.game import TextGame
 from agent_r1_gym.wrappers.language import LanguageWrapper
 from agent_r1_gym.wrappers.observation import ChatSpace, MessageObservation, TokenObservation
@@ -9,6 +16,7 @@ from agent_r1_gym.wrappers.observation import ChatSpace, MessageObservation, Tok
 __all__ = [
     "REMOVED_NOTE",
     "WINDOW_MODES",
+    "WINDOW_OPTIONS",
     "ChatSpace",
     "ChooseAction",
     "ContextWindow",
@@ -16,4 +24,6 @@ __all__ = [
     "MessageObservation",
     "TextGame",
     "TokenObservation",
+    "split_window",
+    "with_window",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -20,6 +20,8 @@ from agent_r1_gym.wrappers.base import Info, Observer, require_text
 REMOVED_NOTE = "(older output removed)"
 """What `ContextWindow` shows instead of older tool output, unless told otherwise."""
 WINDOW_MODES = ("drop", "drop_turns", "summary")
+WINDOW_OPTIONS = ("context_window", "context_mode")
+"""What stands among the options of an environment for the window around it (see `split_window` and `with_window`)."""
 _OPEN, _CLOSE = "<summary>", "</summary>"
 
 
@@ -30,7 +32,7 @@ class ContextWindow(Observer):
     tools stay as they are; older ones become `note`, or what `mode` makes of them, where that is shorter. The
     environment keeps the full history (`get_state().messages`) and its budgets count it. `info["context_rewritten"]` is
     True in a step in which text that the model has seen before changed: there the tokens so far are no prefix of what
-    comes next.
+    comes next. `info["out_of_sight"]` names the turns whose output is not shown whole, counted from the end: -2, -3.
 
     Args:
         env: a `ToolEnv`, bare or wrapped.
@@ -83,6 +85,7 @@ class ContextWindow(Observer):
         seen = self._rewrite(messages[: len(messages) - len(info["new_messages"])])
         window = self._rewrite(messages)
         info["context_rewritten"] = window[: len(seen)] != seen
+        info["out_of_sight"] = _out_of_sight(messages, window)
         if window == messages:
             return observation, info
         info["messages"] = window
@@ -140,6 +143,46 @@ class ContextWindow(Observer):
         return self._summaries[content]
 
 
+def split_window(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the options of an environment without `WINDOW_OPTIONS`, and those of them that are there and not None.
+
+    A window whose mode nobody says has that of the class, "drop".
+    """
+    window = {name: options[name] for name in WINDOW_OPTIONS if options.get(name) is not None}
+    if "context_window" in window:
+        window.setdefault("context_mode", WINDOW_MODES[0])
+    return {name: value for name, value in options.items() if name not in WINDOW_OPTIONS}, window
+
+
+def with_window(env: gymnasium.Env[str, str], name: str, window: Mapping[str, Any]) -> gymnasium.Env[str, str]:
+    """Returns an environment below the window that its options ask for; without one as it is.
+
+    Args:
+        env: any text environment.
+        name: how the user calls it.
+        window: of `split_window`.
+
+    Raises:
+        ConfigurationError: a value is wrong, there is a mode and no window, or the environment is no `ToolEnv`.
+    """
+    if not window:
+        return env
+    mode, keep_last = window["context_mode"], window.get("context_window")
+    check_choice("context_mode", mode, WINDOW_MODES)
+    if keep_last is None:
+        raise ConfigurationError(
+            f"context_mode={mode!r} has no effect without context_window: name the number of turns whose tool output "
+            "stays in sight."
+        )
+    check_integer("context_window", keep_last, 1)
+    if not isinstance(env.unwrapped, ToolEnv):
+        raise ConfigurationError(
+            f"context_window={keep_last}: {name!r} is no ToolEnv, whose tool output could be removed. Leave it unset; "
+            'an environment of another kind says info["context_rewritten"] itself.'
+        )
+    return ContextWindow(env, keep_last=keep_last, mode=mode)
+
+
 def _older_tool_messages(messages: Sequence[Message], keep_last: int) -> list[int]:
     """Returns the positions of tool messages, but for those of the last `keep_last` turns that have any."""
     return [position for positions in _turns_with_output(messages)[:-keep_last] for position in positions]
@@ -147,10 +190,22 @@ def _older_tool_messages(messages: Sequence[Message], keep_last: int) -> list[in
 
 def _turns_with_output(messages: Sequence[Message]) -> list[list[int]]:
     """Returns the positions of the tool messages of each turn that has any."""
+    return [positions for positions in _output(messages) if positions]
+
+
+def _output(messages: Sequence[Message]) -> list[list[int]]:
+    """Returns the positions of the tool messages of each turn."""
     turns: list[list[int]] = [[]]
     for position, message in enumerate(messages):
         if message.role == "assistant":
             turns.append([])
         elif message.role == "tool":
             turns[-1].append(position)
-    return [positions for positions in turns if positions]
+    return turns[1:]
+
+
+def _out_of_sight(messages: Sequence[Message], window: Sequence[Message]) -> tuple[int, ...]:
+    """Returns the turns, from the end, that have output which does not stand in the window as it is."""
+    shown, turns = set(map(id, window)), _output(messages)
+    hidden = (any(id(messages[position]) not in shown for position in positions) for positions in turns)
+    return tuple(number - len(turns) for number, is_hidden in enumerate(hidden) if is_hidden)

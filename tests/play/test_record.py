@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from agent_r1_gym.errors import DatasetError
-from agent_r1_gym.play.record import Tokens, Trajectory, Turn
+from agent_r1_gym.play.record import Context, Tokens, Trajectory, Turn
 from agent_r1_gym.types import Message, ToolCall
 
 
@@ -70,9 +71,37 @@ def test_a_record_comes_back_from_json_as_it_was() -> None:
     assert Trajectory.from_dict(Trajectory().to_dict()) == Trajectory()
 
 
+def said(*words: str) -> tuple[Message, ...]:
+    """A question, then turns and what followed them."""
+    roles = ["user", *["assistant", "tool"] * len(words)]
+    return tuple(Message(role, word) for role, word in zip(roles, words, strict=False))
+
+
+REWRITTEN = Trajectory(
+    messages=said("q", "c", "3", "d"),
+    earlier_contexts=(Context(said("q", "a", "1", "b"), 2), Context(said("q", "b", "2", "c"), 1)),
+    turns=tuple(Turn(word, 0.0) for word in "abcd"),
+)
+"""Four turns, of which a window shows the last one before each turn."""
+
+
+def test_an_episode_whose_history_was_rewritten_has_its_contexts_and_is_told_whole() -> None:
+    assert Trajectory.from_dict(json.loads(json.dumps(REWRITTEN.to_dict()))) == REWRITTEN
+    assert [context.turns for context in REWRITTEN.contexts] == [2, 1, 1]
+    assert [context.opening for context in REWRITTEN.contexts] == [1, 3, 3]
+    assert REWRITTEN.transcript == said("q", "a", "1", "b", "2", "c", "3", "d")
+    cut = replace(REWRITTEN, turns=REWRITTEN.turns[:3], messages=said("q", "c", "3"))
+    assert [context.turns for context in cut.contexts] == [2, 1]  # rewritten by the last turn: nobody saw it
+    assert cut.transcript == said("q", "a", "1", "b", "2", "c", "3")
+    grown = Trajectory(messages=said("q", "a", "1"), turns=(Turn("a", 0.0),))
+    assert (grown.contexts, grown.transcript) == ((Context(grown.messages, 1),), grown.messages)
+
+
 @pytest.mark.parametrize(
     "change",
-    [{"task_index": "3"}, {"task_id": 1}, {"turns": [{"action": 5, "reward": 0.0}]}, {"turns": [{}]}, {"turns": 5},
+    [{"earlier_contexts": [{"messages": [], "turns": 1}]}, {"earlier_contexts": [{"messages": []}]},
+     {"earlier_contexts": [{"messages": [{"role": "assistant", "content": "a"}] * 3, "turns": 3}]},
+     {"task_index": "3"}, {"task_id": 1}, {"turns": [{"action": 5, "reward": 0.0}]}, {"turns": [{}]}, {"turns": 5},
      {"messages": [{}]}, {"weights": 1}, {"tokens": {"prompt_ids": []}}, {"turns": [{"action": "", "reward": "1"}]}],
 )  # fmt: skip
 def test_what_is_no_record_is_refused_with_its_place(change: dict[str, object]) -> None:

@@ -16,11 +16,13 @@ from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.play.jobs import evaluation_jobs
-from agent_r1_gym.play.policies import OraclePolicy, Policy, PolicyInput, ReplayPolicy, make_policy
+from agent_r1_gym.play.policies import OraclePolicy, Policy, PolicyInput, ReplayPolicy, ScriptPolicy, make_policy
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.play.session import Session
-from agent_r1_gym.types import Task
+from agent_r1_gym.types import Task, ToolCall, Transition
+from agent_r1_gym.wrappers import ContextWindow
 from tests.kit import playing
+from tests.kit.helpers import EchoTool
 
 _TASKS = [Task(f"t{i}", f"Say {i}.", (str(i),)) for i in range(7)]
 
@@ -209,3 +211,43 @@ def test_a_policy_of_ones_own_is_found_in_the_current_folder(tmp_path: Path, mon
 def test_unknown_policy_is_refused_with_near_names() -> None:
     with pytest.raises(ConfigurationError, match="'oracle'"):
         make_policy("orcale")
+
+
+def _tell(env: ToolEnv, task: Task, history: Sequence[Transition]) -> ToolCall | str:
+    """Calls a tool three times, then says what it knows of that."""
+    if len(history) < 3:
+        return ToolCall("echo", {"text": f"number {len(history)}"})
+    again = [step.outcomes[0].content for step in history[-1].earlier]
+    assert again == [step.outcomes[0].content for step in history[:-1]]
+    return "; ".join(f"{outcome.content or 'gone'}" for step in history for outcome in step.outcomes)
+
+
+class TellingEnv(ToolEnv):
+    """Its oracle and a script of it say what they are shown."""
+
+    scripts = {"telling": _tell}  # noqa: RUF012
+
+    def oracle(self, task: Task, history: Sequence[Transition]) -> ToolCall | str:
+        return _tell(self, task, history)
+
+
+@pytest.mark.parametrize(
+    ("window", "seen"),
+    [
+        (None, "echo number 0; echo number 1; echo number 2"),
+        ({"keep_last": 1, "mode": "drop_turns"}, "gone; gone; echo number 2"),
+        ({"keep_last": 1, "mode": "summary"}, "gone; gone; echo number 2"),
+        ({"keep_last": 2, "mode": "drop_turns"}, "gone; echo number 1; echo number 2"),
+        ({"keep_last": 1, "note": "x"}, "gone; gone; echo number 2"),
+        ({"keep_last": 1, "note": "longer than what a tool said"}, "echo number 0; echo number 1; echo number 2"),
+    ],
+)
+def test_a_script_sees_what_the_window_shows_and_the_oracle_knows_all(window: Any, seen: str) -> None:
+    def make() -> Any:
+        env = TellingEnv(tasks=_TASKS, tools=[EchoTool()])
+        return env if window is None else ContextWindow(env, **window)
+
+    (record,) = play(ScriptPolicy("telling"), [0], make_env=make)
+    assert record.answer == seen
+    (known,) = play(OraclePolicy(), [0], make_env=make)
+    assert known.answer == "echo number 0; echo number 1; echo number 2"

@@ -200,7 +200,7 @@ def test_an_environment_with_hardly_a_rollout_is_warned_of(tmp_path: Path, caplo
         ({"envs": ["FictionQA a=1", "Test/Arms-v0"]}, "FictionQAEnv has no option 'a'"),
         ({"envs": ["FictionQA style=compact", "Tset/Arms-v0"]}, "Unknown environment 'Tset/Arms-v0'"),
         ({"envs": ["FictionQA style=compact questions=8", "FictionQA name=b style=compact"]}, "train_seeds=6 has no"),
-        ({"context_window": 1}, "env_id='Test/Arms-v0' is no ToolEnv"),
+        ({"env_kwargs": {"context_window": 1}}, "context_window=1: 'Test/Arms-v0' is no ToolEnv"),
     ],
 )
 def test_a_mixture_that_cannot_be_trained_on_is_refused(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from trl import GRPOConfig  # type: ignore[attr-defined]
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.play.mixture import Member, environments_of
-from agent_r1_gym.wrappers import WINDOW_MODES
 from trainers.config.options import (
     AlarmOptions,
     AlgorithmOptions,
@@ -46,12 +45,11 @@ _CHOICES = MappingProxyType(
         "kl_placement": ("loss", "reward"),
         "gae_level": ("token", "turn"),
         "engine": ("cached", "trl"),
-        "context_mode": WINDOW_MODES,
     }
 )
 _SHARES = ("gamma", "lam", "alarm_dropped_above", "alarm_repetition_above", "alarm_answer_share_above")
 _COUNTS = (
-    *("max_turn_tokens", "max_prompt_length", "context_window", "max_contexts", "trace_episodes", "train_seeds"),
+    *("max_turn_tokens", "max_prompt_length", "max_contexts", "trace_episodes", "train_seeds"),
     *("critic_epochs", "critic_minibatches", "eval_episodes", "num_generations_eval"),
     *("num_generations", "num_iterations", "steps_per_generation", "max_completion_length"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),

@@ -77,16 +77,6 @@ class RolloutOptions:
         "those that the context holds.",
     )
     max_prompt_length: int = _help(8192, "Maximum length of a prompt, in tokens; a longer one is refused.")
-    context_window: int | None = _help(
-        None,
-        "Number of turns whose tool output is shown; older output is removed (`wrappers.ContextWindow`). Each "
-        "rewritten context of a trajectory costs a forward and backward pass of its own.",
-    )
-    context_mode: str = _help(
-        "drop",
-        "What context_window does with older turns: drop (their tool output is removed), drop_turns (they are removed "
-        "whole) or summary (whole, but for what the model wrote last between <summary> and </summary>).",
-    )
     max_contexts: int = _help(
         64, "Maximum number of contexts per trajectory; where one more would be needed, the episode is truncated."
     )

@@ -140,9 +140,14 @@ class ChatFormat:
             )
         return rows[0]
 
-    def encode_rows(self, messages: Sequence[Message]) -> list[Row]:
-        """Returns a history as `encode` does, in as many rows as it has contexts: one, but where it is rewritten."""
-        turns = _turns(messages)
+    def encode_rows(self, messages: Sequence[Message], *, opening: int = 0) -> list[Row]:
+        """Returns a history as `encode` does, in as many rows as the template makes contexts of it, mostly one.
+
+        Args:
+            messages: the history.
+            opening: how many of its messages are only read, model turns among them (see `Context.opening`).
+        """
+        turns = _turns(messages, opening)
         ids = self.prompt_ids(messages[: turns[0]])
         mask = [0] * len(ids)
         shown = self.template.text(messages[: turns[0]])
@@ -242,8 +247,8 @@ def _check_tokenizer(tokenizer: Any, template: str | None) -> None:
             raise ConfigurationError(f"The tokenizer {name!r} has no {token}; set it before training.")
 
 
-def _turns(messages: Sequence[Message]) -> list[int]:
-    """Returns where the model's turns stand."""
+def _turns(messages: Sequence[Message], opening: int) -> list[int]:
+    """Returns where the model's turns stand that come after the opening."""
     turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
     if not turns or turns[0] == 0 or any(later == turn + 1 for turn, later in itertools.pairwise(turns)):
         raise ConfigurationError(
@@ -252,7 +257,7 @@ def _turns(messages: Sequence[Message]) -> list[int]:
         )
     if any(messages[turn].tool_calls for turn in turns):
         raise ConfigurationError("A turn to learn from is text, but one has tool_calls: write them as the model would.")
-    return turns
+    return [turn for turn in turns if turn >= opening]
 
 
 def home_of(name: str | Path, file: str) -> str | Path:

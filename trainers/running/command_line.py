@@ -13,11 +13,10 @@ import yaml  # type: ignore[import-untyped]
 from transformers import TrainingArguments
 from trl import ModelConfig, TrlParser  # type: ignore[attr-defined]
 
-from agent_r1_gym.cli.env_options import add_env_options, env_options
+from agent_r1_gym.cli.env_options import NAMED_OPTIONS, add_env_options, env_options
 from agent_r1_gym.errors import ConfigurationError, suggest
 from trainers.config import AgentConfig
 
-_OF_ENVIRONMENT = ("dataset", "split", "setting", "retriever", "max_turns", "reward", "parser", "option")
 Config = TypeVar("Config", bound=TrainingArguments)
 
 
@@ -109,7 +108,7 @@ class OptionParser(TrlParser):
         """
         actions = {action.dest: action for action in reversed(self._actions)}  # --no_x shares the name of --x
         for name, value in config.items():
-            if name in _OF_ENVIRONMENT:
+            if name in (*NAMED_OPTIONS, "option"):
                 raise ConfigurationError(
                     f"The configuration file sets {name!r}, an option of the environment: write it under env_kwargs."
                 )

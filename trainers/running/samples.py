@@ -59,7 +59,7 @@ def _said(record: Trajectory) -> Iterator[tuple[str, str]]:
     """Yields who said what after the task: the model's own words, and what came back."""
     actions = iter(record.turns)
     spoken = False
-    for message in record.messages:
+    for message in record.transcript:
         if message.role == "assistant":
             turn = next(actions, None)
             spoken = True

@@ -22,9 +22,10 @@ from agent_r1_gym.cli.agents import split_policy
 from agent_r1_gym.errors import AgentR1Error, ConfigurationError
 from agent_r1_gym.evaluation.agent_card import MODEL_FILES, AgentCard
 from agent_r1_gym.evaluation.run_folder import RunFolder
-from agent_r1_gym.play.mixture import GRAMMAR, Member, environments_of, mixed_order
+from agent_r1_gym.play.mixture import GRAMMAR, Member, environments_of, mixed_order, option_word
 from agent_r1_gym.registry import TextEnv, make_text_env
 from agent_r1_gym.support.terminal import note, say
+from agent_r1_gym.wrappers import split_window
 from trainers.config import settle_precision
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.local import LocalOptions
@@ -32,7 +33,7 @@ from trainers.running.command_line import read_config
 from trainers.running.preflight import Source, check_adapter, check_model, check_output, find_model, load_tokenizer
 from trainers.running.quiet import silence_libraries
 from trainers.running.summary import closing
-from trainers.sft.demonstrations import SELF, histories, play_demonstrations, successes
+from trainers.sft.demonstrations import SELF, contexts, play_demonstrations, successes
 from trainers.sft.rows import TokenRow, training_rows
 from trainers.train import model_init_kwargs
 
@@ -188,6 +189,7 @@ def _run_folder(args: DemonstrationConfig) -> RunFolder | None:
                     f"{name} has no effect beside --from {args.source}, which was played; drop it."
                 )
         run = RunFolder(Path(args.source))
+        _check_window(run, environments_of(args)[0])
         if held_out := _held_out(run):
             note(f"the demonstrations in {args.source} are {held_out}: measure on others")
         return run
@@ -200,6 +202,19 @@ def _run_folder(args: DemonstrationConfig) -> RunFolder | None:
             "itself."
         )
     return None
+
+
+def _check_window(run: RunFolder, member: Member) -> None:
+    """Refuses demonstrations that were shown otherwise than the command line says that the model is."""
+    played, asked = (split_window(options)[1] for options in (run.settings()["env_options"], member.options))
+    if played != asked:
+        was, now = (
+            " ".join(option_word(*pair) for pair in window.items()) or "no window" for window in (played, asked)
+        )
+        raise ConfigurationError(
+            f"The episodes in {run.path} were played below {was}, the command line says {now}: a model is taught what "
+            "it is shown. Give --context-window and --context-mode as they were played with."
+        )
 
 
 def _played(member: Member, env: TextEnv, args: DemonstrationConfig, model: str) -> RunFolder:
@@ -251,7 +266,9 @@ def _kept(run: RunFolder, args: DemonstrationConfig) -> list[Any]:
 
 
 def _rows(kept: Sequence[Any], env: TextEnv, chat: ChatFormat, *, longest: int | None) -> list[TokenRow]:
-    rows = [row for messages in histories(kept, env) for row in training_rows(chat, messages)]
+    rows = [
+        row for context in contexts(kept, env) for row in training_rows(chat, context.messages, opening=context.opening)
+    ]
     fitting = [row for row in rows if longest is None or len(row["input_ids"]) <= longest]
     if len(fitting) < len(rows):
         note(f"{len(rows) - len(fitting)} of {len(rows)} rows are longer than max_length={longest} and left out")

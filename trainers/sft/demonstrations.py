@@ -15,7 +15,7 @@ from agent_r1_gym.evaluation.evaluate import evaluate
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.parsing import Parser
 from agent_r1_gym.play.jobs import Job, evaluation_jobs
-from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.play.record import Context, Trajectory
 from agent_r1_gym.registry import TextEnv, full_id
 from agent_r1_gym.types import Message
 from trainers.engines.local import LocalOptions
@@ -96,8 +96,8 @@ def _is_good(record: Trajectory, min_return: float | None) -> bool:
     return record.episode_return > 0 if record.solved is None else record.solved
 
 
-def histories(records: Sequence[Trajectory], env: TextEnv) -> Iterator[tuple[Message, ...]]:
-    """Yields each episode's messages as the model under training would have been shown and would write them.
+def contexts(records: Sequence[Trajectory], env: TextEnv) -> Iterator[Context]:
+    """Yields the contexts of each episode, as the model under training would have been shown and would write them.
 
     Turns with structured calls, of a model behind an endpoint, are written in the environment's own format, after the
     environment's own system turn.
@@ -107,9 +107,9 @@ def histories(records: Sequence[Trajectory], env: TextEnv) -> Iterator[tuple[Mes
     """
     bare = env.unwrapped
     for record in records:
-        structured = any(message.tool_calls for message in record.messages)
+        structured = any(message.tool_calls for message in record.transcript)
         if not (structured and isinstance(bare, ToolEnv)):
-            yield record.messages
+            yield from record.contexts
             continue
         _, info = env.reset(options={"task_index": record.task_index})
         if info["task_id"] != record.task_id:
@@ -117,9 +117,10 @@ def histories(records: Sequence[Trajectory], env: TextEnv) -> Iterator[tuple[Mes
                 f"The run's task {record.task_index} is {record.task_id!r}, the environment's {info['task_id']!r}: "
                 "give the environment the options that the run was played with (dataset, split)."
             )
-        first = next(i for i, message in enumerate(record.messages) if message.role == "assistant")
-        spoken = [_written(message, bare.parser) for message in record.messages[first:]]
-        yield (*info["messages"], *spoken)
+        system = [message for message in info["messages"] if message.role == "system"]
+        for context in record.contexts:
+            others = [_written(message, bare.parser) for message in context.messages if message.role != "system"]
+            yield replace(context, messages=(*system, *others))
 
 
 def _written(message: Message, parser: Parser) -> Message:

@@ -19,12 +19,17 @@ def labelled(ids: Sequence[int], mask: Sequence[int]) -> TokenRow:
     return {"input_ids": list(ids), "labels": labels}
 
 
-def training_rows(chat: ChatFormat, messages: Sequence[Message]) -> list[TokenRow]:
-    """Returns a history as rows in which only what the model says has labels, its ends of turn included.
+def training_rows(chat: ChatFormat, messages: Sequence[Message], *, opening: int = 0) -> list[TokenRow]:
+    """Returns a context as rows in which only what the model says in it has labels, its ends of turn included.
 
-    It is one row, but where the chat template shows earlier turns anew: then one for each context.
+    It is one row, but where the chat template shows earlier turns anew: then one for each context of its making.
+
+    Args:
+        chat: how messages become tokens.
+        messages: the messages of the context.
+        opening: how many of them stood there before.
     """
-    return [labelled(ids, mask) for ids, mask in chat.encode_rows(messages)]
+    return [labelled(ids, mask) for ids, mask in chat.encode_rows(messages, opening=opening)]
 
 
 def training_row(chat: ChatFormat, messages: Sequence[Message], *, only: Collection[str] = ()) -> TokenRow:

@@ -19,7 +19,6 @@ from agent_r1_gym.play.jobs import TRAIN_SEEDS, task_rows
 from agent_r1_gym.play.mixture import Member, mixed_order
 from agent_r1_gym.registry import TextEnv, make_text_env
 from agent_r1_gym.spaces import UnicodeText
-from agent_r1_gym.wrappers import ContextWindow
 from trainers.config import AgentConfig
 from trainers.config.options import MAX_TURN_TOKENS
 
@@ -84,11 +83,6 @@ def env_maker(
         tried = make_text_env(env_id, options)
     env = tried.unwrapped
     tried.close()
-    if args.context_window is not None and not isinstance(env, ToolEnv):
-        raise ConfigurationError(
-            f"context_window={args.context_window}: env_id={env_id!r} is no ToolEnv, whose tool output could be "
-            'removed. Leave it unset; an environment of another kind says info["context_rewritten"] itself.'
-        )
     if getattr(getattr(env, "tasks", None), "is_sample", False) and options.get("dataset") != "sample":
         raise ConfigurationError(
             f"env_id={env_id!r} would serve the bundled fictional sample. Prepare real data (`agent-r1 prepare`), "
@@ -100,13 +94,7 @@ def env_maker(
             f"env_id={env_id!r} serves the split {split!r} only, which is not for training; name it "
             f"(--split {split}) if you mean it."
         )
-    window = None if args.context_window is None else (args.context_window, args.context_mode)
-    return functools.partial(_make, env_id, options, tuple(markup), window)
-
-
-def _make(env_id: str, options: Mapping[str, Any], markup: Sequence[str], window: tuple[int, str] | None) -> TextEnv:
-    env = make_text_env(env_id, options, markup=markup)
-    return env if window is None else ContextWindow(env, keep_last=window[0], mode=window[1])
+    return functools.partial(make_text_env, env_id, options, markup=tuple(markup))
 
 
 def turn_budget(env: TextEnv) -> int:

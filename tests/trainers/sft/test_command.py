@@ -112,3 +112,23 @@ def test_several_environments_demonstrate(model: str, tmp_path: Path, capsys: py
     assert card is not None and [each.name for each in card.environments] == ["FictionQA", "FrozenLakeText"]
     assert run([*envs, "--from", str(out / FOLDER / "FictionQA"), "--model", model, "--output_dir", "x", *QUICK]) == 2
     assert "is of one environment; name it" in capsys.readouterr().err
+
+
+def test_demonstrations_below_another_window_are_refused(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledgers = ["LongRead", "--option", "style=compact", "--option", "questions=8", "--model", model, *QUICK]
+    window = ["--context_window", "1", "--context_mode", "drop_turns"]
+    assert run([*ledgers, *window, "--output_dir", str(tmp_path / "one")]) == 0
+    said = capsys.readouterr().out
+    card = AgentCard.load(tmp_path / "one")
+    assert card is not None and card.env_options["context_window"] == 1
+    assert "--option context_window=1 --option context_mode=drop_turns" in said
+    episodes = RunFolder(tmp_path / "one" / FOLDER).episodes()
+    assert f"({sum(len(episode.contexts) for episode in episodes)} rows)" in said
+    again = ["--from", str(tmp_path / "one" / FOLDER), "--output_dir", str(tmp_path / "two")]
+    for other, told in (([], "no window"), (["--context_window", "2"], "context_window=2 context_mode=drop")):
+        assert run([*ledgers, *other, *again]) == 2
+        refusal = f"below context_window=1 context_mode=drop_turns, the command line says {told}"
+        assert refusal in capsys.readouterr().err
+    assert run([*ledgers, *window, *again]) == 0

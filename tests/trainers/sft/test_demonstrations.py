@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,17 @@ import pytest
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.parsing import HermesParser
-from agent_r1_gym.play.record import Trajectory, Turn
+from agent_r1_gym.play.record import Context, Trajectory, Turn
+from agent_r1_gym.play.token_session import TokenLimits
 from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.types import Message, ToolCall
 from tests.kit.chat_families import FAMILIES
 from tests.kit.helpers import TASKS, EchoTool
+from tests.trainers.algorithms.test_contexts import FreshEnv
+from tests.trainers.engines.test_collect import CHAT, ScriptedEngine, collector, played
+from trainers.algorithms.batch import tokens_of
 from trainers.engines.chat_format import ChatFormat
-from trainers.sft.demonstrations import histories, play_demonstrations, successes
+from trainers.sft.demonstrations import contexts, play_demonstrations, successes
 from trainers.sft.rows import NOT_TRAINED, training_rows
 
 PLAYED: dict[str, Any] = {"env_id": "AgentR1/FictionQA-v0", "env_options": {"questions": 12}, "policy": "oracle"}
@@ -71,7 +77,8 @@ class TestHistories:
             Message("tool", "echo hi", "echo", "call_1"),
             Message("assistant", "<answer>Goethe</answer>"),
         )
-        (history,) = histories([episode(task_id="t1", task_index=1, messages=messages)], env)
+        (context,) = contexts([episode(task_id="t1", task_index=1, messages=messages)], env)
+        history = context.messages
         _, info = env.reset(options={"task_index": 1})
         assert history[:2] == info["messages"]
         assert history[2] == Message("assistant", f"I look.\n{env.parser.format_call(call)}")
@@ -82,11 +89,11 @@ class TestHistories:
         env = ToolEnv(tasks=TASKS, tools=[EchoTool()])
         messages = (Message("user", "x"), Message("assistant", "", tool_calls=(ToolCall("echo", {}),)))
         with pytest.raises(ConfigurationError, match=r"task 0 is 'other', the environment's 't0'"):
-            list(histories([episode(task_id="other", messages=messages)], env))
+            list(contexts([episode(task_id="other", messages=messages)], env))
 
     def test_text_stays_as_it_was_said(self) -> None:
         record = episode()
-        assert list(histories([record], ToolEnv(tasks=TASKS))) == [record.messages]
+        assert list(contexts([record], ToolEnv(tasks=TASKS))) == [Context(record.messages, 1)]
 
 
 @pytest.mark.parametrize("family", ["TRL qwen2_5.jinja", "TRL llama3_2.jinja", "TRL gemma3.jinja", "TRL qwen3.jinja"])
@@ -94,11 +101,69 @@ def test_labels_are_exactly_what_the_agent_says(family: str, tmp_path: Path) -> 
     chat = ChatFormat(FAMILIES[family].tokenizer(tmp_path / "tokenizer"))
     env = make_text_env("FictionQA", {"questions": 12})
     records = play_demonstrations(tmp_path / "run", env, **PLAYED, episodes=3).episodes()
-    for messages in histories(records, env):
+    for context in contexts(records, env):
         learned = [
             chat.tokenizer.decode([token for token in row["labels"] if token != NOT_TRAINED])
-            for row in training_rows(chat, messages)
+            for row in training_rows(chat, context.messages)
         ]
-        said = [message.content for message in messages if message.role == "assistant"]
+        said = [message.content for message in context.messages if message.role == "assistant"]
         assert len(said) > 1
         assert "".join(learned) == "".join(f"{text}{chat.template.stop_text}" for text in said)
+
+
+WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "whole history": ("oracle", {}),
+    "drop": ("oracle", {"style": "natural", "context_window": 1}),
+    "drop_turns": ("oracle", {"context_window": 1, "context_mode": "drop_turns"}),
+    "two turns": ("oracle", {"context_window": 2, "context_mode": "drop_turns"}),
+    "summary": ("script:summariser", {"context_window": 1, "context_mode": "summary", "notebook": False}),
+}
+"""Who plays LongRead, and below which window."""
+
+
+def trained_on(record: Trajectory) -> list[tuple[list[int], list[int]]]:
+    """The contexts of a rollout as the trainer has them: ids, and which of them were sampled."""
+    tokens = tokens_of(record)
+    ids = [*tokens.prompt_ids, *tokens.completion_ids]
+    mask = [*[0] * len(tokens.prompt_ids), *tokens.loss_mask]
+    starts = [0, *(start + len(tokens.prompt_ids) for start in tokens.context_starts), len(ids)]
+    return [(ids[start:end], mask[start:end]) for start, end in itertools.pairwise(starts)]
+
+
+@pytest.mark.parametrize("family", ["TRL qwen2_5.jinja", "TRL llama3_2.jinja"])
+@pytest.mark.parametrize("way", WINDOWS)
+def test_rows_are_what_the_trainer_would_train_on(way: str, family: str, tmp_path: Path) -> None:
+    chat = ChatFormat(FAMILIES[family].tokenizer(tmp_path / "tokenizer"))
+    policy, window = WINDOWS[way]
+    options = {"style": "compact", "questions": 8, **window}
+    make = functools.partial(make_text_env, "LongRead", options)
+    place = {"env_id": "LongRead", "env_options": options, "policy": policy}
+    for record in play_demonstrations(tmp_path / "run", make(), **place).episodes():
+        rows = [
+            (row["input_ids"], [int(label != NOT_TRAINED) for label in row["labels"]])
+            for context in contexts([record], make())
+            for row in training_rows(chat, context.messages, opening=context.opening)
+        ]
+        games = collector(make, TokenLimits(4_096, 4_096), chat=chat)
+        actions = [turn.action for turn in record.turns]
+        row = {"task_index": record.task_index, "seed": record.seed}
+        (rollout,) = games.collect([row], ScriptedEngine(*actions, chat=chat))
+        assert rollout.episode_return == record.episode_return == 1.0
+        assert rollout.contexts == record.contexts
+        assert rows == trained_on(rollout)
+        assert (len(rows) > 1) is (way != "whole history")
+        learned = [token for ids, mask in rows for token, own in zip(ids, mask, strict=True) if own]
+        said = [chat.tokenizer.decode(learned).count(action) for action in set(actions)]
+        assert sum(said) >= len(set(actions))
+
+
+def test_a_context_that_somebody_else_rewrites_is_a_row_of_its_own() -> None:
+    """An environment that is no `ToolEnv` says so itself: what it observes then is all that is shown."""
+    record = played("yes", "no", "yes", env=FreshEnv)
+    rows = [
+        (row["input_ids"], [int(label != NOT_TRAINED) for label in row["labels"]])
+        for context in contexts([record], FreshEnv())
+        for row in training_rows(CHAT, context.messages, opening=context.opening)
+    ]
+    assert rows == trained_on(record)
+    assert [message.content for message in record.transcript[:4]] == ["who", "yes", "who 1", "no"]
