@@ -188,10 +188,11 @@ def test_the_lockers_keep_every_promise_and_their_oracle_is_perfect(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("language", "name"), [("bash", "sql"), ("sh", "desk")], ids=["Text2SQL", "ServiceDesk"])
-def test_the_commands_for_worlds_run(games: Path, tmp_path: Path, language: str, name: str) -> None:
+@pytest.mark.parametrize(("section", "name"), [("Text2SQL", "sql"), ("ServiceDesk", "desk"), ("LongRead", "long")])
+def test_the_commands_for_worlds_run(games: Path, tmp_path: Path, section: str, name: str) -> None:
     """With few demonstrations and two steps: whether they learn takes minutes, and stands on the page."""
-    text = readme_blocks(WORLDS, language)
+    page = (WORLDS / "README.md").read_text(encoding="utf-8")
+    (text,) = re.findall(rf"## {section}\n.*?```\w+\n(.*?)```", page, re.DOTALL)
     fewer = {"--episodes": 60, "--max_steps": 2, "--per_device_train_batch_size": 16, "-n": 20}
     for option, number in fewer.items():
         text, times = re.subn(rf"{option} \d+", f"{option} {number}", text)

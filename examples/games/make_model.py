@@ -19,13 +19,13 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agent_r1_gym.play.jobs import ANY_TASK, Job
 from agent_r1_gym.play.mixture import Member
-from agent_r1_gym.play.policies import OraclePolicy, RandomPolicy
+from agent_r1_gym.play.policies import RandomPolicy, make_policy
 from agent_r1_gym.play.session import Session, step_sessions
 from agent_r1_gym.registry import make_text_env
 
 EPISODES = 100
-VALUE = re.compile(r'(?<=": ")(?!\w+", "arguments")[^"]*(?=")|(?<=": )\d+')
-"""Of a call, what its arguments are; what stands between does not vary."""
+VALUE = re.compile(r'(?<=": ")(?!\w+", "arguments")[^"]*(?=")|(?<=": )\d+|(?<=<think>)[^<]*|(?<=<summary>)[^<]*')
+"""Of a call, what its arguments are, and what was thought before it; what stands between does not vary."""
 ROLES = ("system", "user", "assistant", "tool")
 END = "<|end|>"
 TEMPLATE = (
@@ -34,12 +34,13 @@ TEMPLATE = (
 )
 
 
-def messages(words: str, actions: set[str]) -> Iterator[str]:
-    """Yields what is said in episodes of an environment, half of them played by its oracle, half at random.
+def messages(words: str, actions: set[str], player: str) -> Iterator[str]:
+    """Yields what is said in episodes of an environment; where it names actions, every other one is played at random.
 
     Args:
         words: the environment, as `--env` takes it.
         actions: gets the actions that it names.
+        player: who plays the others, as `--policy` says it.
     """
     member = Member.of(words)
     env = make_text_env(member.env_id, member.options)
@@ -49,7 +50,7 @@ def messages(words: str, actions: set[str]) -> Iterator[str]:
             state = session.state()
             actions.update(state.actions)
             at_random = state.actions and (seed % 2 or "oracle" not in state.scripts)
-            policy = RandomPolicy() if at_random else OraclePolicy()
+            policy = RandomPolicy() if at_random else make_policy(player)
             step_sessions([session], policy.act([state]))
         yield from (message.content for message in session.messages)
 
@@ -57,21 +58,22 @@ def messages(words: str, actions: set[str]) -> Iterator[str]:
 def frames(said: Sequence[str]) -> Iterator[str]:
     """Yields what stands around the values of calls."""
     for text in said:
-        if text.startswith("<tool_call>"):
+        if text.startswith(("<tool_call>", "<think>")):
             yield from VALUE.split(text)
 
 
-def make_tokenizer(envs: Sequence[str], *, copying: bool) -> PreTrainedTokenizerFast:
+def make_tokenizer(envs: Sequence[str], *, player: str, copying: bool) -> PreTrainedTokenizerFast:
     """Returns a byte-level BPE tokenizer to which frequent words are one token, and so is what comes often.
 
     Args:
         envs: whose words.
+        player: who says them (see `messages`).
         copying: what comes often are frames of calls, so that values are the same tokens wherever they stand. Else
             whole lines; actions that an environment names stay in words: these can be copied out of a list of what is
             possible.
     """
     actions: set[str] = set()
-    said = [text for words in envs for text in messages(words, actions)]
+    said = [text for words in envs for text in messages(words, actions, player)]
     often = frames(said) if copying else (line for text in said for line in text.splitlines() if line not in actions)
     lines = Counter(text for text in often if len(text) > (2 if copying else 8))
     core = Tokenizer(models.BPE())
@@ -108,8 +110,9 @@ if __name__ == "__main__":
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights")
+    parser.add_argument("--player", default="oracle", help="who is listened to, such as script:beginner (oracle)")
     parser.add_argument("--copying", action="store_true", help="tokens for frames of calls, not for whole lines")
     options = parser.parse_args()
-    own = make_tokenizer(options.envs, copying=options.copying)
+    own = make_tokenizer(options.envs, player=options.player, copying=options.copying)
     own.save_pretrained(options.out)
     make_model(own, layers=options.layers, width=options.width, seed=options.seed).save_pretrained(options.out)

@@ -226,3 +226,17 @@ def test_notes_of_a_style_keep_what_they_say(style: str) -> None:
 def test_bad_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         LedgerTasks(**options)
+
+
+@pytest.mark.parametrize("facts", [2, 4, 7, 10])
+def test_compact_pages_hold_as_many_items_as_persons(facts: int) -> None:
+    """So a page has several values of the kind that is asked for only where it holds several entries of that kind."""
+    for task in LedgerTasks(200, style="compact", facts=facts)[:]:
+        for entries in task.facts:
+            balances = sum(fact.is_balance for fact in entries)
+            assert facts // 2 <= balances <= facts - facts // 2
+
+
+def test_compact_pages_can_be_filled_where_most_persons_are_asked_for() -> None:
+    ledgers = LedgerTasks(300, style="compact", types=("balance_of_holder",), pages=6, facts=9, updates=3)
+    assert all(len({fact.key for fact in entries}) == 9 for task in ledgers[:] for entries in task.facts)

@@ -18,7 +18,7 @@ import pytest
 from agent_r1_gym.checker import check_tool_env
 from agent_r1_gym.datasets.long_read.dataset import LedgerTask
 from agent_r1_gym.datasets.long_read.facts import QUESTION_TYPES, Fact, Question
-from agent_r1_gym.envs.long_read import LongReadEnv
+from agent_r1_gym.envs.long_read.env import LongReadEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.policies import OraclePolicy, Policy, PolicyInput, ScriptPolicy
 from agent_r1_gym.registry import make_text_env
@@ -33,6 +33,7 @@ WAYS: Mapping[str, tuple[Mapping[str, Any], str | None, Policy]] = {
     "whole history": ({"notebook": False}, None, OraclePolicy()),
     "window with notes": ({}, "drop", OraclePolicy()),
     "only the last turn, with notes": ({}, "drop_turns", OraclePolicy()),
+    "the same, thinking aloud": ({}, "drop_turns", ScriptPolicy("aloud")),
     "own summary": ({"notebook": False}, "summary", ScriptPolicy("summariser")),
 }
 """Options, what a window of one turn does with older ones (None: no window), and who plays well then."""
@@ -179,10 +180,13 @@ SCORES = {
     ("natural", "stale"): (0.1, 0.25),
     ("natural", "beginner"): (0.25, 0.4),
     ("natural", "without_notes"): (1.0, 1.0),
+    ("natural", "aloud"): (1.0, 1.0),
+    ("compact", "aloud"): (1.0, 1.0),
     ("compact", "forgetful"): (0.08, 0.17),
     ("compact", "guesser"): (0.08, 0.17),
     ("compact", "stale"): (0.4, 0.55),
-    ("compact", "beginner"): (0.4, 0.55),
+    ("compact", "beginner"): (0.32, 0.47),
+    ("compact", "summary_beginner"): (0.32, 0.47),
     ("compact", "without_notes"): (1.0, 1.0),
 }
 
@@ -192,6 +196,28 @@ def test_scripts_score_as_documented(style: str, script: str) -> None:
     low, high = SCORES[style, script]
     assert low <= solved(ScriptPolicy(script), 400, **STYLES[style]) <= high
     assert script in LongReadEnv.scripts
+
+
+def test_who_thinks_aloud_says_what_the_page_tells_and_only_then_acts() -> None:
+    make = functools.partial(make_env, "drop_turns", questions=40, **COMPACT)
+    for record in play(ScriptPolicy("aloud"), range(40), make):
+        task = make().unwrapped.ledgers[record.task_index]
+        said = [turn.action for turn in record.turns if turn.action.startswith("<think>")]
+        for entries, text in zip(task.facts, said, strict=True):
+            thought, _, move = text.removeprefix("<think>").partition("</think>")
+            key = task.question.keys[0]
+            known = {fact.key: fact.value for fact in entries}
+            assert thought == f"{key} {known.get(key, 'nothing')}"
+            assert ('"note"' in move) is (key in known)
+
+
+def test_what_a_beginner_does_in_a_window_follows_from_what_the_window_shows() -> None:
+    """Its two ways part in the first turn; a model below the window could not tell later which of them it follows."""
+    make = functools.partial(make_env, "drop_turns", questions=200, **COMPACT)
+    records = play(ScriptPolicy("beginner"), range(200), make)
+    readers = [record for record in records if len(record.turns) > 1]
+    assert 40 <= len(readers) <= 80
+    assert all(record.solved for record in readers)
 
 
 # --- rewards ---------------------------------------------------------------------------------------------------------

@@ -216,12 +216,29 @@ def _placed(kind: Kind, histories: Mapping[str, Sequence[str]], draw: random.Ran
 def _fill(kind: Kind, style: Style, asked: set[str], pages: list[list[Fact]], draw: random.Random) -> None:
     """Fills the pages with entries about other keys, updates among them."""
     items, persons = style.items[kind.split], style.persons[kind.split]
-    others = [key for key in (*items, *persons) if key not in asked]
-    missing = sum(kind.facts - len(page) for page in pages)
-    others = draw.sample(others, min(len(others), max(kind.facts, round(_DISTRACTORS * missing))))
     held, now = frozenset(items), dict[str, str]()
+    missing = sum(kind.facts - len(page) for page in pages)
+    number = max(kind.facts, round(_DISTRACTORS * missing))
+    kinds = (items, persons) if style.is_even else ((*items, *persons),)
+    others = [[key for key in names if key not in asked] for names in kinds]
+    free = sum(map(len, others))
+    pools = []
+    for keys in others:
+        size = max(-(-number // len(kinds)), kind.facts - (free - len(keys)))
+        pools.append(draw.sample(keys, min(len(keys), size)))
     for page in pages:
-        for key in draw.sample(others, kind.facts - len(page)):
+        for key in _chosen(pools, page, kind.facts, draw):
             value = _other(persons if key in held else style.balances, now.get(key), draw)
             page.append(Fact(key, value))
         now.update(last_values(page))
+
+
+def _chosen(pools: Sequence[Sequence[str]], page: Sequence[Fact], facts: int, draw: random.Random) -> list[str]:
+    """Returns keys that fill a page: of a single pool, or as many of items as of persons where there are two pools."""
+    missing = facts - len(page)
+    if len(pools) == 1:
+        return draw.sample(pools[0], missing)
+    balances = sum(fact.is_balance for fact in page)
+    of_items = min(max(facts // 2 - (len(page) - balances), 0), missing, len(pools[0]))
+    of_items = max(of_items, missing - len(pools[1]))
+    return [*draw.sample(pools[0], of_items), *draw.sample(pools[1], missing - of_items)]

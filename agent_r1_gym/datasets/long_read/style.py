@@ -19,9 +19,11 @@ class Style(abc.ABC):
         items: of each split, what persons hold.
         persons: of each split, who hold things and have balances.
         balances: what a balance may be.
+        is_even: whether pages hold as many entries about items as about persons, as far as what is asked allows it.
     """
 
     name: ClassVar[str]
+    is_even: ClassVar[bool] = False
     items: dict[str, tuple[str, ...]]
     persons: dict[str, tuple[str, ...]]
     balances: tuple[str, ...]
@@ -165,6 +167,7 @@ class Compact(Style):
     """
 
     name = "compact"
+    is_even = True
 
     def __init__(self) -> None:
         self.items = dict.fromkeys(SPLITS, _ITEMS)

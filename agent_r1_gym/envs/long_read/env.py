@@ -4,68 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.datasets.long_read.dataset import LedgerTask, LedgerTasks
 from agent_r1_gym.datasets.long_read.facts import Fact, answer_of, support_of
 from agent_r1_gym.datasets.long_read.style import STYLES, Style
+from agent_r1_gym.envs.long_read.pages import NOTHING, Page, PageTool, notes_of, pages_of
+from agent_r1_gym.envs.long_read.scripts import SCRIPTS, with_notes, without_notes
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.rewards import Reward, RewardSet, RewardTerm, failed_call, malformed_call, valid_call
 from agent_r1_gym.scoring import normalize_answer
 from agent_r1_gym.support.checks import check_choice
-from agent_r1_gym.tool import Arguments, Tool
+from agent_r1_gym.tool import Tool
 from agent_r1_gym.tools.notebook import notebook_tools
-from agent_r1_gym.types import Script, Task, Thought, ToolCall, ToolOutcome, Transition
+from agent_r1_gym.types import Script, Task, ToolCall, Transition
 
 _COMPACT: Mapping[str, Any] = {"system_prompt": "", "feedback": "short"}
 _ASK = ("first", "last")
-_PAGE = {"type": "object", "properties": {}, "additionalProperties": False}
 _FILLERS = frozenset(("is", "has", "now", "held", "by", "with", "at", "to", "balance", "account", "of", "was"))
 """Words that may stand between key and value of a fact in a note."""
-_BEGINNER_NOTES = 0.25
-
-
-class Page(NamedTuple):
-    """What `next_page` showed, as `ToolOutcome.data`: page `number` of `of`, none of these beyond the end."""
-
-    number: int
-    of: int
-    facts: tuple[Fact, ...]
-
-
-class PageTool(Tool):
-    """`next_page()`: the next page of a ledger, each once.
-
-    Args:
-        pages: the pages as they are shown.
-        facts: their entries.
-        after: what is shown beyond the last page.
-    """
-
-    def __init__(self, pages: Sequence[str], facts: Sequence[tuple[Fact, ...]], after: str) -> None:
-        super().__init__("next_page", "Read the next page; no page is shown twice.", _PAGE, timeout=None)
-        self._pages, self._facts, self._after = pages, facts, after
-        self._read = 0
-
-    def execute(self, arguments: Arguments) -> ToolOutcome:
-        """Shows the page."""
-        number, pages = self._read + 1, len(self._pages)
-        if number > pages:
-            return ToolOutcome(self._after, data=Page(number, pages, ()))
-        self._read = number
-        return ToolOutcome(self._pages[number - 1], data=Page(number, pages, self._facts[number - 1]))
-
-    def get_state(self) -> int:
-        """Returns how many pages were read."""
-        return self._read
-
-    def set_state(self, state: Any) -> None:
-        """Goes on after so many pages."""
-        self._read = state
-
-
-# --- reward ----------------------------------------------------------------------------------------------------------
 
 
 def noted_fact(transition: Transition) -> float:
@@ -75,24 +33,14 @@ def noted_fact(transition: Transition) -> float:
     punctuation and fillers (`is`, `has`, `held by` ...) between: a list of names and numbers holds none.
     """
     support = getattr(transition.task, "support", ())
-    notes = tuple(_notes(transition)) if support else ()
+    notes = tuple(notes_of(transition)) if support else ()
     if not notes:
         return 0.0
-    read = {fact for step in transition.earlier for page in _pages(step) for fact in page.facts}
-    earlier = [note for step in transition.earlier for note in _notes(step)]
+    read = {fact for step in transition.earlier for page in pages_of(step) for fact in page.facts}
+    earlier = [note for step in transition.earlier for note in notes_of(step)]
     gold = read.intersection(support)
     new = {fact for fact in gold if _holds(notes, fact) and not _holds(earlier, fact)}
     return len(new) / len(set(support))
-
-
-def _notes(step: Transition) -> Iterator[str]:
-    for call, outcome in zip(step.parsed.calls, step.outcomes, strict=True):
-        if call.name == "note" and outcome.ok:
-            yield call.arguments["text"]
-
-
-def _pages(step: Transition) -> Iterator[Page]:
-    return (outcome.data for outcome in step.outcomes if isinstance(outcome.data, Page))
 
 
 def _holds(notes: Sequence[str], fact: Fact) -> bool:
@@ -124,98 +72,6 @@ def _own(reward: Any) -> Any:
     return ("em", *_PROCESS) if isinstance(reward, str) and reward == "process" else reward
 
 
-# --- scripts ---------------------------------------------------------------------------------------------------------
-
-_NEXT, _RECALL = ToolCall("next_page", {}), ToolCall("recall", {})
-
-
-def _shown(history: Sequence[Transition]) -> Any:
-    """Returns the structured form of the last tool output, all that a window of one turn leaves in sight."""
-    outcomes = history[-1].outcomes if history else ()
-    return outcomes[-1].data if outcomes and outcomes[-1].ok else None
-
-
-def _with_notes(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | str:
-    """Notes what the question wants of each page, and answers by what `recall` shows."""
-    shown = _shown(history)
-    if isinstance(shown, Page):
-        wanted = [fact for fact in shown.facts if env.asks_last or task.question.wants(fact)]
-        if wanted:
-            return ToolCall("note", {"text": env.words.note(wanted)})
-        return _RECALL if shown.number >= shown.of + env.asks_last else _NEXT
-    if shown is not None and history[-1].parsed.calls[-1].name == "recall":
-        return env.say(task, [fact for note in shown for fact in env.words.noted(note)])
-    return _NEXT
-
-
-def _without_notes(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | str:
-    """Reads all pages, and answers by the whole history; `nothing` where that was removed."""
-    shown = _shown(history)
-    if isinstance(shown, Page) and shown.number >= shown.of + env.asks_last:
-        facts = [fact for step in history for page in _pages(step) for fact in page.facts]
-        return "nothing" if answer_of(task.question, facts) is None else env.say(task, facts)
-    return _NEXT
-
-
-def _summariser(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | Thought | str:
-    """Says between `<summary>` tags all that the question wants of the pages so far, and answers by that."""
-    shown = _shown(history)
-    if not isinstance(shown, Page):
-        return _NEXT
-    said = next(message.content for message in reversed(env.get_state().messages) if message.role == "assistant")
-    summary = said.partition("<summary>")[2].partition("</summary>")[0]
-    new = [fact for fact in shown.facts if env.asks_last or task.question.wants(fact)]
-    kept = [*env.words.noted(summary), *new]
-    if shown.number >= shown.of + env.asks_last:
-        return env.say(task, kept)
-    return Thought(f"<summary>{env.words.note(kept)}</summary>", _NEXT)
-
-
-def _forgetful(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | str:
-    """Reads all pages, never notes, and answers by what the last output shows."""
-    shown = _shown(history)
-    is_over = isinstance(shown, Page) and shown.number >= shown.of + env.asks_last
-    return env.say(task, shown.facts) if is_over else _NEXT
-
-
-def _stale(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | str:
-    """Does what the oracle does, but notes nothing about a key that it has noted before: it misses updates."""
-    turn = _with_notes(env, task, history)
-    if not isinstance(turn, ToolCall) or turn.name != "note":
-        return turn
-    known = {fact.key for step in history for note in _notes(step) for fact in env.words.noted(note)}
-    new = [fact for fact in env.words.noted(turn.arguments["text"]) if fact.key not in known]
-    if new:
-        return ToolCall("note", {"text": env.words.note(new)})
-    page = _shown(history)
-    return _RECALL if page.number >= page.of + env.asks_last else _NEXT
-
-
-def _guesser(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> str:
-    """Answers at once, with something that could be true."""
-    return env.say(task, ())
-
-
-def _beginner(env: LongReadEnv, task: LedgerTask, history: Sequence[Transition]) -> ToolCall | str:
-    """Plays one of the others, the oracle in a quarter of the tasks; for demonstrations."""
-    draw = random.Random(f"{task.id} beginner")
-    if draw.random() < _BEGINNER_NOTES:
-        return _with_notes(env, task, history) if env.has_notebook else _without_notes(env, task, history)
-    others: Sequence[Any] = (_forgetful, _stale) if env.has_notebook else (_forgetful, _guesser)
-    turn: ToolCall | str = draw.choice(others)(env, task, history)
-    return turn
-
-
-_SCRIPTS: Mapping[str, Any] = {
-    "without_notes": _without_notes,
-    "summariser": _summariser,
-    "forgetful": _forgetful,
-    "stale": _stale,
-    "guesser": _guesser,
-    "beginner": _beginner,
-}
-
-
 class LongReadEnv(ToolEnv):
     """LongRead: read a ledger page by page, remember what matters, answer a question about it.
 
@@ -224,7 +80,8 @@ class LongReadEnv(ToolEnv):
     Entries are replaced by later ones. Each page is shown once, so that what a question needs is met once and asked for
     many turns later, among entries about others. Five types of questions: the last holder of an item, the last balance
     of a person, how often either changed, the sum of two balances, the balance of whoever holds an item. Gold answers
-    are computed from the entries. Nothing that a question is about stands on the last page.
+    are computed from the entries. Nothing that a question is about stands on the last page. Compact pages hold as many
+    entries about items as about persons, as far as what is asked leaves room for it.
 
     Three ways to play, see `docs/worlds.md`: with the whole history; with a `ContextWindow` and notes; with a summary
     that the model writes itself.
@@ -285,7 +142,7 @@ class LongReadEnv(ToolEnv):
 
     held_out_splits: Sequence[str] = ("validation", "test")
     set_options: ClassVar[tuple[str, ...]] = ("tasks", "tools", "dataset")
-    scripts: ClassVar[Mapping[str, Script]] = _SCRIPTS
+    scripts: ClassVar[Mapping[str, Script]] = SCRIPTS
     instructions: ClassVar[str] = (
         "Answer a question about a ledger. Read it to its last page: a later entry replaces an earlier one about the "
         "same item or person. No page is shown twice, and older ones may be out of sight when you answer: keep what "
@@ -354,11 +211,19 @@ class LongReadEnv(ToolEnv):
         """
         if not isinstance(task, LedgerTask):
             return super().oracle(task, history)
-        return (_with_notes if self.has_notebook else _without_notes)(self, task, history)
+        return (with_notes if self.has_notebook else without_notes)(self, task, history)
 
     def describe_dataset(self) -> str:
         """Returns split, number, style, size and seed of the ledgers."""
         return self.ledgers.describe()
+
+    def wanted(self, task: LedgerTask, page: Page) -> list[Fact]:
+        """Returns the entries of a page that a reader must keep; all of them while the question is not known."""
+        return [fact for fact in page.facts if self.asks_last or task.question.wants(fact)]
+
+    def told(self, task: LedgerTask, facts: Sequence[Fact]) -> str:
+        """Returns entries as a reader notes them; without any, that nothing is known of what was asked."""
+        return self.words.note(facts or [Fact(key, NOTHING) for key in task.question.keys])
 
     def say(self, task: LedgerTask, facts: Sequence[Fact]) -> str:
         """Returns the answer by the entries that somebody knows; a guess, the same each time, where these do not tell.
