@@ -19,7 +19,6 @@ from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.support import docstrings
 from agent_r1_gym.support.plugins import import_from_here
 from agent_r1_gym.vector import ToolVectorEnv
-from agent_r1_gym.wrappers import split_window, with_window
 
 NAMESPACE = "AgentR1"
 TextEnv = gymnasium.Env[str, str]
@@ -241,6 +240,8 @@ def make_text_env(name: str, options: Mapping[str, Any], *, markup: Sequence[str
     Raises:
         ConfigurationError: no such environment, options that do not fit it, or one that does not observe and take text.
     """
+    from agent_r1_gym.wrappers import split_window, with_window  # which `import agent_r1_gym` does not load
+
     identifier = full_id(name)
     options, window = split_window(options)
     env = _make(identifier, options)
@@ -268,6 +269,8 @@ def make_tool_env(name: str, options: Mapping[str, Any]) -> ToolEnv:
     Raises:
         ConfigurationError: see `make_text_env`; or it is no `ToolEnv`, or the options ask for a window.
     """
+    from agent_r1_gym.wrappers import split_window
+
     for option in split_window(options)[1]:
         raise ConfigurationError(f"{option} has no effect on the tools and tasks of {name} alone; drop it.")
     env = make_text_env(name, options).unwrapped

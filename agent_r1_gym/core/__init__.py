@@ -74,8 +74,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
     instructions: ClassVar[str] = "Solve the task with the functions below."
     """What the system turn says before tools and answer format, unless `system_prompt` says something else."""
     scripts: ClassVar[Mapping[str, Script]] = {}
-    """Further players by name, for `--policy script:NAME`: near misses whose scores are known, beginners. Below a
-    `ContextWindow` their `history` lacks the tool output that is out of sight."""
+    """Players for `--policy script:NAME`: near misses, beginners. What a window hides is empty in their `history`."""
     held_out_splits: Sequence[str] = ()
     """Splits that are not trained on, where a class knows them; a `dataset` of tasks knows its own."""
 
