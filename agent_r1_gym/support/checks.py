@@ -68,6 +68,12 @@ def check_split(split: Any) -> None:
         check_text("split", split)
 
 
+def check_level(name: str, value: Any, levels: Sequence[int]) -> None:
+    """Raises a `ConfigurationError` unless `value` is one of some integers; True and 1.0 are not 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value not in levels:
+        raise ConfigurationError(f"{name} must be one of {', '.join(map(str, levels))}, got {value!r:.200}.")
+
+
 def check_seconds(name: str, value: Any) -> None:
     """Raises a `ConfigurationError` unless `value` is a positive number of seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):

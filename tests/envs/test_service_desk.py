@@ -438,7 +438,7 @@ def test_a_fault_is_an_ordinary_error_that_passes() -> None:
     call = env.parser.format_call(ToolCall("get_ticket", {}))
     info = env.step(call)[4]
     (outcome,) = info["tool_outcomes"]
-    assert (outcome.ok, outcome.error, info["infrastructure_error"]) == (False, "tool_error", None)
+    assert (outcome.ok, outcome.error, info["infrastructure_error"]) == (False, "busy", None)
     assert outcome.content.startswith('HTTP 424: {"error":"upstream answered ')
     assert 2 in ticket.scene.faults or env.step(call)[4]["tool_outcomes"][0].ok
 
