@@ -130,9 +130,9 @@ def musique_f1_score(prediction: str, answers: Answers) -> float:
 def final_number(text: str) -> Decimal | None:
     """Returns the number that `text` ends on: the first one after the last "####" if there is one, else the last one.
 
-    Thousands separators (a comma, "_", a narrow or no-break space; an ordinary space where the text has no other number)
-    and "$" are dropped; "%", units ("m2" and "m^2" too) and a trailing full stop are not part of a number, and nothing is
-    computed: "10^3" ends on 3. None if there is no number.
+    Thousands separators (a comma, "_", a narrow or no-break space; an ordinary space where the text has no other
+    number) and "$" are dropped; "%", units ("m2" and "m^2" too) and a trailing full stop are not part of a number, and
+    nothing is computed: "10^3" ends on 3. None if there is no number.
     """
     _, marker, conclusion = text.replace("\N{MINUS SIGN}", "-").rpartition(_FINAL_ANSWER)
     conclusion = _POWER_OF_A_UNIT.sub("", conclusion)

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import gymnasium
 
 from agent_r1_gym.core.history import EpisodeState, History, cut
-from agent_r1_gym.core.opening import PlainSpec, check_budgets, check_prompts, chosen_parser, chosen_task, opened_tasks, system_text
-from agent_r1_gym.core.toolbox import Toolbox
+from agent_r1_gym.core.opening import PlainSpec, check_prompts, chosen_task, opened_tasks, system_text
+from agent_r1_gym.core.toolbox import Toolbox, check_budgets, chosen_parser
 from agent_r1_gym.core.turn import PendingStep
 from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError
 from agent_r1_gym.parsing import Parser

@@ -12,10 +12,8 @@ from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
 
-from agent_r1_gym.errors import ConfigurationError, suggest
-from agent_r1_gym.parsing import Parser, make_parser
-from agent_r1_gym.support.checks import check_choice, check_integer, check_split
-from agent_r1_gym.tool import Tool
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.support.checks import check_choice, check_split
 from agent_r1_gym.types import Task
 
 
@@ -117,43 +115,6 @@ def _index(value: Any, size: int) -> int:
     if not 0 <= index < size:
         raise ConfigurationError(f"options['task_index'] must be in 0..{size - 1}, got {value!r}.")
     return index
-
-
-def check_budgets(budgets: Any, tools: Sequence[Tool]) -> dict[str, int]:
-    """Returns calls by tool, none for None.
-
-    Args:
-        budgets: positive integers by name of a tool.
-        tools: those that are known; none: they come with a task.
-
-    Raises:
-        ConfigurationError: a number is none, or a name is that of no tool.
-    """
-    if budgets is None:
-        return {}
-    if not isinstance(budgets, Mapping):
-        raise ConfigurationError(f"budgets must be numbers of calls by tool, got {budgets!r:.80}.")
-    names = [tool.name for tool in tools]
-    for name, number in budgets.items():
-        if names and name not in names:
-            raise ConfigurationError(f"budgets names no tool of this environment: {name!r}. {suggest(str(name), names)}")
-        check_integer(f"budget of {name!r}", number, 1)
-    return dict(budgets)
-
-
-def chosen_parser(parser: str | Parser, tools: Sequence[Tool]) -> Parser:
-    """Returns the parser of that name (see `parsing.make_parser`).
-
-    Raises:
-        ConfigurationError: there is none, or its format cannot call any of the tools.
-    """
-    chosen = make_parser(parser)
-    if tools and not any(chosen.can_call(tool.schema) for tool in tools):
-        raise ConfigurationError(
-            f"The format {chosen.name!r} can call none of the tools {[tool.name for tool in tools]}: it suits "
-            f"{chosen.suits or 'others'}. Choose another parser, such as 'hermes'."
-        )
-    return chosen
 
 
 def check_prompts(system_prompt: Any, raw_system_prompt: Any) -> None:

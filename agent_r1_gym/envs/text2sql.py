@@ -160,8 +160,8 @@ class Text2SQLEnv(ToolEnv):
     ## Arguments
     `dataset="generated"` (or a folder of Spider or BIRD, or a file of questions with `question` and `query`),
     `database=None` (the SQLite file that such a file is about), `split=None` ("train"; "validation" and "test" hold
-    other schemas, in compact style other columns of the same words; a single file is served whole), and of generated questions `world_seed=0`, `questions=2000`,
-    `types=None` (all; see `datasets.text2sql.questions.QUESTION_TYPES`),
+    other schemas, in compact style other columns of the same words; a single file is served whole), and of generated
+    questions `world_seed=0`, `questions=2000`, `types=None` (all; see `datasets.text2sql.questions.QUESTION_TYPES`),
     `style="natural"` ("compact": one table, few words, no system turn, `max_turns=4`, for tiny models), `max_rows=20`,
     `reward="em"` (or "process", or terms of your own), `max_turns=10`; for the rest see `ToolEnv`.
 
@@ -208,18 +208,23 @@ class Text2SQLEnv(ToolEnv):
         self.style = style
         self._look = {"max_rows": max_rows, "style": "plain" if style == "compact" else "table"}
         tasks: Sequence[Task]
+        part = "train" if split is None else split
         if dataset == GENERATED:
             if database is not None:
                 raise ConfigurationError("database= is what a file of questions is about; give dataset=FILE with it.")
             generated = GeneratedTasks(
-                seed=world_seed, split="train" if split is None else split, questions=questions, types=types, style=style
+                seed=world_seed,
+                split="train" if split is None else split,
+                questions=questions,
+                types=types,
+                style=style,
             )
             tasks, self._description = generated, generated.describe()
         else:
             _check_file_options(dataset, split, (world_seed, questions, types))
             check_choice("style of questions in files", style, ("natural",))
             self.held_out_splits = ("validation", "test") if Path(dataset).is_dir() else ()
-            tasks, self._description = read_tasks(dataset, split="train" if split is None else split, database=database)
+            tasks, self._description = read_tasks(dataset, split=part, database=database)
         defaults = _COMPACT if style == "compact" else {"max_turns": 10}
         super().__init__(tasks=tasks, tools=self._tools_of(tasks[0]), reward=reward, **{**defaults, **options})
         self.rewards = RewardSet(tuple(map(_by_execution, self.rewards.terms)))

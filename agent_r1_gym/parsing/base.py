@@ -75,7 +75,7 @@ def visible_text(text: str) -> str:
 
 
 def takes_one_text(tool: Mapping[str, Any], name: str, argument: str) -> bool:
-    """Returns whether a tool's schema is that of `name(argument)`, which may have further arguments that it does not need."""
+    """Returns whether a tool's schema is that of `name(argument)`; further arguments may be left out."""
     function = tool["function"]
     parameters = function["parameters"]
     return (

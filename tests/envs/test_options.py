@@ -12,7 +12,7 @@ from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.types import Task
 from tests.kit.helpers import EchoTool
 
-FALSY = (0, False, "", [], ())
+FALSY: tuple[Any, ...] = (0, False, "", [], ())
 NO_NUMBER: tuple[Any, ...] = (True, "5", 2.5, [], None, float("nan"))
 NO_LIST: tuple[Any, ...] = (5, b"count", {"count"}, [[]], "", [])
 WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -110,6 +110,6 @@ def test_budgets_are_of_tools_that_there_are() -> None:
     assert ToolEnv(tasks=tasks, tools=[EchoTool()], budgets={}).budgets == {}
     with pytest.raises(ConfigurationError, match=r"'Echo'.*echo"):
         ToolEnv(tasks=tasks, tools=[EchoTool()], budgets={"Echo": 2})
-    for budgets in (0, False, [], (), "", 5):
+    for budgets in (*FALSY, 5):
         with pytest.raises(ConfigurationError, match="budgets must be"):
             ToolEnv(tasks=tasks, tools=[EchoTool()], budgets=budgets)  # type: ignore[arg-type]

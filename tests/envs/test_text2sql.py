@@ -90,19 +90,6 @@ def test_the_query_in_the_last_fence_counts(env):
     assert answer(env, f"```sql\n{gold}\n```\n```sql\nSELECT 1\n```") == 0.0
 
 
-def test_no_wrong_type_stands_for_a_default():
-    for options in (
-        *({"split": value} for value in (0, False, [], "", " ")),
-        *({"dataset": value} for value in (None, 5, "")),
-        *({"max_rows": value} for value in ([], True, 0, 2.5)),
-        *({"types": value} for value in (5, b"count", {"count"})),
-        *({name: value} for name in ("world_seed", "questions") for value in ([], True, "5", None)),
-        *({"style": value} for value in ([], None, 5)),
-    ):
-        with pytest.raises(ConfigurationError):
-            make_text_env("Text2SQL", options)
-
-
 def test_gold_is_nowhere_in_what_the_model_sees():
     env = make_text_env("Text2SQL", {}).unwrapped
     for index in range(40):

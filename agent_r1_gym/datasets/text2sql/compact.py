@@ -101,8 +101,8 @@ def ask_compact(source: Compact, kind: str, seed: str) -> Asked:
 def split_of(kind: str, where: tuple[Condition, ...]) -> str:
     """Returns the one split in which a type of question about values is asked with these columns.
 
-    Of the ways in which values may be meant, a third is held out, equally many of each column. So whoever remembers which
-    column was meant in training is wrong.
+    Of the ways in which values may be meant, a third is held out, equally many of each column. So whoever remembers
+    which column was meant in training is wrong.
     """
     values = sum(VALUES.index(str(condition.value)) for condition in where)
     columns = sum(COLUMNS.index(condition.column) for condition in where)

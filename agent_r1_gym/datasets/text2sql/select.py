@@ -75,19 +75,26 @@ class Select:
         """Yields queries with one mistake each, with the name of the mistake."""
         if self.distinct:
             yield "no DISTINCT", replace(self, distinct=False)
-        if self.order:
-            yield "no ORDER", replace(self, order=())
-            for i in {0, len(self.order) - 1}:
-                yield "ORDER turned", replace(self, order=_changed(self.order, i, _turned(self.order[i])))
-            if len(self.order) > 1:
-                yield "no last ORDER", replace(self, order=self.order[:-1])
         for i, column in enumerate(self.columns):
             if column.startswith(_SUMMING):
-                yield "DISTINCT in it", replace(self, columns=_changed(self.columns, i, column.replace("(", "(DISTINCT ")))
+                once = column.replace("(", "(DISTINCT ")
+                yield "DISTINCT in it", replace(self, columns=_changed(self.columns, i, once))
+        yield from self._other_orders()
         for i, condition in enumerate(self.where):
             yield "no WHERE", replace(self, where=_changed(self.where, i))
-            for name, wrong in _mistaken(condition):
-                yield name, replace(self, where=_changed(self.where, i, wrong))
+            for name, mistaken in _mistaken(condition):
+                yield name, replace(self, where=_changed(self.where, i, mistaken))
+        yield from self._other_ends()
+
+    def _other_orders(self) -> Iterator[tuple[str, Select]]:
+        if self.order:
+            yield "no ORDER", replace(self, order=())
+            for i in sorted({0, len(self.order) - 1}):
+                yield "ORDER turned", replace(self, order=_changed(self.order, i, _turned(self.order[i])))
+        if len(self.order) > 1:
+            yield "no last ORDER", replace(self, order=self.order[:-1])
+
+    def _other_ends(self) -> Iterator[tuple[str, Select]]:
         if self.having:
             yield "no HAVING", replace(self, having=None)
             for wrong in _wrong(self.having.value):

@@ -87,9 +87,9 @@ class ServiceDeskEnv(ToolEnv):
     faults; at 1 no exceptions, fees and faults), `server=None` (address of the same operations as an HTTP service,
     `envs/service_desk/service.py`), `sleep=False` (wait as long as a service would take; else the time is only told),
     `customer=None` (a model that words what the script says, natural style only; its endpoint speaks OpenAI's chat
-    completions at `customer_url=None` ("http://127.0.0.1:8000/v1"); episodes then differ from run to run), `reward="em"`
-    (`solved` alone) or "process" or terms of your own, `max_turns` 16, 24, 32 by difficulty (8, 16, 16 in compact
-    style). The others are those of `ToolEnv`.
+    completions at `customer_url=None` ("http://127.0.0.1:8000/v1"); episodes then differ from run to run),
+    `reward="em"` (`solved` alone) or "process" or terms of your own, `max_turns` 16, 24, 32 by difficulty (8, 16, 16 in
+    compact style). The others are those of `ToolEnv`.
 
     ## References
     tau-bench (arXiv 2406.12045) and AppWorld (arXiv 2407.18901) for grading by state; the generator is this project's

@@ -27,7 +27,7 @@ def next_call(plan: Plan, history: Sequence[Transition]) -> ToolCall:
     for step in history:
         for call, outcome in zip(step.parsed.calls, step.outcomes, strict=True):
             is_next = place < len(plan) and call.key == plan[place].key
-            place += is_next and not (outcome.error == "busy")
+            place += is_next and outcome.error != "busy"
     return plan[min(place, len(plan) - 1)]
 
 
