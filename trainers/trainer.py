@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,14 +36,14 @@ from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
 from trainers.running import checkpoints
 from trainers.running.alarms import CollapseAlarm
+from trainers.running.preflight import check_size, warn_of_truncation
 from trainers.running.progress_bar import RolloutProgress
 from trainers.running.resumable import ResumableTrainer
+from trainers.running.sharding import whole_weights
 from trainers.running.traces import trace_line, write_traces
 
 MEANS_OVER_ROLLOUTS = ("grpo", "sapo", "luspo", "dr_grpo")
 """TRL's losses that divide by the number of rollouts; the others divide by the number of tokens."""
-
-logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 Collect = Callable[[list[Row], "AgentTrainer"], list[Trajectory]]
@@ -96,8 +95,8 @@ class AgentTrainer(ResumableTrainer):
     ) -> None:
         self.credit_options = credit_options(args)
         check_options(args.preset.estimator, self.credit_options)
-        _check_size(train_dataset, args)
-        _warn_of_truncation(args)
+        check_size(train_dataset, args)
+        warn_of_truncation(args)
         critic = "values" in args.preset.needs
         if critic and trl_arguments.get("quantization_config") is not None:
             raise ConfigurationError(
@@ -130,10 +129,28 @@ class AgentTrainer(ResumableTrainer):
             self.critic = Critic(value_model, args, accelerator=self.accelerator)
         self._rows: list[Row] = []  # that TRL is having rolled out
         self.batch: Batch | None = None  # of the latest rollouts of this process
+        self.backend: Any = None  # with weights of its own, see `roll_out_by`
         self.rollout_seconds = 0.0  # in which the rollouts of training were played
         # Of the lines that TRL is scoring, a part of the batch: its method gets token ids only.
         self._context_numbers: Tensor | None = None
         self.evaluated = 0
+
+    def roll_out_by(self, backend: Any) -> None:
+        """Has rollouts sampled by a backend with weights of its own, which follow this trainer's.
+
+        TRL then weighs each rollout by how far the backend's log-probs are from the trainer's
+        (`vllm_importance_sampling_correction`).
+
+        Args:
+            backend: has `sync(model)`, called before the first rollouts after each update.
+        """
+
+        def sync() -> None:
+            with whole_weights(self):
+                backend.sync(self.accelerator.unwrap_model(self.model))
+
+        self.backend = backend
+        trl_seams.keep_in_sync(self, sync)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Saves model and tokenizer, how messages became tokens, and the agent card; checkpoints come this way too."""
@@ -190,8 +207,7 @@ class AgentTrainer(ResumableTrainer):
         self.rollout_seconds += seconds if training else 0.0
         self._log("rollout/seconds", seconds)
         self._log("rollout/tokens_per_second", batch.sampled_tokens / seconds)
-        reported = self.args.engine == "cached" or self.use_vllm
-        return batch.for_trl(filler=trl_seams.tokenizer_of(self).eos_token_id, logprobs=reported)
+        return batch.for_trl(filler=trl_seams.tokenizer_of(self).eos_token_id, logprobs=self.args.engine != "trl")
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """TRL's loss, in whose means over rollouts those that were dropped count for nothing.
@@ -304,7 +320,7 @@ class AgentTrainer(ResumableTrainer):
         """Logs by how much the engine's log-probs differ from those that the loss will compute.
 
         Raises:
-            ConfigurationError: by too much, in the first batch.
+            ConfigurationError: by too much, in the first batch; in any if a backend keeps weights of its own.
         """
         sampling = output.get("sampling_per_token_logps")
         if sampling is None or logps is None:  # the backend reports none, or this batch is not to be checked
@@ -315,7 +331,7 @@ class AgentTrainer(ResumableTrainer):
         self._log("sampling/logprob_drift_mean", mean)
         self._log("sampling/logprob_drift_max", largest)
         most = self.args.alarm_drift_above
-        if self.batches == 0 and mean > most:
+        if mean > most and (self.batches == 0 or self.backend is not None):
             raise ConfigurationError(
                 f"The engine's log-probs differ from the trainer's by {mean:.2f} nats on average ({largest:.2f} at "
                 f"most), expected at most alarm_drift_above={most}: rollouts come from another distribution than the "
@@ -357,29 +373,6 @@ def _title(row: Mapping[str, Any]) -> str:
     """Returns the text of a row's prompt, of its last message if it is a conversation."""
     prompt = row.get("prompt", "")
     return str(prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt)
-
-
-def _check_size(dataset: Any, args: AgentConfig) -> None:
-    """TRL drops what does not fill a generation batch, and ends before the first step where nothing does."""
-    prompts = (args.generation_batch_size or 0) // args.num_generations
-    if hasattr(dataset, "__len__") and len(dataset) < prompts:
-        raise ConfigurationError(
-            f"train_dataset has {len(dataset)} rows, but one generation batch takes {prompts} prompts "
-            f"(generation_batch_size={args.generation_batch_size} / num_generations={args.num_generations}). Lower "
-            "per_device_train_batch_size or gradient_accumulation_steps, raise num_generations, or bring more rows."
-        )
-
-
-def _warn_of_truncation(args: AgentConfig) -> None:
-    if args.top_p < 1 or args.top_k:
-        reported = "the truncated" if args.use_vllm else "the whole"
-        logger.warning(
-            "top_p=%s, top_k=%s: rollouts are sampled from a truncated distribution, the loss is of the whole one; the "
-            "engine's log-probs are of %s one. Leave both off unless you want that bias.",
-            args.top_p,
-            args.top_k,
-            reported,
-        )
 
 
 def _model_inputs(output: dict[str, Any]) -> tuple[Tensor, Tensor]:

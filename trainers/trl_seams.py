@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from peft import PeftModel
@@ -40,7 +40,8 @@ OVERRIDDEN: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 handed on as they come."""
 
 ATTRIBUTES = ("_step", "_buffered_inputs", "_metrics", "_logs", "_tokenizer")
-"""What a `GRPOTrainer` has from its construction on; `_tr_loss` and `_globalstep_last_logged` come with `train`."""
+"""What a `GRPOTrainer` has from its construction on; `_last_loaded_step` comes with vLLM, `_tr_loss` and
+`_globalstep_last_logged` come with `train`."""
 
 CALLED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -156,13 +157,8 @@ def generate_turn(
     TRL's unit is a whole completion: it is lent the budget and the ends of a turn.
     """
     stops = sorted(stop_token_ids)
-    if trainer.use_vllm:
-        owner = trainer.vllm_generation
-        stopping = {"generation_kwargs": {**(owner.generation_kwargs or {}), "stop_token_ids": stops}}
-        lent = [(owner, {"max_completion_length": max_new_tokens, **stopping})]
-    else:
-        budget = {"max_new_tokens": max_new_tokens, "eos_token_id": stops}
-        lent = [(trainer.generation_config, budget), (trainer, {"eos_token_ids": stops})]
+    budget: Mapping[str, Any] = {"max_new_tokens": max_new_tokens, "eos_token_id": stops}
+    lent = [(trainer.generation_config, budget), (trainer, {"eos_token_ids": stops})]
     before = [(owner, {name: getattr(owner, name) for name in values}) for owner, values in lent]
     _set(lent)
     try:
@@ -170,6 +166,17 @@ def generate_turn(
     finally:
         _set(before)
     return ids, logprobs
+
+
+def keep_in_sync(trainer: Any, sync: Callable[[], None]) -> None:
+    """Makes TRL call `sync` before the first rollouts after an update, and weigh rollouts as it does those of vLLM.
+
+    Args:
+        trainer: a `GRPOTrainer` that was made without vLLM.
+        sync: hands the trainer's weights to who rolls out.
+    """
+    trainer.use_vllm, trainer._last_loaded_step = True, -1
+    trainer.vllm_generation = SimpleNamespace(sync_weights=sync)
 
 
 def _set(values_of: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:

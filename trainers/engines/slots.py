@@ -50,7 +50,7 @@ class SlotEngine:
     the speed of tools (but for rounding: floating-point sums may differ in the last bit with the size of the batch).
     Reseed with `engine.generator.manual_seed(...)`. A session's `sampling`, if it has one, overrides `options`.
 
-    Every rank needs the whole weights: under FSDP or ZeRO-3 gather them around `run`, or use `TRLEngine`.
+    Every rank needs the whole weights: under FSDP or ZeRO-3 gather them around `run`.
 
     Args:
         model: decoder-only model that takes `position_ids` (rotary or learned), attention "sdpa" or "eager"; may be
