@@ -27,9 +27,9 @@ from trainers.algorithms.batch import (
     mean_advantages,
     valid_share,
 )
-from trainers.algorithms.contexts import score_contexts
 from trainers.algorithms.credit import Credit, CreditInputs
 from trainers.algorithms.critic import Critic, ValueBatch, policy_value_model
+from trainers.algorithms.layout import Layout, lay_out, regrouped, rows_per_pass, score_rows
 from trainers.algorithms.numbers import Told, credit_numbers, rollout_numbers
 from trainers.algorithms.registry import estimate
 from trainers.config import AgentConfig
@@ -133,6 +133,8 @@ class AgentTrainer(ResumableTrainer):
         self.rollout_seconds = 0.0  # in which the rollouts of training were played
         # Of the lines that TRL is scoring, a part of the batch: its method gets token ids only.
         self._context_numbers: Tensor | None = None
+        self._scored: Tensor | None = None
+        self.packed = lay_out(args.update_layout, self.accelerator.unwrap_model(self.model), self.ref_model)
         self.evaluated = 0
 
     def roll_out_by(self, backend: Any) -> None:
@@ -202,19 +204,30 @@ class AgentTrainer(ResumableTrainer):
             self.model.train(training)  # TRL reads off this flag whether it trains or evaluates
             check_trajectories(records, rows=len(self._rows), engine=self.args.engine)
         self.batch = batch = Batch.of(records, self._rows, self.args, device=self.accelerator.device)
-        self._context_numbers = batch.context_numbers
+        self._context_numbers, self._scored = batch.context_numbers, batch.scored
         seconds = time.perf_counter() - started
         self.rollout_seconds += seconds if training else 0.0
         self._log("rollout/seconds", seconds)
         self._log("rollout/tokens_per_second", batch.sampled_tokens / seconds)
         return batch.for_trl(filler=trl_seams.tokenizer_of(self).eos_token_id, logprobs=self.args.engine != "trl")
 
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """TRL's next micro-batch; those of an optimiser step have like rollouts together, which TRL has shuffled."""
+        before = trl_seams.micro_batches(self)
+        inputs, batches = super()._prepare_inputs(generation_batch), trl_seams.micro_batches(self)
+        # bnpo alone divides by the tokens of a micro-batch: what stands together there would count.
+        if batches is before or len(batches) == 1 or self.loss_type == "bnpo":
+            return inputs
+        like = regrouped(batches, self.args.gradient_accumulation_steps, packed=self.packed)
+        return trl_seams.set_micro_batches(self, like)
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """TRL's loss, in whose means over rollouts those that were dropped count for nothing.
 
         TRL's divisor counts them; advantages and KL, which the loss is linear in, are raised to make up for it.
         """
-        self._context_numbers = inputs.get("context_numbers")
+        self._context_numbers, scored = inputs.get("context_numbers"), inputs["completion_mask"]
+        self._scored = (scored * inputs["tool_mask"] if "tool_mask" in inputs else scored).bool()
         share = float(inputs.get("valid_share", 1.0))
         beta = self.beta  # TRL asks the reference model only where it is not 0
         self.beta = beta / share if self.args.kl_placement == "loss" else 0.0
@@ -233,17 +246,23 @@ class AgentTrainer(ResumableTrainer):
         batch_size: int | None = None,
         **options: Any,
     ) -> Any:
-        """TRL's log-probs, entropies (B, T) and MoE loss; each context of a trajectory is a sequence of its own.
+        """TRL's log-probs, entropies (B, T) and MoE loss, of what the loss sees; see `algorithms.layout`.
 
-        There is one forward pass per `batch_size` trajectories, however many contexts they have, as sharded weights
-        need on every process.
+        The number of forward passes depends on that of the trajectories only, as sharded weights need.
         """
-        score = super()._get_per_token_logps_and_entropies
-        numbers = self._context_numbers
-        if numbers is None:
-            return score(model, input_ids, attention_mask, logits_to_keep, batch_size, **options)
-        score_chunk = functools.partial(score, model, **options)
-        return score_contexts(score_chunk, input_ids, attention_mask, numbers=numbers, batch_size=batch_size)
+        whole = super()._get_per_token_logps_and_entropies
+
+        def score(layout: Layout) -> Any:
+            ids = layout.inputs["input_ids"]
+            with trl_seams.labelled_positions_only(ids.device):
+                return whole(functools.partial(layout.feed, model), ids, torch.ones_like(ids), ids.size(1), **options)
+
+        assert self._scored is not None
+        rows = rows_per_pass(batch_size or len(input_ids), input_ids.device)
+        scored, numbers = self._scored, self._context_numbers
+        return score_rows(
+            score, input_ids, attention_mask, scored=scored, numbers=numbers, rows=rows, packed=self.packed
+        )
 
     def _credit_inputs(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> CreditInputs:
         """Returns the rollouts of all processes, padded to one shape, in the order in which TRL groups them."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from peft import PeftModel
 from trl.trainer import grpo_trainer
+from trl.trainer import utils as trl_utils
 
 from agent_r1_gym.errors import ConfigurationError
 
@@ -27,6 +28,7 @@ OVERRIDDEN: Mapping[str, tuple[Any, ...]] = MappingProxyType(
             *("self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"),
             ...,
         ),
+        "_prepare_inputs": ("self", "generation_batch"),
         "_get_train_sampler": ("self", "dataset"),
         "_load_optimizer_and_scheduler": ("self", "checkpoint"),
         "_run_epoch": ("self", ...),
@@ -166,6 +168,33 @@ def generate_turn(
     finally:
         _set(before)
     return ids, logprobs
+
+
+def micro_batches(trainer: Any) -> Any:
+    """Returns the micro-batches that the latest batch of rollouts was split into, None before the first."""
+    return trainer._buffered_inputs
+
+
+def set_micro_batches(trainer: Any, batches: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Replaces the micro-batches, and returns the one that is due."""
+    trainer._buffered_inputs = list(batches)
+    due: Mapping[str, Any] = batches[trainer._step % len(batches)]
+    return due
+
+
+@contextmanager
+def labelled_positions_only(device: Any) -> Iterator[None]:
+    """Makes TRL's output layer score on a CPU what it scores on a GPU: positions with a label, and no others."""
+    if device.type != "cpu":
+        yield
+        return
+    utils: Any = trl_utils
+    before = utils._use_triton
+    utils._use_triton = lambda _device: True
+    try:
+        yield
+    finally:
+        utils._use_triton = before
 
 
 def keep_in_sync(trainer: Any, sync: Callable[[], None]) -> None:

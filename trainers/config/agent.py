@@ -67,6 +67,7 @@ _CHOICES = MappingProxyType(
         "gae_level": ("token", "turn"),
         "engine": ("cached", "vllm", "trl"),
         "vllm_mode": _VLLM_MODES,
+        "update_layout": ("auto", "packed", "rows"),
         "context_mode": WINDOW_MODES,
     }
 )

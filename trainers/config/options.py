@@ -100,6 +100,11 @@ class RolloutOptions:
         "Maximum number of episodes side by side in a process; this bounds the memory of rollouts. None: 128, with "
         "engine=vllm 384, for there an episode whose tools run takes no memory that another needs.",
     )
+    update_layout: str = _help(
+        "auto",
+        "Layout of rollouts in an update: packed, rows or auto; packed has no padding and a shared prompt once, rows "
+        "one trimmed sequence per context, auto takes packed where the model's attention allows it.",
+    )
     infrastructure_retries: int = _help(
         2, "Number of times that an episode whose backend failed is played again; then it is dropped."
     )
