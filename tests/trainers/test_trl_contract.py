@@ -13,7 +13,6 @@ import transformers
 import trl
 from torch.testing import assert_close
 from transformers import TrainerCallback
-from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
 from tests.kit.bandit import make_args, make_rows
@@ -112,10 +111,17 @@ class TestSignatures:
 
     def test_what_a_turn_of_trls_backend_is_lent(self) -> None:
         source = inspect.getsource(trl.GRPOTrainer)
-        for name in ("self.eos_token_ids", "self.generation_config", "self.vllm_generation"):
+        for name in ("self.eos_token_ids", "self.generation_config"):
             assert name in source, moved(name)
-        parameters = set(parameters_of(VLLMGeneration.__init__))
-        assert {"max_completion_length", "generation_kwargs"} <= parameters, moved("VLLMGeneration")
+
+    def test_weights_are_handed_over_before_rollouts(self) -> None:
+        source = inspect.getsource(trl.GRPOTrainer._generate)
+        for name in (
+            "self.use_vllm and self.state.global_step != self._last_loaded_step",
+            "self.vllm_generation.sync_weights()",
+        ):
+            assert name in source, moved(name)
+        assert not set(re.findall(r"self\.vllm_generation\.(\w+)", source)) - {"sync_weights"}
 
     def test_constructor(self) -> None:
         needed = {"model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class", "callbacks"}

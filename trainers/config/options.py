@@ -91,7 +91,19 @@ class RolloutOptions:
         64, "Maximum number of contexts per trajectory; where one more would be needed, the episode is truncated."
     )
     engine: str = _help(
-        "cached", "Engine that samples: cached (KV cache kept across turns) or trl (TRL's own backend, such as vLLM)."
+        "cached",
+        "Engine that samples: cached (the trainer's model), vllm, or trl (TRL's generate); cached and vllm keep the KV "
+        "cache of an episode from turn to turn, and vllm runs beside the trainer or on servers (vllm_mode).",
+    )
+    rollout_slots: int | None = _help(
+        None,
+        "Maximum number of episodes side by side in a process; this bounds the memory of rollouts. None: 128, with "
+        "engine=vllm 384, for there an episode whose tools run takes no memory that another needs.",
+    )
+    update_layout: str = _help(
+        "auto",
+        "Layout of rollouts in an update: packed, rows or auto; packed has no padding and a shared prompt once, rows "
+        "one trimmed sequence per context, auto takes packed where the model's attention allows it.",
     )
     infrastructure_retries: int = _help(
         2, "Number of times that an episode whose backend failed is played again; then it is dropped."
