@@ -134,7 +134,8 @@ class AgentTrainer(ResumableTrainer):
         # Of the lines that TRL is scoring, a part of the batch: its method gets token ids only.
         self._context_numbers: Tensor | None = None
         self._scored: Tensor | None = None
-        self.packed = lay_out(args.update_layout, self.accelerator.unwrap_model(self.model), self.ref_model)
+        self.vocabulary: int = self.model.config.get_text_config().vocab_size
+        self.packed = lay_out(args.update_layout, self.model, self.ref_model)
         self.evaluated = 0
 
     def roll_out_by(self, backend: Any) -> None:
@@ -218,8 +219,7 @@ class AgentTrainer(ResumableTrainer):
         # bnpo alone divides by the tokens of a micro-batch: what stands together there would count.
         if batches is before or len(batches) == 1 or self.loss_type == "bnpo":
             return inputs
-        like = regrouped(batches, self.args.gradient_accumulation_steps, packed=self.packed)
-        return trl_seams.set_micro_batches(self, like)
+        return trl_seams.set_micro_batches(self, regrouped(batches, self.args, packed=self.packed))
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """TRL's loss, in whose means over rollouts those that were dropped count for nothing.
@@ -254,7 +254,7 @@ class AgentTrainer(ResumableTrainer):
 
         def score(layout: Layout) -> Any:
             ids = layout.inputs["input_ids"]
-            with trl_seams.labelled_positions_only(ids.device):
+            with trl_seams.labelled_positions_only(ids.device, vocabulary=self.vocabulary):
                 return whole(functools.partial(layout.feed, model), ids, torch.ones_like(ids), ids.size(1), **options)
 
         assert self._scored is not None

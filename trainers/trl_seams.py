@@ -183,18 +183,22 @@ def set_micro_batches(trainer: Any, batches: Sequence[Mapping[str, Any]]) -> Map
 
 
 @contextmanager
-def labelled_positions_only(device: Any) -> Iterator[None]:
-    """Makes TRL's output layer score on a CPU what it scores on a GPU: positions with a label, and no others."""
+def labelled_positions_only(device: Any, *, vocabulary: int) -> Iterator[None]:
+    """Makes TRL's output layer score on a CPU what it scores on a GPU: positions with a label, and no others.
+
+    Its tiles are as wide as the vocabulary then, where that is small: they are memory that is written each time.
+    """
     if device.type != "cpu":
         yield
         return
     utils: Any = trl_utils
-    before = utils._use_triton
-    utils._use_triton = lambda _device: True
+    before = {name: getattr(utils, name) for name in ("_use_triton", "_CHUNKED_LOGPROB_CHUNK_SIZE")}
+    narrow = min(before["_CHUNKED_LOGPROB_CHUNK_SIZE"], vocabulary)
+    _set([(utils, {"_use_triton": lambda _device: True, "_CHUNKED_LOGPROB_CHUNK_SIZE": narrow})])
     try:
         yield
     finally:
-        utils._use_triton = before
+        _set([(utils, before)])
 
 
 def keep_in_sync(trainer: Any, sync: Callable[[], None]) -> None:

@@ -119,15 +119,16 @@ def score_rows(
     return results[0], results[1] if len(results) > 1 else None, torch.stack(losses).mean() if losses else None
 
 
-def regrouped(batches: Sequence[Mapping[str, Any]], per_step: int, *, packed: bool) -> list[dict[str, Any]]:
+def regrouped(batches: Sequence[Mapping[str, Any]], args: Any, *, packed: bool) -> list[dict[str, Any]]:
     """Returns micro-batches in which like rollouts stand together, each in the optimiser step that it was in.
 
     Args:
         batches: TRL's micro-batches: tensors and lists of equally many rows, and scalars.
-        per_step: micro-batches of an optimiser step.
+        args: whose `gradient_accumulation_steps` micro-batches are an optimiser step.
         packed: see `like_together`.
     """
     made: list[dict[str, Any]] = []
+    per_step = args.gradient_accumulation_steps
     for start in range(0, len(batches), per_step):
         step = batches[start : start + per_step]
         prompts, masks = (torch.cat([batch[name] for batch in step]) for name in ("prompt_ids", "prompt_mask"))
@@ -335,12 +336,12 @@ def lay_out(layout: str, *models: Any) -> bool:
 
     Args:
         layout: "auto" (packed where the models take it), "packed" or "rows".
-        models: policy and reference, unwrapped; None where there is none.
+        models: policy and reference; None where there is none.
 
     Raises:
         ConfigurationError: they should be packed and cannot.
     """
-    there = [model for model in models if model is not None]
+    there = [getattr(model, "module", model) for model in models if model is not None]  # DeepSpeed wraps the reference
     if layout == "rows":
         return False
     if not all(map(takes_segments, there)):

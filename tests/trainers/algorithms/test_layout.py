@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -217,7 +218,7 @@ class TestLayouts:
             "nothing": None,
         }
         batches = split_tensor_dict(whole, 6)
-        made = regrouped(batches, 3, packed=packed)
+        made = regrouped(batches, SimpleNamespace(gradient_accumulation_steps=3), packed=packed)
         assert [len(batch["name"]) for batch in made] == [4] * 6
         for block in (slice(0, 3), slice(3, 6)):
             names = [name for batch in made[block] for name in batch["name"]]
