@@ -47,7 +47,7 @@ MEANS_OVER_ROLLOUTS = ("grpo", "sapo", "luspo", "dr_grpo")
 
 Row = dict[str, Any]
 Collect = Callable[[list[Row], "AgentTrainer"], list[Trajectory]]
-"""Plays one episode for each row, in order; the `num_generations` copies of a row stand together."""
+"""Plays an episode per row, copies of a row together; a row that another was played for is replaced in the list."""
 
 
 class AgentTrainer(ResumableTrainer):
@@ -169,7 +169,7 @@ class AgentTrainer(ResumableTrainer):
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> dict[str, Any]:
         """Lets TRL roll out and score, then replaces its advantages (B,) by credit for each token (B, T)."""
-        self._rows = inputs
+        self._rows = list(inputs)
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         batch = self.batch
         assert batch is not None

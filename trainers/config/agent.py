@@ -81,7 +81,14 @@ _COUNTS = (
     "alarm_patience",
 )
 _AMOUNTS = (
-    *("infrastructure_retries", "logprob_check_steps", "critic_learning_rate", "critic_clip", "trace_steps"),
+    *(
+        "infrastructure_retries",
+        "refill_groups",
+        "logprob_check_steps",
+        "critic_learning_rate",
+        "critic_clip",
+        "trace_steps",
+    ),
     *(
         "sample_steps",
         "alarm_calls_below",
@@ -148,7 +155,7 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
 
     def _defaults(self) -> dict[str, Any]:
         """Returns what each preset field stands for where it is left at None."""
-        settings = {**_TRL_DEFAULTS, **self.preset.settings, "advantage_mask": self.loss_mask}
+        settings = {**_TRL_DEFAULTS, "refill_groups": 0, **self.preset.settings, "advantage_mask": self.loss_mask}
         own = settings["loss_type"]
         loss = self.loss_type or own
         if "cispo" in (loss, own) and loss != own:  # its clip range fits no other loss, nor theirs it
@@ -215,6 +222,16 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
             raise ConfigurationError(
                 f"temperature={self.temperature}: training needs rollouts that differ. Set it above 0; "
                 "eval_temperature=0 evaluates greedily."
+            )
+        if self.refill_groups and (self.num_generations < 2 or self._device_batch() % self.num_generations):
+            raise ConfigurationError(
+                f"refill_groups={self.refill_groups} replaces groups of num_generations={self.num_generations}, but a "
+                f"process plays {self._device_batch()} rollouts: make that a multiple (per_device_train_batch_size x "
+                "gradient_accumulation_steps), or set refill_groups=0."
+            )
+        if self.refill_groups and self.engine == "trl":
+            raise ConfigurationError(
+                "refill_groups needs engine=cached or engine=vllm: with engine=trl all processes generate in step."
             )
         if self.num_generations == 1 and self.preset.single and self._device_batch() < 2:
             raise ConfigurationError(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import ModelConfig  # type: ignore[attr-defined]
@@ -17,10 +18,12 @@ from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.play.token_session import TokenLimits
 from agent_r1_gym.registry import TextEnv
+from trainers import trl_seams
 from trainers.config import AgentConfig
 from trainers.config.options import MAX_TURN_TOKENS
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector, Row
+from trainers.engines.refill import draw_from, refill
 from trainers.engines.requests import RequestEngine
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
@@ -81,10 +84,17 @@ def build_trainer(
         eval_dataset = eval_rows(held_out, args)
         _check_prompts(held_out, eval_dataset, chat, args)
 
-    def collect(rows: Sequence[Row], trainer: AgentTrainer) -> list[Trajectory]:
+    def collect(rows: list[Any], trainer: AgentTrainer) -> list[Trajectory]:
         collector = training if trainer.model.training else evaluating
+
+        def play(some: Sequence[Row], attempt: int = 0) -> list[Trajectory]:
+            return collector.collect(some, engine_of(trainer, chat, slots=slots_of(args, len(some)), attempt=attempt))
+
         with ready_to_play(trainer):
-            return collector.collect(rows, engine_of(trainer, chat, slots=slots_of(args, len(rows))))
+            records = play(rows)
+            if trainer.model.training and args.refill_groups:
+                refill_batch(trainer, rows, records, play)
+        return records
 
     if args.max_turn_tokens is None:
         args.max_turn_tokens = max(turn_budget(env) for env in envs.values())
@@ -230,8 +240,36 @@ def longest_episode(args: AgentConfig, model: Any) -> int:
     return min(budget, getattr(model.config.get_text_config(), "max_position_embeddings", budget))
 
 
-def engine_of(trainer: AgentTrainer, chat: ChatFormat, *, slots: int) -> Engine:
-    """Returns the engine that `args.engine` names, over the trainer's model as it is now."""
+def refill_batch(
+    trainer: AgentTrainer, rows: list[Row], records: list[Trajectory], play: Callable[[Sequence[Row], int], Any]
+) -> None:
+    """Replaces this process's groups without signal, in place, and logs what all processes played for it."""
+    args, accelerator = trainer.args, trainer.accelerator
+    seed = hash((args.seed, trainer.batches, accelerator.process_index))
+    told = refill(
+        rows,
+        records,
+        size=args.num_generations,
+        rounds=args.refill_groups,
+        draw=draw_from(cast("Sequence[Row]", trainer.train_dataset), rows, seed=seed),
+        play=play,
+    )
+    every = accelerator.reduce(torch.tensor([told.played, told.replaced], device=accelerator.device, dtype=torch.float))
+    played, replaced = (every / (args.generation_batch_size or 1)).tolist()
+    metrics = trl_seams.metrics_of(trainer)
+    metrics["rollout/refills"].append(played)
+    metrics["group/replaced"].append(replaced * args.num_generations)
+
+
+def engine_of(trainer: AgentTrainer, chat: ChatFormat, *, slots: int, attempt: int = 0) -> Engine:
+    """Returns the engine that `args.engine` names, over the trainer's model as it is now.
+
+    Args:
+        trainer: whose model and configuration.
+        chat: how messages become tokens.
+        slots: episodes side by side.
+        attempt: number of further rollouts in this batch, which get random numbers of their own.
+    """
     args = trainer.args
     model = trainer.accelerator.unwrap_model(trainer.model)
     if args.engine == "trl":
@@ -246,7 +284,7 @@ def engine_of(trainer: AgentTrainer, chat: ChatFormat, *, slots: int) -> Engine:
     temperature = None if training else args.eval_temperature
     # A seed of its own for every batch and process, so that a resumed run samples as if never stopped.
     batch = (trainer.batches,) if training else (trainer.evaluated, 0)
-    seed = hash((args.seed, *batch, trainer.accelerator.process_index))
+    seed = hash((args.seed, *batch, trainer.accelerator.process_index)) + attempt
     if trainer.backend is not None:
         options = sampling_options(args, chat, temperature)
         room = longest_episode(args, model)
