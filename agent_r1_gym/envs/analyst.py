@@ -53,13 +53,10 @@ def _in_head(env: AnalystEnv, task: Task, history: Sequence[Transition]) -> Tool
 
 
 def _beginner(env: AnalystEnv, task: Task, history: Sequence[Transition]) -> ToolCall | str | None:
-    """Mostly gives up after some of the steps, and answers with what it has; for demonstrations."""
-    draw = random.Random(f"{task.id} way")
-    if draw.random() < _PERSISTENCE:
+    """Mostly answers at once, with a number of the question; for demonstrations."""
+    if random.Random(f"{task.id} way").random() < _PERSISTENCE:
         return env.oracle(task, history)
-    if len(history) < draw.randrange(len(_inquiry(task).steps)):
-        return env.oracle(task, history)
-    return _inquiry(task).without_computing or _in_head(env, task, history)
+    return _in_head(env, task, history)
 
 
 class AnalystEnv(ToolEnv):

@@ -48,6 +48,22 @@ def test_near_misses_are_far_below(script, natural, compact):
     assert share(played(f"script:{script}", 200, style="compact", split="validation")) <= compact
 
 
+@pytest.mark.parametrize("style", STYLES)
+def test_a_beginner_goes_through_with_two_of_five_inquiries_and_looks_nothing_up_in_the_others(style):
+    records = played("script:beginner", 300, style=style)
+    assert 0.3 < share(records) < 0.5
+    assert {bool(record.solved) for record in records if len(record.turns) > 1} == {True}
+    assert not any(record.solved for record in records if len(record.turns) == 1)
+
+
+def test_compact_gold_is_what_the_texts_and_the_tables_say():
+    for task in AnalystTasks(style="compact", questions=120):
+        what, held, factor = re.fullmatch(r"(sum|max|min) (\w+) times (\d)", task.prompt).groups()  # type: ignore[union-attr]
+        (name,) = [passage.text for passage in task.context if passage.title == held]
+        sizes = [size for who, size in reader(task.source).select("SELECT name, size FROM t").rows if who == name]
+        assert task.answers == (str({"sum": sum, "max": max, "min": min}[what](sizes) * int(factor)),)
+
+
 def test_gold_is_what_the_texts_and_the_tables_say():
     """Worked out from the question's words, with Python on rows instead of SQL, and fractions instead of floats."""
     seen = set()
