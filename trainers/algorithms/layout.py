@@ -286,7 +286,9 @@ def attend(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
         return output, None
-    groups = getattr(module, "num_key_value_groups", 1)
+    groups, kind = getattr(module, "num_key_value_groups", 1), query.device.type
+    if torch.is_autocast_enabled(kind):  # which rotary positions undo, and which a mask that is no tensor gets around
+        query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     parts = [_one(query, key, value, segment, dropout, scaling) for segment in segments]
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None

@@ -148,6 +148,16 @@ class TestEqualsOneContextAtATime:
         assert found[0]
         assert_close(found[0], found[1])
 
+    def test_autocast(self) -> None:
+        """Rotary positions make float32 of queries and keys, not of values."""
+        model, sample = make_causal_lm(), batch(contexts=False)
+        add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+        expected, _ = scored_by(model, sample, packed=False, rows=12)
+        exchange_attention(model)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found, _ = scored_by(model, sample, packed=True, rows=12)
+        assert_close(found.float(), expected.float(), rtol=0.05, atol=0.2)
+
     def test_other_rows_are_not_seen(self) -> None:
         model = make_causal_lm()
         add_fused_lm_head(model, outputs=("log_probs", "entropy"))
