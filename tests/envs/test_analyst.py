@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from fractions import Fraction
 from typing import Any
 
@@ -18,6 +19,7 @@ from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.policies import make_policy
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import make_text_env
+from agent_r1_gym.rewards import RewardTerm, exact_match, make_rewards
 
 STYLES = ("natural", "compact")
 
@@ -154,6 +156,10 @@ def test_python_computes_too():
         ({"compute": "abacus"}, "compute"),
         ({"isolation": "weak"}, "take compute='python'"),
         ({"costs": {"search": -1}}, "cost of a call"),
+        ({"costs": {"Search": 0.1}}, "Did you mean 'search'"),
+        ({"costs": []}, "costs must be prices per call by tool"),
+        ({"costs": "5"}, "costs must be prices per call by tool"),
+        ({"split": ""}, "split must be a text"),
         ({"types": ["growths"]}, "growth"),
         ({"types": []}, "types is empty"),
         ({"style": "terse"}, "style"),
@@ -163,3 +169,23 @@ def test_python_computes_too():
 def test_bad_options_are_named(options, message):
     with pytest.raises(ConfigurationError, match=message):
         make_text_env("Analyst", options)
+
+
+@pytest.mark.parametrize("reward", ["em", exact_match, RewardTerm("own", exact_match, 2.0), make_rewards(["em", "f1"])])
+def test_costs_go_with_every_kind_of_reward(reward: Any) -> None:
+    env: Any = make_text_env("Analyst", {"reward": reward, "costs": {"search": 0.1}, "types": ("invested",)})
+    assert env.rewards.terms[-1].name == "tool_costs"
+    env.reset(seed=0)
+    *_, info = env.step('<tool_call>{"name": "search", "arguments": {"query": "fund"}}</tool_call>')
+    assert info["reward_terms"]["tool_costs"] == pytest.approx(0.1)
+
+
+def test_a_compact_number_is_asked_for_no_more_often_than_another() -> None:
+    """Else the likeliest one would be worth answering."""
+    often: dict[str, Counter[int]] = defaultdict(Counter)
+    for task in AnalystTasks(style="compact", questions=3_000):
+        what, *_, factor = task.prompt.split()
+        often[what][int(task.answers[0]) // int(factor)] += 1
+    assert {what: len(counts) for what, counts in often.items()} == {"sum": 15, "max": 8, "min": 8}
+    for counts in often.values():
+        assert max(counts.values()) < 1.35 * counts.total() / len(counts)
