@@ -6,6 +6,7 @@
 # make format       let ruff mend and lay out the code
 # make type         mypy alone
 # make test-adapters   the tests of other libraries, each in an environment of its own: minutes each, LIBRARY=verl for one
+# make test-vllm    the tests that need vLLM, in an environment of its own (4 GB)
 # make docs         build the site of the documentation, offline, into docs/_build
 # make clean        remove the virtual environment, caches and reports
 #
@@ -21,7 +22,7 @@ STAMP = $(VENV)/.installed-$(subst $(comma),-,$(1))
 INSTALL = $(VENV)/bin/python -m pip install --quiet -c constraints.txt
 PYTEST = $(VENV)/bin/python -m pytest -n 2 --dist worksteal
 
-.PHONY: quickstart test test-fast test-adapters coverage lint format type docs clean
+.PHONY: quickstart test test-fast test-adapters test-vllm coverage lint format type docs clean
 
 quickstart: $(call STAMP,train)
 	$(VENV)/bin/agent-r1 quickstart
@@ -34,6 +35,9 @@ test-fast: $(call STAMP,$(EXTRAS))
 
 test-adapters: $(call STAMP,test)
 	$(VENV)/bin/python -m tests.adapters.venvs $(LIBRARY)
+
+test-vllm: $(call STAMP,test)
+	$(VENV)/bin/python -m tests.adapters.venvs vLLM
 
 coverage: $(call STAMP,$(LINT_EXTRAS))
 	$(PYTEST) --cov --cov-report=term-missing:skip-covered

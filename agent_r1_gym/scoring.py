@@ -34,11 +34,14 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 _NUMBER = re.compile(
     r"(?:(?<![\w.)])-(?:\s?\$)?)?"  # a minus after a word, a dot or a bracket subtracts; it is no sign
-    r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+    r"(?:\d{1,3}(?:[,_\u00a0\u2009\u202f]\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
     r"(?:[eE][+-]?\d{1,3}(?!\d))?"
 )
+_POWER_OF_A_UNIT = re.compile(r"(?<=\d)\s?(?:[cdkm]?m|in|ft|yd|mi)\^?[23](?!\w|\.\d)")
+_SPACED_THOUSANDS = re.compile(r"\D*\d{1,3}(?: \d{3})+(?:\.\d+)?\D*")
+_SPACE_WITHIN = re.compile(r"(?<=\d) (?=\d)")
 _FINAL_ANSWER = "####"
-_TO_DECIMAL = str.maketrans("", "", ",$ \t\n\r\f\v")
+_TO_DECIMAL = str.maketrans("", "", ",_$ \t\n\r\f\v\u00a0\u2009\u202f")
 
 
 class TokenScores(NamedTuple):
@@ -127,10 +130,14 @@ def musique_f1_score(prediction: str, answers: Answers) -> float:
 def final_number(text: str) -> Decimal | None:
     """Returns the number that `text` ends on: the first one after the last "####" if there is one, else the last one.
 
-    Thousands separators and "$" are dropped; "%", units and a trailing full stop are not part of a number. None if
-    there is no number.
+    Thousands separators (a comma, "_", a narrow or no-break space; an ordinary space where the text has no other
+    number) and "$" are dropped; "%", units ("m2" and "m^2" too) and a trailing full stop are not part of a number, and
+    nothing is computed: "10^3" ends on 3. None if there is no number.
     """
     _, marker, conclusion = text.replace("\N{MINUS SIGN}", "-").rpartition(_FINAL_ANSWER)
+    conclusion = _POWER_OF_A_UNIT.sub("", conclusion)
+    if _SPACED_THOUSANDS.fullmatch(conclusion):
+        conclusion = _SPACE_WITHIN.sub("", conclusion)
     found: str | None = None
     for match in _NUMBER.finditer(conclusion):
         found = match.group()

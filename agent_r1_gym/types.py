@@ -11,8 +11,9 @@ from typing import Any, Literal
 Role = Literal["system", "user", "assistant", "tool"]
 """Who speaks in a message."""
 
-ErrorKind = Literal["malformed_call", "unknown_tool", "bad_arguments", "tool_error", "timeout", "unavailable"]
-"""Why a call has no proper outcome. The first three are the model's mistakes, the last two infrastructure."""
+ErrorKind = Literal["malformed_call", "unknown_tool", "bad_arguments", "tool_error", "busy", "timeout", "unavailable"]
+"""Why a call has no proper outcome. The first three are the model's mistakes, "busy" is part of the task (the same
+call may succeed when it is repeated), the last two are infrastructure."""
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 INFRASTRUCTURE_FAILURES: frozenset[str] = frozenset({"timeout", "unavailable"})

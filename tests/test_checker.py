@@ -9,6 +9,7 @@ from agent_r1_gym.checker import CheckError, check_tool_env
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.core.history import History
 from agent_r1_gym.errors import AgentR1Error
+from agent_r1_gym.parsing import SearchR1Parser
 from agent_r1_gym.registry import register
 from agent_r1_gym.rewards import RewardTerm
 from agent_r1_gym.spaces import UnicodeText
@@ -20,7 +21,11 @@ from tests.kit.small_env import ANSWER, COUNT, TASKS, CounterTool, EchoTool, Sma
 
 
 class TestGoodEnvironments:
-    @pytest.mark.parametrize("parser", ["hermes", "search-r1", "openai"])
+    @pytest.mark.parametrize(
+        "parser",
+        ["hermes", SearchR1Parser(tool="echo", argument="text"), "openai"],
+        ids=["hermes", "search-r1", "openai"],
+    )
     @pytest.mark.parametrize("reward", ["em", "f1", "agent_r1", "process"])
     def test_pass_with_every_parser_and_preset(self, parser, reward):
         check_tool_env(SmallEnv(parser=parser, reward=reward))

@@ -187,12 +187,20 @@ def test_the_lockers_keep_every_promise_and_their_oracle_is_perfect(
     assert mean_return(games / "runs/oracle") == 1.0
 
 
+def section(page: Path, title: str) -> str:
+    """Returns the code of a section, empty if there is none."""
+    text = page.read_text(encoding="utf-8").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return "\n".join(re.findall(r"```(?:bash|sh)\n(.*?)```", text, re.DOTALL))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("section", "name"), [("Text2SQL", "sql"), ("ServiceDesk", "desk"), ("LongRead", "long")])
-def test_the_commands_for_worlds_run(games: Path, tmp_path: Path, section: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [("Text2SQL", "sql"), ("ServiceDesk", "desk"), ("Analyst", "analyst"), ("LongRead", "long")],
+)
+def test_the_commands_for_worlds_run(games: Path, tmp_path: Path, title: str, name: str) -> None:
     """With few demonstrations and two steps: whether they learn takes minutes, and stands on the page."""
-    page = (WORLDS / "README.md").read_text(encoding="utf-8")
-    (text,) = re.findall(rf"## {section}\n.*?```\w+\n(.*?)```", page, re.DOTALL)
+    text = section(WORLDS / "README.md", title)
     fewer = {"--episodes": 60, "--max_steps": 2, "--per_device_train_batch_size": 16, "-n": 20}
     for option, number in fewer.items():
         text, times = re.subn(rf"{option} \d+", f"{option} {number}", text)

@@ -185,6 +185,21 @@ def test_sub_exact_match_has_the_blind_spot_that_exact_match_has_not():
         (".5", "0.5"),
         ("1e3", "1000"),
         ("5km", "5"),
+        ("212 m2", "212"),
+        ("212 m^2.", "212"),
+        ("212 square m", "212"),
+        ("3 km3 of water", "3"),
+        ("12 in 3", "3"),
+        ("1_000", "1000"),
+        ("1\u202f000,5", "5"),
+        ("1\u00a0234\u00a0567.5 coins", "1234567.5"),
+        ("1 000", "1000"),
+        ("The answer is $1 000 coins.", "1000"),
+        ("-12 000", "-12000"),
+        ("first 3, then 1 000", "0"),  # other numbers stand there: a space may part two
+        ("1 2 300", "300"),
+        ("12 3456", "3456"),
+        ("10^3", "3"),  # nothing is computed
     ],
 )
 def test_final_number(text, number):

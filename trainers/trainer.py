@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,27 +27,27 @@ from trainers.algorithms.batch import (
     mean_advantages,
     valid_share,
 )
-from trainers.algorithms.contexts import score_contexts
 from trainers.algorithms.credit import Credit, CreditInputs
 from trainers.algorithms.critic import Critic, ValueBatch, policy_value_model
+from trainers.algorithms.layout import Layout, lay_out, regrouped, rows_per_pass, score_rows
 from trainers.algorithms.numbers import Told, credit_numbers, rollout_numbers
 from trainers.algorithms.registry import estimate
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
 from trainers.running import checkpoints
 from trainers.running.alarms import CollapseAlarm
+from trainers.running.preflight import check_size, warn_of_truncation
 from trainers.running.progress_bar import RolloutProgress
 from trainers.running.resumable import ResumableTrainer
+from trainers.running.sharding import whole_weights
 from trainers.running.traces import trace_line, write_traces
 
 MEANS_OVER_ROLLOUTS = ("grpo", "sapo", "luspo", "dr_grpo")
 """TRL's losses that divide by the number of rollouts; the others divide by the number of tokens."""
 
-logger = logging.getLogger(__name__)
-
 Row = dict[str, Any]
 Collect = Callable[[list[Row], "AgentTrainer"], list[Trajectory]]
-"""Plays one episode for each row, in order; the `num_generations` copies of a row stand together."""
+"""Plays an episode per row, copies of a row together; a row that another was played for is replaced in the list."""
 
 
 class AgentTrainer(ResumableTrainer):
@@ -96,8 +95,8 @@ class AgentTrainer(ResumableTrainer):
     ) -> None:
         self.credit_options = credit_options(args)
         check_options(args.preset.estimator, self.credit_options)
-        _check_size(train_dataset, args)
-        _warn_of_truncation(args)
+        check_size(train_dataset, args)
+        warn_of_truncation(args)
         critic = "values" in args.preset.needs
         if critic and trl_arguments.get("quantization_config") is not None:
             raise ConfigurationError(
@@ -130,10 +129,31 @@ class AgentTrainer(ResumableTrainer):
             self.critic = Critic(value_model, args, accelerator=self.accelerator)
         self._rows: list[Row] = []  # that TRL is having rolled out
         self.batch: Batch | None = None  # of the latest rollouts of this process
+        self.backend: Any = None  # with weights of its own, see `roll_out_by`
         self.rollout_seconds = 0.0  # in which the rollouts of training were played
         # Of the lines that TRL is scoring, a part of the batch: its method gets token ids only.
         self._context_numbers: Tensor | None = None
+        self._scored: Tensor | None = None
+        self.vocabulary: int = self.model.config.get_text_config().vocab_size
+        self.packed = lay_out(args.update_layout, self.model, self.ref_model)
         self.evaluated = 0
+
+    def roll_out_by(self, backend: Any) -> None:
+        """Has rollouts sampled by a backend with weights of its own, which follow this trainer's.
+
+        TRL then weighs each rollout by how far the backend's log-probs are from the trainer's
+        (`vllm_importance_sampling_correction`).
+
+        Args:
+            backend: has `sync(model)`, called before the first rollouts after each update.
+        """
+
+        def sync() -> None:
+            with whole_weights(self):
+                backend.sync(self.accelerator.unwrap_model(self.model))
+
+        self.backend = backend
+        trl_seams.keep_in_sync(self, sync)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Saves model and tokenizer, how messages became tokens, and the agent card; checkpoints come this way too."""
@@ -149,7 +169,7 @@ class AgentTrainer(ResumableTrainer):
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> dict[str, Any]:
         """Lets TRL roll out and score, then replaces its advantages (B,) by credit for each token (B, T)."""
-        self._rows = inputs
+        self._rows = list(inputs)
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         batch = self.batch
         assert batch is not None
@@ -185,20 +205,29 @@ class AgentTrainer(ResumableTrainer):
             self.model.train(training)  # TRL reads off this flag whether it trains or evaluates
             check_trajectories(records, rows=len(self._rows), engine=self.args.engine)
         self.batch = batch = Batch.of(records, self._rows, self.args, device=self.accelerator.device)
-        self._context_numbers = batch.context_numbers
+        self._context_numbers, self._scored = batch.context_numbers, batch.scored
         seconds = time.perf_counter() - started
         self.rollout_seconds += seconds if training else 0.0
         self._log("rollout/seconds", seconds)
         self._log("rollout/tokens_per_second", batch.sampled_tokens / seconds)
-        reported = self.args.engine == "cached" or self.use_vllm
-        return batch.for_trl(filler=trl_seams.tokenizer_of(self).eos_token_id, logprobs=reported)
+        return batch.for_trl(filler=trl_seams.tokenizer_of(self).eos_token_id, logprobs=self.args.engine != "trl")
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """TRL's next micro-batch; those of an optimiser step have like rollouts together, which TRL has shuffled."""
+        before = trl_seams.micro_batches(self)
+        inputs, batches = super()._prepare_inputs(generation_batch), trl_seams.micro_batches(self)
+        # bnpo alone divides by the tokens of a micro-batch: what stands together there would count.
+        if batches is before or len(batches) == 1 or self.loss_type == "bnpo":
+            return inputs
+        return trl_seams.set_micro_batches(self, regrouped(batches, self.args, packed=self.packed))
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """TRL's loss, in whose means over rollouts those that were dropped count for nothing.
 
         TRL's divisor counts them; advantages and KL, which the loss is linear in, are raised to make up for it.
         """
-        self._context_numbers = inputs.get("context_numbers")
+        self._context_numbers, scored = inputs.get("context_numbers"), inputs["completion_mask"]
+        self._scored = (scored * inputs["tool_mask"] if "tool_mask" in inputs else scored).bool()
         share = float(inputs.get("valid_share", 1.0))
         beta = self.beta  # TRL asks the reference model only where it is not 0
         self.beta = beta / share if self.args.kl_placement == "loss" else 0.0
@@ -217,17 +246,23 @@ class AgentTrainer(ResumableTrainer):
         batch_size: int | None = None,
         **options: Any,
     ) -> Any:
-        """TRL's log-probs, entropies (B, T) and MoE loss; each context of a trajectory is a sequence of its own.
+        """TRL's log-probs, entropies (B, T) and MoE loss, of what the loss sees; see `algorithms.layout`.
 
-        There is one forward pass per `batch_size` trajectories, however many contexts they have, as sharded weights
-        need on every process.
+        The number of forward passes depends on that of the trajectories only, as sharded weights need.
         """
-        score = super()._get_per_token_logps_and_entropies
-        numbers = self._context_numbers
-        if numbers is None:
-            return score(model, input_ids, attention_mask, logits_to_keep, batch_size, **options)
-        score_chunk = functools.partial(score, model, **options)
-        return score_contexts(score_chunk, input_ids, attention_mask, numbers=numbers, batch_size=batch_size)
+        whole = super()._get_per_token_logps_and_entropies
+
+        def score(layout: Layout) -> Any:
+            ids = layout.inputs["input_ids"]
+            with trl_seams.labelled_positions_only(ids.device, vocabulary=self.vocabulary):
+                return whole(functools.partial(layout.feed, model), ids, torch.ones_like(ids), ids.size(1), **options)
+
+        assert self._scored is not None
+        rows = rows_per_pass(batch_size or len(input_ids), input_ids.device)
+        scored, numbers = self._scored, self._context_numbers
+        return score_rows(
+            score, input_ids, attention_mask, scored=scored, numbers=numbers, rows=rows, packed=self.packed
+        )
 
     def _credit_inputs(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> CreditInputs:
         """Returns the rollouts of all processes, padded to one shape, in the order in which TRL groups them."""
@@ -304,7 +339,7 @@ class AgentTrainer(ResumableTrainer):
         """Logs by how much the engine's log-probs differ from those that the loss will compute.
 
         Raises:
-            ConfigurationError: by too much, in the first batch.
+            ConfigurationError: by too much, in the first batch; in any if a backend keeps weights of its own.
         """
         sampling = output.get("sampling_per_token_logps")
         if sampling is None or logps is None:  # the backend reports none, or this batch is not to be checked
@@ -315,7 +350,7 @@ class AgentTrainer(ResumableTrainer):
         self._log("sampling/logprob_drift_mean", mean)
         self._log("sampling/logprob_drift_max", largest)
         most = self.args.alarm_drift_above
-        if self.batches == 0 and mean > most:
+        if mean > most and (self.batches == 0 or self.backend is not None):
             raise ConfigurationError(
                 f"The engine's log-probs differ from the trainer's by {mean:.2f} nats on average ({largest:.2f} at "
                 f"most), expected at most alarm_drift_above={most}: rollouts come from another distribution than the "
@@ -357,29 +392,6 @@ def _title(row: Mapping[str, Any]) -> str:
     """Returns the text of a row's prompt, of its last message if it is a conversation."""
     prompt = row.get("prompt", "")
     return str(prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt)
-
-
-def _check_size(dataset: Any, args: AgentConfig) -> None:
-    """TRL drops what does not fill a generation batch, and ends before the first step where nothing does."""
-    prompts = (args.generation_batch_size or 0) // args.num_generations
-    if hasattr(dataset, "__len__") and len(dataset) < prompts:
-        raise ConfigurationError(
-            f"train_dataset has {len(dataset)} rows, but one generation batch takes {prompts} prompts "
-            f"(generation_batch_size={args.generation_batch_size} / num_generations={args.num_generations}). Lower "
-            "per_device_train_batch_size or gradient_accumulation_steps, raise num_generations, or bring more rows."
-        )
-
-
-def _warn_of_truncation(args: AgentConfig) -> None:
-    if args.top_p < 1 or args.top_k:
-        reported = "the truncated" if args.use_vllm else "the whole"
-        logger.warning(
-            "top_p=%s, top_k=%s: rollouts are sampled from a truncated distribution, the loss is of the whole one; the "
-            "engine's log-probs are of %s one. Leave both off unless you want that bias.",
-            args.top_p,
-            args.top_k,
-            reported,
-        )
 
 
 def _model_inputs(output: dict[str, Any]) -> tuple[Tensor, Tensor]:

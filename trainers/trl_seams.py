@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from peft import PeftModel
 from trl.trainer import grpo_trainer
+from trl.trainer import utils as trl_utils
 
 from agent_r1_gym.errors import ConfigurationError
 
@@ -27,6 +28,7 @@ OVERRIDDEN: Mapping[str, tuple[Any, ...]] = MappingProxyType(
             *("self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"),
             ...,
         ),
+        "_prepare_inputs": ("self", "generation_batch"),
         "_get_train_sampler": ("self", "dataset"),
         "_load_optimizer_and_scheduler": ("self", "checkpoint"),
         "_run_epoch": ("self", ...),
@@ -40,7 +42,8 @@ OVERRIDDEN: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 handed on as they come."""
 
 ATTRIBUTES = ("_step", "_buffered_inputs", "_metrics", "_logs", "_tokenizer")
-"""What a `GRPOTrainer` has from its construction on; `_tr_loss` and `_globalstep_last_logged` come with `train`."""
+"""What a `GRPOTrainer` has from its construction on; `_last_loaded_step` comes with vLLM, `_tr_loss` and
+`_globalstep_last_logged` come with `train`."""
 
 CALLED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -156,13 +159,8 @@ def generate_turn(
     TRL's unit is a whole completion: it is lent the budget and the ends of a turn.
     """
     stops = sorted(stop_token_ids)
-    if trainer.use_vllm:
-        owner = trainer.vllm_generation
-        stopping = {"generation_kwargs": {**(owner.generation_kwargs or {}), "stop_token_ids": stops}}
-        lent = [(owner, {"max_completion_length": max_new_tokens, **stopping})]
-    else:
-        budget = {"max_new_tokens": max_new_tokens, "eos_token_id": stops}
-        lent = [(trainer.generation_config, budget), (trainer, {"eos_token_ids": stops})]
+    budget: Mapping[str, Any] = {"max_new_tokens": max_new_tokens, "eos_token_id": stops}
+    lent = [(trainer.generation_config, budget), (trainer, {"eos_token_ids": stops})]
     before = [(owner, {name: getattr(owner, name) for name in values}) for owner, values in lent]
     _set(lent)
     try:
@@ -170,6 +168,48 @@ def generate_turn(
     finally:
         _set(before)
     return ids, logprobs
+
+
+def micro_batches(trainer: Any) -> Any:
+    """Returns the micro-batches that the latest batch of rollouts was split into, None before the first."""
+    return trainer._buffered_inputs
+
+
+def set_micro_batches(trainer: Any, batches: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Replaces the micro-batches, and returns the one that is due."""
+    trainer._buffered_inputs = list(batches)
+    due: Mapping[str, Any] = batches[trainer._step % len(batches)]
+    return due
+
+
+@contextmanager
+def labelled_positions_only(device: Any, *, vocabulary: int) -> Iterator[None]:
+    """Makes TRL's output layer score on a CPU what it scores on a GPU: positions with a label, and no others.
+
+    Its tiles are as wide as the vocabulary then, where that is small: they are memory that is written each time.
+    """
+    if device.type != "cpu":
+        yield
+        return
+    utils: Any = trl_utils
+    before = {name: getattr(utils, name) for name in ("_use_triton", "_CHUNKED_LOGPROB_CHUNK_SIZE")}
+    narrow = min(before["_CHUNKED_LOGPROB_CHUNK_SIZE"], vocabulary)
+    _set([(utils, {"_use_triton": lambda _device: True, "_CHUNKED_LOGPROB_CHUNK_SIZE": narrow})])
+    try:
+        yield
+    finally:
+        _set([(utils, before)])
+
+
+def keep_in_sync(trainer: Any, sync: Callable[[], None]) -> None:
+    """Makes TRL call `sync` before the first rollouts after an update, and weigh rollouts as it does those of vLLM.
+
+    Args:
+        trainer: a `GRPOTrainer` that was made without vLLM.
+        sync: hands the trainer's weights to who rolls out.
+    """
+    trainer.use_vllm, trainer._last_loaded_step = True, -1
+    trainer.vllm_generation = SimpleNamespace(sync_weights=sync)
 
 
 def _set(values_of: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import gymnasium
 
 from agent_r1_gym.core.history import EpisodeState, History, cut
-from agent_r1_gym.core.opening import PlainSpec, check_budgets, check_prompts, chosen_task, opened_tasks, system_text
-from agent_r1_gym.core.toolbox import Toolbox
+from agent_r1_gym.core.opening import PlainSpec, check_prompts, chosen_task, opened_tasks, system_text
+from agent_r1_gym.core.toolbox import Toolbox, check_budgets, chosen_parser
 from agent_r1_gym.core.turn import PendingStep
 from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError
-from agent_r1_gym.parsing import Parser, make_parser
+from agent_r1_gym.parsing import Parser
 from agent_r1_gym.rewards import Reward, RewardSet, StepReward, find_scorer, make_rewards
 from agent_r1_gym.scoring import AnswerScorer
 from agent_r1_gym.spaces import UnicodeText
@@ -108,10 +108,10 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         check_prompts(system_prompt, raw_system_prompt)
         self.tasks = opened_tasks(tasks, dataset, split)
         self.tools = tuple(tools)
-        self.parser = make_parser(parser)
+        self.parser = chosen_parser(parser, self.tools)
         self.scorer = find_scorer(scorer)
         self.rewards = make_rewards(reward, reward_weights, scorer=self.scorer)
-        self.max_turns, self.budgets = max_turns, check_budgets(budgets or {})
+        self.max_turns, self.budgets = max_turns, check_budgets(budgets, self.tools)
         self.max_history_chars = max_history_chars
         self.render_mode = render_mode
         self.observation_space = UnicodeText(max_history_chars)

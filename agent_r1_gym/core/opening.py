@@ -13,7 +13,7 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec
 
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.support.checks import check_choice, check_integer
+from agent_r1_gym.support.checks import check_choice, check_split
 from agent_r1_gym.types import Task
 
 
@@ -56,6 +56,7 @@ def opened_tasks(tasks: Sequence[Task], dataset: Any, split: str | None) -> Sequ
         ConfigurationError: both or neither, or an argument has a wrong value.
         DatasetError: the data set is missing or malformed.
     """
+    check_split(split)
     if dataset is None:
         if split is not None:
             raise ConfigurationError(f"split={split!r} chooses among the tasks of a dataset=, and there is none.")
@@ -114,15 +115,6 @@ def _index(value: Any, size: int) -> int:
     if not 0 <= index < size:
         raise ConfigurationError(f"options['task_index'] must be in 0..{size - 1}, got {value!r}.")
     return index
-
-
-def check_budgets(budgets: Any) -> dict[str, int]:
-    """Returns calls by tool; raises a `ConfigurationError` unless they are positive integers."""
-    if not isinstance(budgets, Mapping):
-        raise ConfigurationError(f"budgets must be numbers of calls by tool, got {budgets!r:.80}.")
-    for name, number in budgets.items():
-        check_integer(f"budget of {name!r}", number, 1)
-    return dict(budgets)
 
 
 def check_prompts(system_prompt: Any, raw_system_prompt: Any) -> None:

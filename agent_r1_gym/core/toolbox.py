@@ -1,12 +1,14 @@
-"""The tools of an environment by name, with what belongs to the running episode alone."""
+"""The tools of an environment by name, with what belongs to the running episode alone; what must fit to them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agent_r1_gym.errors import ConfigurationError, EpisodeError
+from agent_r1_gym.errors import ConfigurationError, EpisodeError, suggest
+from agent_r1_gym.parsing import Parser, make_parser
+from agent_r1_gym.support.checks import check_integer
 from agent_r1_gym.support.lifetime import Lifetime
 from agent_r1_gym.tool import Tool
 
@@ -68,3 +70,42 @@ class Toolbox:
         """Closes what the episode opened; may be called twice, and before an episode."""
         if self._lifetime is not None:
             self._lifetime.close()
+
+
+def check_budgets(budgets: Any, tools: Sequence[Tool]) -> dict[str, int]:
+    """Returns calls by tool, none for None.
+
+    Args:
+        budgets: positive integers by name of a tool.
+        tools: those that are known; none: they come with a task.
+
+    Raises:
+        ConfigurationError: a number is none, or a name is that of no tool.
+    """
+    if budgets is None:
+        return {}
+    if not isinstance(budgets, Mapping):
+        raise ConfigurationError(f"budgets must be numbers of calls by tool, got {budgets!r:.80}.")
+    names = [tool.name for tool in tools]
+    for name, number in budgets.items():
+        if names and name not in names:
+            raise ConfigurationError(
+                f"budgets names no tool of this environment: {name!r}. {suggest(str(name), names)}"
+            )
+        check_integer(f"budget of {name!r}", number, 1)
+    return dict(budgets)
+
+
+def chosen_parser(parser: str | Parser, tools: Sequence[Tool]) -> Parser:
+    """Returns the parser of that name (see `parsing.make_parser`).
+
+    Raises:
+        ConfigurationError: there is none, or its format cannot call any of the tools.
+    """
+    chosen = make_parser(parser)
+    if tools and not any(chosen.can_call(tool.schema) for tool in tools):
+        raise ConfigurationError(
+            f"The format {chosen.name!r} can call none of the tools {[tool.name for tool in tools]}: it suits "
+            f"{chosen.suits or 'others'}. Choose another parser, such as 'hermes'."
+        )
+    return chosen

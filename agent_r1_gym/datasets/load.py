@@ -16,6 +16,7 @@ from agent_r1_gym.datasets.official.formats import MODULES, build_dataset, canon
 from agent_r1_gym.datasets.official.hub import hub_rows
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.support import files
+from agent_r1_gym.support.checks import check_split
 
 __all__ = [
     "Hop",
@@ -78,6 +79,7 @@ def load_dataset(
     """
     if hub_id is not None and dataset != "hub":
         raise ConfigurationError(f"hub_id={hub_id!r} needs dataset='hub'; got dataset={dataset!r}")
+    check_split(split)
     if isinstance(dataset, QADataset):
         return _as_given(dataset, split)
     if name.lower() == FICTION:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import TypeVar, overload
@@ -11,6 +12,10 @@ Made = TypeVar("Made", covariant=True)
 
 SPLITS: Mapping[str, tuple[float, float]] = {"train": (0.0, 0.7), "validation": (0.7, 0.85), "test": (0.85, 1.0)}
 """What each split holds: that whose `part_of` lies in the range, so that no two splits share anything."""
+
+
+_POSITIONS = 2**32
+"""Positions of `OfSplit`: a seed beyond is another try for the position that it leaves as the remainder."""
 
 
 def part_of(text: str) -> float:
@@ -54,7 +59,7 @@ class OnDemand(Sequence[Made], abc.ABC):
 
 
 class OfSplit:
-    """The seeds, counted from 0, of what belongs to a split, found when they are asked for.
+    """Seeds of what belongs to a split, one for each position, found without those before it.
 
     Args:
         split: "train", "validation" or "test".
@@ -63,13 +68,11 @@ class OfSplit:
 
     def __init__(self, split: str, signature: Callable[[int], str]) -> None:
         self._split, self._signature = split, signature
-        self._found: list[int] = []
-        self._next = 0
+        self._found: dict[int, int] = {}
 
     def __getitem__(self, position: int) -> int:
-        """Returns the seed at a position among those of the split."""
-        while len(self._found) <= position:
-            if is_in_split(self._signature(self._next), self._split):
-                self._found.append(self._next)
-            self._next += 1
+        """Returns the seed at a position, which no other position has."""
+        if position not in self._found:
+            seeds = itertools.count(position, _POSITIONS)
+            self._found[position] = next(seed for seed in seeds if is_in_split(self._signature(seed), self._split))
         return self._found[position]

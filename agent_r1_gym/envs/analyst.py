@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.datasets.analyst.compact import LIKELIEST
 from agent_r1_gym.datasets.analyst.dataset import AnalystTask, AnalystTasks
 from agent_r1_gym.datasets.text2sql.sources import Source, reader
 from agent_r1_gym.envs.multihop_qa import ParagraphRetriever
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.rewards import Reward, tool_costs
-from agent_r1_gym.support.checks import check_choice
+from agent_r1_gym.rewards import Reward, RewardSet, tool_costs
+from agent_r1_gym.support.checks import check_choice, check_split
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.tools.calculator import calculator
 from agent_r1_gym.tools.search import SearchTool
@@ -52,14 +53,19 @@ def _in_head(env: AnalystEnv, task: Task, history: Sequence[Transition]) -> Tool
     return numbers[-1] if numbers else "0"
 
 
+def _guesser(env: AnalystEnv, task: Task, history: Sequence[Transition]) -> ToolCall | str | None:
+    """Answers at once with the likeliest number; compact: computed from the one that the database often holds."""
+    if env.style == "natural":
+        return "2"
+    what, *_, factor = task.prompt.split()
+    return str(LIKELIEST[what] * int(factor))
+
+
 def _beginner(env: AnalystEnv, task: Task, history: Sequence[Transition]) -> ToolCall | str | None:
-    """Mostly gives up after some of the steps, and answers with what it has; for demonstrations."""
-    draw = random.Random(f"{task.id} way")
-    if draw.random() < _PERSISTENCE:
+    """Mostly answers at once, with a number of the question; for demonstrations."""
+    if random.Random(f"{task.id} way").random() < _PERSISTENCE:
         return env.oracle(task, history)
-    if len(history) < draw.randrange(len(_inquiry(task).steps)):
-        return env.oracle(task, history)
-    return _inquiry(task).without_computing or _in_head(env, task, history)
+    return _in_head(env, task, history)
 
 
 class AnalystEnv(ToolEnv):
@@ -126,6 +132,7 @@ class AnalystEnv(ToolEnv):
         "uncomputed": _uncomputed,
         "wrong_person": _wrong_person,
         "in_head": _in_head,
+        "guesser": _guesser,
         "beginner": _beginner,
     }
     set_options: ClassVar[tuple[str, ...]] = ("tasks", "tools", "dataset")
@@ -142,19 +149,23 @@ class AnalystEnv(ToolEnv):
         isolation: str | None = None,
         top_k: int | None = None,
         costs: Mapping[str, float] | None = None,
-        reward: Reward | Sequence[Reward] = "em",
+        reward: Reward | RewardSet | Sequence[Reward] = "em",
         **options: Any,
     ) -> None:
         check_choice("compute", compute, COMPUTE)
         self.style = style
         self._computes = _computing(compute, isolation)
         self._top_k = (1 if style == "compact" else 3) if top_k is None else top_k
-        tasks = AnalystTasks(seed=world_seed, split=split or "train", questions=questions, types=types, style=style)
+        check_split(split)
+        tasks = AnalystTasks(
+            seed=world_seed, split="train" if split is None else split, questions=questions, types=types, style=style
+        )
+        tools = self._tools_of(tasks[0])
         if costs is not None:
-            reward = [*([reward] if isinstance(reward, str) or callable(reward) else reward), tool_costs(costs)]  # type: ignore[misc]
+            _check_costs(costs, tools)
+            reward = (*_several(reward), tool_costs(costs))
         defaults = _COMPACT if style == "compact" else {"max_turns": 10}
-        given = {"scorer": "gsm8k", **defaults, **options}
-        super().__init__(tasks=tasks, tools=self._tools_of(tasks[0]), reward=reward, **given)
+        super().__init__(tasks=tasks, tools=tools, reward=reward, **{"scorer": "gsm8k", **defaults, **options})
 
     def make_tools(self, task: Task) -> Sequence[Tool]:
         """Returns the tools over the company's encyclopedia and database."""
@@ -179,6 +190,21 @@ def _inquiry(task: Task) -> Any:
     if not isinstance(task, AnalystTask) or task.inquiry is None:
         raise ConfigurationError(f"Task {task.id!r} is none of this environment's: nobody knows how it is answered.")
     return task.inquiry
+
+
+def _check_costs(costs: Any, tools: Sequence[Tool]) -> None:
+    """Refuses prices that nobody would pay."""
+    if not isinstance(costs, Mapping) or not costs:
+        raise ConfigurationError(f"costs must be prices per call by tool, got {costs!r:.80}.")
+    for name in costs:
+        check_choice("tool in costs", name, [tool.name for tool in tools])
+
+
+def _several(reward: Any) -> tuple[Reward, ...]:
+    """Returns what `reward` stands for as several."""
+    if isinstance(reward, RewardSet):
+        return reward.terms
+    return tuple(reward) if isinstance(reward, list | tuple) else (reward,)
 
 
 def _computing(compute: str, isolation: str | None) -> Tool:

@@ -19,8 +19,9 @@ from agent_r1_gym.envs.latex_answers import MATH_VERIFY, latex_scorer
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.parsing import Parser
 from agent_r1_gym.sandbox import Isolation
+from agent_r1_gym.sandbox.levels import check_isolation
 from agent_r1_gym.scoring import AnswerScorer, final_number
-from agent_r1_gym.support.checks import check_choice, check_several
+from agent_r1_gym.support.checks import check_choice, check_seconds, check_several, check_split
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.tools.calculator import calculator
 from agent_r1_gym.tools.python import PythonTool
@@ -144,7 +145,6 @@ class MathsEnv(ToolEnv):
         return [self.compute(step.question) for step in getattr(task, "decomposition", ())]
 
 
-@functools.lru_cache(maxsize=16)
 def _computing(tools: str, isolation: Isolation | None, seconds: float | None) -> tuple[Tool, ...]:
     """Returns the tools; environments with equal settings share them."""
     check_choice("tools", tools, TOOLS)
@@ -152,10 +152,17 @@ def _computing(tools: str, isolation: Isolation | None, seconds: float | None) -
         if (isolation, seconds) != (None, None):
             raise ConfigurationError("isolation and seconds are Python's: say tools='python' or 'both', or drop them.")
         return (calculator,)
-    python = PythonTool(
-        stateful=True, isolation=isolation or "strong", timeout=_SECONDS if seconds is None else seconds
-    )
+    level = "strong" if isolation is None else isolation
+    check_isolation(level)
+    if seconds is not None:
+        check_seconds("seconds", seconds)
+    python = _python(level, _SECONDS if seconds is None else seconds)
     return (calculator, python) if tools == "both" else (python,)
+
+
+@functools.lru_cache(maxsize=16)
+def _python(isolation: Isolation, seconds: float) -> PythonTool:
+    return PythonTool(stateful=True, isolation=isolation, timeout=seconds)
 
 
 class GSM8KEnv(MathsEnv):
@@ -259,7 +266,7 @@ class ArithmeticEnv(MathsEnv):
     `world_seed=0`, `questions=2000`, `split="train"` ("validation" and "test": no problem is in two splits, whatever
     their seeds), `kinds=None` (all that the tools can compute; keys of `datasets.maths.dataset.STYLES`),
     `difficulty=None` (1 to 5; None: all), `style="natural"` ("compact": `37 * 24 % 41`, every number a whole number
-    below 50, fewer than 60 tokens per episode; its defaults are system_prompt="", feedback="short", max_turns=4),
+    below 50, 46 to 62 tokens per episode; its defaults are system_prompt="", feedback="short", max_turns=4),
     `tools="calculator"`, "python" or "both"; `isolation=None`, `seconds=None`: see `MathsEnv`. `scorer="gsm8k"`,
     `max_turns=10`; the rest: see `ToolEnv`.
 
@@ -359,11 +366,11 @@ class ReToolEnv(MathsEnv):
         parser: str | Parser = "retool",
         **options: Any,
     ) -> None:
+        check_split(split)
         if dataset == GENERATED:
-            chosen = tuple(STYLES["natural"]) if kinds is None else tuple(kinds)
-            made = problems(
-                seed=world_seed, split=split or "train", questions=questions, kinds=chosen, difficulty=difficulty
-            )
+            chosen = check_several("kinds", kinds, tuple(STYLES["natural"]))
+            part = "train" if split is None else split
+            made = problems(seed=world_seed, split=part, questions=questions, kinds=chosen, difficulty=difficulty)
             options["tasks"], self.held_out_splits = made, ("validation", "test")
         elif (world_seed, questions, kinds, difficulty) != (0, 2_000, None, None):
             raise ConfigurationError(

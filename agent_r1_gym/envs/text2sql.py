@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import Any, ClassVar
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.datasets.text2sql.compact import COLUMNS
-from agent_r1_gym.datasets.text2sql.dataset import GeneratedTasks, SqlTask
+from agent_r1_gym.datasets.text2sql.dataset import TYPES, GeneratedTasks, SqlTask
 from agent_r1_gym.datasets.text2sql.official import read_tasks
 from agent_r1_gym.datasets.text2sql.sources import Source, is_right, reader
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.rewards import RewardSet, RewardTerm
-from agent_r1_gym.support.checks import check_choice
+from agent_r1_gym.support.checks import check_choice, check_integer, check_path, check_split
 from agent_r1_gym.support.sqlite import DatabaseLost
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.tools.sql import sql_tools
@@ -28,6 +29,7 @@ _QUESTIONS = 2_000
 _COMPACT: Mapping[str, Any] = {"system_prompt": "", "feedback": "short", "max_turns": 4}
 _REWARDS = ("em", "process")
 _LOOKS, _GUESSES = 0.4, 0.1
+_FENCE = re.compile(r"```(?:[a-z0-9]*[ \t]*\n|sql(?:ite)?\s)?(.*?)(?:```|\Z)", re.IGNORECASE | re.DOTALL)
 
 
 def right_query(transition: Transition) -> float:
@@ -46,16 +48,16 @@ def _judged(task: Task, answer: str) -> float:
 
 
 def _bare(answer: str) -> str:
-    """Returns a query without the fence of Markdown that models like to put around it."""
-    text = answer.strip().removeprefix("```sql").removeprefix("```").removesuffix("```")
-    return text.strip()
+    """Returns the query in the last fence of Markdown; without a fence the whole answer."""
+    fenced = _FENCE.findall(answer)
+    return (fenced[-1] if fenced else answer).strip()
 
 
 # --- scripts ---------------------------------------------------------------------------------------------------------
 
 
 def _hasty(env: Text2SQLEnv, task: Task, history: Sequence[Transition]) -> ToolCall | str | None:
-    """Writes the values as the question does, into the first column of its kind, without a look at the rows."""
+    """Writes the values as the question does, into the first column of its kind (compact: any), without a look."""
     assert isinstance(task, SqlTask)
     if task.asked is None:
         return task.answers[0]
@@ -118,10 +120,11 @@ class Text2SQLEnv(ToolEnv):
     ## Description
     Six kinds of databases (a library, a clinic ...), three tables each, whose names are drawn from a seed, and nine
     types of questions about them, from a count to totals over two joins. How a value is written in the rows differs
-    from column to column ("Oslo", "OSLO", "OS:oslo"), and in a third of the tables nothing but the rows says which
-    column holds it: an agent has to look. The answer is a query; it is executed on three fillings of the tables, of
-    which the agent sees one. A question is only asked if forgetting DISTINCT, ORDER BY, a condition or LIMIT, or
-    another constant shows on one of the fillings. Or questions of Spider, BIRD or your own over SQLite files.
+    from column to column ("Oslo", "OSLO", "OS:oslo"; some rows say "former Oslo"), and in a third of the tables nothing
+    but the rows says which column holds it. The answer is a query; it is executed on three fillings of the tables, of
+    which the agent sees one. A question is only asked if forgetting DISTINCT, a key of ORDER BY, a condition or LIMIT,
+    another constant, ">=" for ">", or a pattern such as '%oslo' shows on one of the fillings. Or questions of Spider,
+    BIRD or your own over SQLite files.
 
     ## Tools
     `list_tables()`, `describe(table: string)`: names and columns. `query(sql: string)`: one SELECT, of which 20 rows
@@ -129,7 +132,7 @@ class Text2SQLEnv(ToolEnv):
 
     ## Action Space
     `UnicodeText(max_history_chars)`: one model turn, free text; formats as in `AgentR1/HotpotQA-v0`. The answer is one
-    SELECT, in a fence of Markdown or without.
+    SELECT; of an answer with fences of Markdown, what stands in the last one.
 
     ## Observation Space
     `UnicodeText(max_history_chars)`: the whole history as text.
@@ -157,8 +160,8 @@ class Text2SQLEnv(ToolEnv):
     ## Arguments
     `dataset="generated"` (or a folder of Spider or BIRD, or a file of questions with `question` and `query`),
     `database=None` (the SQLite file that such a file is about), `split=None` ("train"; "validation" and "test" hold
-    other schemas; a single file is served whole), and of generated questions `world_seed=0`, `questions=2000`,
-    `types=None` (all; see `datasets.text2sql.questions.QUESTION_TYPES`),
+    other schemas, in compact style other columns of the same words; a single file is served whole), and of generated
+    questions `world_seed=0`, `questions=2000`, `types=None` (all; see `datasets.text2sql.questions.QUESTION_TYPES`),
     `style="natural"` ("compact": one table, few words, no system turn, `max_turns=4`, for tiny models), `max_rows=20`,
     `reward="em"` (or "process", or terms of your own), `max_turns=10`; for the rest see `ToolEnv`.
 
@@ -198,21 +201,30 @@ class Text2SQLEnv(ToolEnv):
         reward: Any = "em",
         **options: Any,
     ) -> None:
+        check_choice("style", style, tuple(TYPES))
+        check_integer("max_rows", max_rows, 1)
+        check_path("dataset", dataset)
+        check_split(split)
         self.style = style
         self._look = {"max_rows": max_rows, "style": "plain" if style == "compact" else "table"}
         tasks: Sequence[Task]
+        part = "train" if split is None else split
         if dataset == GENERATED:
             if database is not None:
                 raise ConfigurationError("database= is what a file of questions is about; give dataset=FILE with it.")
             generated = GeneratedTasks(
-                seed=world_seed, split=split or "train", questions=questions, types=types, style=style
+                seed=world_seed,
+                split="train" if split is None else split,
+                questions=questions,
+                types=types,
+                style=style,
             )
             tasks, self._description = generated, generated.describe()
         else:
             _check_file_options(dataset, split, (world_seed, questions, types))
             check_choice("style of questions in files", style, ("natural",))
             self.held_out_splits = ("validation", "test") if Path(dataset).is_dir() else ()
-            tasks, self._description = read_tasks(dataset, split=split or "train", database=database)
+            tasks, self._description = read_tasks(dataset, split=part, database=database)
         defaults = _COMPACT if style == "compact" else {"max_turns": 10}
         super().__init__(tasks=tasks, tools=self._tools_of(tasks[0]), reward=reward, **{**defaults, **options})
         self.rewards = RewardSet(tuple(map(_by_execution, self.rewards.terms)))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, near_names
-from agent_r1_gym.parsing.base import Parser, TagParser, combine, scan, visible_text
+from agent_r1_gym.parsing.base import Parser, TagParser, combine, scan, takes_one_text, visible_text
 from agent_r1_gym.parsing.retool import ReToolParser
 from agent_r1_gym.parsing.strict_json import decode
 from agent_r1_gym.support.plugins import named_object
@@ -97,6 +97,10 @@ class SearchR1Parser(TagParser):
         if not query:
             return ParseError("empty_call", "The search query is empty; write it between the tags.")
         return ToolCall(self._tool, {self._argument: query})
+
+    def can_call(self, tool: Mapping[str, Any]) -> bool:
+        """Returns whether it is the one tool of this format (see the base class)."""
+        return takes_one_text(tool, self._tool, self._argument)
 
     def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """Returns both formats; the format has no place for tool schemas (see the base class)."""

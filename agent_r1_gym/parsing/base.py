@@ -42,6 +42,10 @@ class Parser(abc.ABC):
     def format_call(self, call: ToolCall) -> str:
         """Returns text that `parse` understands as `call`."""
 
+    def can_call(self, tool: Mapping[str, Any]) -> bool:
+        """Returns whether a turn can express calls of a tool, given its schema (`Tool.schema`); the default: of any."""
+        return True
+
     def format_answer(self, answer: str) -> str:
         """Returns text that `parse` understands as the final answer."""
         return f"<answer>{answer}</answer>"
@@ -68,6 +72,17 @@ def visible_text(text: str) -> str:
     for i in range(1, len(pieces)):
         pieces[i] = pieces[i].partition(_THINK_CLOSE)[2]
     return " ".join(pieces)  # not "": pieces of a tag around a thought must not make one
+
+
+def takes_one_text(tool: Mapping[str, Any], name: str, argument: str) -> bool:
+    """Returns whether a tool's schema is that of `name(argument)`; further arguments may be left out."""
+    function = tool["function"]
+    parameters = function["parameters"]
+    return (
+        function["name"] == name
+        and argument in parameters.get("properties", {})
+        and set(parameters.get("required", ())) <= {argument}
+    )
 
 
 class TagParser(Parser):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.parsing.base import TagParser
+from agent_r1_gym.parsing.base import TagParser, takes_one_text
 from agent_r1_gym.text import encodable
 from agent_r1_gym.types import ParseError, ToolCall
 
@@ -39,6 +39,10 @@ class ReToolParser(TagParser):
         if not code.strip():
             return ParseError("empty_call", "There is no code; write it between the tags.")
         return ToolCall(self._tool, {self._argument: code})
+
+    def can_call(self, tool: Mapping[str, Any]) -> bool:
+        """Returns whether it is the one tool of this format (see the base class)."""
+        return takes_one_text(tool, self._tool, self._argument)
 
     def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """Returns both formats, and what the interpreter says of itself (see the base class)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
@@ -43,6 +44,36 @@ def check_integer(name: str, value: Any, least: int) -> None:
         raise ConfigurationError(f"{name} must be an integer of at least {least}, got {value!r}.")
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Raises a `ConfigurationError` unless `value` is True or False; 0, 1 and texts are neither."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be True or False, got {value!r:.200}.")
+
+
+def check_text(name: str, value: Any) -> None:
+    """Raises a `ConfigurationError` unless `value` is a text of at least one character."""
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigurationError(f"{name} must be a text that says something, got {value!r:.200}.")
+
+
+def check_path(name: str, value: Any) -> None:
+    """Raises a `ConfigurationError` unless `value` is a path, or a text that stands for one."""
+    if not isinstance(value, os.PathLike):
+        check_text(name, value)
+
+
+def check_split(split: Any) -> None:
+    """Raises a `ConfigurationError` unless `split` is a text or None: 0, False and "" do not stand for "train"."""
+    if split is not None:
+        check_text("split", split)
+
+
+def check_level(name: str, value: Any, levels: Sequence[int]) -> None:
+    """Raises a `ConfigurationError` unless `value` is one of some integers; True and 1.0 are not 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value not in levels:
+        raise ConfigurationError(f"{name} must be one of {', '.join(map(str, levels))}, got {value!r:.200}.")
+
+
 def check_seconds(name: str, value: Any) -> None:
     """Raises a `ConfigurationError` unless `value` is a positive number of seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
@@ -71,9 +102,11 @@ def check_several(name: str, values: Any, choices: Sequence[str]) -> tuple[str, 
     """
     if values is None:
         return tuple(choices)
-    chosen = (values,) if isinstance(values, str) else tuple(values)
+    chosen = (values,) if isinstance(values, str) else values
+    if isinstance(chosen, bytes) or not isinstance(chosen, Sequence):
+        raise ConfigurationError(f"{name} must be some of {', '.join(choices)}, or None for all, got {values!r:.200}.")
     if not chosen:
         raise ConfigurationError(f"{name} is empty; expected some of {', '.join(choices)}.")
     for value in chosen:
         check_choice(name, value, choices)
-    return chosen
+    return tuple(chosen)

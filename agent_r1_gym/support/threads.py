@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -121,9 +122,40 @@ class _Call:
         self._done.put((self, result))
 
 
-Inbox = SimpleQueue[_Call]
+class _Promise:
+    """A running job whose end sets a Future."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        self.future: Future[Any] = Future()
+
+    def run(self) -> Any:
+        try:
+            return self._job()
+        except BaseException as error:  # handed to whoever asks the Future
+            return error
+
+    def tell(self, result: Any) -> None:
+        if isinstance(result, BaseException):
+            self.future.set_exception(result)
+        else:
+            self.future.set_result(result)
+
+
+Inbox = SimpleQueue[_Call | _Promise]
 _idle: list[Inbox] = []
 """Inboxes of the threads that wait for work; `list.append` and `list.pop` are atomic."""
+
+
+def start_call(job: Callable[[], _T]) -> Future[_T]:
+    """Runs a job in a daemon thread, beside all others.
+
+    Raises:
+        InfrastructureError: the system gives no further thread.
+    """
+    promise = _Promise(job)
+    _submit(promise)
+    return promise.future
 
 
 def run_side_by_side(
@@ -193,7 +225,7 @@ def _await_one(
             lost.succeed()
 
 
-def _submit(call: _Call) -> None:
+def _submit(call: _Call | _Promise) -> None:
     """Hands a call to an idle thread, or to a new one.
 
     Raises:

@@ -174,6 +174,19 @@ class Service:
         return f"Service({self.host!r})"
 
 
+class HttpStatusError(ToolError):
+    """A service answered that the call failed; its message is the model's to read.
+
+    Attributes:
+        status: of HTTP.
+        text: of the answer.
+    """
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"HTTP {status}: {text}")
+        self.status, self.text = status, text
+
+
 class OpenApiTool(Tool):
     """An operation of an HTTP service (see `openapi_tools`)."""
 
@@ -217,7 +230,7 @@ class OpenApiTool(Tool):
         if kind.endswith("json") and text:
             text, data = self._read(text, secrets, failed=status >= 400)
         if not 200 <= status < 300:
-            raise ToolError(f"HTTP {status}: {text}")
+            raise HttpStatusError(status, text)
         return ToolOutcome(text or f"HTTP {status}, no content.", data=data)
 
     def close(self) -> None:

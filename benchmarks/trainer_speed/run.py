@@ -48,11 +48,16 @@ def step(settings: Settings, device: str) -> Report:
     """A whole optimiser step: rollouts, rewards, advantages, update, log."""
     figures, checks = [], []
     for lengths in settings.lengths:
-        label = f"{lengths.name}, {_turns(settings.turns)}"
+        turns = _turns(settings.turns) if lengths.turns is None else "{} to {} turns".format(*lengths.turns)
+        label = f"{lengths.name}, {turns}"
         script = write_script(settings, lengths, turns=settings.turns)
         found, ratio = _beside(script, label, device, Trainee.train, per=settings.steps, unit="steps/s")
         figures += found
-        checks.append(Check(f"steps/s, {label}: ours / TRL", TARGETS["step_several_turns"], ratio))
+        target = "step_realistic" if lengths.pass_size else "step_several_turns"
+        checks.append(Check(f"steps/s, {label}: ours / TRL", TARGETS[target], ratio))
+        if lengths.pass_size:
+            update = next(figure for figure in found if figure.name == f"ours / TRL, {label}, update")
+            checks.append(Check(f"updates/s, {label}: ours / TRL", TARGETS["update_realistic"], update.median))
     return Report("step", tuple(figures), tuple(checks), {})
 
 
@@ -93,6 +98,7 @@ def token(settings: Settings, device: str) -> Report:
 def token_scripts(settings: Settings, lengths: Lengths) -> dict[str, Script]:
     """Returns episodes with equally many generated tokens: in several turns; in one, equal context; in one."""
     several, one = (write_script(settings, lengths, turns=turns) for turns in (settings.turns, 1))
+    assert isinstance(lengths.question, int)
     longer = replace(lengths, thought=lengths.thought + round(several.generated - one.generated))
     context = replace(longer, question=lengths.question + round(several.responses))
     return {
@@ -118,12 +124,16 @@ def _beside(
         measures = {system.name: partial(work, system) for system in systems}
         costs = measure.take_turns(measures, rounds=script.settings.rounds)
     figures: list[Figure] = []
-    for clock, behind in CLOCKS.items():
-        speeds = [
-            Figure(f"{name}, {label}{behind}", unit, tuple(per / getattr(cost, clock) for cost in taken))
-            for name, taken in costs.items()
-        ]
-        figures += [*speeds, measure.ratio(f"ours / TRL, {label}{behind}", *speeds)]
+    updates = {system.name: system.updates[-script.settings.rounds :] for system in systems}
+    for behind, spent in (("", costs), (", update", updates)):
+        for clock, of_clock in CLOCKS.items():
+            speeds = [
+                Figure(f"{name}, {label}{behind}{of_clock}", unit, tuple(per / getattr(cost, clock) for cost in taken))
+                for name, taken in spent.items()
+                if taken
+            ]
+            if speeds:
+                figures += [*speeds, measure.ratio(f"ours / TRL, {label}{behind}{of_clock}", *speeds)]
     if device == "cuda":
         figures += [
             Figure(f"{name}, {label}, peak memory", "GB", tuple(cost.memory / 1e9 for cost in taken))

@@ -89,6 +89,7 @@ class Script:
         passage: what every search finds.
         questions: one for each episode.
         episodes: what is played.
+        pass_size: see `Lengths`.
     """
 
     settings: Settings
@@ -98,6 +99,7 @@ class Script:
     passage: Passage
     questions: tuple[str, ...]
     episodes: tuple[Episode, ...]
+    pass_size: int = 0
 
     @property
     def generated(self) -> float:
@@ -141,20 +143,23 @@ class Script:
 
 
 def write_script(settings: Settings, lengths: Lengths, *, turns: int) -> Script:
-    """Returns episodes of `turns` turns, one for each question: searches, then the right answer."""
+    """Returns episodes of `turns` turns (or those of `lengths`), one for each question: searches, then the answer."""
     passage = Passage("0", _WORDS[0], " ".join(_words(lengths.passage - 2)))  # the title and a colon come to it
     tokenizer, system_prompt = _tokenizer(SearchEnvironment(SearchTool(StubRetriever([passage]))))
     chat = ChatFormat(tokenizer)
     gap = chat.gap_ids([Message("tool", f"{passage.title} : {passage.text}")], stopped=True)
     query = " ".join(_words(lengths.query))
-    ends = [toy.CALL_OPEN + query + toy.CALL_CLOSE] * (turns - 1) + [toy.ANSWER_OPEN + GOLD + toy.ANSWER_CLOSE]
+    call, answer = toy.CALL_OPEN + query + toy.CALL_CLOSE, toy.ANSWER_OPEN + GOLD + toy.ANSWER_CLOSE
     questions = _questions(settings.prompts, lengths)
 
     def episode(number: int, rng: random.Random) -> Episode:
         messages = [Message("system", system_prompt), Message("user", questions[number])]
         completion: list[int] = []
         mask: list[int] = []
-        for turn, end in enumerate(ends):
+        own = (
+            turns if lengths.turns is None else _spread(lengths.turns, number * 5 % settings.prompts, settings.prompts)
+        )
+        for turn, end in enumerate([call] * (own - 1) + [answer]):
             before = gap if turn else []
             thought = _thought(lengths, number, settings.prompts, rng)
             text = toy.THINK_OPEN + thought + toy.THINK_CLOSE + end
@@ -167,7 +172,7 @@ def write_script(settings: Settings, lengths: Lengths, *, turns: int) -> Script:
         rng = random.Random(attempt)
         episodes = tuple(episode(number, rng) for number in range(settings.prompts))
         if _following(episodes) is not None:
-            return Script(settings, turns, tokenizer, system_prompt, passage, questions, episodes)
+            return Script(settings, turns, tokenizer, system_prompt, passage, questions, episodes, lengths.pass_size)
     raise ValueError(f"No episodes of {lengths} can be told apart by a token and its place; lower prompts or spread.")
 
 
@@ -211,8 +216,18 @@ def _following(episodes: Iterable[Episode]) -> dict[tuple[int, int], int] | None
 
 def _questions(count: int, lengths: Lengths) -> tuple[str, ...]:
     """Returns different questions: of one length, or each a word longer than the one before if episodes differ."""
-    orders = [random.Random(number).sample(_words(lengths.question), lengths.question) for number in range(count)]
+    sizes = [
+        lengths.question if isinstance(lengths.question, int) else _spread(lengths.question, number * 3 % count, count)
+        for number in range(count)
+    ]
+    orders = [random.Random(number).sample(_words(size), size) for number, size in enumerate(sizes)]
     return tuple(" ".join([*order, *_words(number if lengths.spread else 0)]) for number, order in enumerate(orders))
+
+
+def _spread(ends: tuple[int, int], place: int, count: int) -> int:
+    """Returns the value at one of `count` places, evenly spread between two ends."""
+    low, high = ends
+    return round(low + (high - low) * place / max(count - 1, 1))
 
 
 def _thought(lengths: Lengths, episode: int, prompts: int, rng: random.Random) -> str:

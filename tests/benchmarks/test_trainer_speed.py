@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from benchmarks.env_speed.systems import WrongEpisodeError
 from benchmarks.trainer_speed import run as trainer_speed
 from benchmarks.trainer_speed.scripted import force, make_model, write_script
-from benchmarks.trainer_speed.settings import COMPACT, CUDA, FULL, TARGETS, Lengths, Settings
+from benchmarks.trainer_speed.settings import COMPACT, CUDA, FULL, REALISTIC, TARGETS, Lengths, Settings
 from benchmarks.trainer_speed.systems import Agent, EnvironmentFactory, exact_match
 from tests.kit.scripted import ScriptedSession
 from trainers.engines.sampling import SamplingOptions
@@ -106,7 +107,13 @@ def test_settings_say_what_has_to_be_shown():
     assert FULL.rounds >= 5
     assert (FULL.turns, FULL.batch, FULL.lengths[0]) == (4, 64, COMPACT)
     targets = ("rollouts_several_turns", "rollouts_one_turn", "token_several_turns", "step_several_turns")
-    assert dict(TARGETS) == dict(zip(targets, (2.0, 1.0, 1.15, 1.5), strict=True))
+    realistic = {"step_realistic": 2.5, "update_realistic": 3.0}
+    assert dict(TARGETS) == dict(zip(targets, (2.0, 1.0, 1.15, 1.5), strict=True)) | realistic
+    script = write_script(FULL, REALISTIC, turns=4)
+    turns = [sum(b > a for a, b in pairwise((0, *episode.loss_mask))) for episode in script.episodes]
+    assert (min(turns), max(turns)) == (1, 5)
+    prompts = [len(episode.prompt_ids) for episode in script.episodes]
+    assert 300 <= min(prompts) < 350 < 480 < max(prompts) <= 520
     assert CUDA.model == "qwen2.5-0.5b"
 
 

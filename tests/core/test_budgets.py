@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.rewards import tool_costs
 from agent_r1_gym.tools.function import tool
+from agent_r1_gym.types import Task
 from tests.kit.helpers import EchoTool, answer, call, make_env, started
 
 
@@ -74,8 +76,15 @@ def test_bad_budgets_are_named(options, message):
         make_env(tools=[EchoTool()], **options)
 
 
-def test_a_budget_of_no_tool_is_named_at_the_first_step():
-    env = started(make_env(tools=[EchoTool()], budgets={"ecko": 1}))
+class OwnTools(ToolEnv):
+    def make_tools(self, task):
+        return [EchoTool()]
+
+
+def test_a_budget_of_no_tool_is_named_as_early_as_the_tools_are_known():
+    with pytest.raises(ConfigurationError, match=r"no tool of this environment: 'ecko'.*echo"):
+        make_env(tools=[EchoTool()], budgets={"ecko": 1})
+    env = started(OwnTools(tasks=[Task("t", "p", ("a",))], budgets={"ecko": 1}))  # its tools come with a task
     with pytest.raises(ConfigurationError, match=r"no tool of this episode: \['ecko'\].*echo"):
         env.step("text")
 

@@ -243,7 +243,11 @@ def test_a_wanted_rule_decides_the_case_that_is_drawn_for_it(style: Style) -> No
 def test_no_section_is_in_two_splits(style: Style, difficulty: int) -> None:
     """A policy of a held-out split has no section that any policy of another split has: 0 overlaps."""
     texts = {
-        split: {compact_section(s) for s in drawn(style, 60, split=split, difficulty=difficulty)} for split in SPLITS
+        split: {
+            (s.request, s.rules)  # who is checked and what is paid does not make another list of rules
+            for s in drawn(style, 60, split=split, difficulty=difficulty)
+        }
+        for split in SPLITS
     }
     for first, second in itertools.combinations(SPLITS, 2):
         assert not texts[first] & texts[second]

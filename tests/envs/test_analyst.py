@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from fractions import Fraction
 from typing import Any
 
@@ -18,6 +19,7 @@ from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.policies import make_policy
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import make_text_env
+from agent_r1_gym.rewards import RewardTerm, exact_match, make_rewards
 
 STYLES = ("natural", "compact")
 
@@ -46,6 +48,22 @@ def test_the_oracle_solves_every_inquiry(style, split):
 def test_near_misses_are_far_below(script, natural, compact):
     assert share(played(f"script:{script}", 200, split="validation")) <= natural
     assert share(played(f"script:{script}", 200, style="compact", split="validation")) <= compact
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_beginner_goes_through_with_two_of_five_inquiries_and_looks_nothing_up_in_the_others(style):
+    records = played("script:beginner", 300, style=style)
+    assert 0.3 < share(records) < 0.5
+    assert {bool(record.solved) for record in records if len(record.turns) > 1} == {True}
+    assert not any(record.solved for record in records if len(record.turns) == 1)
+
+
+def test_compact_gold_is_what_the_texts_and_the_tables_say():
+    for task in AnalystTasks(style="compact", questions=120):
+        what, held, factor = re.fullmatch(r"(sum|max|min) (\w+) times (\d)", task.prompt).groups()  # type: ignore[union-attr]
+        (name,) = [passage.text for passage in task.context if passage.title == held]
+        sizes = [size for who, size in reader(task.source).select("SELECT name, size FROM t").rows if who == name]
+        assert task.answers == (str({"sum": sum, "max": max, "min": min}[what](sizes) * int(factor)),)
 
 
 def test_gold_is_what_the_texts_and_the_tables_say():
@@ -138,6 +156,10 @@ def test_python_computes_too():
         ({"compute": "abacus"}, "compute"),
         ({"isolation": "weak"}, "take compute='python'"),
         ({"costs": {"search": -1}}, "cost of a call"),
+        ({"costs": {"Search": 0.1}}, "Did you mean 'search'"),
+        ({"costs": []}, "costs must be prices per call by tool"),
+        ({"costs": "5"}, "costs must be prices per call by tool"),
+        ({"split": ""}, "split must be a text"),
         ({"types": ["growths"]}, "growth"),
         ({"types": []}, "types is empty"),
         ({"style": "terse"}, "style"),
@@ -147,3 +169,23 @@ def test_python_computes_too():
 def test_bad_options_are_named(options, message):
     with pytest.raises(ConfigurationError, match=message):
         make_text_env("Analyst", options)
+
+
+@pytest.mark.parametrize("reward", ["em", exact_match, RewardTerm("own", exact_match, 2.0), make_rewards(["em", "f1"])])
+def test_costs_go_with_every_kind_of_reward(reward: Any) -> None:
+    env: Any = make_text_env("Analyst", {"reward": reward, "costs": {"search": 0.1}, "types": ("invested",)})
+    assert env.rewards.terms[-1].name == "tool_costs"
+    env.reset(seed=0)
+    *_, info = env.step('<tool_call>{"name": "search", "arguments": {"query": "fund"}}</tool_call>')
+    assert info["reward_terms"]["tool_costs"] == pytest.approx(0.1)
+
+
+def test_a_compact_number_is_asked_for_no_more_often_than_another() -> None:
+    """Else the likeliest one would be worth answering."""
+    often: dict[str, Counter[int]] = defaultdict(Counter)
+    for task in AnalystTasks(style="compact", questions=3_000):
+        what, *_, factor = task.prompt.split()
+        often[what][int(task.answers[0]) // int(factor)] += 1
+    assert {what: len(counts) for what, counts in often.items()} == {"sum": 15, "max": 8, "min": 8}
+    for counts in often.values():
+        assert max(counts.values()) < 1.35 * counts.total() / len(counts)

@@ -323,6 +323,28 @@ def test_process_terms_pay_the_right_steps_once(request_kind: str) -> None:
         assert sums["forbidden_write"] == sums["malformed_call"] == 0
 
 
+def test_a_change_before_the_check_in_one_turn_is_forbidden() -> None:
+    env = ServiceDeskEnv(reward="process")
+    index, ticket = next((index, ticket) for index, ticket in tickets(env, decision="granted") if ticket.gold.identity)
+    check = next(call for call in reversed(ticket.plan) if call.name == "verify_identity")
+    write = ticket.gold.writes[0]
+    terms = {}
+    for order in ((write, check), (check, write)):
+        env.reset(options={"task_index": index})
+        terms[order[0].name] = env.step("".join(map(env.parser.format_call, order)))[4]["reward_terms"]
+    late, right = terms[write.name], terms["verify_identity"]
+    assert (late["right_write"], late["forbidden_write"], late["verified"]) == (0.0, 1.0, 1.0)
+    assert (right["right_write"], right["forbidden_write"], right["verified"]) == (1.0, 0.0, 1.0)
+
+
+def test_an_amount_that_rounds_to_nothing_is_refused() -> None:
+    env = ServiceDeskEnv()
+    _, ticket = next(tickets(env))
+    for amount in (0.001, 0.004, 0.0, 1e-300):
+        (info,) = steps(env, 0, [ToolCall("issue_voucher", {"customer": ticket.scene.customer, "amount": amount})])
+        assert info["tool_outcomes"][0].content.startswith("HTTP 422")
+
+
 # --- an adversary ----------------------------------------------------------------------------------------------------
 
 
@@ -438,9 +460,19 @@ def test_a_fault_is_an_ordinary_error_that_passes() -> None:
     call = env.parser.format_call(ToolCall("get_ticket", {}))
     info = env.step(call)[4]
     (outcome,) = info["tool_outcomes"]
-    assert (outcome.ok, outcome.error, info["infrastructure_error"]) == (False, "tool_error", None)
+    assert (outcome.ok, outcome.error, info["infrastructure_error"]) == (False, "busy", None)
     assert outcome.content.startswith('HTTP 424: {"error":"upstream answered ')
     assert 2 in ticket.scene.faults or env.step(call)[4]["tool_outcomes"][0].ok
+
+
+def test_an_agent_of_few_words_reads_a_fault_apart_from_a_wrong_call() -> None:
+    env = ServiceDeskEnv(style="compact", difficulty=2)
+    index = next(i for i, ticket in enumerate(env.tasks) if isinstance(ticket, Ticket) and 1 in ticket.scene.faults)
+    (info,) = steps(env, index, [ToolCall("get_order", {"order": "o99"})])
+    assert info["new_messages"][-1].content == "error busy"
+    sound = next(i for i, ticket in enumerate(env.tasks) if isinstance(ticket, Ticket) and not ticket.scene.faults)
+    (info,) = steps(env, sound, [ToolCall("get_order", {"order": "o99"})])
+    assert info["new_messages"][-1].content == "error tool_error"
 
 
 def test_a_stale_copy_says_so_and_the_next_reading_is_fresh() -> None:

@@ -40,7 +40,7 @@ def test_the_oracle_solves_every_task(style, split):
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(
-    ("script", "low", "high"), [("hasty", 0.2, 0.42), ("constant", 0.0, 0.0), ("careless", 0.0, 0.0)]
+    ("script", "low", "high"), [("hasty", 0.2, 0.5), ("constant", 0.0, 0.0), ("careless", 0.0, 0.0)]
 )
 def test_near_misses_score_what_the_page_says(style, script, low, high):
     assert low <= share_solved(f"script:{script}", 200, style=style, split="validation") <= high
@@ -78,6 +78,16 @@ def test_what_counts_as_right(env):
     assert [answer(env, text) for text in wrong] == [0.0] * len(wrong)
     endless = "WITH RECURSIVE x AS (SELECT 1 UNION ALL SELECT 1 FROM x) SELECT COUNT(*) FROM x"
     assert answer(env, endless) == 0.0
+
+
+def test_the_query_in_the_last_fence_counts(env):
+    env.reset(options={"task_index": 0})
+    gold = env.task.answers[0]
+    for fenced in ("```SQL\n{}\n```", "```sqlite\n{}\n```", "```sql {};```", "```{}```", "```sql\n{}"):
+        assert answer(env, fenced.format(gold)) == 1.0
+        assert answer(env, "First I thought:\n```sql\nSELECT 1\n```\nNow:\n" + fenced.format(gold)) == 1.0
+    assert answer(env, f"Here it is:\n```sql\n{gold}\n```\nIt counts.") == 1.0
+    assert answer(env, f"```sql\n{gold}\n```\n```sql\nSELECT 1\n```") == 0.0
 
 
 def test_gold_is_nowhere_in_what_the_model_sees():

@@ -46,7 +46,12 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(
-    tokenizer: PreTrainedTokenizerFast | None = None, *, seed: int = 0, width: int = 32, layers: int = 2
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    *,
+    seed: int = 0,
+    width: int = 32,
+    layers: int = 2,
+    tied: bool = True,
 ) -> Qwen3ForCausalLM:
     """Returns a random Qwen3 model for a tokenizer (`make_tokenizer`); leaves the global generator as it was."""
     tokenizer = tokenizer or make_tokenizer()
@@ -60,7 +65,7 @@ def make_model(
         head_dim=width // 2,
         max_position_embeddings=256,
         initializer_range=0.1,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,

@@ -13,7 +13,7 @@ import pytest
 
 from agent_r1_gym.errors import InfrastructureError, InfrastructureTimeout
 from agent_r1_gym.support import threads
-from agent_r1_gym.support.threads import LostCalls, run_side_by_side
+from agent_r1_gym.support.threads import LostCalls, run_side_by_side, start_call
 
 
 def fail() -> int:
@@ -186,3 +186,16 @@ def test_a_system_without_threads_to_spare_is_a_typed_failure(monkeypatch, hangi
     (error,) = run_side_by_side([lambda: 1], timeout=1)
     assert isinstance(error, InfrastructureError) and not isinstance(error, InfrastructureTimeout)
     assert "can't start new thread" in str(error)
+
+
+def test_a_started_call_has_a_future() -> None:
+    barrier = threading.Barrier(3)
+    both = [start_call(lambda number=number: (barrier.wait(5), number)[1]) for number in range(2)]
+    barrier.wait(5)
+    assert [future.result(5) for future in both] == [0, 1]
+
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        start_call(fails).result(5)

@@ -154,11 +154,41 @@ class TestRefusals:
         with pytest.raises(ValueError, match="can not be both configured"):
             make_args(tmp_path, steps_per_generation=2, generation_batch_size=16)
 
-    @pytest.mark.parametrize("backend", ["use_vllm", "use_transformers_continuous_batching"])
-    def test_backends_that_the_cached_engine_would_leave_idle(self, tmp_path: Path, backend: str) -> None:
-        with pytest.raises(ConfigurationError, match=f"{backend}=True needs engine=trl"):
-            make_args(tmp_path, **{backend: True})
+    @pytest.mark.parametrize("engine", ["cached", "vllm"])
+    def test_backends_that_the_engine_would_leave_idle(self, tmp_path: Path, engine: str) -> None:
+        backend = "use_transformers_continuous_batching"
+        with pytest.raises(ConfigurationError, match=f"{backend}=True needs engine=trl; engine={engine} lacks it"):
+            make_args(tmp_path, engine=engine, **{backend: True})
         assert getattr(make_args(tmp_path, engine="trl", **{backend: True}), backend)
+
+    @pytest.mark.parametrize("engine", ["cached", "trl", "vllm"])
+    def test_trls_own_vllm_is_refused(self, tmp_path: Path, engine: str) -> None:
+        with pytest.raises(ConfigurationError, match="set engine=vllm instead"):
+            make_args(tmp_path, engine=engine, use_vllm=True)
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"top_p": 0.9}, "log-probs of the truncated distribution"),
+            ({"top_k": 5}, "log-probs of the truncated distribution"),
+            ({"vllm_mode": "server"}, "vllm_server_base_url=None: servers are named by"),
+            ({"vllm_server_base_url": "http://127.0.0.1:8000"}, "vllm_mode='colocate' with"),
+            ({"vllm_mode": "servers"}, "Did you mean 'server'"),
+            ({"vllm_tensor_parallel_size": 2}, "vllm_tensor_parallel_size=2 has no effect here"),
+            ({"loss_type": "vespo"}, "token_truncate or token_mask"),
+            ({"min_p": 0.1}, "min_p=0.1 needs engine=trl; engine=vllm lacks it"),
+            ({"rollout_slots": 0}, "rollout_slots must lie between 1"),
+        ],
+    )
+    def test_what_vllm_cannot_do(self, tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+        with pytest.raises(ConfigurationError, match=words):
+            make_args(tmp_path, engine="vllm", **changes)
+
+    def test_options_of_vllm_without_it(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigurationError, match="vllm_enable_sleep_mode=True needs engine=vllm"):
+            make_args(tmp_path, vllm_enable_sleep_mode=True)
+        servers = {"vllm_mode": "server", "vllm_server_base_url": "http://a:1,http://b:2"}
+        assert make_args(tmp_path, engine="vllm", **servers).vllm_mode == "server"
 
     @pytest.mark.parametrize(
         ("name", "value"), [("generation_kwargs", {"min_p": 0.2}), ("cache_implementation", "static")]

@@ -13,8 +13,8 @@ import transformers
 import trl
 from torch.testing import assert_close
 from transformers import TrainerCallback
-from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
+from trl.trainer import utils as trl_utils
 
 from tests.kit.bandit import make_args, make_rows
 from tests.kit.fixed import gradients, one_turn_batch
@@ -22,7 +22,7 @@ from tests.kit.tiny_model import make_model, make_tokenizer
 from trainers.algorithms.batch import tokens_of
 from trainers.running.resumable import ResumableTrainer
 from trainers.trainer import AgentTrainer
-from trainers.trl_seams import ATTRIBUTES, CALLED, OVERRIDDEN
+from trainers.trl_seams import ATTRIBUTES, CALLED, OVERRIDDEN, labelled_positions_only
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = f"trl {trl.__version__}, transformers {transformers.__version__}"
@@ -112,10 +112,33 @@ class TestSignatures:
 
     def test_what_a_turn_of_trls_backend_is_lent(self) -> None:
         source = inspect.getsource(trl.GRPOTrainer)
-        for name in ("self.eos_token_ids", "self.generation_config", "self.vllm_generation"):
+        for name in ("self.eos_token_ids", "self.generation_config"):
             assert name in source, moved(name)
-        parameters = set(parameters_of(VLLMGeneration.__init__))
-        assert {"max_completion_length", "generation_kwargs"} <= parameters, moved("VLLMGeneration")
+
+    def test_weights_are_handed_over_before_rollouts(self) -> None:
+        source = inspect.getsource(trl.GRPOTrainer._generate)
+        for name in (
+            "self.use_vllm and self.state.global_step != self._last_loaded_step",
+            "self.vllm_generation.sync_weights()",
+        ):
+            assert name in source, moved(name)
+        assert not set(re.findall(r"self\.vllm_generation\.(\w+)", source)) - {"sync_weights"}
+
+    def test_the_output_layer_asks_whether_to_score_labelled_positions_only(self) -> None:
+        source = inspect.getsource(trl_utils.add_fused_lm_head)
+        for name in (
+            "_use_triton(hidden_states.device)",
+            "_CHUNKED_LOGPROB_CHUNK_SIZE",
+            "hidden_states[mask] if compact",
+        ):
+            assert name in source, moved(name)
+        before = trl_utils._use_triton, trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE
+        with labelled_positions_only(torch.device("cpu"), vocabulary=451):
+            assert trl_utils._use_triton(torch.device("cpu"))
+            assert trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE == 451
+        assert (trl_utils._use_triton, trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE) == before
+        with labelled_positions_only(torch.device("cuda"), vocabulary=451):
+            assert (trl_utils._use_triton, trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE) == before
 
     def test_constructor(self) -> None:
         needed = {"model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class", "callbacks"}

@@ -144,6 +144,12 @@ class Batch:
         return (self.credit["turn_ids"] >= 0) & self.credit["valid"][:, None]
 
     @property
+    def scored(self) -> Tensor:
+        """(B, T) bool: the tokens that the loss sees, or that the model sampled."""
+        width = self.credit["turn_ids"].size(1)
+        return _padded([[*map(bool, mask)] for mask in self.loss_masks], False, width).to(self.sampled) | self.sampled
+
+    @property
     def sampled_tokens(self) -> int:
         """How many tokens the model sampled, in dropped rollouts too."""
         return sum(sum(tokens_of(record).loss_mask) for record in self.records)

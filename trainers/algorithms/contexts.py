@@ -9,14 +9,12 @@ Shapes: B trajectories, P prompt tokens, T tokens after the prompt, R >= B conte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from agent_r1_gym.play.record import Tokens
-
-Scores = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 def context_numbers(batch: Sequence[Tokens], *, width: int) -> Tensor | None:
@@ -75,37 +73,3 @@ class Contexts:
         laid = numbers.new_zeros(self._real.shape)
         laid[self._real] = padded[self._sequence, self._column]
         return laid[:, -self._width :]
-
-
-def score_contexts(
-    score: Callable[[Tensor, Tensor, int], Scores],
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    *,
-    numbers: Tensor,
-    batch_size: int | None,
-) -> Scores:
-    """Scores trajectories context by context.
-
-    Args:
-        score: gets input_ids (R, L), attention_mask (R, L) and L - 1; returns log-probs and entropies (R, L - 1) of all
-            tokens but the first, and a scalar; the last two may be None.
-        input_ids: (B, P + T).
-        attention_mask: (B, P + T).
-        numbers: (B, T), of `context_numbers`.
-        batch_size: trajectories in one call of `score`; None: all.
-
-    Returns:
-        Log-probs and entropies (B, T), 0 for padding and where a context begins, and the mean of the scalars.
-    """
-    parts = []
-    for chunk in torch.split(torch.arange(len(input_ids)), batch_size or len(input_ids)):
-        contexts = Contexts(input_ids[chunk], attention_mask[chunk], numbers[chunk])
-        logps, entropies, loss = score(contexts.input_ids, contexts.attention_mask, contexts.input_ids.size(1) - 1)
-        parts.append((contexts.to_lines(logps), None if entropies is None else contexts.to_lines(entropies), loss))
-    every_logps, every_entropies, losses = zip(*parts, strict=True)
-    return (
-        torch.cat(every_logps),
-        None if every_entropies[0] is None else torch.cat(every_entropies),
-        None if losses[0] is None else torch.stack(losses).mean(),
-    )

@@ -29,34 +29,64 @@ _TRL_DEFAULTS = MappingProxyType(
 _REPLACED = MappingProxyType(
     {"reward_weights": None, "multi_objective_aggregation": "sum_then_normalize", "max_tool_calling_iterations": None}
 )
-_NOT_CACHED = MappingProxyType(
+_ONLY_TRL = MappingProxyType(
     {
         "min_p": None,
         "repetition_penalty": 1.0,
         "generation_kwargs": None,
         "cache_implementation": None,
-        "use_vllm": False,
         "use_transformers_continuous_batching": False,
     }
 )
-"""Options that the engine with the kept cache does not have, with the values that mean off."""
+"""Options that only TRL's own backends have, with the values that mean off."""
+_VLLM_MODES = ("colocate", "server")
+_VLLM = MappingProxyType(
+    {
+        "vllm_mode": "colocate",
+        "vllm_server_base_url": None,
+        "vllm_gpu_memory_utilization": 0.3,
+        "vllm_server_timeout": 240.0,
+        "vllm_enable_sleep_mode": False,
+        "vllm_importance_sampling_correction": True,
+    }
+)
+"""TRL's options that engine=vllm reads, with their defaults."""
+_NOT_VLLM = MappingProxyType(
+    {
+        "vllm_max_model_length": None,  # that of the budgets
+        "vllm_tensor_parallel_size": 1,
+        "vllm_model_impl": "vllm",
+        "vllm_structured_outputs_regex": None,
+    }
+)
+"""TRL's options of vLLM that nothing here reads."""
 _CHOICES = MappingProxyType(
     {
         "kl_placement": ("loss", "reward"),
         "gae_level": ("token", "turn"),
-        "engine": ("cached", "trl"),
+        "engine": ("cached", "vllm", "trl"),
+        "vllm_mode": _VLLM_MODES,
+        "update_layout": ("auto", "packed", "rows"),
     }
 )
 _SHARES = ("gamma", "lam", "alarm_dropped_above", "alarm_repetition_above", "alarm_answer_share_above")
 _COUNTS = (
     *("max_turn_tokens", "max_prompt_length", "max_contexts", "trace_episodes", "train_seeds"),
+    "rollout_slots",
     *("critic_epochs", "critic_minibatches", "eval_episodes", "num_generations_eval"),
     *("num_generations", "num_iterations", "steps_per_generation", "max_completion_length"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
     "alarm_patience",
 )
 _AMOUNTS = (
-    *("infrastructure_retries", "logprob_check_steps", "critic_learning_rate", "critic_clip", "trace_steps"),
+    *(
+        "infrastructure_retries",
+        "refill_groups",
+        "logprob_check_steps",
+        "critic_learning_rate",
+        "critic_clip",
+        "trace_steps",
+    ),
     *(
         "sample_steps",
         "alarm_calls_below",
@@ -123,7 +153,7 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
 
     def _defaults(self) -> dict[str, Any]:
         """Returns what each preset field stands for where it is left at None."""
-        settings = {**_TRL_DEFAULTS, **self.preset.settings, "advantage_mask": self.loss_mask}
+        settings = {**_TRL_DEFAULTS, "refill_groups": 0, **self.preset.settings, "advantage_mask": self.loss_mask}
         own = settings["loss_type"]
         loss = self.loss_type or own
         if "cispo" in (loss, own) and loss != own:  # its clip range fits no other loss, nor theirs it
@@ -191,6 +221,16 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
                 f"temperature={self.temperature}: training needs rollouts that differ. Set it above 0; "
                 "eval_temperature=0 evaluates greedily."
             )
+        if self.refill_groups and (self.num_generations < 2 or self._device_batch() % self.num_generations):
+            raise ConfigurationError(
+                f"refill_groups={self.refill_groups} replaces groups of num_generations={self.num_generations}, but a "
+                f"process plays {self._device_batch()} rollouts: make that a multiple (per_device_train_batch_size x "
+                "gradient_accumulation_steps), or set refill_groups=0."
+            )
+        if self.refill_groups and self.engine == "trl":
+            raise ConfigurationError(
+                "refill_groups needs engine=cached or engine=vllm: with engine=trl all processes generate in step."
+            )
         if self.num_generations == 1 and self.preset.single and self._device_batch() < 2:
             raise ConfigurationError(
                 "num_generations=1 with one rollout per device and generation batch: there is nothing to compare it "
@@ -216,11 +256,38 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
                     ) from error
 
     def _check_engine(self) -> None:
-        for name, off in _NOT_CACHED.items():
-            if self.engine == "cached" and getattr(self, name) != off:
-                raise ConfigurationError(f"{name}={getattr(self, name)!r} needs engine=trl; engine=cached lacks it.")
+        if self.use_vllm:
+            raise ConfigurationError("use_vllm=True: TRL's own vLLM waits for the slowest; set engine=vllm instead.")
+        for options, engine in ((_ONLY_TRL, "trl"), (_VLLM, "vllm")):
+            for name, off in options.items():
+                if self.engine != engine and getattr(self, name) != off:
+                    raise ConfigurationError(
+                        f"{name}={getattr(self, name)!r} needs engine={engine}; engine={self.engine} lacks it."
+                    )
+        for name, off in _NOT_VLLM.items():
+            if getattr(self, name) != off:
+                raise ConfigurationError(f"{name}={getattr(self, name)!r} has no effect here. Leave it at {off!r}.")
+        if self.engine == "vllm":
+            self._check_vllm()
         if self.engine == "trl" and self.eval_temperature is not None:
             raise ConfigurationError(
                 f"eval_temperature={self.eval_temperature} needs engine=cached; engine=trl samples evaluations as it "
                 "samples training. Leave it at None."
+            )
+
+    def _check_vllm(self) -> None:
+        if self.top_p < 1 or self.top_k:
+            raise ConfigurationError(
+                f"top_p={self.top_p}, top_k={self.top_k}: vLLM reports log-probs of the truncated distribution, the "
+                "loss is of the whole one. Leave both off, or set engine=cached."
+            )
+        if (self.vllm_mode == "server") != (self.vllm_server_base_url is not None):
+            raise ConfigurationError(
+                f"vllm_mode={self.vllm_mode!r} with vllm_server_base_url={self.vllm_server_base_url!r}: servers are "
+                "named by vllm_mode=server and vllm_server_base_url (one URL, or several with commas between)."
+            )
+        if self.loss_type == "vespo" and not self.vllm_importance_sampling_mode.startswith("token"):
+            raise ConfigurationError(
+                f"loss_type=vespo with vllm_importance_sampling_mode={self.vllm_importance_sampling_mode!r}: it needs "
+                "token_truncate or token_mask."
             )

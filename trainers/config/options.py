@@ -53,7 +53,7 @@ class ModelOptions:
     )
     chat_template: str | None = _help(
         None,
-        "Chat template to train with: a jinja file, or the name of one of TRL's (qwen3_training.jinja); None: the "
+        "Chat template to train with: a jinja file, or the name of one of TRL's; qwen3_training.jinja, say. None: the "
         "model's own, or TRL's variant of it that keeps earlier turns. Options for it: chat_template_kwargs.",
     )
 
@@ -81,7 +81,24 @@ class RolloutOptions:
         64, "Maximum number of contexts per trajectory; where one more would be needed, the episode is truncated."
     )
     engine: str = _help(
-        "cached", "Engine that samples: cached (KV cache kept across turns) or trl (TRL's own backend, such as vLLM)."
+        "cached",
+        "Engine that samples: cached (the trainer's model), vllm or trl (TRL's own); cached and vllm keep the KV cache "
+        "of an episode from turn to turn, and vllm runs beside the trainer or on servers (vllm_mode).",
+    )
+    rollout_slots: int | None = _help(
+        None,
+        "Maximum number of episodes side by side in a process; this bounds the memory of rollouts. None: 128, with "
+        "engine=vllm 384, for there an episode whose tools run takes no memory that another needs.",
+    )
+    refill_groups: int = _help(
+        None,
+        "Maximum number of times that a group whose rollouts all earned the same is replaced by one of another task; "
+        "0: never. What is played for it is told as rollout/refills, in units of the batch. Preset.",
+    )
+    update_layout: str = _help(
+        "auto",
+        "Layout of rollouts in an update: packed, rows or auto; packed has no padding and a shared prompt once, rows "
+        "one trimmed sequence per context, auto takes packed where the model's attention allows it.",
     )
     infrastructure_retries: int = _help(
         2, "Number of times that an episode whose backend failed is played again; then it is dropped."

@@ -21,6 +21,7 @@ CISPO_CLIP = 5.0
 PRESET_FIELDS = (
     *PAPER,
     *("scale_rewards", "epsilon", "epsilon_high", "importance_sampling_level", "mask_truncated_completions"),
+    "refill_groups",
 )
 """Options that a preset may set; where the user leaves them at None it does."""
 
@@ -69,7 +70,7 @@ _ALGORITHMS = {
     "reinforce++-baseline": make_preset("reinforce++-baseline"),
     "ppo": make_preset("ppo", single=True, needs=["values"], kl_placement="reward", num_generations=1),
     "dr_grpo": make_preset("grpo", loss_type="dr_grpo", scale_rewards="none", beta=0.0),
-    "dapo": make_preset("grpo", epsilon_high=0.28, beta=0.0, mask_truncated_completions=True),
+    "dapo": make_preset("grpo", epsilon_high=0.28, beta=0.0, mask_truncated_completions=True, refill_groups=4),
     "gspo": make_preset(
         "grpo", loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4, beta=0.0
     ),

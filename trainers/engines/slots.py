@@ -15,6 +15,7 @@ from torch import Tensor
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.engine import NOT_YET, POLL
 from agent_r1_gym.play.token_session import Answer, NewContext, TokenSession, longest_context
+from trainers.algorithms.layout import SEGMENTS
 from trainers.engines.cache import SlotCache, slots_of
 from trainers.engines.sampling import SamplingOptions, sample
 
@@ -50,7 +51,7 @@ class SlotEngine:
     the speed of tools (but for rounding: floating-point sums may differ in the last bit with the size of the batch).
     Reseed with `engine.generator.manual_seed(...)`. A session's `sampling`, if it has one, overrides `options`.
 
-    Every rank needs the whole weights: under FSDP or ZeRO-3 gather them around `run`, or use `TRLEngine`.
+    Every rank needs the whole weights: under FSDP or ZeRO-3 gather them around `run`.
 
     Args:
         model: decoder-only model that takes `position_ids` (rotary or learned), attention "sdpa" or "eager"; may be
@@ -348,7 +349,7 @@ def _check_model(model: Any, max_length: int) -> None:
     attention, limit = model.config._attn_implementation, getattr(config, "max_position_embeddings", max_length)
     window = getattr(config, "sliding_window", None) or max_length
     kinds = set(getattr(config, "layer_types", None) or ())
-    if attention not in ("sdpa", "eager"):
+    if attention not in ("sdpa", "eager", SEGMENTS):
         raise ConfigurationError(
             f"engine=cached masks each episode by itself, which attn_implementation={attention!r} cannot do: load the "
             "model with 'sdpa' or 'eager', or take --engine trl."

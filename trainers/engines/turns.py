@@ -1,11 +1,10 @@
 """Engines that play turn by turn and prefill the whole context anew on every turn, unlike `SlotEngine`.
 
-`TRLEngine` plays on whatever backend TRL is configured with.
+`TRLEngine` plays on what TRL generates with where no vLLM is at hand.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,8 +17,6 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.token_session import NewContext, TokenSession, longest_context
 from trainers import trl_seams
 
-logger = logging.getLogger(__name__)
-
 Turn = tuple[list[int], list[float]]
 
 Live = list[tuple[TokenSession, list[int]]]
@@ -29,7 +26,7 @@ Live = list[tuple[TokenSession, list[int]]]
 class TurnEngine(ABC):
     """Plays the turns of all live sessions in step, and all ranks in step: an idle one generates from a dummy.
 
-    vLLM's server mode slices one gathered list by equal shares, so every rank gives the same number of contexts.
+    Sharded weights are gathered by collective calls, which every rank must make equally often.
     """
 
     def __init__(
@@ -95,11 +92,10 @@ class TurnEngine(ABC):
 
 
 class TRLEngine(TurnEngine):
-    """Whatever backend a TRL trainer is configured with: generate, continuous batching, vLLM server or colocated.
+    """What a TRL trainer generates with: transformers' generate, or continuous batching.
 
     Sampling (temperature, top_p, top_k, min_p ...) is the trainer's; a turn ends with the chat format's tokens, not
-    with those of the trainer, which knows no template. Log-probs come from vLLM; the other backends report none, and
-    sessions get NaN. Weights reach vLLM at the first turn after an update.
+    with those of the trainer, which knows no template. No log-probs are reported: sessions get NaN.
 
     Args:
         trainer: a `trl.GRPOTrainer` of TRL 1.15 or 1.16, or a subclass.
@@ -120,10 +116,6 @@ class TRLEngine(TurnEngine):
             dummy=[trainer.eos_token_ids[0]],
         )
         self.trainer = trainer
-        if trainer.use_vllm and trainer.args.vllm_mode == "colocate" and trainer.args.vllm_enable_sleep_mode:
-            logger.warning(
-                "vllm_enable_sleep_mode pushes all weights to vLLM on every turn; turn it off for multi-turn."
-            )
 
     def _generate(self, contexts: list[list[int]]) -> list[Turn]:
         ids, logprobs = trl_seams.generate_turn(

@@ -36,7 +36,6 @@ OF_TRL: Mapping[type, Mapping[str, tuple[Any, str]]] = MappingProxyType(
         RolloutOptions: {
             "gradient_accumulation_steps": (1, "Passes per optimiser step: x the batch size = rollouts of a step"),
             "temperature": (1.0, "Sampling temperature"),
-            "use_vllm": (False, "Sample with vLLM; needs engine=trl"),
         },
         AlgorithmOptions: {
             "learning_rate": (1e-6, "Learning rate; 1e-5 is usual for adapters"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +32,9 @@ PROMPTS = 256
 """Rows, spread over the data set, whose prompts are measured before training."""
 
 
+logger = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where a model comes from: a folder or hub id, the revision there, and whether its own code may run."""
@@ -51,9 +55,10 @@ def check_packages(args: AgentConfig, model_args: ModelConfig) -> None:
     Raises:
         ConfigurationError: see above.
     """
-    if args.use_vllm and find_spec("vllm") is None:
+    if args.engine == "vllm" and args.vllm_mode == "colocate" and find_spec("vllm") is None:
         raise ConfigurationError(
-            "use_vllm=True needs vLLM, which is not installed: `pip install vllm`, or drop use_vllm."
+            "engine=vllm needs vLLM, which is not installed: `pip install 'agent-r1-gym[vllm]'`, or take "
+            "engine=cached, or servers (vllm_mode=server)."
         )
     for service in args.report_to or ():
         try:
@@ -282,4 +287,30 @@ def check_prompts(env: TextEnv, rows: Sequence[Mapping[str, Any]], chat: ChatFor
         raise ConfigurationError(
             f"max_prompt_length={longest}, but of {len(lengths)} prompts tried the longest has {max(lengths)} tokens: "
             f"raise it to at least {-(-max(lengths) // 64) * 64}, or shorten the environment's system_prompt."
+        )
+
+
+def check_size(dataset: Any, args: AgentConfig) -> None:
+    """Refuses a data set that does not fill one generation batch: TRL would end before the first step.
+
+    Raises:
+        ConfigurationError: it has too few rows.
+    """
+    prompts = (args.generation_batch_size or 0) // args.num_generations
+    if hasattr(dataset, "__len__") and len(dataset) < prompts:
+        raise ConfigurationError(
+            f"train_dataset has {len(dataset)} rows, but one generation batch takes {prompts} prompts "
+            f"(generation_batch_size={args.generation_batch_size} / num_generations={args.num_generations}). Lower "
+            "per_device_train_batch_size or gradient_accumulation_steps, raise num_generations, or bring more rows."
+        )
+
+
+def warn_of_truncation(args: AgentConfig) -> None:
+    """Warns where rollouts come from another distribution than the loss."""
+    if args.top_p < 1 or args.top_k:
+        logger.warning(
+            "top_p=%s, top_k=%s: rollouts are sampled from a truncated distribution, the loss and the engine's "
+            "log-probs are of the whole one. Leave both off unless you want that bias.",
+            args.top_p,
+            args.top_k,
         )

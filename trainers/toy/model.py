@@ -32,7 +32,8 @@ UNKNOWN = "<|unknown|>"
 
 _HEADERS = {role: f"<|im_start|>{role}\n" for role in get_args(Role)}
 _FORMAT = (CALL_OPEN, CALL_CLOSE, *BROKEN_CLOSES, THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
-_FEEDBACK = ("error", "nothing", "found", *PARSE_ERROR_CODES, *get_args(ErrorKind))
+# Tools of the toy are never busy: a word more would make other weights of the same seed.
+_FEEDBACK = ("error", "nothing", "found", *PARSE_ERROR_CODES, *(kind for kind in get_args(ErrorKind) if kind != "busy"))
 _FIXED_ENDS = "|".join(re.escape(text.split("\n")[-1] or "\n") for text in (*_FORMAT, "\n"))
 _SPACE = "▁"
 _CHARACTERS = (

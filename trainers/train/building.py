@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, cast
 
+import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import ModelConfig  # type: ignore[attr-defined]
 
+from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.engine import Engine
 from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.play.token_session import TokenLimits
 from agent_r1_gym.registry import TextEnv
+from trainers import trl_seams
 from trainers.config import AgentConfig
 from trainers.config.options import MAX_TURN_TOKENS
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector, Row
+from trainers.engines.refill import draw_from, refill
+from trainers.engines.requests import RequestEngine
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
 from trainers.engines.template_choice import read_template
 from trainers.engines.turns import TRLEngine
+from trainers.engines.vllm_backend import VLLMBackend, VLLMOptions, adapter_rank
+from trainers.engines.vllm_servers import ServerOptions, VLLMServers
+from trainers.running import checkpoints
 from trainers.running.preflight import check_prompts
-from trainers.running.sharding import check_sharding, whole_weights
+from trainers.running.sharding import check_sharding, sharding_of, whole_weights
 from trainers.running.summary import agent_card
 from trainers.train.environments import (
     env_makers,
@@ -39,6 +48,8 @@ from trainers.trainer import AgentTrainer
 
 MOST_SLOTS = 128
 """Episodes that decode side by side on one device; more wait for a free slot."""
+_MOST_IN_FLIGHT = 384
+"""Episodes that vLLM plays side by side, those included whose tools run."""
 
 
 def build_trainer(
@@ -73,10 +84,17 @@ def build_trainer(
         eval_dataset = eval_rows(held_out, args)
         _check_prompts(held_out, eval_dataset, chat, args)
 
-    def collect(rows: Sequence[Row], trainer: AgentTrainer) -> list[Trajectory]:
+    def collect(rows: list[Any], trainer: AgentTrainer) -> list[Trajectory]:
         collector = training if trainer.model.training else evaluating
-        with whole_weights(trainer) if args.engine == "cached" else nullcontext():
-            return collector.collect(rows, engine_of(trainer, chat, slots=min(len(rows), MOST_SLOTS)))
+
+        def play(some: Sequence[Row], attempt: int = 0) -> list[Trajectory]:
+            return collector.collect(some, engine_of(trainer, chat, slots=slots_of(args, len(some)), attempt=attempt))
+
+        with ready_to_play(trainer):
+            records = play(rows)
+            if trainer.model.training and args.refill_groups:
+                refill_batch(trainer, rows, records, play)
+        return records
 
     if args.max_turn_tokens is None:
         args.max_turn_tokens = max(turn_budget(env) for env in envs.values())
@@ -96,8 +114,10 @@ def build_trainer(
         callbacks=[_CloseEnvironments(training, evaluating)],
         **trl_arguments,
     )
-    if args.engine == "cached":
+    if args.engine != "trl":
         check_sharding(trainer)
+    if args.engine == "vllm":
+        trainer.roll_out_by(start_backend(trainer))
     return trainer
 
 
@@ -161,9 +181,97 @@ class _CloseEnvironments(TrainerCallback):
             collector.close()
 
 
-def engine_of(trainer: AgentTrainer, chat: ChatFormat, *, slots: int) -> Engine:
-    """Returns the engine that `args.engine` names, over the trainer's model as it is now."""
+def slots_of(args: AgentConfig, rows: int) -> int:
+    """Returns how many of so many episodes a process plays side by side."""
+    return min(rows, args.rollout_slots or (_MOST_IN_FLIGHT if args.engine == "vllm" else MOST_SLOTS))
+
+
+def start_backend(trainer: AgentTrainer) -> VLLMBackend | VLLMServers:
+    """Starts the vLLM that `args` describe, beside the trainer, or finds its servers.
+
+    Raises:
+        ConfigurationError: vLLM is not installed, a server does not fit, or the model is not in a folder or on the hub.
+        InfrastructureError: a server does not answer.
+    """
+    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    # An adapter of sharded weights would have to be gathered by names that PEFT does not know.
+    rank = 0 if sharding_of(trainer.accelerator) else adapter_rank(model)
+    if args.vllm_mode == "server":
+        urls = [url.strip() for url in str(args.vllm_server_base_url).split(",")]
+        folder, patience = Path(args.output_dir or ".") / "weights_for_servers", args.vllm_server_timeout
+        length = longest_episode(args, model)
+        servers = ServerOptions(urls=urls, folder=folder, max_length=length, adapter_rank=rank, patience=patience)
+        return VLLMServers(servers)
+    path = str(getattr(model.config, "_name_or_path", ""))
+    if not path:
+        raise ConfigurationError(
+            "engine=vllm loads the model by its path: save it, and give that instead of the model."
+        )
+    options = VLLMOptions(
+        model=path,
+        max_length=longest_episode(args, model),
+        memory_share=args.vllm_gpu_memory_utilization,
+        dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
+        adapter_rank=rank,
+        sleep=args.vllm_enable_sleep_mode,
+        seed=args.seed,
+        **_source_options(args),
+    )
+    with checkpoints.seeded(args.seed):  # in this process vLLM seeds the global generators
+        return VLLMBackend(options)
+
+
+def _source_options(args: AgentConfig) -> dict[str, Any]:
+    given = args.model_init_kwargs if isinstance(args.model_init_kwargs, dict) else {}
+    return {name: given[name] for name in ("revision", "trust_remote_code") if given.get(name) is not None}
+
+
+def ready_to_play(trainer: AgentTrainer) -> AbstractContextManager[None]:
+    """Returns a context in which the engine of `engine_of` can play: its weights are whole, and awake."""
+    if trainer.backend is not None:
+        awake: AbstractContextManager[None] = trainer.backend.awake()
+        return awake
+    return whole_weights(trainer) if trainer.args.engine == "cached" else nullcontext()
+
+
+def longest_episode(args: AgentConfig, model: Any) -> int:
+    """Returns the maximum number of tokens of a context: that of the budgets, or what the model takes."""
+    budget = args.max_prompt_length + args.max_completion_length
+    return min(budget, getattr(model.config.get_text_config(), "max_position_embeddings", budget))
+
+
+def refill_batch(
+    trainer: AgentTrainer, rows: list[Row], records: list[Trajectory], play: Callable[[Sequence[Row], int], Any]
+) -> None:
+    """Replaces this process's groups without signal, in place, and logs what all processes played for it."""
+    args, accelerator = trainer.args, trainer.accelerator
+    seed = hash((args.seed, trainer.batches, accelerator.process_index))
+    told = refill(
+        rows,
+        records,
+        size=args.num_generations,
+        rounds=args.refill_groups,
+        draw=draw_from(cast("Sequence[Row]", trainer.train_dataset), rows, seed=seed),
+        play=play,
+    )
+    every = accelerator.reduce(torch.tensor([told.played, told.replaced], device=accelerator.device, dtype=torch.float))
+    played, replaced = (every / (args.generation_batch_size or 1)).tolist()
+    metrics = trl_seams.metrics_of(trainer)
+    metrics["rollout/refills"].append(played)
+    metrics["group/replaced"].append(replaced * args.num_generations)
+
+
+def engine_of(trainer: AgentTrainer, chat: ChatFormat, *, slots: int, attempt: int = 0) -> Engine:
+    """Returns the engine that `args.engine` names, over the trainer's model as it is now.
+
+    Args:
+        trainer: whose model and configuration.
+        chat: how messages become tokens.
+        slots: episodes side by side.
+        attempt: number of further rollouts in this batch, which get random numbers of their own.
+    """
     args = trainer.args
+    model = trainer.accelerator.unwrap_model(trainer.model)
     if args.engine == "trl":
         max_length = args.max_prompt_length + args.max_completion_length
         return TRLEngine(
@@ -176,25 +284,31 @@ def engine_of(trainer: AgentTrainer, chat: ChatFormat, *, slots: int) -> Engine:
     temperature = None if training else args.eval_temperature
     # A seed of its own for every batch and process, so that a resumed run samples as if never stopped.
     batch = (trainer.batches,) if training else (trainer.evaluated, 0)
-    seed = hash((args.seed, *batch, trainer.accelerator.process_index))
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    seed = hash((args.seed, *batch, trainer.accelerator.process_index)) + attempt
+    if trainer.backend is not None:
+        options = sampling_options(args, chat, temperature)
+        room = longest_episode(args, model)
+        return RequestEngine(trainer.backend, options, slots=slots, max_length=room, seed=seed)
     return slot_engine(args, model, chat, slots=slots, seed=seed, temperature=temperature)
 
 
-def slot_engine(
-    args: AgentConfig, model: Any, chat: ChatFormat, *, slots: int, seed: int, temperature: float | None = None
-) -> SlotEngine:
-    """Returns the engine with the kept cache, sampling as `args` says, or at another temperature."""
-    options = SamplingOptions(
+def sampling_options(args: AgentConfig, chat: ChatFormat, temperature: float | None = None) -> SamplingOptions:
+    """Returns how turns are sampled: as `args` says, or at another temperature."""
+    return SamplingOptions(
         max_new_tokens=args.max_turn_tokens or MAX_TURN_TOKENS,
         temperature=args.temperature if temperature is None else temperature,
         top_p=args.top_p,
         top_k=args.top_k or 0,
         stop_token_ids=chat.stop_ids,
     )
-    max_length = args.max_prompt_length + args.max_completion_length
-    room = getattr(model.config, "max_position_embeddings", max_length)
-    engine = SlotEngine(model, options, slots=slots, max_length=min(max_length, room))
+
+
+def slot_engine(
+    args: AgentConfig, model: Any, chat: ChatFormat, *, slots: int, seed: int, temperature: float | None = None
+) -> SlotEngine:
+    """Returns the engine with the kept cache, sampling as `args` says, or at another temperature."""
+    options = sampling_options(args, chat, temperature)
+    engine = SlotEngine(model, options, slots=slots, max_length=longest_episode(args, model))
     engine.generator.manual_seed(seed)
     return engine
 

@@ -31,7 +31,7 @@ from trainers.running.sharding import save_whole_model, sharding_of
 from trainers.running.signals import SignalStop
 from trainers.running.speaking import Speaker
 from trainers.running.summary import closing, opening, write_end, write_start
-from trainers.train.building import MOST_SLOTS, build_trainer, model_init_kwargs
+from trainers.train.building import build_trainer, model_init_kwargs, slots_of
 from trainers.trainer import AgentTrainer
 
 
@@ -114,7 +114,7 @@ def _memory(trainer: AgentTrainer, parameters: tuple[int, int]) -> str:
         lora_rank=None if adapter is None else adapter.r,
         weight_bytes=model.dtype.itemsize,
         compute_bytes=2 if args.bf16 or args.fp16 else model.dtype.itemsize,
-        slots=min(MOST_SLOTS, int(args.generation_batch_size or 0) // args.world_size),
+        slots=slots_of(args, int(args.generation_batch_size or 0) // args.world_size),
         length=length,
         micro_batch=args.per_device_train_batch_size,
         reference=bool(args.beta),

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 from agent_r1_gym.datasets.analyst.questions import Inquiry
 from agent_r1_gym.datasets.text2sql.compact import NAMES
@@ -54,13 +57,25 @@ class Small:
         return Reader(database)
 
 
+_FUNCTIONS: Mapping[str, Callable[[Iterable[int]], int]] = {"sum": sum, "max": max, "min": min}
+_OFTEN = {
+    what: Counter(function(pair) for pair in product(range(2, _MOST + 1), repeat=2))
+    for what, function in _FUNCTIONS.items()
+}
+"""How often two sizes have a sum, and so on, among all pairs."""
+LIKELIEST: Mapping[str, int] = {what: often.most_common(1)[0][0] for what, often in _OFTEN.items()}
+"""By what is asked: a number that no other is more frequent than."""
+
+
 def inquire_compact(world: Small, seed: str) -> Inquiry:
-    """Returns a question that needs search, database and calculator."""
+    """Returns a question that needs search, database and calculator; no number is asked for more often than others."""
     draw = random.Random(seed)
-    held, factor = draw.choice(HELD), draw.randint(2, _MOST)
-    what, function = draw.choice((("sum", "SUM"), ("max", "MAX"), ("min", "MIN")))
-    sql = f"SELECT {function}(size) FROM t WHERE name = '{world.holders[held]}'"
-    value = int(reader(world).select(sql).rows[0][0])  # type: ignore[arg-type]
+    while True:
+        held, factor, what = draw.choice(HELD), draw.randint(2, _MOST), draw.choice(tuple(_FUNCTIONS))
+        sql = f"SELECT {what.upper()}(size) FROM t WHERE name = '{world.holders[held]}'"
+        value = int(reader(world).select(sql).rows[0][0])  # type: ignore[arg-type]
+        if draw.random() * _OFTEN[what][value] < 1:  # else numbers that many pairs have would be worth guessing
+            break
     steps = (
         ("search", {"query": held}),
         ("query", {"sql": sql}),

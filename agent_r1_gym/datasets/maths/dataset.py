@@ -10,8 +10,7 @@ from agent_r1_gym.datasets.base import QADataset, Question
 from agent_r1_gym.datasets.maths.base import DIFFICULTIES, Draft, Problem
 from agent_r1_gym.datasets.maths.kinds import CALCULATOR, COMPACT, ENUMERATED, Kind
 from agent_r1_gym.datasets.on_demand import SPLITS, OnDemand, is_in_split
-from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.support.checks import check_choice, check_integer, check_several
+from agent_r1_gym.support.checks import check_choice, check_integer, check_level, check_several
 
 STYLES: Mapping[str, Mapping[str, Kind]] = {"natural": {**CALCULATOR, **ENUMERATED}, "compact": COMPACT}
 """Kinds of problems by style."""
@@ -19,7 +18,6 @@ _SMALLEST = 10
 """Answers of natural problems are no smaller, for those are guessed."""
 
 
-@functools.lru_cache(maxsize=16)
 def problems(
     *,
     seed: int = 0,
@@ -46,9 +44,15 @@ def problems(
     check_choice("split", split, tuple(SPLITS))
     check_integer("seed", seed, 0)
     check_integer("questions", questions, 1)
-    if difficulty is not None and difficulty not in DIFFICULTIES:
-        raise ConfigurationError(f"difficulty must be 1 to 5, or None for all, got {difficulty!r}.")
-    check_several("kinds", kinds, tuple(STYLES[style]))
+    if difficulty is not None:
+        check_level("difficulty", difficulty, DIFFICULTIES)
+    return _problems(seed, split, questions, check_several("kinds", kinds, tuple(STYLES[style])), difficulty, style)
+
+
+@functools.lru_cache(maxsize=16)  # behind the checks: True is 1 to a cache
+def _problems(
+    seed: int, split: str, questions: int, kinds: tuple[str, ...], difficulty: int | None, style: str
+) -> QADataset:
     levels = DIFFICULTIES if difficulty is None else (difficulty,)
     source = f"a generator (seed {seed}, {style}, difficulty {difficulty or '1 to 5'}, {', '.join(kinds)})"
     made = _Problems(seed, split, questions, tuple((kind, STYLES[style][kind]) for kind in kinds), levels)
@@ -86,6 +90,8 @@ class _Problems(OnDemand[Question]):
     def _draft(self, rng: random.Random, kind: Kind, level: int) -> Draft:
         while True:
             draft = kind(rng, level)
-            is_small = kind not in COMPACT.values() and draft.answer < _SMALLEST
-            if not is_small and is_in_split(draft.prompt, self._split):
+            is_compact = kind in COMPACT.values()
+            # Factors in another order are the same problem.
+            said = " ".join(sorted(draft.prompt.split())) if is_compact else draft.prompt
+            if (is_compact or draft.answer >= _SMALLEST) and is_in_split(said, self._split):
                 return draft

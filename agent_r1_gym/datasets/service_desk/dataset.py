@@ -7,8 +7,7 @@ from agent_r1_gym.datasets.service_desk.drawing import DIFFICULTIES, SPLITS
 from agent_r1_gym.datasets.service_desk.style import STYLES
 from agent_r1_gym.datasets.service_desk.tickets import Ticket, WorldKey
 from agent_r1_gym.datasets.service_desk.world import TICKETS, world_of
-from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.support.checks import check_choice, check_integer
+from agent_r1_gym.support.checks import check_choice, check_integer, check_level
 
 
 class Tickets(OnDemand[Ticket]):
@@ -30,8 +29,7 @@ class Tickets(OnDemand[Ticket]):
         check_integer("world_seed", seed, 0)
         check_choice("split", split, SPLITS)
         check_choice("style", style, tuple(STYLES))
-        if difficulty not in DIFFICULTIES or isinstance(difficulty, bool):
-            raise ConfigurationError(f"difficulty must be one of {DIFFICULTIES}, got {difficulty!r}.")
+        check_level("difficulty", difficulty, DIFFICULTIES)
         super().__init__(tickets)
         self._key = WorldKey(style, seed, split, difficulty, 0)
         self._per_world = TICKETS[style]

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from agent_r1_gym.datasets.service_desk.policy import IDENTITY, Pay, Policy, Rule, Section, Statement, Value
 from agent_r1_gym.datasets.service_desk.style import PayKind, RuleKind, Style
-from agent_r1_gym.datasets.service_desk.wording import compact_section
+from agent_r1_gym.datasets.service_desk.wording import compact_rules
 from agent_r1_gym.errors import ConfigurationError
 
 SPLITS = ("train", "validation", "test", "ood")
@@ -26,13 +26,13 @@ def split_of(section: Section, style: Style) -> str:
 
     "ood": somewhere a rule follows the one that stands before it in the grammar's list (the first follows the last),
     which happens in no other split. All other sections are spread over "train" (7 of 10), "validation" (1) and "test"
-    (2) by a hash of all that they say.
+    (2) by a hash of their request and rules: what is checked first and what is paid makes no other rule list.
     """
     kinds = [kind.fact for kind in style.requests[section.request].rules]
     places = [kinds.index(rule.condition.fact) for rule in section.rules]
     if any(second == (first + 1) % len(kinds) for first, second in pairwise(places)):
         return "ood"
-    bucket = blake2b(compact_section(section).encode(), digest_size=4).digest()
+    bucket = blake2b(" ; ".join([section.request, *compact_rules(section)]).encode(), digest_size=4).digest()
     number = int.from_bytes(bucket, "big") % 10
     return "validation" if number == 0 else "test" if number < 3 else "train"
 

@@ -44,10 +44,13 @@ def policy_text(policy: Policy, requests: Sequence[str], *, compact: bool) -> st
 
 def compact_section(section: Section) -> str:
     """Returns a section as one line: "refund : check ; days > 5 refused unless tier is gold ; pay price - 1"."""
-    rules = [_compact_rule(rule) for rule in section.rules]
-    return " ; ".join(
-        [f"{section.request} : {'check' if section.identity else 'free'}", *rules, _compact_pay(section.pay)]
-    )
+    start = f"{section.request} : {'check' if section.identity else 'free'}"
+    return " ; ".join([start, *compact_rules(section), _compact_pay(section.pay)])
+
+
+def compact_rules(section: Section) -> tuple[str, ...]:
+    """Returns the rules of a section as its compact line says them."""
+    return tuple(_compact_rule(rule) for rule in section.rules)
 
 
 def compact_test(test: Statement) -> str:

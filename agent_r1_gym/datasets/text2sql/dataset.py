@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agent_r1_gym.datasets.on_demand import SPLITS, OfSplit, OnDemand
-from agent_r1_gym.datasets.text2sql.compact import COMPACT_TYPES, LAYOUTS, Compact, ask_compact
+from agent_r1_gym.datasets.text2sql.compact import COMPACT_TYPES, Compact, ask_compact, split_of
 from agent_r1_gym.datasets.text2sql.compare import same_rows
 from agent_r1_gym.datasets.text2sql.questions import QUESTION_TYPES, Asked, ask
 from agent_r1_gym.datasets.text2sql.sources import Generated, Source, is_right, reader
@@ -39,9 +40,10 @@ class SqlTask(Task):
 class GeneratedTasks(OnDemand[SqlTask]):
     """Questions over generated databases, made on demand.
 
-    Each question is told apart from its mistakes: on at least one filling the query without DISTINCT, ORDER BY, a
-    condition or LIMIT, or with another constant, returns something else; and no filling leaves it without rows, or its
-    first row to chance. No two splits share a schema.
+    Each question is told apart from its mistakes (`Select.mutants`, `Asked.wrong`): on at least one filling the query
+    without DISTINCT, a key of ORDER BY, a condition or LIMIT, or with another constant, returns something else; and no
+    filling leaves it without rows, its first row to chance.
+    Natural: no two splits share a schema. Compact: no question about the same columns is in two splits.
 
     Args:
         seed: another seed, other databases.
@@ -72,7 +74,7 @@ class GeneratedTasks(OnDemand[SqlTask]):
         super().__init__(questions)
         self.types, self.style = check_several("types", types, tuple(TYPES[style])), style
         self.seed, self.split, self._per_schema = seed, split, per_schema
-        self._schemas = OfSplit(split, functools.partial(_signature, style, seed))
+        self._schemas = OfSplit(split, functools.partial(_signature, seed))
 
     def describe(self) -> str:
         """Returns what is asked about, for people."""
@@ -81,40 +83,45 @@ class GeneratedTasks(OnDemand[SqlTask]):
     def make(self, index: int) -> SqlTask:
         """Returns a question."""
         position, number = divmod(index, self._per_schema)
-        return _task(self.seed, self.split, self._schemas[position], number, self.types, self.style)
+        schema = self._schemas[position] if self.style == "natural" else position
+        return _task(self.seed, self.split, schema, number, self.types, self.style)
 
 
 @functools.lru_cache(maxsize=4_096)
 def _task(seed: int, split: str, schema: int, number: int, types: tuple[str, ...], style: str) -> SqlTask:
-    source, known = _source(style, seed, schema), TYPES[style]
-    draw = random.Random(f"{seed}/{split}/{schema}/{number}")
+    draw, known = random.Random(f"{seed}/{split}/{schema}/{number}"), TYPES[style]
     while True:
         kind = draw.choice(types)
         for _ in range(_TRIES):
             question = str(draw.random())
-            if isinstance(source, Compact):
-                asked = ask_compact(source, kind, question)
-            else:
-                asked = ask(source.schema, kind, question)
-            if is_sound(source, asked):
+            source, asked = (_natural if style == "natural" else _compact)(f"{seed}/{schema}", kind, question)
+            is_ours = style == "natural" or split_of(kind, asked.select.where) == split
+            if is_ours and is_sound(source, asked):
                 name = f"sql-{seed}-{split}-{schema}-{number}"
-                labels = {
-                    "type": kind,
-                    "difficulty": known[kind][0] + (style == "compact") * (len(asked.select.where) - 1),
-                }
+                further = len(asked.select.where) - 1 if style == "compact" else 0
+                labels = {"type": kind, "difficulty": known[kind][0] + further}
                 query = (asked.select.sql(),)
                 return SqlTask(name, asked.text, query, labels, source=source, ordered=asked.ordered, asked=asked)
 
 
-def _signature(style: str, seed: int, schema: int) -> str:
-    source = _source(style, seed, schema)
-    return source.signature if isinstance(source, Compact) else source.schema.signature
+@functools.lru_cache(maxsize=64)
+def _generated(schema: str) -> Generated:
+    return Generated(schema)
 
 
-def _source(style: str, seed: int, schema: int) -> Generated | Compact:
-    if style == "natural":
-        return Generated(f"{seed}/{schema}")
-    return Compact(f"{seed}/{schema}", LAYOUTS[schema % len(LAYOUTS)])
+def _natural(schema: str, kind: str, question: str) -> tuple[Source, Asked]:
+    source = _generated(schema)
+    return source, ask(source.schema, kind, question)
+
+
+def _compact(schema: str, kind: str, question: str) -> tuple[Source, Asked]:
+    """Returns a question about a table of its own."""
+    source = Compact(f"{schema}/{question}")
+    return source, ask_compact(source, kind, question)
+
+
+def _signature(seed: int, schema: int) -> str:
+    return Generated(f"{seed}/{schema}").schema.signature
 
 
 def is_sound(source: Source, asked: Asked) -> bool:
@@ -127,4 +134,5 @@ def is_sound(source: Source, asked: Asked) -> bool:
         return False
     if not all(is_right(source, query.sql(), gold, ordered=ordered) for query in asked.select.ties()):
         return False
-    return not any(is_right(source, query.sql(), gold, ordered=ordered) for _, query in asked.select.mutants())
+    wrong = itertools.chain(asked.wrong, (query for _, query in asked.select.mutants()))
+    return not any(is_right(source, query.sql(), gold, ordered=ordered) for query in wrong)

@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_r1_gym.datasets.text2sql.compare import same_rows
 from agent_r1_gym.datasets.text2sql.dataset import SqlTask
 from agent_r1_gym.datasets.text2sql.sources import Files, reader
 from agent_r1_gym.errors import DatasetError
@@ -63,6 +65,8 @@ def read_tasks(
         raise DatasetError(
             f"{file} has no question whose query can be executed. First: {(faults or ['it is empty'])[0]}"
         )
+    if database is not None:
+        _warn_of_constants(tasks)
     left_out = (
         f"; {len(faults)} left out, for their query fails or returns nothing, such as {faults[0]}" if faults else ""
     )
@@ -122,6 +126,28 @@ def _databases(place: str, folder: Path, name: str) -> list[Path]:
         if files:
             return sorted(files, key=lambda file: (file.stem != name, file.name))  # the agent sees the one of that name
     raise DatasetError(f"{place}: there is no database {name!r} in {folder}; looked in {list(_FOLDERS)}.")
+
+
+def _warn_of_constants(tasks: Sequence[SqlTask]) -> None:
+    """Warns of questions whose answer no filling tells from a constant: whoever saw the rows need not ask for them."""
+    unsafe = [task.prompt for task in tasks if _is_constant(task)]
+    if unsafe:
+        named = "; ".join(f"{prompt:.60}" for prompt in unsafe[:3])
+        warnings.warn(
+            f"{len(unsafe)} of {len(tasks)} questions have the same rows on every filling of the database, so that an "
+            f"answer by constants (VALUES ...) counts as right: {named}{' ...' if len(unsafe) > 3 else ''}.",
+            stacklevel=4,
+        )
+
+
+def _is_constant(task: SqlTask) -> bool:
+    assert task.source is not None
+    first, *others = (reader(task.source, copy) for copy in range(task.source.copies))
+    try:
+        rows = first.select(task.answers[0])
+        return all(same_rows(rows, other.select(task.answers[0]), ordered=task.ordered) for other in others)
+    except QueryError:
+        return False
 
 
 def _fault(task: SqlTask) -> str:

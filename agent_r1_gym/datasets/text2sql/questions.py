@@ -19,6 +19,7 @@ class Asked:
         text: what is asked.
         select: the query.
         ordered: whether the order of its rows counts.
+        wrong: queries of somebody who did not look, beside `Select.mutants`.
         probes: (column, table) pairs whose values say how a filter is written: what an agent has to look at.
     """
 
@@ -26,6 +27,7 @@ class Asked:
     select: Select
     ordered: bool = False
     probes: tuple[tuple[str, str], ...] = ()
+    wrong: tuple[Select, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,7 @@ class _Asker:
     def above(self, *, prefix: str = "") -> tuple[str, Condition]:
         """Returns a bound on the number of the thing, as text and as a condition."""
         number = self.kind.number
-        bound = self.draw.randint(
-            number.low + (number.high - number.low) // 4, number.low + (number.high - number.low) // 2
-        )
+        bound = self.draw.choice(number.values[len(number.values) // 4 : len(number.values) // 2 + 1])
         article = "an" if number.word[0] in "aeiou" else "a"
         return f"with {article} {number.word} above {bound}", Condition(f"{prefix}{self.table.number.name}", ">", bound)
 
@@ -108,7 +108,8 @@ def _groups(ask: _Asker) -> Asked:
     shown = ask.draw.randrange(len(ask.kind.categories))
     category, column = ask.kind.categories[shown], ask.table.categories[shown]
     bound, condition = ask.above()
-    text = f"For each value of {category.word}, how many {ask.kind.many} {bound} are there? Give value and number."
+    things = f"{ask.kind.many} {bound}"  # a value without them does not occur: who gives it with 0 misreads
+    text = f"Which values of {category.word} occur among the {things}, and how often? Give value and number."
     select = Select((column.name, "COUNT(*)"), ask.table.name, where=(condition,), group=column.name)
     return Asked(text, select, probes=((column.name, ask.table.name),))
 
@@ -171,4 +172,5 @@ QUESTION_TYPES: Mapping[str, tuple[int, Callable[[_Asker], Asked]]] = {
 
 def ask(schema: Schema, kind: str, seed: str) -> Asked:
     """Returns a question of that type; whether any filling tells its mistakes apart is for the caller to see."""
-    return QUESTION_TYPES[kind][1](_Asker(schema, random.Random(seed)))
+    asked = QUESTION_TYPES[kind][1](_Asker(schema, random.Random(seed)))
+    return replace(asked, wrong=tuple(asked.select.patterns()))

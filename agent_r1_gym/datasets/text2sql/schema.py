@@ -108,7 +108,7 @@ class Schema:
         # Some of either side have no link; those with many are few.
         active, used = lefts[: max(len(lefts) * 3 // 4, 1)], rights[: max(len(rights) * 3 // 4, 1)]
         links = [
-            (i, active[int(len(active) * draw.random() ** 2)], draw.choice(used), draw.randint(number.low, number.high))
+            (i, active[int(len(active) * draw.random() ** 2)], draw.choice(used), draw.choice(number.values))
             for i in range(1, 2 * rows + 1)
         ]
         database.executemany(f"INSERT INTO {self.link} VALUES (?, ?, ?, ?)", links)
@@ -124,8 +124,8 @@ def _insert(database: sqlite3.Connection, table: Table, kind: Kind, rows: int, d
         (
             number,
             name,
-            *(STORED[table.categories[i].stored](draw.choice(kind.categories[i].values)) for i in table.order),
-            draw.randint(kind.number.low, kind.number.high),
+            *(STORED[table.categories[i].stored](kind.categories[i].drawn(draw)) for i in table.order),
+            draw.choice(kind.number.values),
         )
         for number, name in zip(ids, names, strict=True)
     ]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 Constant = str | int
+Part = TypeVar("Part")
+_SUMMING = ("SUM(", "AVG(")
+"""Functions whose result changes where values recur."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +75,26 @@ class Select:
         """Yields queries with one mistake each, with the name of the mistake."""
         if self.distinct:
             yield "no DISTINCT", replace(self, distinct=False)
+        for i, column in enumerate(self.columns):
+            if column.startswith(_SUMMING):
+                once = column.replace("(", "(DISTINCT ")
+                yield "DISTINCT in it", replace(self, columns=_changed(self.columns, i, once))
+        yield from self._other_orders()
+        for i, condition in enumerate(self.where):
+            yield "no WHERE", replace(self, where=_changed(self.where, i))
+            for name, mistaken in _mistaken(condition):
+                yield name, replace(self, where=_changed(self.where, i, mistaken))
+        yield from self._other_ends()
+
+    def _other_orders(self) -> Iterator[tuple[str, Select]]:
         if self.order:
             yield "no ORDER", replace(self, order=())
-            turned = tuple(_turned(column) if i == 0 else column for i, column in enumerate(self.order))
-            yield "ORDER turned", replace(self, order=turned)
-        for i, condition in enumerate(self.where):
-            others = (*self.where[:i], *self.where[i + 1 :])
-            yield "no WHERE", replace(self, where=others)
-            for wrong in _wrong(condition.value):
-                changed = (*self.where[:i], replace(condition, value=wrong), *self.where[i + 1 :])
-                yield "constant", replace(self, where=changed)
+            for i in sorted({0, len(self.order) - 1}):
+                yield "ORDER turned", replace(self, order=_changed(self.order, i, _turned(self.order[i])))
+        if len(self.order) > 1:
+            yield "no last ORDER", replace(self, order=self.order[:-1])
+
+    def _other_ends(self) -> Iterator[tuple[str, Select]]:
         if self.having:
             yield "no HAVING", replace(self, having=None)
             for wrong in _wrong(self.having.value):
@@ -88,6 +102,27 @@ class Select:
         if self.limit is not None:
             yield "no LIMIT", replace(self, limit=None)
             yield "constant", replace(self, limit=self.limit + 1)
+
+    def patterns(self) -> Iterator[Select]:
+        """Yields queries that look for the word of a value, however it is written: of who did not look at any."""
+        for i, condition in enumerate(self.where):
+            if isinstance(condition.value, str):
+                word = condition.value.split(":")[-1].lower()
+                for pattern in (f"%{word}", f"%{word}%"):
+                    loose = Condition(f"lower({condition.column})", "LIKE", pattern)
+                    yield replace(self, where=_changed(self.where, i, loose))
+
+
+def _changed(parts: tuple[Part, ...], place: int, *others: Part) -> tuple[Part, ...]:
+    """Returns parts with others in one place."""
+    return (*parts[:place], *others, *parts[place + 1 :])
+
+
+def _mistaken(condition: Condition) -> Iterator[tuple[str, Condition]]:
+    for wrong in _wrong(condition.value):
+        yield "constant", replace(condition, value=wrong)
+    if condition.operator == ">":
+        yield ">= for >", replace(condition, operator=">=")
 
 
 def _turned(column: str) -> str:

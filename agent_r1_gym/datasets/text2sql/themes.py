@@ -6,7 +6,11 @@ rows tell which of them holds a value that a question names.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
+
+_NEAR = 0.2
+_STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -25,15 +29,25 @@ class Category:
     phrase: str
     values: tuple[str, ...]
 
+    def drawn(self, draw: random.Random) -> str:
+        """Returns a value, or seldom another one that contains it: a pattern such as '%value' finds both."""
+        value = draw.choice(self.values)
+        return value if draw.random() >= _NEAR else draw.choice((f"former {value}", f"{value} 2"))
+
 
 @dataclass(frozen=True)
 class Number:
-    """A column of whole numbers from `low` to `high`."""
+    """A column of whole numbers from `low` to `high`, in steps, so that rows agree in it and lie on its bounds."""
 
     word: str
     columns: tuple[str, ...]
     low: int
     high: int
+
+    @property
+    def values(self) -> range:
+        """All of its numbers."""
+        return range(self.low, self.high + 1, max((self.high - self.low) // _STEPS, 1))
 
 
 @dataclass(frozen=True)

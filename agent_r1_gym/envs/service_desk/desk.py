@@ -26,7 +26,7 @@ WRITES = frozenset(
 """Operations that change what a policy speaks of; checks and notes are free."""
 CLOSING = "close_ticket"
 _FAULTS = {429: "too many requests, try again", 500: "internal error, try again"}
-_UPSTREAM = 424
+UPSTREAM = 424
 """HTTP status of a call that failed upstream: of the statuses that mean this, one that no client takes for a lost
 server, since the fault is part of the task."""
 _COMPACT_SLOTS = ["code", "order"]
@@ -70,7 +70,7 @@ class Desk(Operations):
                 raise Refused(409, "the ticket is closed")
             fault = self.scene.faults.get(self._calls)
             if fault is not None:
-                raise Refused(_UPSTREAM, f"upstream answered {fault}: {_FAULTS[fault]}")
+                raise Refused(UPSTREAM, f"upstream answered {fault}: {_FAULTS[fault]}")
             body = getattr(self, name)(**{key: _clean(value) for key, value in arguments.items()})
         except Refused as error:
             return Reply(error.status, {"error": str(error)}, latency)

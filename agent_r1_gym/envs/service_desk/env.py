@@ -14,7 +14,7 @@ from agent_r1_gym.envs.service_desk.scripts import SCRIPTS, next_call
 from agent_r1_gym.envs.service_desk.tools import Door, Say, desk_tools
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.rewards import Reward, RewardSet
-from agent_r1_gym.support.checks import check_choice
+from agent_r1_gym.support.checks import check_choice, check_flag, check_text
 from agent_r1_gym.tool import Tool
 from agent_r1_gym.types import Task, ToolCall, Transition
 
@@ -22,6 +22,7 @@ _STYLE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "natural": {},
     "compact": {"system_prompt": "", "feedback": "short"},
 }
+_CUSTOMER_URL = "http://127.0.0.1:8000/v1"
 _MAX_TURNS = {"natural": {1: 16, 2: 24, 3: 32}, "compact": {1: 8, 2: 16, 3: 16}}
 _DIFFICULTY = {"natural": 2, "compact": 1}
 
@@ -79,16 +80,16 @@ class ServiceDeskEnv(ToolEnv):
     (table, key or "+", column, value) and `unverified_writes`.
 
     ## Arguments
-    `world_seed=0`, `tickets=1000` (8 of each shop, 4 in compact style), `split="train"` ("validation", "test": sections
-    of policies that are in no other split; "ood": neighbouring kinds of rules that are in no other split),
+    `world_seed=0`, `tickets=1000` (8 of each shop, 4 in compact style), `split="train"` ("validation", "test": lists of
+    rules that are in no other split; "ood": neighbouring kinds of rules that are in no other split),
     `style="natural"` or "compact" (words between spaces, for tiny models; system_prompt="", feedback="short"),
     `difficulty=None` (1 to 3, 2 in natural style, else 1: rules per section, exceptions, fees, what is forgotten,
     faults; at 1 no exceptions, fees and faults), `server=None` (address of the same operations as an HTTP service,
     `envs/service_desk/service.py`), `sleep=False` (wait as long as a service would take; else the time is only told),
     `customer=None` (a model that words what the script says, natural style only; its endpoint speaks OpenAI's chat
-    completions at `customer_url="http://127.0.0.1:8000/v1"`; episodes then differ from run to run), `reward="em"`
-    (`solved` alone) or "process" or terms of your own, `max_turns` 16, 24, 32 by difficulty (8, 16, 16 in compact
-    style). The others are those of `ToolEnv`.
+    completions at `customer_url=None` ("http://127.0.0.1:8000/v1"); episodes then differ from run to run),
+    `reward="em"` (`solved` alone) or "process" or terms of your own, `max_turns` 16, 24, 32 by difficulty (8, 16, 16 in
+    compact style). The others are those of `ToolEnv`.
 
     ## References
     tau-bench (arXiv 2406.12045) and AppWorld (arXiv 2407.18901) for grading by state; the generator is this project's
@@ -119,11 +120,15 @@ class ServiceDeskEnv(ToolEnv):
         server: str | None = None,
         sleep: bool = False,
         customer: str | None = None,
-        customer_url: str = "http://127.0.0.1:8000/v1",
+        customer_url: str | None = None,
         reward: Reward | RewardSet | Sequence[Reward] = "em",
         **options: Any,
     ) -> None:
         check_choice("style", style, tuple(STYLES))
+        check_flag("sleep", sleep)
+        for name, text in (("server", server), ("customer", customer), ("customer_url", customer_url)):
+            if text is not None:
+                check_text(name, text)
         hardness = _DIFFICULTY[style] if difficulty is None else difficulty
         self._door = Door() if server is None else _remote_door(server, style)
         served = Tickets(tickets, seed=world_seed, split=split, style=style, difficulty=hardness)
@@ -173,16 +178,18 @@ def _remote_door(server: str, style: str) -> Door:
     return RemoteDoor(server, STYLES[style])
 
 
-def _sayer(model: str | None, url: str, style: str) -> Say | None:
+def _sayer(model: str | None, url: str | None, style: str) -> Say | None:
     """Returns what words the customer's answers, None for the script.
 
     Raises:
-        ConfigurationError: the style has no words.
+        ConfigurationError: the style has no words, or there is an address and no model.
     """
     if model is None:
+        if url is not None:
+            raise ConfigurationError(f"customer_url={url!r} is where customer= is served: name that model, or drop it.")
         return None
     if style != "natural":
         raise ConfigurationError(f"A model plays the customer in the natural style only, got style={style!r}.")
     from agent_r1_gym.envs.service_desk.speaker import Speaker
 
-    return Speaker(model, url).say
+    return Speaker(model, _CUSTOMER_URL if url is None else url).say

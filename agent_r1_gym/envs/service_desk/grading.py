@@ -73,18 +73,17 @@ def right_write(transition: Transition) -> float:
     wanted = {write.name: dict(write.arguments) for write in task.gold.writes}
     if any(_is_wanted(call, wanted) for step in transition.earlier for call, _ in done_calls(step)):
         return 0.0
-    is_late = task.gold.identity and not _verified(transition, task)
-    return float(not is_late and any(_is_wanted(call, wanted) for call, _ in done_calls(transition)))
+    return float(any(_is_wanted(call, wanted) and in_time for call, in_time in _writes(transition, task)))
 
 
 def forbidden_write(transition: Transition) -> float:
     """1 if a turn changes what it must not: another row or amount, once too often, or an unverified customer's."""
     task = transition.task
-    writes = [call for call, _ in done_calls(transition) if call.name in WRITES]
+    writes = list(_writes(transition, task)) if isinstance(task, Ticket) else []
     if not isinstance(task, Ticket) or not writes:
         return 0.0
     wanted = {write.name: dict(write.arguments) for write in task.gold.writes}
-    if not all(_is_wanted(call, wanted) for call in writes) or (task.gold.identity and not _verified(transition, task)):
+    if not all(_is_wanted(call, wanted) and in_time for call, in_time in writes):
         return 1.0
     before = sum(_is_wanted(call, wanted) for step in transition.earlier for call, _ in done_calls(step))
     return float(before + len(writes) > len(wanted))
@@ -99,19 +98,26 @@ def verified(transition: Transition) -> float:
     return float(not before and _verifies(transition, task))
 
 
-def _verified(transition: Transition, task: Ticket) -> bool:
-    return any(_verifies(step, task) for step in (*transition.earlier, transition))
+def _writes(transition: Transition, task: Ticket) -> Iterator[tuple[ToolCall, bool]]:
+    """Yields the writes of a turn, in order, each with whether it came after the check that the policy wants."""
+    in_time = not task.gold.identity or any(_verifies(step, task) for step in transition.earlier)
+    for call, outcome in done_calls(transition):
+        in_time = in_time or _passed(call, outcome, task)
+        if call.name in WRITES:
+            yield call, in_time
 
 
 def _verifies(step: Transition, task: Ticket) -> bool:
     """Returns whether a step verified the customer of the ticket."""
-    own = task.scene.customer
-    return any(
+    return any(_passed(call, outcome, task) for call, outcome in done_calls(step))
+
+
+def _passed(call: ToolCall, outcome: ToolOutcome, task: Ticket) -> bool:
+    return (
         call.name == "verify_identity"
-        and call.arguments["customer"] == own
+        and call.arguments["customer"] == task.scene.customer
         and isinstance(outcome.data, Mapping)
         and outcome.data.get("passed") == "yes"
-        for call, outcome in done_calls(step)
     )
 
 

@@ -15,7 +15,7 @@ from agent_r1_gym.datasets.service_desk.wording import compact_test, read_test
 
 Body = dict[str, Any]
 _LONGEST_TEXT = 500
-_LARGEST = 10_000
+_SMALLEST, _LARGEST = 0.01, 10_000
 _MOST_CHECKS = 3
 _BEFORE = {"placed": "placed", "packed": "placed", "shipped": "packed", "delivered": "shipped"}
 
@@ -317,8 +317,8 @@ class Operations:
 
 def _amount(value: float) -> int | float:
     """Returns a positive amount, in whole cents; whole numbers as integers."""
-    if not 0 < value <= _LARGEST:
-        raise Refused(422, f"an amount lies between 0 and {_LARGEST}, got {str(value)[:20]}")
+    if not _SMALLEST <= value <= _LARGEST:
+        raise Refused(422, f"an amount lies between {_SMALLEST} and {_LARGEST}, got {str(value)[:20]}")
     cents = round(float(value), 2)
     return int(cents) if cents.is_integer() else cents
 

@@ -23,13 +23,13 @@ from agent_r1_gym.datasets.service_desk.dataset import Tickets
 from agent_r1_gym.datasets.service_desk.style import STYLES, Style
 from agent_r1_gym.datasets.service_desk.tickets import Scene
 from agent_r1_gym.datasets.service_desk.world import TICKETS
-from agent_r1_gym.envs.service_desk.desk import Description, Desk, Reply, descriptions
+from agent_r1_gym.envs.service_desk.desk import UPSTREAM, Description, Desk, Reply, descriptions
 from agent_r1_gym.envs.service_desk.tools import AnyDesk, DeskTool, Door, desk_tools, to_json
 from agent_r1_gym.errors import ConfigurationError, EpisodeError, InfrastructureError
 from agent_r1_gym.support.http import HTTPClient
 from agent_r1_gym.support.http_server import Refusal, is_local, new_app, read_object, reply, run_app
 from agent_r1_gym.support.terminal import say
-from agent_r1_gym.tools.openapi import OpenApiTool, openapi_tools
+from agent_r1_gym.tools.openapi import HttpStatusError, OpenApiTool, openapi_tools
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
@@ -275,12 +275,17 @@ class RemoteDesk:
         """Carries out one operation (see `Desk.call`).
 
         Raises:
-            ToolError: the service refused it, or it failed upstream.
+            ToolError: the service refused it.
             InfrastructureError: the service is lost.
         """
         start = time.perf_counter()
-        outcome = self._door.tool_for(self._session, name).execute(arguments)
-        return Reply(200, outcome.data, time.perf_counter() - start)
+        try:
+            body = self._door.tool_for(self._session, name).execute(arguments).data
+        except HttpStatusError as error:
+            if error.status != UPSTREAM:
+                raise
+            return Reply(UPSTREAM, json.loads(error.text), time.perf_counter() - start)
+        return Reply(200, body, time.perf_counter() - start)
 
     def get_state(self) -> Any:
         """Refuses: the service keeps no snapshots.

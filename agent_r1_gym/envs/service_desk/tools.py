@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from agent_r1_gym.datasets.service_desk.style import Style
 from agent_r1_gym.datasets.service_desk.tickets import Scene
-from agent_r1_gym.envs.service_desk.desk import CLOSING, Description, Desk, Reply, descriptions
+from agent_r1_gym.envs.service_desk.desk import CLOSING, UPSTREAM, Description, Desk, Reply, descriptions
 from agent_r1_gym.errors import EpisodeError, ToolError
 from agent_r1_gym.tool import Arguments, Tool
 from agent_r1_gym.types import ToolOutcome
@@ -95,13 +95,15 @@ class DeskTool(Tool):
         """Has the desk carry the operation out; `data` of the outcome is the body of its answer.
 
         Raises:
-            ToolError: the desk refused it, or it failed upstream: the text says which.
+            ToolError: the desk refused it; the text says why. What failed upstream is "busy".
         """
         status, body, latency = self.episode.get(_DESK, self._door.open).call(self.name, arguments)
         if self._sleep:
             import time
 
             time.sleep(latency)
+        if status == UPSTREAM:
+            return ToolOutcome(f"HTTP {status}: {to_json(body)}", ok=False, error="busy", latency=latency)
         if status != 200:
             raise ToolError(f"HTTP {status}: {to_json(body)}")
         if self._say is not None:

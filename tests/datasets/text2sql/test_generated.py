@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
-from agent_r1_gym.datasets.text2sql.compact import Compact
+from agent_r1_gym.datasets.text2sql import sources
+from agent_r1_gym.datasets.text2sql.compact import COLUMNS
 from agent_r1_gym.datasets.text2sql.compare import same_rows
 from agent_r1_gym.datasets.text2sql.dataset import SPLITS, GeneratedTasks
 from agent_r1_gym.datasets.text2sql.questions import QUESTION_TYPES
@@ -32,6 +35,39 @@ def mistakes(query):
         value = re.search(r"'([^']*)'", condition)
         if value:
             yield query.replace(condition, condition.replace(value[1], value[1] + "?"))
+        if " > " in condition:
+            yield query.replace(condition, condition.replace(" > ", " >= "))
+    last = re.search(r" ORDER BY [^,]*(, \w+)$", query)
+    if last:
+        yield query.removesuffix(last[1])
+        yield f"{query} DESC"
+    for function in ("SUM", "AVG"):
+        if f"{function}(" in query:
+            yield query.replace(f"{function}(", f"{function}(DISTINCT ")
+
+
+def unlooked(task, style):
+    """Yields queries of somebody who looked at no row."""
+    query = task.answers[0]
+    if style == "natural":
+        for form in ("%{}", "%{}%"):
+            loose = re.sub(
+                r"([\w.]+) = '([^']*)'",
+                lambda m, form=form: f"lower({m[1]}) LIKE '{form.format(m[2].split(':')[-1].lower())}'",
+                query,
+            )
+            if loose != query:
+                yield loose
+        return
+    yield re.sub(r"\w+ = ('\w+')", r"\1 IN (alpha, beta, gamma)", query)
+    words = task.prompt.split()[1:]
+    start = query.split(" WHERE ")[0]
+    which = "CASE (SELECT name FROM v WHERE value = '{0}') WHEN 'alpha' THEN alpha WHEN 'beta' THEN beta END = '{0}'"
+    yield f"{start} WHERE {' AND '.join(map(which.format, words))}"
+    for columns in itertools.permutations(COLUMNS, len(words)):
+        guess = " AND ".join(f"{column} = '{word}'" for column, word in zip(columns, words, strict=True))
+        if f"{start} WHERE {guess}" != query:
+            yield f"{start} WHERE {guess}"
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -50,6 +86,38 @@ def test_gold_is_right_and_every_mistake_is_wrong(style, split):
 
 
 @pytest.mark.parametrize("style", STYLES)
+def test_nobody_answers_without_a_look(style):
+    tasks = GeneratedTasks(seed=7, split="validation", questions=150, style=style)
+    tried = [(task, query) for task in tasks for query in unlooked(task, style)]
+    right = [query for task, query in tried if is_right(task.source, query, task.answers[0], ordered=task.ordered)]
+    assert len(tried) > 200
+    assert len(right) < 0.02 * len(tried)  # by chance: several words in wrong columns at once
+
+
+def test_compact_splits_ask_for_other_columns_of_the_same_words():
+    asked = {
+        split: {
+            (task.prompt.split()[0], frozenset((part.value, part.column) for part in task.asked.select.where))
+            for task in GeneratedTasks(split=split, questions=600, style="compact")
+        }
+        for split in SPLITS
+    }
+    assert not asked["train"] & (asked["validation"] | asked["test"])
+    assert not asked["validation"] & asked["test"]
+    for split in SPLITS:  # no column is meant so often that guessing it pays
+        columns = Counter(column for _, meant in asked[split] for _, column in meant)
+        assert max(columns.values()) < 0.45 * columns.total()
+
+
+def test_a_question_far_away_needs_no_schema_before_it(monkeypatch):
+    made = []
+    monkeypatch.setattr(sources, "make_schema", lambda seed, make=sources.make_schema: made.append(seed) or make(seed))
+    task = GeneratedTasks(seed=11, split="test", questions=2 * 10**9)[2 * 10**9 - 1]
+    assert task.prompt
+    assert 0 < len(made) < 100
+
+
+@pytest.mark.parametrize("style", STYLES)
 def test_no_result_is_a_constant_or_empty(style):
     for task in GeneratedTasks(seed=8, questions=100, style=style):
         results = [reader(task.source, copy).select(task.answers[0]) for copy in range(task.source.copies)]
@@ -57,13 +125,11 @@ def test_no_result_is_a_constant_or_empty(style):
         assert not all(same_rows(results[0], result, ordered=task.ordered) for result in results)
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_no_two_splits_share_a_schema(style):
+def test_no_two_splits_share_a_schema():
     signatures = {}
     for split in SPLITS:
-        tasks = GeneratedTasks(split=split, questions=600, per_schema=3, style=style)
-        sources = [tasks[i].source for i in range(0, 600, 3)]
-        signatures[split] = {s.signature if isinstance(s, Compact) else s.schema.signature for s in sources}
+        tasks = GeneratedTasks(split=split, questions=600, per_schema=3)
+        signatures[split] = {tasks[i].source.schema.signature for i in range(0, 600, 3)}
         assert len(signatures[split]) > 5
     names = list(signatures)
     for i, one in enumerate(names):
@@ -113,6 +179,7 @@ def test_tasks_pickle_and_another_seed_asks_something_else():
         ({"split": "dev"}, "split"),
         ({"types": ["counts"]}, "count"),
         ({"types": []}, "types is empty"),
+        ({"types": 5}, "types must be some of"),
         ({"style": "terse"}, "style"),
         ({"questions": 0}, "questions"),
         ({"seed": -1}, "seed"),

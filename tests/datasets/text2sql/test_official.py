@@ -83,6 +83,18 @@ def test_wrong_gold_is_left_out_and_counted(tmp_path):
     assert "no such column" in told
 
 
+def test_questions_that_a_constant_answers_are_named(tmp_path, recwarn):
+    path = database(tmp_path / "a.sqlite", rows=60)
+    rows = [SPIDER, {"question": "Which countries?", "query": "SELECT DISTINCT Country FROM singer"}]
+    (tmp_path / "q.json").write_text(json.dumps(rows))
+    with pytest.warns(UserWarning, match=r"1 of 2 questions have the same rows.*: Which countries\?\."):
+        read_tasks(tmp_path / "q.json", split="train", database=path)
+    (tmp_path / "q.json").write_text(json.dumps([SPIDER]))
+    recwarn.clear()
+    read_tasks(tmp_path / "q.json", split="train", database=path)
+    assert not recwarn
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

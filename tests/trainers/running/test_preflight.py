@@ -36,8 +36,8 @@ class TestPackages:
 
     def test_vllm_is_not_installed(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self.without(monkeypatch, "vllm")
-        args = config(tmp_path, engine="trl", use_vllm=True)
-        with pytest.raises(ConfigurationError, match="use_vllm=True needs vLLM, which is not installed"):
+        args = config(tmp_path, engine="vllm")
+        with pytest.raises(ConfigurationError, match="engine=vllm needs vLLM, which is not installed"):
             preflight.check_packages(args, ModelConfig())
 
     @pytest.mark.parametrize("option", ["load_in_4bit", "load_in_8bit"])

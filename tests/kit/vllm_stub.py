@@ -1,0 +1,164 @@
+"""A server that speaks what `VLLMServers` asks of vLLM, with tokens that depend on context, seed and weights only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+STOP = 1
+
+
+def sampled(context: list[int], seed: int, weights: str, budget: int, tokens: int = 50) -> list[int]:
+    """Returns a turn: up to three tokens and the stop token, as many as the budget allows."""
+    digest = blake2b(json.dumps([context, seed, weights]).encode(), digest_size=8).digest()
+    ids = [2 + byte % (tokens - 2) for byte in digest[: 1 + digest[7] % 3]]
+    return [*ids, STOP][:budget]
+
+
+@dataclass
+class StubVLLM:
+    """One server; a context manager.
+
+    Attributes:
+        port: where; 0: a free one. The same port again is the same server started again.
+        max_model_len: what it says that it takes.
+        processed: whether log-probs depend on the temperature.
+        dev_mode: whether it takes whole weights.
+        lora: whether it takes adapters.
+        tokens: size of its vocabulary.
+        seconds: that a turn takes.
+        failing: status with which turns are answered; 0: none.
+        turns: (context, seed, weights) of what it has answered.
+        loads: names of the weights that it was given.
+    """
+
+    port: int = 0
+    max_model_len: int = 512
+    processed: bool = True
+    dev_mode: bool = True
+    lora: bool = True
+    tokens: int = 50
+    seconds: float = 0.0
+    failing: int = 0
+    turns: list[tuple[tuple[int, ...], int, str]] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    adapters: set[str] = field(default_factory=set)
+    version: str = "default"
+    busiest: int = 0
+
+    def __enter__(self) -> StubVLLM:
+        self._busy, self._lock = 0, threading.Lock()
+        self.connections: list[socket.socket] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), _handler(self))
+        self._server.daemon_threads = True
+        self._server.block_on_close = False
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.kill()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def kill(self) -> None:
+        """Ends it at once; what is being answered is cut off."""
+        self._server.shutdown()
+        self._server.server_close()
+        while self.connections:
+            with contextlib.suppress(OSError):
+                self.connections.pop().shutdown(socket.SHUT_RDWR)
+
+    def answer(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
+        """Returns status and JSON."""
+        if path == "/v1/models":
+            cards = [{"id": "base", "parent": None, "max_model_len": self.max_model_len}]
+            return 200, {"data": [*cards, *({"id": name, "parent": "base"} for name in sorted(self.adapters))]}
+        if path == "/v1/load_lora_adapter":
+            return self._load_adapter(body["lora_name"])
+        if path == "/v1/unload_lora_adapter":
+            self.adapters.discard(body["lora_name"])
+            return 200, "ok"
+        if path == "/v1/completions":
+            return self._complete(body)
+        if not self.dev_mode:
+            return 404, {"detail": "Not Found"}
+        if path == "/update_weight_version":
+            self.version = body["new_version"]
+        if path == "/collective_rpc":
+            self.loads.append(body["kwargs"]["weights_path"].rpartition("/")[2])
+        return 200, {"weight_version": self.version}
+
+    def _load_adapter(self, name: str) -> tuple[int, Any]:
+        if not self.lora:
+            return 404, {"detail": "Not Found"}
+        if name in self.adapters:
+            return 400, {"error": {"message": "has already been loaded"}}
+        self.adapters.add(name)
+        self.loads.append(name)
+        return 200, "ok"
+
+    def _complete(self, body: Mapping[str, Any]) -> tuple[int, Any]:
+        if body["logprobs"]:  # the probe
+            scale = body["temperature"] if self.processed else 1.0
+            return 200, {"choices": [{"logprobs": {"top_logprobs": [{"a": -0.5 / scale, "b": -1.0 / scale}]}}]}
+        if body["model"] not in {"base", *self.adapters}:
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
+        if self.failing:
+            return self.failing, {"error": {"message": "as it was told"}}
+        with self._lock:
+            self._busy += 1
+            self.busiest = max(self.busiest, self._busy)
+        time.sleep(self.seconds)
+        with self._lock:
+            self._busy -= 1
+        weights = body["model"] if body["model"] != "base" else self.version
+        ids = sampled(body["prompt"], body["seed"], weights, body["max_tokens"], self.tokens)
+        self.turns.append((tuple(body["prompt"]), body["seed"], weights))
+        reason = "stop" if ids[-1] in body["stop_token_ids"] else "length"
+        logprobs = {"token_logprobs": [-0.5] * len(ids)}
+        return 200, {
+            "model": body["model"],
+            "choices": [{"token_ids": ids, "logprobs": logprobs, "finish_reason": reason}],
+        }
+
+
+def _handler(stub: StubVLLM) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            stub.connections.append(self.connection)
+
+        def do_GET(self) -> None:
+            self._reply({})
+
+        def do_POST(self) -> None:
+            raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            with contextlib.suppress(OSError):  # killed meanwhile
+                self._reply(json.loads(raw or b"{}"))
+
+        def log_message(self, *_words: Any) -> None: ...
+
+        def _reply(self, body: Mapping[str, Any]) -> None:
+            status, answer = stub.answer(urlsplit(self.path).path, body)
+            data = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    return Handler

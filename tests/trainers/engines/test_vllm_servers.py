@@ -1,0 +1,231 @@
+"""VLLMServers against servers that are dead, slow, stale, started again, or started wrongly."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError
+from tests.kit.scripted import ScriptedSession
+from tests.kit.tiny_model import make_model
+from tests.kit.vllm_stub import STOP, StubVLLM, sampled
+from trainers.engines import vllm_servers
+from trainers.engines.requests import RequestEngine
+from trainers.engines.sampling import SamplingOptions
+from trainers.engines.vllm_servers import ServerOptions, VLLMServers
+
+OPTIONS = SamplingOptions(max_new_tokens=4, temperature=0.8, stop_token_ids=(STOP,))
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_servers, "_PAUSE", 0.02)
+
+
+def fleet(folder: Path, stubs: Sequence[StubVLLM], **settings: Any) -> VLLMServers:
+    options = {"max_length": 60, "patience": 20.0, "adapter_rank": 8, **settings}
+    return VLLMServers(ServerOptions(urls=[stub.url for stub in stubs], folder=folder, **options))
+
+
+def adapted() -> Any:
+    return get_peft_model(make_model(), LoraConfig(r=8, target_modules="all-linear"))
+
+
+def episodes(count: int = 24) -> list[Any]:
+    sessions = [ScriptedSession([5, 6 + number % 3], [[7] * (number % 4), [8, 9]]) for number in range(count)]
+    for number, session in enumerate(sessions):
+        session.seed = number  # type: ignore[attr-defined]
+        session.lost = []  # type: ignore[attr-defined]
+        session.lose = session.lost.append  # type: ignore[attr-defined]
+    return sessions
+
+
+def play(servers: VLLMServers, sessions: Sequence[Any], slots: int = 8) -> list[Any]:
+    RequestEngine(servers, OPTIONS, slots=slots, max_length=60).run(sessions)
+    return [session.turns for session in sessions]
+
+
+def undisturbed(folder: Path, name: str) -> list[Any]:
+    """What is sampled with weights of this name."""
+
+    def answer(request: Any, _batch: int) -> Any:
+        ids = sampled(request.context, request.seed, name, request.max_tokens)
+        return vllm_servers.SampledTurn(ids, [-0.5] * len(ids))
+
+    with StubVLLM() as stub:
+        servers = fleet(folder, [stub])
+        servers._answer = answer  # type: ignore[method-assign, assignment]
+        return play(servers, episodes())
+
+
+class TestFleet:
+    def test_each_answer_is_of_the_latest_weights_and_the_work_is_shared(self, tmp_path: Path) -> None:
+        with StubVLLM(seconds=0.002) as one, StubVLLM(seconds=0.002) as two:
+            servers, model = fleet(tmp_path, [one, two]), adapted()
+            for step in range(3):
+                servers.sync(model)
+                assert servers.weights is not None
+                for stub in (one, two):
+                    stub.turns.clear()
+                played = play(servers, episodes())
+                assert played == undisturbed(tmp_path / f"twin{step}", servers.weights.name)
+                assert {weights for stub in (one, two) for _, _, weights in stub.turns} == {servers.weights.name}
+                counts = [len(stub.turns) for stub in (one, two)]
+                assert sum(counts) == sum(len(turns) for turns in played)
+                assert min(counts) > sum(counts) / 4
+            assert len(set(one.loads)) == 3  # a name for each sync
+            assert one.adapters == two.adapters == {servers.weights.name}
+            assert [path.name for path in tmp_path.glob("agent-r1-*")] == [servers.weights.name]
+            servers.close()
+            assert not one.adapters
+            assert not list(tmp_path.glob("agent-r1-*"))
+
+    def test_a_slow_server_gets_less(self, tmp_path: Path) -> None:
+        with StubVLLM(seconds=0.2) as slow, StubVLLM() as quick:
+            servers = fleet(tmp_path, [slow, quick])
+            servers.sync(adapted())
+            play(servers, episodes(48))
+            assert len(slow.turns) < len(quick.turns) / 2
+            assert slow.busiest <= 8
+
+    def test_a_dead_server_is_survived_and_taken_back_with_the_weights_of_the_day(self, tmp_path: Path) -> None:
+        with StubVLLM() as one, StubVLLM(seconds=0.01) as two:
+            servers, model = fleet(tmp_path, [one, two]), adapted()
+            servers.sync(model)
+            two.kill()
+            servers.sync(model)
+            assert servers.weights is not None
+            played = play(servers, episodes())
+            assert played == undisturbed(tmp_path / "twin", servers.weights.name)
+            assert not two.turns
+            with StubVLLM(port=two.port) as again:
+                wait_until(lambda: servers.weights.name in again.adapters)  # type: ignore[union-attr]
+                wait_until(lambda: all(server.up for server in servers._servers))
+                assert play(servers, episodes()) == played
+                assert again.turns
+
+    @pytest.mark.parametrize("adapter_rank", [8, 0])
+    def test_the_only_server_dies_in_the_middle_and_comes_back(self, tmp_path: Path, adapter_rank: int) -> None:
+        """No episode is lost, none is played twice, and none with the weights that the new server came with."""
+        with StubVLLM(seconds=0.01) as stub:
+            servers = fleet(tmp_path, [stub], adapter_rank=adapter_rank)
+            servers.sync(adapted())
+            assert servers.weights is not None
+            sessions = episodes()
+            thread = threading.Thread(target=play, args=(servers, sessions))
+            thread.start()
+            wait_until(lambda: len(stub.turns) > 10)
+            stub.kill()
+            with StubVLLM(port=stub.port) as again:
+                thread.join(20)
+                assert not thread.is_alive()
+                assert again.loads == [servers.weights.name]
+                assert {weights for _, _, weights in again.turns} == {servers.weights.name}
+        assert [session.turns for session in sessions] == undisturbed(tmp_path / "twin", servers.weights.name)
+        assert not any(session.lost for session in sessions)
+
+    def test_whole_weights_that_a_server_forgot_are_noticed(self, tmp_path: Path) -> None:
+        with StubVLLM() as stub:
+            servers = fleet(tmp_path, [stub], adapter_rank=0)
+            servers.sync(make_model())
+            assert servers.weights is not None
+            stub.version = "default"  # as after a start that nobody saw
+            assert play(servers, episodes()) == undisturbed(tmp_path / "twin", servers.weights.name)
+            assert stub.loads == [servers.weights.name] * 2
+
+    def test_servers_that_never_come_back_lose_their_episodes(self, tmp_path: Path) -> None:
+        with StubVLLM() as stub:
+            servers = fleet(tmp_path, [stub], patience=0.3)
+            servers.sync(adapted())
+        sessions = episodes(3)
+        play(servers, sessions)
+        assert all("has answered for 0 s" in session.lost[0] for session in sessions)
+        assert not any(session.turns for session in sessions)
+
+    def test_a_server_that_fails_again_and_again_loses_the_episode(self, tmp_path: Path) -> None:
+        with StubVLLM(failing=500) as stub:
+            servers = fleet(tmp_path, [stub])
+            servers.sync(adapted())
+            session = episodes(1)[0]
+            play(servers, [session])
+            assert "answered 500" in session.lost[0]
+
+    def test_a_refused_request_is_an_error_of_the_program(self, tmp_path: Path) -> None:
+        with StubVLLM(failing=400) as stub:
+            servers = fleet(tmp_path, [stub])
+            servers.sync(adapted())
+            with pytest.raises(RuntimeError, match="answered 400"):
+                play(servers, episodes(1))
+
+
+class TestWeights:
+    def test_whole_weights_are_written_merged(self, tmp_path: Path) -> None:
+        model = get_peft_model(make_model(), LoraConfig(r=4, use_dora=True, modules_to_save=["lm_head"]))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        with StubVLLM() as stub:
+            servers = fleet(tmp_path, [stub], adapter_rank=0)
+            servers.sync(model)
+            assert servers.weights is not None
+            written = load_file(Path(servers.weights.folder) / "model.safetensors")
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        merged = model.merge_and_unload().state_dict()
+        assert written.keys() <= merged.keys()
+        assert merged.keys() - written.keys() <= {"lm_head.weight"}
+        assert all(torch.allclose(value, merged[name], atol=1e-6) for name, value in written.items())
+
+    def test_processes_that_load_the_same_adapter_do_not_mind(self, tmp_path: Path) -> None:
+        with StubVLLM() as stub:
+            one = fleet(tmp_path, [stub])
+            one.sync(adapted())
+            assert one.weights is not None
+            one._load(one._servers[0], one.weights)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("wrong", "settings", "words"),
+        [
+            ({"max_model_len": 30}, {}, "contexts of 30 tokens.*--max-model-len 60"),
+            ({"processed": False}, {}, "--logprobs-mode processed_logprobs"),
+            ({"dev_mode": False}, {"adapter_rank": 0}, "VLLM_SERVER_DEV_MODE=1"),
+            ({"version": "agent-r1-abc-7"}, {}, r"whole weights of another run \(agent-r1-abc-7\).*start it again"),
+        ],
+    )
+    def test_a_server_that_was_started_wrongly(
+        self, tmp_path: Path, wrong: dict[str, Any], settings: dict[str, Any], words: str
+    ) -> None:
+        with StubVLLM(**wrong) as stub, pytest.raises(ConfigurationError, match=words):
+            fleet(tmp_path, [stub], **settings)
+
+    def test_a_server_that_takes_no_adapter(self, tmp_path: Path) -> None:
+        with StubVLLM(lora=False) as stub:
+            servers = fleet(tmp_path, [stub])
+            with pytest.raises(ConfigurationError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora"):
+                servers.sync(adapted())
+
+    def test_no_server(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigurationError, match="No server is named"):
+            fleet(tmp_path, [])
+        with StubVLLM() as stub:
+            stub.kill()
+            with pytest.raises(InfrastructureError, match="cannot be reached"):
+                fleet(tmp_path, [stub], patience=0.05)
+
+
+def wait_until(holds: Any, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)

@@ -1,0 +1,102 @@
+"""vLLM's own server: exact log-probs, weights that follow, learning, kill -9 in the middle."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agent_r1_gym.errors import ConfigurationError
+from tests.kit.say_env import register_say, save_model
+from tests.kit.scripted import ScriptedSession
+from tests.kit.vllm_server import VLLMServer
+from tests.trainers.engines.test_engines import assert_replays, tokens
+from tests.trainers.vllm.say import say_config
+from trainers.engines.requests import RequestEngine
+from trainers.engines.sampling import SamplingOptions
+from trainers.engines.vllm_servers import ServerOptions, VLLMServers
+from trainers.train import build_trainer
+
+pytest.importorskip("vllm", reason="vLLM lives in an environment of its own: make test-vllm")
+pytestmark = [pytest.mark.adapters, pytest.mark.slow]
+
+SAMPLED = SamplingOptions(max_new_tokens=8, temperature=0.8, stop_token_ids=(2, 3))
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(tmp_path_factory.mktemp("model"), tied=False)  # a tied head stays old on a CPU
+
+
+@pytest.fixture(scope="module")
+def server(model_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
+    made = VLLMServer(model_folder, tmp_path_factory.mktemp("server") / "log.txt")
+    made.start()
+    yield made
+    made.kill()
+
+
+def sessions(count: int, kind: type[ScriptedSession] = ScriptedSession) -> list[ScriptedSession]:
+    made = [kind([4, 5 + number % 9], [[6, 7]] * 3) for number in range(count)]
+    for number, session in enumerate(made):
+        session.seed = number  # type: ignore[attr-defined]
+    return made
+
+
+def test_kill_9_in_the_middle_costs_time_and_nothing_else(
+    tmp_path: Path, server: VLLMServer, model_folder: str
+) -> None:
+    """No episode is lost, none is played twice, and all turns are of the adapter, which a new server does not have."""
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(model_folder), LoraConfig(r=8, init_lora_weights=False))
+    servers = VLLMServers(ServerOptions(urls=[server.url], folder=tmp_path, max_length=80, adapter_rank=8))
+    servers.sync(model)
+    undisturbed = sessions(32)
+    RequestEngine(servers, SAMPLED, slots=16, max_length=80).run(undisturbed)
+    assert_replays(model, undisturbed, 0.8, within=1e-4)
+    played, middle = itertools.count(1), threading.Event()
+
+    class Watched(ScriptedSession):
+        def finish_turn(self, ids: Any, logprobs: Any, stopped: Any) -> Any:
+            if next(played) == 40:
+                middle.set()
+            return super().finish_turn(ids, logprobs, stopped)
+
+    disturbed = sessions(32, Watched)
+    engine = RequestEngine(servers, SAMPLED, slots=16, max_length=80)
+    thread = threading.Thread(target=engine.run, args=(disturbed,), daemon=True)
+    thread.start()
+    assert middle.wait(60)
+    server.kill()
+    time.sleep(1.0)
+    server.start()
+    thread.join(120)
+    assert not thread.is_alive()
+    assert tokens(disturbed) == tokens(undisturbed)
+    assert_replays(model, disturbed, 0.8, within=1e-4)
+    servers.close()
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "whole"])  # whole weights stay in the server
+def test_twenty_steps_learn(tmp_path: Path, server: VLLMServer, model_folder: str, lora: bool) -> None:
+    where = {"vllm_mode": "server", "vllm_server_base_url": server.url}
+    config = say_config(tmp_path / "run", register_say(), learning_rate=1e-2 if lora else 3e-3, **where)
+    peft = LoraConfig(r=8, target_modules="all-linear") if lora else None
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    trainer = build_trainer(config, model_folder, tokenizer=tokenizer, peft_config=peft)
+    trainer.train()
+    steps = [row for row in trainer.state.log_history if "reward" in row]
+    assert len(steps) == 20
+    assert steps[0]["reward"] < 0.3
+    assert max(row["reward"] for row in steps[-5:]) > 0.6
+    assert max(row["sampling/logprob_drift_max"] for row in steps) < 1e-4
+    trainer.backend.close()
+    if not lora:
+        with pytest.raises(ConfigurationError, match="still has the whole weights of another run"):
+            VLLMServers(ServerOptions(urls=[server.url], folder=tmp_path, max_length=80, adapter_rank=8))

@@ -1,0 +1,363 @@
+"""How rollouts are laid out for a forward pass: no padding, no token scored for nothing, a group's prompt once.
+
+TRL pads a prompt at the left and what follows at the right, to the longest of the whole generation batch, and scores
+every token behind the prompt, those of tools too. Here only what the loss sees is scored, and one of two layouts holds
+what the model has to see:
+
+- rows: one sequence per context, trimmed, those of like length together (any model);
+- packed: the contexts of several rollouts one after another in a single line, each attending to itself alone; rollouts
+  with one prompt share its keys and values (models whose attention can be exchanged, see `takes_segments`).
+
+Both give the log-probs of TRL's layout, up to rounding.
+
+Shapes: B trajectories, P prompt tokens, T tokens behind them, W = P + T columns, N tokens in a packed line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from agent_r1_gym.errors import ConfigurationError
+
+SEGMENTS = "agent_r1_segments"
+"""Name of the attention function in a model's configuration."""
+UNSCORED = -100
+
+
+class Segment(NamedTuple):
+    """A part of a packed line that attends to itself, causally, and to all of a prefix that stands before it.
+
+    Attributes:
+        start: its first token.
+        end: where the next one begins.
+        prefix: first token of the prefix.
+        prefix_end: where that ends; `prefix` if there is none.
+    """
+
+    start: int
+    end: int
+    prefix: int = 0
+    prefix_end: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Input of one forward pass, and where its output belongs.
+
+    Attributes:
+        inputs: arguments of the model.
+        labels: the token that each position has to predict, `UNSCORED` where nobody asks.
+        kept: (B, W) bool: the tokens that are in the input.
+        places: where they stand there, in row-major order; indices of the input's dimensions.
+    """
+
+    inputs: dict[str, Any]
+    labels: Tensor
+    kept: Tensor
+    places: tuple[Tensor, ...]
+
+    def feed(self, model: Any, *, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **options: Any) -> Any:
+        """Runs a model; what TRL made of `inputs` is of no use."""
+        return model(**self.inputs, shift_labels=self.labels, **options)
+
+    def to_rows(self, numbers: Tensor) -> Tensor:
+        """Returns (B, W): what was said of each token, which stands at the one before it; 0 if that is left out."""
+        laid = numbers.new_zeros(self.kept.shape)
+        laid[self.kept] = numbers[self.places]
+        return torch.nn.functional.pad(laid[:, :-1], (1, 0))
+
+
+def score_rows(
+    score: Callable[[Layout], tuple[Tensor, Tensor | None, Tensor | None]],
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    *,
+    scored: Tensor,
+    numbers: Tensor | None,
+    rows: int,
+    packed: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Scores trajectories, `rows` of them in a pass, like ones together.
+
+    Args:
+        score: runs the model; returns log-probs and entropies in the shape of `Layout.labels`, and a scalar; the last
+            two may be None.
+        input_ids: (B, W), padded anywhere but within a context.
+        attention_mask: (B, W), 0 for padding.
+        scored: (B, T) bool: the tokens to score.
+        numbers: (B, T) long, of `context_numbers`; None: one context each.
+        rows: trajectories in a pass; all processes make equally many passes.
+        packed: which layout.
+
+    Returns:
+        Log-probs and entropies (B, T), 0 where nobody asks, and the mean of the scalars.
+    """
+    width = scored.size(1)
+    whole = torch.nn.functional.pad(scored, (input_ids.size(1) - width, 0))
+    contexts = None if numbers is None else torch.nn.functional.pad(numbers, (input_ids.size(1) - width, 0))
+    order = like_together(input_ids[:, :-width], attention_mask, packed=packed)
+    parts, aux = [], []
+    for chunk in torch.split(order, rows):
+        own = None if contexts is None else contexts[chunk]
+        make = packed_layout if packed else rows_layout
+        layout = make(input_ids[chunk], attention_mask[chunk], whole[chunk], own, input_ids.size(1) - width)
+        logps, entropies, loss = score(layout)
+        parts.append([layout.to_rows(numbers) for numbers in (logps, entropies) if numbers is not None])
+        aux.append(loss)
+    back = order.argsort()
+    results = [torch.cat(pieces)[back][:, -width:] for pieces in zip(*parts, strict=True)]
+    losses = [loss for loss in aux if loss is not None]
+    return results[0], results[1] if len(results) > 1 else None, torch.stack(losses).mean() if losses else None
+
+
+def regrouped(batches: Sequence[Mapping[str, Any]], args: Any, *, packed: bool) -> list[dict[str, Any]]:
+    """Returns micro-batches in which like rollouts stand together, each in the optimiser step that it was in.
+
+    Args:
+        batches: TRL's micro-batches: tensors and lists of equally many rows, and scalars.
+        args: whose `gradient_accumulation_steps` micro-batches are an optimiser step.
+        packed: see `like_together`.
+    """
+    made: list[dict[str, Any]] = []
+    per_step = args.gradient_accumulation_steps
+    for start in range(0, len(batches), per_step):
+        step = batches[start : start + per_step]
+        prompts, masks = (torch.cat([batch[name] for batch in step]) for name in ("prompt_ids", "prompt_mask"))
+        whole = torch.cat([masks, torch.cat([batch["completion_mask"] for batch in step])], dim=1)
+        order = like_together(prompts, whole, packed=packed)
+        made += [{name: _part(step, name, rows) for name in step[0]} for rows in order.chunk(len(step))]
+    return made
+
+
+def _part(step: Sequence[Mapping[str, Any]], name: str, rows: Tensor) -> Any:
+    """Returns some rows of all micro-batches together; what has no rows stays as it is."""
+    first = step[0][name]
+    if isinstance(first, Tensor) and first.ndim:
+        return torch.cat([batch[name] for batch in step])[rows]
+    if isinstance(first, list):
+        every = [value for batch in step for value in batch[name]]
+        return [every[row] for row in rows.tolist()]
+    return first
+
+
+def like_together(prompts: Tensor, attention_mask: Tensor, *, packed: bool) -> Tensor:
+    """Returns (B,) an order of the rows in which those of one prompt (packed), or of like length, stand together.
+
+    Args:
+        prompts: (B, P), padded at the left.
+        attention_mask: (B, W).
+        packed: which.
+    """
+    lengths = attention_mask.sum(1)
+    if not packed:
+        return lengths.argsort(descending=True, stable=True)
+    same = torch.unique(prompts * attention_mask[:, : prompts.size(1)], dim=0, return_inverse=True)[1]
+    by_length = lengths.argsort(descending=True, stable=True)
+    return by_length[same[by_length].argsort(stable=True)]
+
+
+def _labels(input_ids: Tensor, real: Tensor, scored: Tensor, contexts: Tensor | None) -> Tensor:
+    """Returns (B, W): for each token the next one of its context if that is scored, else `UNSCORED`."""
+    follows = real[:, :-1] & real[:, 1:] & scored[:, 1:]
+    if contexts is not None:
+        follows &= contexts[:, :-1] == contexts[:, 1:]
+    labels = torch.full_like(input_ids, UNSCORED)
+    labels[:, :-1] = torch.where(follows, input_ids[:, 1:], UNSCORED)
+    return labels
+
+
+def _sequences(real: Tensor, contexts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns of each real token, in row-major order, its sequence and its column there, and the sequences' lengths."""
+    lines = torch.arange(len(real), device=real.device)[:, None].expand_as(real)
+    named = lines if contexts is None else lines * (contexts.max() + 1) + contexts
+    _, sequence, lengths = torch.unique_consecutive(named[real], return_inverse=True, return_counts=True)
+    before = lengths.cumsum(0) - lengths
+    column = torch.arange(len(sequence), device=real.device) - before[sequence]
+    return sequence, column, lengths
+
+
+def rows_layout(
+    input_ids: Tensor, attention_mask: Tensor, scored: Tensor, contexts: Tensor | None, _prompt: int
+) -> Layout:
+    """Returns one sequence per context, padded at the right to the longest."""
+    real = attention_mask.bool()
+    sequence, column, lengths = _sequences(real, contexts)
+    shape = len(lengths), int(lengths.max())
+    ids, mask = input_ids.new_zeros(shape), attention_mask.new_zeros(shape)
+    labels = torch.full_like(ids, UNSCORED)
+    ids[sequence, column], mask[sequence, column] = input_ids[real], 1
+    labels[sequence, column] = _labels(input_ids, real, scored, contexts)[real]
+    return Layout({"input_ids": ids, "attention_mask": mask}, labels, real, (sequence, column))
+
+
+def packed_layout(
+    input_ids: Tensor, attention_mask: Tensor, scored: Tensor, contexts: Tensor | None, prompt: int
+) -> Layout:
+    """Returns all contexts in one line; a row whose prompt is that of the row before it uses that one's.
+
+    Its branch begins with the last token of the prompt: that one predicts another token in each row.
+    """
+    real = attention_mask.bool()
+    labels = _labels(input_ids, real, scored, contexts)
+    sequence, column, _ = _sequences(real, contexts)
+    columns = torch.zeros_like(input_ids)
+    columns[real] = column
+    alike = ((input_ids[1:, :prompt] == input_ids[:-1, :prompt]) | ~real[1:, :prompt]).all(1)
+    alike &= (real[1:, :prompt] == real[:-1, :prompt]).all(1)
+    shares = torch.nn.functional.pad(alike, (1, 0))
+    kept = real.clone()
+    kept[:, : max(prompt - 1, 0)] &= ~shares[:, None]
+    flat = torch.zeros_like(input_ids)
+    flat[real] = sequence
+    _, lengths = torch.unique_consecutive(flat[kept], return_counts=True)
+    firsts = _firsts(flat, real)
+    segments = _segments(lengths.tolist(), firsts, shares.tolist(), real[:, :prompt].sum(1).tolist())
+    line = torch.arange(int(kept.sum()), device=kept.device)
+    inputs = {
+        "input_ids": input_ids[kept][None],
+        "position_ids": columns[kept][None],
+        # Of four dimensions, so that transformers makes no mask of its own; `attend` does not read it.
+        "attention_mask": torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=kept.device),
+        "segments": segments,
+    }
+    return Layout(inputs, labels[kept][None], kept, (torch.zeros_like(line), line))
+
+
+def _firsts(flat: Tensor, real: Tensor) -> list[int]:
+    """Returns the number of each row's first sequence."""
+    begin = real.int().argmax(1)
+    numbers: list[int] = flat[torch.arange(len(flat), device=flat.device), begin].tolist()
+    return numbers
+
+
+def _segments(
+    lengths: Sequence[int], firsts: Sequence[int], shares: Sequence[bool], prompts: Sequence[int]
+) -> tuple[Segment, ...]:
+    """Returns the segments of a line whose sequences have these lengths there.
+
+    Args:
+        lengths: kept tokens of each sequence.
+        firsts: number of the first sequence of each row, which holds its prompt.
+        shares: whether that goes on from the prompt of the row before.
+        prompts: tokens of each row's prompt.
+    """
+    rows = {number: row for row, number in enumerate(firsts)}
+    segments: list[Segment] = []
+    start = owner = 0
+    for number, length in enumerate(lengths):
+        row = rows.get(number)
+        end = start + length
+        if row is not None and shares[row]:
+            segments.append(Segment(start, end, owner, owner + prompts[row] - 1))
+        else:
+            segments.append(Segment(start, end))
+            owner = start if row is not None else owner
+        start = end
+    return tuple(segments)
+
+
+# --- the attention of packed lines -----------------------------------------------------------------------------------
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    segments: Sequence[Segment] | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it: that of "sdpa" without `segments`, else segment by segment."""
+    if segments is None:
+        output, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+        return output, None
+    groups, kind = getattr(module, "num_key_value_groups", 1), query.device.type
+    if torch.is_autocast_enabled(kind):  # which rotary positions undo, and which a mask that is no tensor gets around
+        query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    parts = [_one(query, key, value, segment, dropout, scaling) for segment in segments]
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _one(query: Tensor, key: Tensor, value: Tensor, segment: Segment, dropout: float, scaling: float | None) -> Tensor:
+    own, prefix = slice(segment.start, segment.end), slice(segment.prefix, segment.prefix_end)
+    keys, values, mask = key[:, :, own], value[:, :, own], None
+    if segment.prefix_end > segment.prefix:
+        keys = torch.cat([key[:, :, prefix], keys], dim=2)
+        values = torch.cat([value[:, :, prefix], values], dim=2)
+        mask = causal_lower_right(segment.end - segment.start, keys.size(2))
+    return torch.nn.functional.scaled_dot_product_attention(
+        query[:, :, own], keys, values, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling
+    )
+
+
+def takes_segments(model: Any) -> bool:
+    """Returns whether a model's attention can be exchanged for `attend`, and every layer attends to everything before.
+
+    Args:
+        model: an unwrapped model, with or without an adapter.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = base.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    return (
+        getattr(base, "_supports_attention_backend", False)
+        and base.config._attn_implementation in ("sdpa", SEGMENTS)
+        and kinds == {"full_attention"}
+        and not getattr(config, "sliding_window", None)
+        and not getattr(config, "num_experts", None)
+        and not getattr(config, "num_local_experts", None)
+        and base.config is config  # no images
+    )
+
+
+def exchange_attention(model: Any) -> None:
+    """Makes a model attend by `attend`, for good: layers that are recomputed look the function up again."""
+    AttentionInterface.register(SEGMENTS, attend)
+    AttentionMaskInterface.register(SEGMENTS, sdpa_mask)
+    model.set_attn_implementation(SEGMENTS)
+
+
+def lay_out(layout: str, *models: Any) -> bool:
+    """Returns whether rollouts are packed, and exchanges the attention of the models then.
+
+    Args:
+        layout: "auto" (packed where the models take it), "packed" or "rows".
+        models: policy and reference; None where there is none.
+
+    Raises:
+        ConfigurationError: they should be packed and cannot.
+    """
+    there = [getattr(model, "module", model) for model in models if model is not None]  # DeepSpeed wraps the reference
+    if layout == "rows":
+        return False
+    if not all(map(takes_segments, there)):
+        if layout == "packed":
+            raise ConfigurationError(
+                "update_layout=packed needs a model of full attention through 'sdpa', without experts and images; this "
+                "one is not. Leave it out: rows are taken then."
+            )
+        return False
+    for model in there:
+        exchange_attention(model)
+    return True
+
+
+def rows_per_pass(batch: int, device: torch.device) -> int:
+    """Returns how many rows a pass takes: on a CPU few, which its caches hold."""
+    return min(batch, 8) if device.type == "cpu" else batch

@@ -1,0 +1,105 @@
+"""Groups of rollouts without signal are replaced by groups of other tasks (DAPO's dynamic sampling, arXiv 2503.14476).
+
+Where all rollouts of a task earned the same, none is better than the others: the group teaches nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from agent_r1_gym.play.record import Trajectory
+from trainers.algorithms.numbers import NO_SPREAD
+from trainers.engines.collect import Row
+
+_TRIES = 32
+"""Times that a task is drawn again because it is in the batch already."""
+
+
+class Refilled(NamedTuple):
+    """What refilling a batch took.
+
+    Attributes:
+        played: rollouts that were played for it.
+        replaced: groups that were replaced.
+        left: groups without signal that are still there.
+    """
+
+    played: int
+    replaced: int
+    left: int
+
+
+def has_signal(group: Sequence[Trajectory]) -> bool:
+    """Returns whether the returns of a group's rollouts differ; those that a backend spoilt do not count."""
+    returns = [record.episode_return for record in group if not record.infrastructure_error]
+    return len(returns) > 1 and max(returns) - min(returns) > NO_SPREAD
+
+
+def refill(
+    rows: list[Row],
+    records: list[Trajectory],
+    *,
+    size: int,
+    rounds: int,
+    draw: Callable[[Row], Row],
+    play: Callable[[list[Row], int], Sequence[Trajectory]],
+) -> Refilled:
+    """Replaces groups without signal, in place, by groups of other tasks that have some.
+
+    A task is drawn once per round for each group that is still without; a batch is never filled with rollouts that
+    ended early, as it would be if more were begun than are needed.
+
+    Args:
+        rows: what was played; the copies of a row stand together.
+        records: how it went.
+        size: rollouts of a group.
+        rounds: maximum number of times that a group is tried again.
+        draw: returns another row, given the one to replace.
+        play: plays rows, given the number of the round, counted from 1.
+    """
+    groups = [slice(start, start + size) for start in range(0, len(rows), size)]
+    without = [group for group in groups if not has_signal(records[group])]
+    first, played = len(without), 0
+    for attempt in range(1, rounds + 1):
+        if not without:
+            break
+        new = [row for group in without for row in [draw(rows[group][0])] * size]
+        found = play(new, attempt)
+        played += len(found)
+        parts = [slice(start, start + size) for start in range(0, len(new), size)]
+        still: list[slice] = []
+        for group, part in zip(without, parts, strict=True):
+            if has_signal(found[part]):
+                rows[group], records[group] = new[part], found[part]
+            else:
+                still.append(group)
+        without = still
+    return Refilled(played, first - len(without), len(without))
+
+
+def draw_from(rows: Sequence[Row], taken: Sequence[Row], *, seed: int) -> Callable[[Row], Row]:
+    """Returns a function that draws rows at random, of the environment of the one to replace, each at most once.
+
+    Args:
+        rows: all tasks.
+        taken: those that are in the batch.
+        seed: of the drawing.
+    """
+    stream = random.Random(seed)
+    used = {_key(row) for row in taken}
+
+    def draw(row: Row) -> Row:
+        for _ in range(_TRIES):
+            drawn = rows[stream.randrange(len(rows))]
+            if _key(drawn) not in used and drawn.get("env") == row.get("env"):
+                used.add(_key(drawn))
+                return drawn
+        return row  # hardly a task that is not in the batch: another try at this one
+
+    return draw
+
+
+def _key(row: Row) -> tuple[object, ...]:
+    return row.get("env"), row.get("task_index"), row.get("seed")

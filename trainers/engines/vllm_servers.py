@@ -1,0 +1,385 @@
+"""VLLMServers: vLLM in other processes or on other machines, one HTTP request per episode and turn.
+
+The servers are vLLM's own (`vllm serve`). Token ids go in, ids and log-probs come out.
+Every answer is checked for the version of the weights that gave it: the name of an adapter is new in each sync of each
+run and stands in the answer; whole weights have a version that is asked for after each answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState  # type: ignore[import-untyped]
+from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
+from safetensors.torch import save_file
+
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError
+from agent_r1_gym.support.http import HTTPClient
+from agent_r1_gym.support.threads import start_call
+from trainers.engines.requests import SampledTurn, TurnRequest
+from trainers.engines.weights import save_adapter, whole_parameters
+
+_MAX_BYTES = 64 * 2**20
+_PREFIX = "agent-r1-"
+"""How the names of weights begin."""
+_PAUSE = 1.0
+"""Seconds between two questions whether a server is up again."""
+_ATTEMPTS = 4
+"""Times that a request is sent whose server answers that something is wrong there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Which servers, and what is asked of them."""
+
+    urls: Sequence[str]
+    """Addresses, such as http://127.0.0.1:8000."""
+    folder: Path
+    """Where weights are handed over; every server must see it under the same path."""
+    max_length: int
+    """Maximum number of tokens of a context."""
+    adapter_rank: int = 0
+    """Rank of the LoRA adapter that is trained; 0: whole weights are sent."""
+    patience: float = 600.0
+    """Seconds to wait for a server where none answers; then episodes are lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What the servers should answer with: a name that stands for these weights only, and where they lie."""
+
+    name: str
+    folder: str
+
+
+class _Server:
+    """One server: who it is, whether it is up, and how many requests it has."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self.base = ""
+        self.in_flight = 0
+        self.up = True
+        self._http = HTTPClient(self.url, max_retries=0, pool_size=64, max_bytes=_MAX_BYTES)
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float) -> tuple[int, Any]:
+        """Returns status and answer, which is text where it is no JSON.
+
+        Raises:
+            InfrastructureError: it cannot be reached, or does not answer in time.
+        """
+        data = None if body is None else json.dumps(body).encode()
+        status, raw = self._http.exchange(method, path, data, timeout=timeout)
+        try:
+            return status, json.loads(raw)
+        except ValueError:
+            return status, raw[:500].decode("utf-8", "replace")
+
+    def must(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float = 600.0) -> Any:
+        """Returns the answer to a request that has to succeed.
+
+        Raises:
+            InfrastructureError: see `ask`, or the server has failed.
+            ConfigurationError: it refuses.
+        """
+        status, answer = self.ask(method, path, body, timeout=timeout)
+        if status >= 500:
+            raise InfrastructureError(f"{self.url}{path} answered {status}: {answer!s:.300}")
+        if status != 200:
+            raise ConfigurationError(f"{self.url}{path} answered {status}: {answer!s:.300}")
+        return answer
+
+    def cards(self) -> list[Any]:
+        """Returns what it says of its models, adapters included."""
+        cards: list[Any] = self.must("GET", "/v1/models", timeout=30.0)["data"]
+        return cards
+
+    def close(self) -> None:
+        """Closes its connections."""
+        self._http.close()
+
+
+class _Stale(InfrastructureError):
+    """A server that has other weights than it should: it was started again."""
+
+
+class VLLMServers:
+    """Answers requests by servers, the least busy one first; one that fails is left alone until it is up again.
+
+    A request whose server fails is sent again, to another one if there is one: with its seed it gets the same tokens.
+    A server that was started again gets the weights of the day before it is asked anything.
+
+    Args:
+        options: see `ServerOptions`.
+
+    Attributes:
+        weights: what the servers answer with; None: before the first `sync`.
+
+    Raises:
+        ConfigurationError: no address, or a server that is started with other options than are needed.
+        InfrastructureError: a server does not answer within `patience`.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        if not options.urls:
+            raise ConfigurationError("No server is named: give at least one URL, such as http://127.0.0.1:8000.")
+        self.options = options
+        self.weights: Weights | None = None
+        self._run, self._version = uuid.uuid4().hex[:8], 0
+        self._servers = [_Server(url) for url in options.urls]
+        self._change = threading.Condition()
+        self._refusal: ConfigurationError | None = None
+        self._batch = 0
+        self._closed = False
+        for server in self._servers:
+            self._greet(server)
+
+    def submit(self, request: TurnRequest) -> Future[SampledTurn]:
+        """See `Backend`."""
+        return start_call(functools.partial(self._answer, request, self._batch))
+
+    def advance(self) -> bool:
+        """See `Backend`: the servers do the work."""
+        return False
+
+    def drop(self) -> None:
+        """See `Backend`: what is under way is not asked again."""
+        with self._change:
+            self._batch += 1
+            self._change.notify_all()
+
+    def awake(self) -> AbstractContextManager[None]:
+        """Returns a context that changes nothing: servers do not sleep."""
+        return nullcontext()
+
+    def sync(self, model: Any) -> None:
+        """Hands the weights of a trainer's model to all servers that are up; all processes call it together.
+
+        Args:
+            model: the unwrapped model, whose weights are whole in this process.
+
+        Raises:
+            ConfigurationError: a server refuses them.
+        """
+        told: list[Any] = [None, None]
+        if PartialState().is_main_process:
+            try:
+                told[0] = self._publish(model)
+            except Exception as error:  # all processes stop with it, else they would wait for ever
+                told[1] = error
+        broadcast_object_list(told)
+        if told[1] is not None:
+            raise told[1]
+        self.weights = told[0]
+
+    def close(self) -> None:
+        """Ends all waiting, takes the last adapter from the servers and removes its files."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+        if PartialState().is_main_process and self.weights is not None:
+            self._withdraw(self.weights)
+        for server in self._servers:
+            server.close()
+
+    def _greet(self, server: _Server) -> None:
+        """Waits for a server, and checks that it was started as is needed."""
+        deadline = time.monotonic() + self.options.patience
+        while True:
+            try:
+                base = next(card for card in server.cards() if card.get("parent") is None)
+                break
+            except InfrastructureError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_PAUSE)
+        server.base, room = base["id"], base.get("max_model_len") or self.options.max_length
+        if room < self.options.max_length:
+            raise ConfigurationError(
+                f"{server.url} takes contexts of {room} tokens, but max_prompt_length + max_completion_length = "
+                f"{self.options.max_length}: start it with --max-model-len {self.options.max_length}."
+            )
+        status, told = server.ask("GET", "/weight_info", timeout=30.0)
+        if self.options.adapter_rank and status == 200 and told["weight_version"].startswith(_PREFIX):
+            raise ConfigurationError(
+                f"{server.url} still has the whole weights of another run ({told['weight_version']}), to which no "
+                "adapter of this one fits: start it again."
+            )
+        if not self.options.adapter_rank and status != 200:
+            raise ConfigurationError(
+                f"{server.url} takes no whole weights: start it with VLLM_SERVER_DEV_MODE=1 (on a network that you "
+                "trust: it lets everybody change the server), or train an adapter (use_peft)."
+            )
+        (first, second), colder = _likeliest(server, 1.0), _likeliest(server, 0.5)
+        if (first, second) == colder and first != second:
+            raise ConfigurationError(
+                f"{server.url} reports log-probs that do not depend on the temperature: start it with "
+                "--logprobs-mode processed_logprobs."
+            )
+
+    def _answer(self, request: TurnRequest, batch: int) -> SampledTurn:
+        """Returns a turn that a server sampled with the weights of the day."""
+        faults = 0
+        while True:
+            server = self._take(batch)
+            try:
+                return self._sample(server, request)
+            except InfrastructureError as error:
+                faults += 1
+                self._leave(server, error)
+                if faults >= _ATTEMPTS * len(self._servers):
+                    raise
+            finally:
+                with self._change:
+                    server.in_flight -= 1
+
+    def _sample(self, server: _Server, request: TurnRequest) -> SampledTurn:
+        options, weights = request.options, self.weights
+        name = weights.name if weights is not None and self.options.adapter_rank else server.base
+        body = {
+            "model": name,
+            "prompt": request.context,
+            "max_tokens": request.max_tokens,
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            "top_k": options.top_k,
+            "seed": request.seed,
+            "stop_token_ids": list(options.stop_token_ids),
+            "ignore_eos": True,  # only the chat format's tokens end a turn
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        status, answer = server.ask("POST", "/v1/completions", body, timeout=self.options.patience)
+        if status == 404:
+            raise _Stale(f"{server.url} does not know {name!r}: it was started again.")
+        if status != 200:
+            kind = InfrastructureError if status >= 500 or status in (408, 429) else RuntimeError
+            raise kind(f"{server.url}/v1/completions answered {status}: {answer!s:.300}")
+        choice = answer["choices"][0]
+        if choice["finish_reason"] not in ("stop", "length") or not choice["token_ids"]:
+            raise InfrastructureError(f"{server.url} ended a turn with {choice['finish_reason']!r}.")
+        if answer["model"] != name or not self._is_current(server):
+            raise _Stale(f"{server.url} answered with the weights of {answer['model']!r}, expected {weights!r}.")
+        return SampledTurn(choice["token_ids"], choice["logprobs"]["token_logprobs"])
+
+    def _is_current(self, server: _Server) -> bool:
+        """Returns whether whole weights are those of the latest sync; of adapters the answer itself tells."""
+        if self.options.adapter_rank or self.weights is None:
+            return True
+        return bool(server.must("GET", "/weight_info", timeout=30.0)["weight_version"] == self.weights.name)
+
+    def _take(self, batch: int) -> _Server:
+        """Returns the least busy server that is up; waits where none is."""
+        deadline = time.monotonic() + self.options.patience
+        with self._change:
+            while True:
+                if batch != self._batch or self._closed:
+                    raise InfrastructureError("The rollouts of this request have ended.")
+                if self._refusal is not None:
+                    raise self._refusal
+                up = [server for server in self._servers if server.up]
+                if up:
+                    server = min(up, key=lambda server: server.in_flight)
+                    server.in_flight += 1
+                    return server
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    urls = ", ".join(server.url for server in self._servers)
+                    raise InfrastructureError(f"vLLM: none of {urls} has answered for {self.options.patience:.0f} s.")
+                self._change.wait(left)
+
+    def _leave(self, server: _Server, error: InfrastructureError) -> None:
+        """Leaves a server alone until it is up again, with the weights of the day."""
+        with self._change:
+            if not server.up:
+                return
+            server.up = False
+        start_call(functools.partial(self._revive, server))
+
+    def _revive(self, server: _Server) -> None:
+        while not self._closed:
+            try:
+                if self.weights is not None:
+                    self._load(server, self.weights)
+                else:
+                    server.cards()
+            except ConfigurationError as error:
+                self._refusal = error
+            except InfrastructureError:
+                time.sleep(_PAUSE)
+                continue
+            with self._change:
+                server.up = True
+                self._change.notify_all()
+            return
+
+    def _publish(self, model: Any) -> Weights:
+        """Writes the weights and has the servers load them; the old ones are removed."""
+        self._version += 1
+        old, name = self.weights, f"{_PREFIX}{self._run}-{self._version}"
+        folder = self.options.folder.resolve() / name
+        folder.mkdir(parents=True)
+        if self.options.adapter_rank:
+            save_adapter(model, folder)
+        else:
+            tensors = {name: value.cpu().contiguous() for name, value in whole_parameters(model)}
+            save_file(tensors, folder / "model.safetensors")
+        new = Weights(name, str(folder))
+        self.weights = new  # for servers that come up from here on
+        up = [server for server in self._servers if server.up]
+        loads = [start_call(functools.partial(self._load, server, new)) for server in up]
+        for server, load in zip(up, loads, strict=True):
+            try:
+                load.result()
+            except InfrastructureError as error:
+                self._leave(server, error)
+        if old is not None:
+            self._withdraw(old)
+        return new
+
+    def _load(self, server: _Server, weights: Weights) -> None:
+        """Has a server answer with these weights; several processes may ask for it at once."""
+        if self.options.adapter_rank:
+            body = {"lora_name": weights.name, "lora_path": weights.folder}
+            status, answer = server.ask("POST", "/v1/load_lora_adapter", body, timeout=600.0)
+            if status >= 500:
+                raise InfrastructureError(f"{server.url} answered {status} to a new adapter: {answer!s:.300}")
+            if weights.name not in {card["id"] for card in server.cards()}:
+                raise ConfigurationError(
+                    f"{server.url} does not take the adapter ({status}: {answer!s:.200}): start it with "
+                    f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora, --max-lora-rank at least "
+                    f"{self.options.adapter_rank} and --max-loras 2, and let it see {weights.folder}."
+                )
+            return
+        kwargs = {"weights_path": weights.folder}
+        server.must("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": kwargs})
+        server.must("POST", "/reset_prefix_cache")
+        server.must("POST", "/update_weight_version", {"new_version": weights.name})
+
+    def _withdraw(self, weights: Weights) -> None:
+        for server in self._servers:
+            if server.up and self.options.adapter_rank:
+                try:
+                    server.ask("POST", "/v1/unload_lora_adapter", {"lora_name": weights.name}, timeout=30.0)
+                except InfrastructureError as error:
+                    self._leave(server, error)
+        shutil.rmtree(weights.folder, ignore_errors=True)
+
+
+def _likeliest(server: _Server, temperature: float) -> tuple[float, float]:
+    """Returns the log-probs of the two likeliest tokens after three arbitrary ones."""
+    body = {"model": server.base, "prompt": [1, 2, 3], "max_tokens": 1, "logprobs": 2, "seed": 0, "ignore_eos": True}
+    answer = server.must("POST", "/v1/completions", {**body, "temperature": temperature})
+    first, second = sorted(answer["choices"][0]["logprobs"]["top_logprobs"][0].values(), reverse=True)[:2]
+    return first, second

@@ -1,0 +1,67 @@
+"""The trainer's weights, as another engine takes them: an adapter, or whole parameters by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import ModulesToSaveWrapper
+from torch import Tensor
+
+
+def adapter_of(model: Any) -> LoraConfig | None:
+    """Returns the configuration of a model's adapter if that is LoRA and nothing else, so that engines can apply it.
+
+    Args:
+        model: the unwrapped model.
+    """
+    if not isinstance(model, PeftModel):
+        return None
+    config = model.active_peft_config
+    if not isinstance(config, LoraConfig) or config.use_dora or config.modules_to_save or config.bias != "none":
+        return None
+    more = (getattr(config, name, None) for name in ("trainable_token_indices", "target_parameters"))
+    return None if any(more) else config
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """Writes the active adapter of a model, as PEFT does."""
+    name = model.active_adapter
+    model.save_pretrained(folder, selected_adapters=[name])
+    if name != "default":  # PEFT puts others one folder further down
+        for file in (folder / name).iterdir():
+            file.rename(folder / file.name)
+        (folder / name).rmdir()
+
+
+def whole_parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yields name and value of each parameter as a checkpoint has them, those of an adapter merged.
+
+    One layer is merged at a time, and in a copy: in bf16, merging and taking apart again would change the base model.
+
+    Args:
+        model: the unwrapped model, whose weights are whole in this process.
+    """
+    if not isinstance(model, PeftModel):
+        yield from ((name, parameter.detach()) for name, parameter in model.named_parameters())
+        return
+    base, replaced = model.get_base_model(), []
+    for path, module in base.named_modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            own: torch.nn.Module = module.modules_to_save[model.active_adapter]
+        elif isinstance(module, BaseTunerLayer):
+            merged: Any = copy.deepcopy(module)
+            merged.merge()
+            own = merged.get_base_layer()
+        else:
+            continue
+        replaced.append(f"{path}.")
+        yield from ((f"{path}.{name}", parameter.detach()) for name, parameter in own.named_parameters())
+    for name, parameter in base.named_parameters():
+        if not name.startswith(tuple(replaced)):
+            yield name, parameter.detach()
