@@ -53,7 +53,7 @@ FLOORS = {
     "benchmarks": (
         ("__init__",),
         ("common",),
-        ("adapters", "env_speed", "eval_speed", "multihop_qa", "sandbox", "service_desk"),
+        ("adapters", "env_speed", "eval_speed", "multihop_qa", "sandbox", "service_desk", "vllm"),
         ("trainer_speed", "discovery"),
         ("scaling",),
     ),
