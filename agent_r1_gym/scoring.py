@@ -40,6 +40,7 @@ _NUMBER = re.compile(
 _POWER_OF_A_UNIT = re.compile(r"(?<=\d)\s?(?:[cdkm]?m|in|ft|yd|mi)\^?[23](?!\w|\.\d)")
 _SPACED_THOUSANDS = re.compile(r"\D*\d{1,3}(?: \d{3})+(?:\.\d+)?\D*")
 _SPACE_WITHIN = re.compile(r"(?<=\d) (?=\d)")
+_NUMBER_ALONE = re.compile(r"[-\u2212]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-\u2212]?\.\d+")
 _FINAL_ANSWER = "####"
 _TO_DECIMAL = str.maketrans("", "", ",_$ \t\n\r\f\v\u00a0\u2009\u202f")
 
@@ -153,6 +154,23 @@ def numeric_match(prediction: str, answers: Answers) -> float:
     return float(number is not None and any(number == gold for gold in golds))
 
 
+def plain_match(prediction: str, answers: Answers) -> float:
+    """Returns 1.0 if the prediction is a gold answer, else 0.0: a number by its value, anything else as `exact_match`.
+
+    HotpotQA's normalisation drops punctuation: by it, -738 and 7.38 are 738, and 738.0 is not.
+    """
+    alone = prediction.strip().removesuffix(".")
+    number = final_number(alone) if _NUMBER_ALONE.fullmatch(alone) else None
+    for gold in _as_tuple(answers):
+        if _NUMBER_ALONE.fullmatch(gold):
+            right = number == final_number(gold)
+        else:
+            right = exact_match(prediction, gold) == 1.0
+        if right:
+            return 1.0
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerScorer:
     """The two numbers that a data set reports.
@@ -175,9 +193,10 @@ SCORERS: Mapping[str, AnswerScorer] = MappingProxyType(
         "fiction": _HOTPOTQA,
         "musique": AnswerScorer(em=exact_match, f1=musique_f1_score),
         "gsm8k": AnswerScorer(em=numeric_match, f1=numeric_match),
+        "long_read": AnswerScorer(em=plain_match, f1=f1_score),
     }
 )
-"""The official scorer of each data set, by its short name. Numbers earn no partial credit."""
+"""The official scorer of each data set, by its short name. GSM8K's numbers earn no partial credit."""
 
 
 def _as_tuple(answers: Answers) -> tuple[str, ...]:

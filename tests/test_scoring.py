@@ -225,6 +225,21 @@ def test_numeric_match(prediction, gold, match):
     assert scoring.numeric_match(prediction, gold) == match
 
 
+@pytest.mark.parametrize(
+    ("prediction", "gold", "match"),
+    [
+        *(("738", "738", 1.0), (" 738. ", "738", 1.0), ("738.0", "738", 1.0), ("$738", "738", 1.0)),
+        *(("-738", "738", 0.0), ("7.38", "738", 0.0), ("7,38", "738", 0.0), ("739", "738", 0.0)),
+        *(("1,000", "1000", 1.0), ("738 coins", "738", 0.0), ("", "738", 0.0)),
+        *(("the Ada Brock", "Ada Brock", 1.0), ("hana 3", "hana 3", 1.0), ("gus 3", "3", 0.0)),
+    ],
+)
+def test_plain_match(prediction, gold, match):
+    """ "7,38" is no number: HotpotQA's rule decides, which drops the comma."""
+    assert scoring.plain_match(prediction, gold) == match
+    assert scoring.plain_match(prediction, ("something else", gold)) == match
+
+
 @given(st.integers(-(10**12), 10**12))
 def test_numeric_match_of_any_integer_with_its_written_forms(number):
     for text in (f"{number}", f"{number:,}", f"so {number:,}.", f"#### {number}", f"{number}.00"):

@@ -221,6 +221,10 @@ def test_notes_of_a_style_keep_what_they_say(style: str) -> None:
         ({"split": "dev"}, "Unknown split"),
         ({"questions": 0}, "questions must be"),
         ({"seed": -1}, "seed must be"),
+        (
+            {"style": "compact", "facts": 12, "pages": 8, "updates": 3, "types": ["balance_of_holder"]},
+            "16 items and persons, of which a question of type 'balance_of_holder' with updates=3 takes up to 5",
+        ),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], message: str) -> None:

@@ -112,6 +112,7 @@ class LedgerTasks(OnDemand[LedgerTask]):
         asked = defaults.types if types is None else check_several("types", types, QUESTION_TYPES)
         super().__init__(questions)
         self.kind = Kind(style, seed, split, pages, facts, updates, asked)
+        _check_keys(self.kind)
 
     def describe(self) -> str:
         """Returns what is served, in one line."""
@@ -122,6 +123,20 @@ class LedgerTasks(OnDemand[LedgerTask]):
     def make(self, index: int) -> LedgerTask:
         """Returns a ledger with its question."""
         return _task(self.kind, index)
+
+
+def _check_keys(kind: Kind) -> None:
+    """Refuses pages for which a style has too few keys: on the last page nothing stands that is asked about."""
+    style = STYLES[kind.style]
+    keys = len(style.items[kind.split]) + len(style.persons[kind.split])
+    taken = {"sum": 2, "balance_of_holder": 2 + kind.updates}
+    asked = max(kind.types, key=lambda name: taken.get(name, 1))
+    if keys - taken.get(asked, 1) < kind.facts:
+        raise ConfigurationError(
+            f"facts={kind.facts}: style={kind.style!r} has {keys} items and persons, of which a question of type "
+            f"{asked!r} with updates={kind.updates} takes up to {taken.get(asked, 1)}, so that too few are left for a "
+            "page. Lower facts or updates, or leave that type out."
+        )
 
 
 def _checked(name: str, value: int, low: int, high: int) -> int:

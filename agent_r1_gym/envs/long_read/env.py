@@ -104,9 +104,9 @@ class LongReadEnv(ToolEnv):
 
     ## Rewards
     ### Outcome
-    Given once, when the episode ends. "em" (default): 1 if the answer equals the gold answer after HotpotQA's
-    normalisation, else 0; in compact style with or without the key before it. "f1", "agent_r1": as in
-    `AgentR1/HotpotQA-v0`.
+    Given once, when the episode ends. "em" (default): 1 if the answer equals the gold answer, a number by its value, a
+    name after HotpotQA's normalisation, else 0; in compact style with or without the key before it. "f1",
+    "agent_r1": as in `AgentR1/HotpotQA-v0`.
     ### Process
     Preset "process" adds to "em", each at most once per turn: valid_call +0.05 (first good call of the episode),
     malformed_call -0.1 (the turn does not parse), failed_call -0.05 (unknown tool, bad arguments, a refused note),
@@ -189,7 +189,7 @@ class LongReadEnv(ToolEnv):
             tools=self._tools_of(self.ledgers[0]),
             reward=_own(reward),
             max_turns=2 * kind.pages + spare if max_turns is None else max_turns,
-            **{**(_COMPACT if style == "compact" else {}), **options},
+            **{"scorer": "long_read", **(_COMPACT if style == "compact" else {}), **options},
         )
 
     def make_tools(self, task: Task) -> Sequence[Tool]:
