@@ -162,10 +162,7 @@ def plain_match(prediction: str, answers: Answers) -> float:
     alone = prediction.strip().removesuffix(".")
     number = final_number(alone) if _NUMBER_ALONE.fullmatch(alone) else None
     for gold in _as_tuple(answers):
-        if _NUMBER_ALONE.fullmatch(gold):
-            right = number == final_number(gold)
-        else:
-            right = exact_match(prediction, gold) == 1.0
+        right = number == final_number(gold) if _NUMBER_ALONE.fullmatch(gold) else exact_match(prediction, gold)
         if right:
             return 1.0
     return 0.0
