@@ -23,7 +23,7 @@ from agent_r1_gym.envs.service_desk.service import HEADER, Limits, create_app, o
 from agent_r1_gym.errors import EpisodeError
 from agent_r1_gym.tools.openapi import openapi_tools
 from agent_r1_gym.types import Task, ToolCall
-from tests.envs.test_service_desk import fuzzed
+from tests.envs.test_service_desk_episodes import fuzzed
 from tests.kit.serving import running
 
 FIRST = {"style": "natural", "world_seed": 0, "split": "train", "difficulty": 2, "index": 0}

@@ -1,57 +1,21 @@
 """Runs and sessions: what comes of code, and of processes that are killed under it."""
 
-import gc
 import os
 import pickle
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
-from agent_r1_gym.sandbox import Limits, kernel, pool, shared_sandbox
+from agent_r1_gym.sandbox import Limits, kernel, shared_sandbox
 from agent_r1_gym.sandbox.levels import why_not
 from agent_r1_gym.sandbox.processes import ProcessSandbox
-from tests.kit.sandboxes import below, needs, open_descriptors, private_folders, workers_of, zygotes_of
-
-SHORT = Limits(seconds=0.5)
-LEVELS = ["strong", "no namespaces", "weak"]
-
-
-def make(level):
-    needs("weak" if level == "weak" else "strong")
-    if level == "weak":
-        return ProcessSandbox("weak", ())
-    return ProcessSandbox("strong", (), namespaces=level == "strong")
-
-
-@pytest.fixture(scope="module", params=LEVELS)
-def sandbox(request):
-    sandbox = make(request.param)
-    yield sandbox
-    sandbox.close()
-
-
-@pytest.fixture
-def strong():
-    sandbox = make("strong")
-    yield sandbox
-    sandbox.close()
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.01)
-
+from tests.kit.sandboxes import needs, private_folders, zygotes_of
+from tests.sandbox.conftest import SHORT, make, wait_until
 
 # --- what comes of code ----------------------------------------------------------------------------------------------
 
@@ -248,143 +212,6 @@ def test_a_session_is_closed_while_it_runs(strong):
     assert strong.run("1 + 1").value == "2"
 
 
-# --- faults ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_worker_killed_from_outside_is_one_bad_run(sandbox):
-    with ThreadPoolExecutor(1) as pool:
-        before = set(workers_of(sandbox))
-        running = pool.submit(sandbox.run, "import time\nprint('on', flush=True)\ntime.sleep(60)", Limits(seconds=50))
-        wait_until(lambda: before or workers_of(sandbox))
-        while not running.done():
-            for pid in workers_of(sandbox):
-                os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
-        assert running.result().status == "killed"
-    assert sandbox.run("1 + 1").value == "2"
-
-
-def test_a_zygote_killed_in_mid_call_is_a_failure_of_infrastructure_and_is_replaced(sandbox):
-    sandbox.run("1")
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(sandbox.run, "import time\ntime.sleep(60)", Limits(seconds=50))
-        time.sleep(0.2)
-        family = [*zygotes_of(sandbox), *(pid for zygote in zygotes_of(sandbox) for pid in below(zygote))]
-        for zygote in zygotes_of(sandbox):
-            os.kill(zygote, signal.SIGKILL)
-        with pytest.raises(InfrastructureError):
-            running.result(timeout=20)
-    wait_until(lambda: not any(_runs(pid) for pid in family))
-    assert sandbox.run("1 + 1").value == "2"
-    assert not set(zygotes_of(sandbox)) & set(family)
-
-
-def _runs(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_a_stopped_keeper_holds_nobody_up_and_is_killed(strong):
-    strong.run("1")
-    family = [pid for zygote in zygotes_of(strong) for pid in below(zygote)]
-    for pid in family:
-        os.kill(pid, signal.SIGSTOP)
-    assert strong.run("1 + 1", SHORT).status in ("ok", "timeout")  # the worker may have been forked after this
-    assert strong.run("1 + 1").value == "2"
-    wait_until(lambda: not any(_runs(pid) for pid in family))
-
-
-def test_everything_ends_with_the_program(tmp_path):
-    needs("strong")
-    code = (
-        "import os, sys\nfrom agent_r1_gym.sandbox import shared_sandbox\nsandbox = shared_sandbox('strong')\n"
-        "session = sandbox.session()\nsession.run('x = 1')\nprint(sandbox._full._zygote.pid, flush=True)\n"
-    )
-    for last in ("", "os.kill(os.getpid(), 9)", "import time; time.sleep(60)"):
-        program = subprocess.Popen([sys.executable, "-c", code + last], stdout=subprocess.PIPE, text=True)
-        zygote = int(program.stdout.readline())
-        family = [zygote, *below(zygote)]
-        if "sleep" in last:
-            program.kill()
-        program.communicate(timeout=60)
-        wait_until(lambda family=family: not any(_runs(pid) for pid in family))
-
-
-def test_a_fork_has_a_sandbox_of_its_own(strong):
-    session = strong.session()
-    session.run("x = 1")
-    strong.run("1")
-    pid = os.fork()
-    if pid == 0:
-        try:
-            fine = strong.run("1 + 1").value == "2"
-            try:
-                session.run("x")
-            except InfrastructureError:
-                os._exit(0 if fine else 1)
-            os._exit(2)
-        except BaseException:
-            os._exit(3)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert session.run("x").value == "1"
-    assert strong.run("1 + 1").value == "2"
-    session.close()
-
-
-# --- many at once ----------------------------------------------------------------------------------------------------
-
-MIXED = [
-    ("print({})", "ok"),
-    ("{} * 2", "ok"),
-    ("{} / 0", "error"),
-    ("open('f{}', 'w').write('x')", "ok"),
-    ("import os\nos._exit({} % 3)", "killed"),
-    ("import os\nos.makedirs('a/b{}')", "ok"),
-    ("import threading\nthreading.Thread(target=print, args=({},)).start()", "ok"),
-]
-
-
-def test_64_at_once_get_their_own_answers(sandbox):
-    with ThreadPoolExecutor(64) as pool:
-        executions = list(pool.map(sandbox.run, [f"print({number})\n{number} ** 2" for number in range(64)]))
-    assert [(execution.stdout, execution.value) for execution in executions] == [
-        (f"{number}\n", str(number**2)) for number in range(64)
-    ]
-
-
-@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_mixed_calls_leave_nothing_behind(count, monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    sandbox = make("strong")
-    run_mixed(sandbox, 100)
-    gc.collect()
-    descriptors, memory = open_descriptors(), resident()
-    family = len(below(zygotes_of(sandbox)[0]))
-    run_mixed(sandbox, count)
-    assert open_descriptors() <= descriptors
-    assert resident() < memory + 20e6
-    wait_until(
-        lambda: len(below(zygotes_of(sandbox)[0])) <= family + 6
-    )  # as many slots, a worker and a keeper or two each
-    (zygote,) = zygotes_of(sandbox)
-    sandbox.close()
-    wait_until(lambda: not below(zygote))
-    assert not private_folders()
-
-
-def run_mixed(sandbox, count):
-    jobs = [(code.format(number), status) for number in range(count // len(MIXED)) for code, status in MIXED]
-    with ThreadPoolExecutor(4) as pool:
-        executions = list(pool.map(lambda job: sandbox.run(job[0]), jobs))
-    assert [execution.status for execution in executions] == [status for _, status in jobs]
-
-
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
 # --- construction ----------------------------------------------------------------------------------------------------
 
 
@@ -480,19 +307,6 @@ while True:
     execution = sandbox.run(code, Limits(seconds=1.0))
     assert execution.status == "timeout"
     assert execution.cpu_seconds < 2.0  # of 4 threads, on however many cores
-
-
-def test_a_stopped_zygote_is_replaced(strong, monkeypatch):
-    monkeypatch.setattr(pool, "LONGEST_FORK", 0.5)
-    strong.run("1")
-    (zygote,) = zygotes_of(strong)
-    os.kill(zygote, signal.SIGSTOP)
-    sessions = [strong.session() for _ in range(3)]
-    with pytest.raises(InfrastructureError):
-        [session.run("1") for session in sessions]
-    assert strong.run("1 + 1").value == "2"
-    for session in sessions:
-        session.close()
 
 
 def test_pairs_of_sockets_reach_nobody(strong):

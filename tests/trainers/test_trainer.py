@@ -18,11 +18,8 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.record import Tokens, Trajectory
 from tests.kit.bandit import learns, make_args, make_rows, make_trainer, play, run, score
 from tests.kit.fixed import by_row, give, gradients, make_trajectory, multi_turn_batch, one_turn_batch
-from tests.kit.scripts import run_script
 from tests.kit.tiny_model import make_model, make_tokenizer
-from tests.kit.two_processes import ALGORITHMS, TWO_PROCESSES, weights
 from trainers.algorithms.batch import tokens_of
-from trainers.trainer import AgentTrainer
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 PAPERS = ("grpo", "rloo", "reinforce++", "reinforce++-baseline", "ppo")
@@ -339,61 +336,6 @@ def test_critic_keeps_its_learning_rate_under_the_policys_schedule(tmp_path: Pat
     assert trainer.critic is not None
     assert [group["lr"] for group in trainer.critic.optimizer.param_groups] == [2e-3]
     assert trainer.optimizer.param_groups[0]["lr"] < 1e-3
-
-
-@pytest.mark.slow
-class TestResume:
-    @pytest.mark.parametrize("collect", [play, by_row], ids=["one context", "rewritten contexts"])
-    @pytest.mark.parametrize(("algorithm", "placement"), [("grpo", "loss"), ("ppo", "reward")])
-    def test_goes_on_as_if_never_stopped(self, tmp_path: Path, algorithm: str, placement: str, collect: Any) -> None:
-        """Saved in the middle of a generation batch that serves four steps."""
-        settings = {
-            **{"algorithm": algorithm, "beta": 0.1, "kl_placement": placement, "num_generations": 4},
-            **{"steps_per_generation": 2, "num_iterations": 2, "max_steps": 7, "logging_steps": 1},
-            **{"learning_rate": 1e-2, "critic_learning_rate": 1e-2},
-        }
-        whole = make_trainer(tmp_path / "whole", collect, **settings, save_strategy="steps", save_steps=3)
-        whole.train()
-        resumed = make_trainer(tmp_path / "resumed", collect, **settings)
-        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-        assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
-        rewards = [
-            [row["reward"] for row in each.state.log_history if row.get("step", 0) > 3 and "reward" in row]
-            for each in (whole, resumed)
-        ]
-        assert rewards[0] == rewards[1]
-        if whole.critic is not None:
-            assert resumed.critic is not None
-            assert_close(resumed.critic.model.state_dict(), whole.critic.model.state_dict(), rtol=0, atol=0)
-
-    @pytest.mark.parametrize("stop", [4, 5])
-    def test_goes_on_with_the_same_rows_in_a_later_epoch(self, tmp_path: Path, stop: int) -> None:
-        """An epoch has two steps; TRL alone would start again with the order of the first."""
-        settings = {"algorithm": "reinforce++", "num_generations": 1, "per_device_train_batch_size": 6, "max_steps": 7}
-        seen: list[list[int]] = []
-
-        def note(rows: list[dict[str, Any]], trainer: AgentTrainer) -> list[Trajectory]:
-            seen.append([row["target"] for row in rows])
-            return play(rows, trainer)
-
-        make_trainer(tmp_path / "whole", note, **settings, save_strategy="steps", save_steps=1).train()
-        whole, seen = seen, []
-        checkpoint = str(tmp_path / "whole" / f"checkpoint-{stop}")
-        make_trainer(tmp_path / "resumed", note, **settings).train(resume_from_checkpoint=checkpoint)
-        assert seen == whole[stop:]
-        assert len({tuple(targets) for targets in whole}) == 7
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_update_of_one(tmp_path: Path) -> None:
-    assert run_script("tests.kit.two_processes", str(tmp_path), processes=2) == 0
-    for algorithm in ALGORITHMS:
-        trainer = make_trainer(tmp_path, by_row, **TWO_PROCESSES, algorithm=algorithm, per_device_train_batch_size=16)
-        before = {name: weight.clone() for name, weight in weights(trainer).items()}
-        trainer.train()
-        after = weights(trainer)
-        assert_close(torch.load(tmp_path / f"{algorithm}.pt"), after, rtol=1e-4, atol=1e-6)
-        assert not any(torch.equal(before[name], weight) for name, weight in after.items() if "proj" in name)
 
 
 @pytest.mark.slow

@@ -6,17 +6,8 @@ import asyncio
 import contextlib
 import functools
 import json
-import os
-import socket
-import sqlite3
-import subprocess
-import sys
-import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -25,120 +16,14 @@ from gymnasium.utils.env_checker import check_env
 
 import agent_r1_gym  # noqa: F401 - registers the environments
 from agent_r1_gym.adapters.openenv import server as server_module
-from agent_r1_gym.cli.main import main
-from agent_r1_gym.core import ToolEnv
-from agent_r1_gym.errors import InfrastructureError
 from agent_r1_gym.registry import make_text_env
-from agent_r1_gym.tool import Tool
-from agent_r1_gym.tools import tool
-from agent_r1_gym.types import Task
 from benchmarks.adapters.openenv import echo, wait_for
+from tests.adapters.openenv.conftest import FICTION, SEARCH, StockEnv, ask, generic, kinds, raw, sent, to, until
 from tests.kit.helpers import answer, call
 from tests.kit.openenv import served
 
 pytestmark = pytest.mark.adapters
 pytest.importorskip("openenv.core", reason="openenv is not installed")
-
-ROOT = Path(__file__).parents[3]
-FICTION = {"questions": 50, "reward": "process"}
-SEARCH = call("search", query="the composer")
-
-
-class StockEnv(ToolEnv):
-    """A database per environment, bound to the thread that opened it; says what happened in which thread."""
-
-    seen: list[tuple[str, int]]
-
-    def __init__(self, **options: Any) -> None:
-        StockEnv.seen.append(("made", threading.get_ident()))
-        self.database = sqlite3.connect(":memory:")
-        self.database.execute("CREATE TABLE stock (items)")
-        super().__init__(tasks=[Task(str(n), f"Task {n}.", (str(n),)) for n in range(64)], **options)
-
-    def make_tools(self, task: Task) -> Sequence[Tool]:
-        self.database.execute("DELETE FROM stock")
-        self.database.execute("INSERT INTO stock VALUES (?)", (int(task.id),))
-
-        @tool(timeout=None)
-        def sql(query: str) -> list:
-            """Runs one SQL statement.
-
-            Args:
-                query: the statement
-            """
-            if query == "die":
-                raise InfrastructureError("the database is down")
-            if query.startswith("wait"):
-                time.sleep(float(query.split()[1]))
-            return self.database.execute("SELECT items FROM stock").fetchall()
-
-        return [sql]
-
-    def close(self) -> None:
-        self.database.close()
-        StockEnv.seen.append(("closed", threading.get_ident()))
-        super().close()
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> None:
-    StockEnv.seen = []
-
-
-@pytest.fixture(scope="module")
-def fiction() -> Iterator[str]:
-    with served(functools.partial(make_text_env, "AgentR1/FictionQA-v0", FICTION)) as url:
-        yield url
-
-
-@pytest.fixture
-def stock() -> Iterator[str]:
-    with served(StockEnv, max_sessions=32, idle_timeout=60.0) as url:
-        yield url
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
-
-
-def kinds() -> list[str]:
-    return [what for what, _ in StockEnv.seen]
-
-
-@contextlib.contextmanager
-def raw(url: str, **options: Any) -> Iterator[Any]:
-    """A websocket without any client's care."""
-    from websockets.sync.client import connect
-
-    with connect(url.replace("http", "ws") + "/ws", compression=None, proxy=None, max_size=None, **options) as socket:
-        yield socket
-
-
-def to(url: str) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20)
-
-
-def sent(url: str, header: bytes, part: bytes) -> bytes:
-    """What comes back for a request whose body does not come whole."""
-    with to(url) as connection:
-        head = b"POST /StockEnv/tasks HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        connection.sendall(head + header + b"\r\n\r\n" + part)
-        return connection.recv(65_536)
-
-
-def ask(socket: Any, kind: str, data: Any = None) -> dict[str, Any]:
-    socket.send(json.dumps({"type": kind} | ({} if data is None else {"data": data})))
-    said: dict[str, Any] = json.loads(socket.recv(20))
-    return said
-
-
-def generic(url: str) -> Any:
-    from openenv.core import GenericEnvClient
-
-    return GenericEnvClient(base_url=url)
 
 
 class TestSessions:
@@ -387,150 +272,6 @@ class TestBadInput:
 
         with pytest.raises(InvalidStatus, match="403"), raw(fiction, origin="http://evil.example"):
             pass
-
-
-class TestLimits:
-    def test_as_many_sessions_as_are_allowed(self) -> None:
-        with served(StockEnv, max_sessions=1) as url:
-            with raw(url) as first:
-                ask(first, "reset", {"seed": 0})
-                with raw(url) as second:
-                    assert json.loads(second.recv(20))["data"]["code"] == "CAPACITY_REACHED"
-                env = gymnasium.make("AgentR1/OpenEnv-v0", base_url=url)
-                with pytest.raises(InfrastructureError, match="CAPACITY_REACHED"):
-                    env.reset(seed=0)
-            until(lambda: "closed" in kinds())
-            assert env.reset(seed=0)[0]
-            env.close()
-
-    def test_a_silent_client_loses_its_session_and_a_busy_one_does_not(self) -> None:
-        from websockets.exceptions import ConnectionClosed
-
-        with served(StockEnv, idle_timeout=0.3) as url, raw(url) as socket:
-            ask(socket, "reset", {"task_index": 1})
-            assert (
-                ask(socket, "step", {"text": call("sql", query="wait 0.9")})["data"]["observation"]["text"] == "[[1]]"
-            )
-            with pytest.raises(ConnectionClosed, match=r"no message within 0\.3 s"):
-                socket.recv(20)
-            until(lambda: "closed" in kinds())
-
-    def test_our_client_outlives_that_between_episodes(self) -> None:
-        with served(StockEnv, idle_timeout=0.2) as url:
-            env = gymnasium.make("AgentR1/OpenEnv-v0", base_url=url)
-            env.reset(options={"task_index": 1})
-            until(lambda: "closed" in kinds())
-            assert env.step("x")[4]["infrastructure_error"]
-            assert "Task 2." in env.reset(options={"task_index": 2})[0]
-            env.close()
-
-    @pytest.mark.parametrize("words", [["--max-sessions", "0"], ["--idle-timeout", "0"], ["--max-message-bytes", "0"]])
-    def test_limits_are_checked(self, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["serve-env", "FrozenLakeText", *words]) == 2
-        assert "must be" in capsys.readouterr().err
-
-
-KILLED = """
-import json, sys
-from websockets.sync.client import connect
-
-sockets = [connect(sys.argv[1], proxy=None) for _ in range(4)]
-for number, socket in enumerate(sockets):
-    socket.send(json.dumps({"type": "reset", "data": {"task_index": number}}))
-    socket.recv()
-sockets[0].send(json.dumps({"type": "step", "data": {"text": sys.argv[2]}}))
-print("playing", flush=True)
-sys.stdin.read()
-"""
-
-
-HANGING = """
-import threading
-import gymnasium
-from agent_r1_gym.core import ToolEnv
-from agent_r1_gym.tools import tool
-from agent_r1_gym.types import Task
-
-class Hanging(ToolEnv):
-    def __init__(self, **options):
-        @tool(timeout=None)
-        def hang() -> str:
-            \"\"\"Never returns.\"\"\"
-            print("hanging", flush=True)
-            threading.Event().wait()
-        super().__init__(tasks=[Task("0", "Hang.", ("0",))], tools=[hang], **options)
-
-gymnasium.register("Hanging-v0", Hanging)
-"""
-
-
-class TestEnds:
-    def test_killed_clients_leave_nothing(self, stock: str) -> None:
-        words = [sys.executable, "-c", KILLED, stock.replace("http", "ws") + "/ws", call("sql", query="wait 0.5")]
-        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
-            assert client.stdout is not None
-            assert client.stdout.readline() == "playing\n"
-            client.kill()
-        until(lambda: kinds().count("closed") == 4)
-        with raw(stock) as socket:
-            assert ask(socket, "reset", {"task_index": 9})["type"] == "observation"
-
-    @pytest.mark.slow
-    def test_a_thousand_episodes_leave_no_session_thread_or_descriptor(self, stock: str) -> None:
-        def left() -> tuple[int, int]:
-            return threading.active_count(), len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - numbers, not paths
-
-        def play(sessions: int) -> None:
-            for _ in range(sessions):
-                with raw(stock) as socket:
-                    for index in range(10):
-                        ask(socket, "reset", {"task_index": index})
-                        assert ask(socket, "step", {"text": answer(str(index))})["data"]["reward"] == 1.0
-
-        play(3)
-        until(lambda: kinds().count("closed") == 3)
-        until(lambda: not any(thread.name.startswith("ThreadPool") for thread in threading.enumerate()))
-        before = left()
-        play(100)
-        until(lambda: kinds().count("closed") == 103)
-        until(lambda: left() <= before)
-
-    def test_the_command_serves_until_sigterm(self, tmp_path: Path) -> None:
-        words = [
-            sys.executable,
-            "-m",
-            "agent_r1_gym",
-            "serve-env",
-            "FictionQA",
-            "--option",
-            "questions=5",
-            "--port",
-            "0",
-        ]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as server:
-            assert server.stdout is not None
-            url = server.stdout.readline().partition(": ")[2].partition(" ")[0]
-            with raw(url) as socket:
-                assert ask(socket, "reset", {"seed": 0})["type"] == "observation"
-                server.terminate()
-                assert server.wait(20) in (0, -15)
-
-    def test_a_tool_that_hangs_does_not_keep_the_command_from_ending(self, tmp_path: Path) -> None:
-        (tmp_path / "hanging.py").write_text(HANGING)
-        words = [sys.executable, "-m", "agent_r1_gym", "serve-env", "hanging:Hanging-v0", "--port", "0"]
-        path = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=path) as server:
-            assert server.stdout is not None
-            url = server.stdout.readline().partition(": ")[2].partition(" ")[0]
-            with raw(url) as client:
-                ask(client, "reset", {"seed": 0})
-                client.send(json.dumps({"type": "step", "data": {"text": call("hang")}}))
-                assert server.stdout.readline() == "hanging\n"
-            server.terminate()
-            try:
-                assert server.wait(60) in (0, -15)
-            finally:
-                server.kill()
 
 
 @pytest.mark.slow
