@@ -7,7 +7,13 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.text import render_text
 from agent_r1_gym.wrappers import REMOVED_NOTE, ContextWindow, MessageObservation
 from tests.kit.small_env import ANSWER, COUNT, SmallEnv, call
-from tests.test_wrappers import WRAPPED_ID, check_without_warnings, play, tokens
+from tests.test_wrappers import (
+    WRAPPED_ID,
+    check_without_warnings,
+    play,
+    registered,  # noqa: F401 - registers it for this module too
+    tokens,
+)
 
 LONG = "long " * 20
 
