@@ -208,6 +208,7 @@ class _Run:
         self.ended: int | None = None
         self.cpu: float | None = None
         self._first_count: float | None = None
+        self._used: float | None = None
         self._answer = b""
         self.answered = False
         self._output = [bytearray(), bytearray()]
@@ -243,6 +244,7 @@ class _Run:
         """Takes the CPU time used so far by the worker, and ends a run that has used too much."""
         if self._first_count is None:
             self._first_count = max(0.0, used - TICK)
+        self._used = used - self._first_count
         if used - self._first_count > self.limits.seconds + TICK and self.status is None:
             self.status, self.problem = "timeout", f"Used more than {self.limits.seconds:g} s of CPU time."
 
@@ -250,8 +252,9 @@ class _Run:
         """Returns what came of it."""
         out, error = (_text(part, self.limits.output) for part in self._output)
         if self.status is not None:
+            cpu = self._used if self.cpu is None else self.cpu  # a busy machine may not tell the end in time
             return Execution(
-                status=self.status, stdout=out, stderr=error, error=self.problem, state_lost=True, cpu_seconds=self.cpu
+                status=self.status, stdout=out, stderr=error, error=self.problem, state_lost=True, cpu_seconds=cpu
             )
         kind, size, _ = ANSWER.unpack_from(self._answer)
         body = self._answer[ANSWER.size :]
