@@ -6,20 +6,25 @@ memory are a second fence, for steps that take long or hold much.
 
 from __future__ import annotations
 
+import functools
+import math
 import sqlite3
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1_gym.support.checks import check_integer, check_seconds
 
 Value = None | int | float | str | bytes
-_EACH = 1_000
-"""Steps between two looks at the fences."""
+_EACH = 100
+"""Steps between two looks at the fences: nothing looks while SQLite is within one step."""
 _ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
-_REFUSED_FUNCTIONS = frozenset({"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer", "eval"})
+_REFUSED_FUNCTIONS = frozenset(
+    {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer", "eval", "json_patch"}
+)
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 20_000,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 100,  # matching may take exponential time, within one step
@@ -27,6 +32,9 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
 }
+_MOST_COLUMNS = 100
+"""Of a result, where no table has more: so many values of the longest kind are one row, which nothing interrupts."""
+_LOST = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_BUSY", "SQLITE_LOCKED")
 
 
 class QueryError(Exception):
@@ -45,14 +53,14 @@ class QueryLimits:
         steps: of SQLite's machine; ten million take about half a second.
         seconds: of wall time.
         rows: that are fetched; the rest is dropped.
-        value_bytes: of the longest value.
+        value_bytes: of the longest value; the time that one step takes, within which nothing is stopped, grows with it.
         megabytes: by which the statement may raise the process's memory.
     """
 
     steps: int = 20_000_000
     seconds: float = 5.0
     rows: int = 10_000
-    value_bytes: int = 1_000_000
+    value_bytes: int = 250_000
     megabytes: int = 256
 
     def __post_init__(self) -> None:
@@ -87,11 +95,15 @@ class Reader:
     def __init__(self, connection: sqlite3.Connection, limits: QueryLimits | None = None) -> None:
         self.limits = limits or QueryLimits()
         self._connection, self._lock = connection, threading.RLock()
+        self._fence = _Fence(self.limits)
         connection.execute("PRAGMA temp_store=MEMORY")  # or a sort would fill a disk instead
         connection.text_factory = _text
         for kind, most in _LIMITS.items():
             connection.setlimit(kind, most)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self.limits.value_bytes)
+        for name, (arguments, function) in _FUNCTIONS.items():
+            connection.create_function(name, arguments, self._bounded(function), deterministic=True)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, max(_MOST_COLUMNS, _widest(connection)))
         self.tables: tuple[str, ...] = tuple(
             row[0]
             for row in connection.execute(
@@ -108,16 +120,25 @@ class Reader:
             DatabaseLost: there is no such database.
         """
         try:
-            return cls(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False), limits)
+            seconds = min(5.0, (limits or QueryLimits()).seconds)  # for which a lock is waited for
+            address = f"{path.resolve().as_uri()}?mode=ro"
+            return cls(sqlite3.connect(address, uri=True, check_same_thread=False, timeout=seconds), limits)
         except sqlite3.Error as error:
             raise DatabaseLost(f"{path}: {error}") from error
 
     def definition(self, table: str) -> str | None:
-        """Returns the statement that made a table or view, None if there is none of that name, whatever its case."""
+        """Returns the statement that made a table or view, None if there is none of that name, whatever its case.
+
+        Raises:
+            QueryError: the name is no text that SQLite takes.
+            DatabaseLost: the file is gone, broken or locked.
+        """
+        statement = "SELECT sql FROM sqlite_master WHERE type IN ('table', 'view') AND lower(name) = lower(?)"
         with self._lock:
-            row = self._connection.execute(
-                "SELECT sql FROM sqlite_master WHERE type IN ('table', 'view') AND lower(name) = lower(?)", (table,)
-            ).fetchone()
+            try:
+                row = self._connection.execute(statement, (table,)).fetchone()
+            except (sqlite3.Error, ValueError, OverflowError) as error:
+                raise _explained(error, _Fence(self.limits)) from error
         return None if row is None else str(row[0])
 
     def select(self, sql: str) -> Rows:
@@ -125,10 +146,10 @@ class Reader:
 
         Raises:
             QueryError: it does not only read, is wrong, is several, or takes too much.
-            DatabaseLost: the file is gone or broken.
+            DatabaseLost: the file is gone, broken or locked.
         """
         with self._lock:
-            fence = _Fence(self.limits)
+            fence = self._fence = _Fence(self.limits)
             self._connection.set_authorizer(_allow)
             self._connection.set_progress_handler(fence.crossed, _EACH)
             try:
@@ -149,6 +170,21 @@ class Reader:
         """Closes the connection."""
         self._connection.close()
 
+    def _bounded(self, function: Callable[..., Value]) -> Callable[..., Value]:
+        """Returns a function of SQL that stops its statement when that has taken too much."""
+
+        def call(*values: Value) -> Value:
+            fence = self._fence
+            if fence.late():
+                raise TimeoutError
+            try:
+                return function(self.limits.value_bytes, *values)
+            except OverflowError:
+                fence.problem = "string or blob too big"
+                raise
+
+        return call
+
 
 class _Fence:
     """Says when a statement has taken too much."""
@@ -156,15 +192,18 @@ class _Fence:
     def __init__(self, limits: QueryLimits) -> None:
         self._limits, self._steps = limits, 0
         self._deadline, self._peak = time.monotonic() + limits.seconds, _peak_megabytes()
-        self.reason = ""
+        self.reason = self.problem = ""
+
+    def late(self) -> bool:
+        if time.monotonic() > self._deadline:
+            self.reason = f"stopped after {self._limits.seconds:g} s"
+        return bool(self.reason)
 
     def crossed(self) -> bool:
         self._steps += _EACH
         if self._steps > self._limits.steps:
             self.reason = f"stopped after {self._limits.steps} steps of SQLite"
-        elif time.monotonic() > self._deadline:
-            self.reason = f"stopped after {self._limits.seconds:g} s"
-        elif _peak_megabytes() - self._peak > self._limits.megabytes:
+        elif not self.late() and _peak_megabytes() - self._peak > self._limits.megabytes:
             self.reason = f"stopped, for it took more than {self._limits.megabytes} MB"
         return bool(self.reason)
 
@@ -193,10 +232,82 @@ def _explained(error: Exception, fence: _Fence) -> QueryError | DatabaseLost:
     name = getattr(error, "sqlite_errorname", "") or ""
     if fence.reason:
         return QueryError(f"The query was {fence.reason}.")
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR", "SQLITE_CANTOPEN")):
+    if fence.problem:
+        return QueryError(fence.problem)
+    if name.startswith(_LOST):
         return DatabaseLost(str(error))
     if name == "SQLITE_AUTH":
         return QueryError("Only one SELECT is allowed: nothing may be written, attached or set.")
     if isinstance(error, sqlite3.ProgrammingError | sqlite3.Warning) and "one statement" in str(error):
         return QueryError("Only one statement at a time.")
+    if str(error).startswith("user-defined function raised"):
+        return QueryError(f"{', '.join(_FUNCTIONS)} take text that is UTF-8 only.")
     return QueryError(str(error) or type(error).__name__)
+
+
+def _widest(connection: sqlite3.Connection) -> int:
+    """Returns the columns of the widest table: a lower limit would make the schema itself unreadable."""
+    statement = (
+        "SELECT max((SELECT count(*) FROM pragma_table_xinfo(m.name))) FROM sqlite_master AS m "
+        "WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'"
+    )
+    return connection.execute(statement).fetchone()[0] or 0
+
+
+# SQLite's own of these take time that grows with the product of two lengths, within one step. What they return is the
+# same; lengths are characters, and what is longer in bytes SQLite refuses itself.
+
+
+def _replace(longest: int, text: Value, old: Value, new: Value) -> Value:
+    if text is None or old is None:
+        return None
+    whole, part = _as_text(text), _as_text(old)
+    if not part or part[0] == "\0":
+        return whole if isinstance(text, bytes) else text
+    if new is None:
+        return None
+    other = _as_text(new)
+    if len(other) > len(part) and len(whole) + whole.count(part) * (len(other) - len(part)) > longest:
+        raise OverflowError
+    return whole.replace(part, other)
+
+
+def _instr(_longest: int, text: Value, part: Value) -> Value:
+    if text is None or part is None:
+        return None
+    if isinstance(text, bytes) and isinstance(part, bytes):
+        return text.find(part) + 1
+    return _as_text(text).find(_as_text(part)) + 1
+
+
+def _trim(left: bool, right: bool, _longest: int, text: Value, characters: Value) -> Value:
+    if text is None or characters is None:
+        return None
+    whole, dropped = _as_text(text), set(_as_text(characters).partition("\0")[0])
+    first, end = 0, len(whole)
+    while left and first < end and whole[first] in dropped:
+        first += 1
+    while right and first < end and whole[end - 1] in dropped:
+        end -= 1
+    return whole[first:end]
+
+
+def _as_text(value: Value) -> str:
+    """Returns a value as SQLite casts it to TEXT."""
+    if isinstance(value, bytes):
+        return _text(value)
+    if not isinstance(value, float):
+        return str(value)
+    if math.isinf(value):
+        return "Inf" if value > 0 else "-Inf"
+    mantissa, e, exponent = f"{value + 0.0:.15g}".partition("e")  # + 0.0: there is no -0.0
+    return (mantissa if "." in mantissa else f"{mantissa}.0") + e + exponent
+
+
+_FUNCTIONS: dict[str, tuple[int, Callable[..., Value]]] = {
+    "replace": (3, _replace),
+    "instr": (2, _instr),
+    "trim": (2, functools.partial(_trim, True, True)),
+    "ltrim": (2, functools.partial(_trim, True, False)),
+    "rtrim": (2, functools.partial(_trim, False, True)),
+}

@@ -95,6 +95,8 @@ def sql_tools(
     """
     check_integer("max_rows", max_rows, 1)
     check_choice("style", style, _STYLES)
+    if limits is not None and not isinstance(limits, QueryLimits):
+        raise ConfigurationError(f"limits must be QueryLimits(...) or None, got {limits!r:.80}.")
     opened, is_instant = _opener(database, limits)
     look = _Look(max_rows, style)
     column = {"type": "string", "description": "name of the table"}

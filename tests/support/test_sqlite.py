@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import sqlite3
 import threading
 
@@ -85,7 +87,7 @@ def test_what_does_not_only_read_is_refused_and_the_next_query_works(reader, fil
         ("WITH RECURSIVE x(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM x) SELECT COUNT(*) FROM x", "3000000 steps"),
         ("SELECT COUNT(*) FROM t a, t b, t c, t d", "3000000 steps"),
         ("SELECT length(zeroblob(2000000000))", "too big"),
-        ("SELECT count(*) FROM (SELECT randomblob(900000) AS x FROM t a, t b, t c ORDER BY x)", "64 MB|steps|3 s"),
+        ("SELECT count(*) FROM (SELECT randomblob(200000) AS x FROM t a, t b, t c ORDER BY x)", "64 MB|steps|3 s"),
         ("SELECT 'a' LIKE '" + "%a" * 200 + "'", "pattern"),
     ],
 )
@@ -93,6 +95,71 @@ def test_what_takes_too_much_is_stopped(reader, sql, reason):
     with pytest.raises(QueryError, match=reason):
         reader.select(sql)
     assert reader.select("SELECT 1").rows == ((1,),)
+
+
+_MANY = "replace(hex(zeroblob({})), '0', '{}')"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT "
+        + " + ".join(["length(trim({}, {} || '0'))".format(_MANY.format(60_000, 0), _MANY.format(60_000, "a"))] * 40),
+        "SELECT " + " + ".join(["instr(hex(zeroblob(124000)), hex(zeroblob(62000)) || '1')"] * 40),
+        "SELECT " + " + ".join(["length(replace(hex(zeroblob(124000)), hex(zeroblob(62000)) || '1', 'x'))"] * 40),
+    ],
+)
+def test_one_call_of_a_function_is_no_way_past_the_time(file, sql):
+    # SQLite's own trim takes minutes for these: nothing looks at the time while it runs.
+    reader = Reader.of_file(file, QueryLimits(seconds=60.0))
+    assert reader.select(sql).columns
+    strict = Reader.of_file(file, QueryLimits(seconds=1e-6))
+    with pytest.raises(QueryError, match="stopped after 1e-06 s"):
+        strict.select("SELECT instr(b, 'b') FROM t")
+
+
+def test_replaced_functions_return_what_those_of_sqlite_return(reader):
+    own = sqlite3.connect(":memory:")
+    rng = random.Random(0)
+    texts = [None, "", "abcab", "  aä€😀a ", "a\0b", "\0", 0, -12, 2**62, 1.0, -0.0, 0.1, 1e15, 1e16, 1e-5, 1.5e300]
+    values = [
+        *texts,
+        float("inf"),
+        b"",
+        b"ab",
+        b"a\x00b",
+        *(rng.uniform(-1, 1) * 10 ** rng.randint(-20, 20) for _ in range(9)),
+    ]
+    for name in ("instr", "trim", "ltrim", "rtrim"):
+        for pair in itertools.product(values, repeat=2):
+            ask = f"SELECT {name}(?, ?)"
+            assert reader._connection.execute(ask, pair).fetchone() == own.execute(ask, pair).fetchone(), (name, pair)
+    for three in itertools.product(values[:20], values[:20], [None, "", "xyz", 5, 0.5, b"q"]):
+        ask = "SELECT replace(?, ?, ?)"
+        assert reader._connection.execute(ask, three).fetchone() == own.execute(ask, three).fetchone(), three
+
+
+def test_replaced_functions_say_what_they_refuse(reader):
+    with pytest.raises(QueryError, match="too big"):
+        reader.select("SELECT length(replace(hex(zeroblob(90000)), '0', hex(zeroblob(90000))))")
+    with pytest.raises(QueryError, match="UTF-8"):
+        reader.select("SELECT replace(CAST(x'e9' AS TEXT), 'a', 'b')")
+    assert reader.select("SELECT trim('  a '), trim(NULL)").rows == (("a", None),)
+
+
+def test_one_row_is_no_way_past_the_memory(reader):
+    with pytest.raises(QueryError, match="too many columns"):
+        reader.select("SELECT " + ", ".join(["a"] * 101) + " FROM (SELECT zeroblob(200000) AS a)")
+
+
+def test_a_table_of_many_columns_is_read(tmp_path):
+    connection = sqlite3.connect(tmp_path / "wide.sqlite")
+    connection.execute("CREATE TABLE wide (" + ", ".join(f"c{i}" for i in range(300)) + ")")
+    connection.execute("INSERT INTO wide (c7) VALUES (1)")
+    connection.commit()
+    connection.close()
+    rows = Reader.of_file(tmp_path / "wide.sqlite").select("SELECT * FROM wide")
+    assert (len(rows.columns), rows.rows[0][7]) == (300, 1)
 
 
 def test_a_statement_stops_at_the_same_step_every_time(reader):
@@ -118,6 +185,29 @@ def test_a_broken_file_is_lost_and_no_mistake_of_the_query(tmp_path, file):
     file.write_bytes(file.read_bytes()[:4096] + b"\xff" * (len(file.read_bytes()) - 4096))
     with pytest.raises(DatabaseLost):
         broken.select("SELECT b FROM t")
+    file.write_text("no database any more, but long enough to be looked at " * 500)
+    with pytest.raises(DatabaseLost):
+        broken.definition("t")
+
+
+def test_a_locked_file_is_lost_and_no_mistake_of_the_query(file):
+    reader = Reader.of_file(file, QueryLimits(seconds=0.05))
+    with sqlite3.connect(file, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(DatabaseLost, match="locked"):
+            reader.select("SELECT a FROM t")
+        with pytest.raises(DatabaseLost, match="locked"):
+            reader.definition("t")
+        with pytest.raises(DatabaseLost, match="locked"):
+            Reader.of_file(file, QueryLimits(seconds=0.05))
+        other.execute("ROLLBACK")
+    assert reader.definition("t")
+
+
+@pytest.mark.parametrize("table", ["x" * 2_000_000, "\ud800"])
+def test_a_name_that_sqlite_does_not_take_is_a_mistake(reader, table):
+    with pytest.raises(QueryError):
+        reader.definition(table)
 
 
 def test_text_in_another_encoding_is_read(tmp_path):

@@ -81,6 +81,28 @@ def test_a_lost_database_is_no_mistake_of_the_model(shop):
     assert outcome.error == "unavailable"
 
 
+def _overwrite(path):
+    path.write_text("no database any more, but long enough to be looked at " * 500)
+
+
+def _lock(path):
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN EXCLUSIVE")
+    return other
+
+
+@pytest.mark.parametrize("harm", [_overwrite, _lock])
+def test_a_file_that_cannot_be_read_any_more_is_no_mistake_of_the_model(shop, harm):
+    tools = sql_tools(shop, limits=QueryLimits(seconds=0.05))
+    assert call(tools, "list_tables").ok
+    held = harm(shop)
+    assert call(tools, "describe", table="stock").error == "unavailable"
+    assert call(tools, "query", sql="SELECT item FROM stock").error == "unavailable"
+    if held:
+        held.close()
+        assert call(tools, "describe", table="stock").ok
+
+
 def test_tools_pickle_also_when_they_have_read(shop):
     tools = sql_tools(shop)
     call(tools, "list_tables")
@@ -94,6 +116,7 @@ def test_tools_pickle_also_when_they_have_read(shop):
         ((5,), {}, "must be a file, an address or a function"),
         ((dict,), {"max_rows": 0}, "max_rows"),
         ((dict,), {"style": "html"}, "style"),
+        ((dict,), {"limits": 3}, "limits must be QueryLimits"),
     ],
 )
 def test_bad_options_are_named(arguments, options, message):
