@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -68,6 +69,8 @@ class SqlTool(Tool):
             raise ToolError(str(error)) from error
         except DatabaseLost as error:
             raise InfrastructureError(f"The database is lost: {error}") from error
+        except ConfigurationError as error:  # of a server that was not there when the tools were made
+            raise InfrastructureError(str(error)) from error
 
 
 def sql_tools(
@@ -91,7 +94,8 @@ def sql_tools(
         limits: of a statement; None: `QueryLimits()`.
 
     Raises:
-        ConfigurationError: an argument has a wrong value, or there is no such file.
+        ConfigurationError: an argument has a wrong value, there is no such file, or the role may do more on a server of
+            PostgreSQL than read its tables.
     """
     check_integer("max_rows", max_rows, 1)
     check_choice("style", style, _STYLES)
@@ -165,7 +169,10 @@ def _opener(database: Any, limits: QueryLimits | None) -> tuple[Callable[[], Dat
     if isinstance(database, str) and database.startswith(("postgresql://", "postgres://")):
         from agent_r1_gym.support.postgres import PostgresReader
 
-        return _Kept(PostgresReader, database, limits), False
+        kept = _Kept(PostgresReader, database, limits)
+        with contextlib.suppress(DatabaseLost):  # a server that is not there yet is asked again by each call
+            kept()
+        return kept, False
     if isinstance(database, str | os.PathLike):
         path = Path(database)
         if not path.is_file():

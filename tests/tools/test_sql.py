@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import socket
 import sqlite3
@@ -129,7 +130,7 @@ def test_bad_options_are_named(arguments, options, message):
 
 @pytest.fixture(scope="module")
 def server():
-    """A PostgreSQL server of this test: yields its address and what starts and kills it."""
+    """A PostgreSQL server of this test: yields its address for a role that may only read, and for the superuser."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     if not shutil.which("initdb") or not shutil.which("postgres"):
         pytest.skip("PostgreSQL's initdb and postgres are not on the PATH")
@@ -152,9 +153,9 @@ def server():
         return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
     process = start()
-    address = f"postgresql://owner@127.0.0.1:{port}/postgres"
-    _wait(address)
-    yield address, data
+    address = "postgresql://{}@127.0.0.1:{}/postgres"
+    _wait(address.format("owner", port))
+    yield address.format("reader", port), address.format("owner", port)
     pid = int((data / "postmaster.pid").read_text().split()[0]) if (data / "postmaster.pid").exists() else process.pid
     os.kill(pid, 3)  # at once
     process.wait(30)
@@ -170,6 +171,9 @@ def _wait(address):
                 connection.execute("DROP TABLE IF EXISTS stock")
                 connection.execute("CREATE TABLE stock (item text, number integer, price numeric)")
                 connection.execute("INSERT INTO stock VALUES ('screw', 5, 0.25), ('nail', NULL, 1)")
+                connection.execute("CREATE ROLE reader LOGIN")
+                connection.execute("GRANT SELECT ON stock TO reader")
+                connection.execute("CREATE ROLE filer LOGIN IN ROLE pg_read_server_files")
                 return
         except psycopg.OperationalError:
             time.sleep(0.1)
@@ -178,7 +182,7 @@ def _wait(address):
 
 def test_postgres(server):
     address, _ = server
-    tools = sql_tools(address, limits=QueryLimits(seconds=1.0))
+    tools = sql_tools(address, limits=QueryLimits(seconds=1.0, megabytes=16))
     assert not tools[0].is_instant
     assert call(tools, "list_tables").content == "stock"
     assert call(tools, "describe", table="stock").content == "stock (item text, number integer, price numeric)"
@@ -187,31 +191,75 @@ def test_postgres(server):
     )
     assert call(tools, "query", sql="SELECT '100%' AS p, '%s' AS s").content == "p | s\n100% | %s\n(1 row)"
     for sql, message in (
-        ("INSERT INTO stock VALUES ('x', 1, 1)", "read-only"),
-        ("SET TRANSACTION READ WRITE; DELETE FROM stock", "multiple commands"),
-        ("COMMIT; DELETE FROM stock", "multiple commands"),
-        ("SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE", "no rows"),
-        ("COMMIT", ""),
+        ("INSERT INTO stock VALUES ('x', 1, 1)", "begins with"),
+        ("SELECT 1; DELETE FROM stock", "multiple commands"),
+        ("WITH x AS (DELETE FROM stock RETURNING 1) SELECT * FROM x", "permission denied|read-only"),
+        ("SET TRANSACTION READ WRITE; DELETE FROM stock", "begins with"),
+        ("SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE", "begins with"),
+        ("COMMIT", "begins with"),
+        ("COPY stock TO STDOUT", "begins with"),
+        ("/* a /* b */ SELECT */ -- SELECT\n COPY (SELECT 1) TO STDOUT", "begins with"),
+        ("/* SELECT", "begins with"),
+        ("(COPY stock TO STDOUT", "begins with"),
+        ("SELECT1", "begins with"),
+        ("SELECT 1 INTO copied", ""),
+        ("SELECT pg_terminate_backend(pg_backend_pid())", "may not be called"),
+        ('SELECT U&"pg\\005fterminate_backend"(pg_backend_pid())', "ended its own connection"),
+        ("SELECT pg_read_file('/etc/passwd')", "permission denied"),
+        ("SELECT repeat('x', 300000)", "longer than 250000 bytes"),
+        ("SELECT repeat('x', 200000) FROM generate_series(1, 5000)", "more than 16 MB"),
         ("SELECT pg_sleep(30)", "stopped after 1 s"),
         ("SELECT absent FROM stock", "absent"),
-        ("", "no rows"),
+        ("", "begins with"),
         ("SELECT '\ud800'", "Unicode"),
         ("SELECT '\0'", ""),
     ):
         outcome = call(tools, "query", sql=sql)
         assert (outcome.ok, outcome.error) == (False, "tool_error"), sql
-        assert message in outcome.content, sql
+        assert re.search(message, outcome.content), (sql, outcome.content)
         assert call(tools, "query", sql="SELECT COUNT(*) FROM stock").content == "count\n2\n(1 row)"
     assert call(tools, "query", sql="DELETE FROM stock RETURNING item").error == "tool_error"
+
+
+@pytest.mark.parametrize(
+    ("sql", "shown"),
+    [
+        ("TABLE stock LIMIT 0", "item | number | price\n(0 rows)"),
+        ("VALUES (1)", "column1\n1\n(1 row)"),
+        ("-- a comment\n(SELECT 1 AS a) UNION (SELECT 1)", "a\n1\n(1 row)"),
+        ("/* /* */ */with x AS (SELECT 2 AS b) SELECT * FROM x;", "b\n2\n(1 row)"),
+        ("SHOW transaction_read_only", "transaction_read_only\non\n(1 row)"),
+        ("SELECT n FROM generate_series(1, 1000000) AS n", "n\n1\n(the first 1 of more than 3 rows)"),
+    ],
+)
+def test_statements_of_postgres_that_read(server, sql, shown):
+    tools = sql_tools(server[0], max_rows=1, limits=QueryLimits(rows=3))
+    assert call(tools, "query", sql=sql).content == shown
+    assert call(tools, "query", sql="EXPLAIN SELECT 1").ok
+
+
+def test_a_lock_of_a_statement_ends_with_it(server):
+    import psycopg
+
+    tools = sql_tools(server[0])
+    assert call(tools, "query", sql="SELECT pg_advisory_lock(7)").ok
+    with psycopg.connect(server[1]) as other:
+        assert other.execute("SELECT COUNT(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("role", ["owner", "filer"])
+def test_a_role_that_may_do_more_than_read_is_refused(server, role):
+    with pytest.raises(ConfigurationError, match="GRANT SELECT"):
+        sql_tools(server[0].replace("reader@", f"{role}@"))
 
 
 def test_a_killed_connection_is_a_lost_backend_and_the_next_call_connects_again(server):
     import psycopg
 
-    address, _ = server
+    address, owner = server
     tools = sql_tools(address)
     assert call(tools, "query", sql="SELECT 1 AS a").ok
-    with psycopg.connect(address, autocommit=True) as other:
+    with psycopg.connect(owner, autocommit=True) as other:
         other.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
