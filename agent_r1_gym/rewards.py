@@ -217,8 +217,10 @@ def tool_costs(costs: Mapping[str, float]) -> RewardTerm:
         costs: price per call, by tool.
 
     Raises:
-        ConfigurationError: a price is no number of at least 0.
+        ConfigurationError: these are no prices by name, or a price is no number of at least 0.
     """
+    if not isinstance(costs, Mapping) or not all(isinstance(name, str) for name in costs):
+        raise ConfigurationError(f'costs must be prices by tool, such as {{"search": 0.02}}, got {costs!r:.200}.')
     for name, price in costs.items():
         if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf:
             raise ConfigurationError(f"The cost of a call of {name!r} must be a number of at least 0, got {price!r}.")

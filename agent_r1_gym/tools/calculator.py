@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -103,9 +104,8 @@ def _value(node: ast.expr, depth: int, text: str) -> Number:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
         return _called(node.func.id, [_value(argument, depth + 1, text) for argument in node.args])
-    raise ToolError(
-        f"{ast.unparse(node):.80} is not known here: only numbers, + - * / // % **, parentheses and functions."
-    )
+    written = ast.get_source_segment(text, node)  # ast.unparse would recurse as deep as the model likes
+    raise ToolError(f"{written:.80} is not known here: only numbers, + - * / // % **, parentheses and functions.")
 
 
 def _constant(node: ast.Constant, text: str) -> Number:
@@ -190,11 +190,36 @@ def _too_large() -> str:
 
 
 def _root(value: Number) -> Number:
-    if isinstance(value, Fraction) and value >= 0:
+    if value < 0:
+        raise ToolError("The root of a negative number is not real.")
+    if isinstance(value, Fraction):
         exact = Fraction(math.isqrt(value.numerator), math.isqrt(value.denominator))
         if exact * exact == value:
             return exact
+        if not _fits(value):
+            root = math.isqrt(value.numerator * value.denominator << 128)  # 64 bits more than a float tells
+            return float(Fraction(root, value.denominator << 64))
     return math.sqrt(value)
+
+
+def _logarithm(function: Callable[[float | int], float], value: Number) -> float:
+    """Returns a logarithm, of fractions that are no float too."""
+    if value <= 0:
+        raise ValueError("a logarithm is that of a positive number")
+    if isinstance(value, Fraction) and not _fits(value):
+        return function(value.numerator) - function(value.denominator)
+    return function(value if isinstance(value, float) else float(value))
+
+
+def _log(value: Number, *base: Number) -> Number:
+    if len(base) > 1:
+        raise ToolError("log takes a number and a base.")
+    return _logarithm(math.log, value) / (_logarithm(math.log, base[0]) if base else 1.0)
+
+
+def _fits(value: Fraction) -> bool:
+    """Whether a positive fraction is a float of full precision."""
+    return abs(value.numerator.bit_length() - value.denominator.bit_length()) < 1_000
 
 
 def _rounded(value: Number, places: Number = Fraction(0)) -> Number:
@@ -221,9 +246,9 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
     "max": lambda *values: max(values),
     "sqrt": _root,
     "exp": lambda value: math.exp(value),
-    "log": lambda *values: math.log(*values),
-    "log2": lambda value: math.log2(value),
-    "log10": lambda value: math.log10(value),
+    "log": _log,
+    "log2": functools.partial(_logarithm, math.log2),
+    "log10": functools.partial(_logarithm, math.log10),
     "sin": lambda value: math.sin(value),
     "cos": lambda value: math.cos(value),
     "tan": lambda value: math.tan(value),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Hashable, Sequence
 
 from agent_r1_gym.errors import ConfigurationError, EpisodeError
 from agent_r1_gym.sandbox import Execution, Isolation, Limits, Session, shared_sandbox
 from agent_r1_gym.sandbox.levels import check_isolation
 from agent_r1_gym.sandbox.processes import PACKAGES
+from agent_r1_gym.support.checks import check_integer, check_items
 from agent_r1_gym.tool import Arguments, Tool
 from agent_r1_gym.types import ToolOutcome
 
 _LONGEST = 600.0
 """Seconds after which a call is given up whatever it waits for; its own limit is the sandbox's."""
+_MOST_MEMORY = 2**40
+_MOST_OUTPUT = 2**24
 _DESCRIPTION = (
     "Runs Python code and returns what it prints, and the value of its last line if that is an expression. "
     "{state} At most {seconds:g} s; no files of the host, no network.{packages}"
@@ -30,13 +34,13 @@ class PythonTool(Tool):
             the model reads that. Otherwise each call has a fresh one.
         timeout: seconds of wall-clock and of CPU time per call, .01 to 300.
         isolation: "strong", "weak" or "monty" (see `shared_sandbox`).
-        memory: bytes that a call may use.
-        packages: installed packages that code finds imported.
+        memory: bytes that a call may use, 2**20 to 2**40.
+        packages: installed packages that code finds imported; of the default, those that are installed.
         name: what the model calls.
-        max_output_chars: longer outputs are cut, with a note that says so.
+        max_output_chars: longer outputs are cut, with a note that says so; at most 2**24.
 
     Raises:
-        ConfigurationError: the machine cannot give this isolation, or a limit is not valid.
+        ConfigurationError: the machine cannot give this isolation, a limit is not valid, or a package is not installed.
     """
 
     def __init__(
@@ -57,10 +61,13 @@ class PythonTool(Tool):
                 f"timeout of tool {name!r} must be .01 to {_LONGEST / 2:g} seconds, got {timeout!r}."
             )
         check_isolation(isolation)
+        _check_at_most("memory", memory, _MOST_MEMORY)
+        _check_at_most("max_output_chars", max_output_chars, _MOST_OUTPUT)
+        installed = _installed(packages)
         self.limits = Limits(seconds=timeout, memory=memory, output=max_output_chars)
         self.stateful = self.per_episode = stateful
         self.isolation, self.packages = isolation, tuple(packages)
-        shown = f" Installed: {', '.join(packages)}." if packages and isolation != "monty" else ""
+        shown = f" Installed: {', '.join(installed)}." if installed and isolation != "monty" else ""
         state = "Variables stay from call to call." if stateful else "Each call starts afresh."
         super().__init__(
             name,
@@ -117,6 +124,27 @@ class PythonTool(Tool):
     @property
     def _key(self) -> Hashable:
         return ("python", self.name)
+
+
+def _check_at_most(name: str, value: int, most: int) -> None:
+    check_integer(name, value, 1)
+    if value > most:
+        raise ConfigurationError(f"{name} must be at most {most}, got {value!r:.80}.")
+
+
+def _installed(packages: Sequence[str]) -> list[str]:
+    """Returns those packages that are installed: of the default some may be absent, of others none."""
+    check_items("packages", packages, str)
+    found = [name for name in packages if _is_installed(name)]
+    if tuple(packages) != PACKAGES and len(found) < len(packages):
+        absent = ", ".join(repr(name) for name in packages if name not in found)
+        raise ConfigurationError(f"packages must be installed, got {absent:.200}; install them or leave them out.")
+    return found
+
+
+def _is_installed(name: str) -> bool:
+    top = name.partition(".")[0]
+    return all(map(str.isidentifier, name.split("."))) and importlib.util.find_spec(top) is not None
 
 
 def as_text(execution: Execution) -> str:

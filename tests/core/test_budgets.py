@@ -93,3 +93,9 @@ def test_a_budget_of_no_tool_is_named_as_early_as_the_tools_are_known():
 def test_bad_prices_are_named(price):
     with pytest.raises(ConfigurationError, match="cost of a call of 'echo'"):
         tool_costs({"echo": price})
+
+
+@pytest.mark.parametrize("costs", [None, [1], "echo", {1: 0.5}])
+def test_what_is_no_price_list_is_named(costs):
+    with pytest.raises(ConfigurationError, match="prices by tool"):
+        tool_costs(costs)

@@ -1,5 +1,6 @@
 """PythonTool: in an environment, across episodes, and when the sandbox fails."""
 
+import importlib.util
 import os
 import pickle
 import signal
@@ -156,8 +157,21 @@ def test_the_checker_passes():
 
 @pytest.mark.parametrize(
     "options",
-    [{"timeout": 0}, {"timeout": None}, {"timeout": 1e9}, {"stateful": "yes"}, {"isolation": "none"}, {"memory": 1}],
+    [
+        *({"timeout": 0}, {"timeout": None}, {"timeout": 1e9}, {"stateful": "yes"}, {"isolation": "none"}),
+        *({"memory": 1}, {"memory": 2**70}, {"memory": None}, {"max_output_chars": 2**40}, {"max_output_chars": 0}),
+        *({"packages": "numpy"}, {"packages": None}, {"packages": [1]}, {"packages": ["no_such"]}, {"packages": [""]}),
+    ],
 )
 def test_wrong_options_are_refused(options):
     with pytest.raises(ConfigurationError):
         PythonTool(**options)
+
+
+def test_the_largest_limits_work_and_only_what_is_installed_is_said_to_be(monkeypatch):
+    tool = PythonTool(packages=(), memory=2**40, max_output_chars=2**24)
+    assert call(tool, "print(6 * 7)").content == "42"
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mpmath" else find(name))
+    assert "mpmath" not in PythonTool().description
+    assert "Installed: json." in PythonTool(packages=["json"]).description
