@@ -95,14 +95,16 @@ class Reader:
     def __init__(self, connection: sqlite3.Connection, limits: QueryLimits | None = None) -> None:
         self.limits = limits or QueryLimits()
         self._connection, self._lock = connection, threading.RLock()
-        self._fence = _Fence(self.limits)
+        self._fences = [_Fence(self.limits)]
         connection.execute("PRAGMA temp_store=MEMORY")  # or a sort would fill a disk instead
         connection.text_factory = _text
         for kind, most in _LIMITS.items():
             connection.setlimit(kind, most)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self.limits.value_bytes)
         for name, (arguments, function) in _FUNCTIONS.items():
-            connection.create_function(name, arguments, self._bounded(function), deterministic=True)
+            connection.create_function(
+                name, arguments, _bounded(function, self._fences, self.limits.value_bytes), deterministic=True
+            )
         connection.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, max(_MOST_COLUMNS, _widest(connection)))
         self.tables: tuple[str, ...] = tuple(
             row[0]
@@ -149,7 +151,7 @@ class Reader:
             DatabaseLost: the file is gone, broken or locked.
         """
         with self._lock:
-            fence = self._fence = _Fence(self.limits)
+            fence = self._fences[0] = _Fence(self.limits)
             self._connection.set_authorizer(_allow)
             self._connection.set_progress_handler(fence.crossed, _EACH)
             try:
@@ -169,21 +171,6 @@ class Reader:
     def close(self) -> None:
         """Closes the connection."""
         self._connection.close()
-
-    def _bounded(self, function: Callable[..., Value]) -> Callable[..., Value]:
-        """Returns a function of SQL that stops its statement when that has taken too much."""
-
-        def call(*values: Value) -> Value:
-            fence = self._fence
-            if fence.late():
-                raise TimeoutError
-            try:
-                return function(self.limits.value_bytes, *values)
-            except OverflowError:
-                fence.problem = "string or blob too big"
-                raise
-
-        return call
 
 
 class _Fence:
@@ -256,6 +243,27 @@ def _widest(connection: sqlite3.Connection) -> int:
 
 # SQLite's own of these take time that grows with the product of two lengths, within one step. What they return is the
 # same; lengths are characters, and what is longer in bytes SQLite refuses itself.
+
+
+def _bounded(function: Callable[..., Value], fences: list[_Fence], longest: int) -> Callable[..., Value]:
+    """Returns a function of SQL that stops its statement when that has taken too much.
+
+    Args:
+        function: (most characters that it may return, values) -> value.
+        fences: one, of the statement that runs. The reader itself would never be freed: its connection keeps functions.
+        longest: characters.
+    """
+
+    def call(*values: Value) -> Value:
+        if fences[0].late():
+            raise TimeoutError
+        try:
+            return function(longest, *values)
+        except OverflowError:
+            fences[0].problem = "string or blob too big"
+            raise
+
+    return call
 
 
 def _replace(longest: int, text: Value, old: Value, new: Value) -> Value:

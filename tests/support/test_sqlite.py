@@ -6,6 +6,7 @@ import itertools
 import random
 import sqlite3
 import threading
+import weakref
 
 import pytest
 
@@ -227,3 +228,11 @@ def test_any_thread_may_read_at_once(reader):
     for thread in threads:
         thread.join(60)
     assert results == [((250_000,),)] * 8
+
+
+def test_a_reader_that_nobody_holds_is_freed(file):
+    reader = Reader.of_file(file)
+    reader.select("SELECT replace(b, 'b', 'c') FROM t")
+    gone = weakref.ref(reader)
+    del reader
+    assert gone() is None
