@@ -8,7 +8,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import ModuleType
 
 from agent_r1_gym.sandbox import filters, kernel
@@ -139,15 +139,16 @@ class Confinement:
         sources = {path: os.path.realpath(path) for path in self._shown()}
         stage = _staging_place(sources.values())
         kernel.mount_memory(stage, "size=4m,mode=755")
-        covers = []
+        covers: list[str] = []
         for path, source in sources.items():
             target = f"{stage}{path}"
             _make_place(source, target)
             kernel.bind(source, target)
-            if path == self._library:
-                covers = [f"{target}/{name}" for name in _OTHERS if os.path.isdir(f"{target}/{name}")]
-                for cover in covers:
+            if source == self._library:  # by each of its names
+                own = [f"{target}/{name}" for name in _OTHERS if os.path.isdir(f"{target}/{name}")]
+                for cover in own:
                     kernel.mount_memory(cover, "size=1m,mode=755")
+                covers += own
         for device in _DEVICES:
             _make_place(device, f"{stage}{device}")
             kernel.bind(device, f"{stage}{device}", writable=True)
@@ -157,16 +158,19 @@ class Confinement:
         return stage
 
     def _shown(self) -> list[str]:
-        """Returns what a root of the sandbox's own shows; the standard library first, since packages may lie in it."""
+        """Returns what a root of the sandbox's own shows, what holds others before these.
+
+        The standard library may lie in a folder of shared libraries, and packages may lie in the standard library.
+        """
         libraries = [path for pattern in _LIBRARIES for path in glob.glob(pattern) if os.path.isdir(path)]
         extra = [path for path in ("/usr/share/zoneinfo", "/etc/localtime") if os.path.exists(path)]
-        named = [self._library, os.path.dirname(os.__file__), *self._packages, *libraries, *extra, *_loaded_libraries()]
+        named = [*libraries, self._library, os.path.dirname(os.__file__), *self._packages, *extra, *_loaded_libraries()]
         return list(dict.fromkeys(named))
 
     def _paths(self) -> list[str]:
         """Returns what may be read where the host's file system is seen: no folder that holds other packages too."""
-        library = [entry.path for entry in os.scandir(self._library) if entry.name not in _OTHERS]
-        return [*library, *(path for path in self._shown() if path != self._library)]
+        hidden = [f"{self._library}/{name}" for name in _OTHERS]
+        return [part for path in dict.fromkeys(map(os.path.realpath, self._shown())) for part in _without(path, hidden)]
 
 
 def private_folder(confinement: Confinement) -> str:
@@ -189,9 +193,9 @@ def remove_orphaned_folders(home: str) -> None:
 def empty_folder(path: str) -> None:
     """Removes everything in a folder, however deep and of whatever mode; nobody else may use it meanwhile.
 
-    Folders are moved up and then removed, so that no path gets long.
+    Folders are moved up and then removed, so that no path gets long; under names that whoever filled the folder could
+    not know, and so not take.
     """
-    number = 0
     while True:
         folders = []
         with os.scandir(path) as entries:
@@ -206,10 +210,9 @@ def empty_folder(path: str) -> None:
             os.chmod(folder, 0o700)
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    number += 1
                     if entry.is_dir(follow_symlinks=False):
                         os.chmod(entry.path, 0o700)
-                        os.rename(entry.path, f"{path}/.moved-{os.getpid()}-{number}")
+                        os.rename(entry.path, f"{path}/.moved-{os.urandom(12).hex()}")
                     else:
                         os.unlink(entry.path)
             os.rmdir(folder)
@@ -255,6 +258,15 @@ def _loaded_libraries() -> list[str]:
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         paths = {words[5] for line in file if len(words := line.split(maxsplit=5)) == 6}
     return sorted(path for line in paths if ".so" in (path := line.rstrip("\n")) and os.path.isfile(path))
+
+
+def _without(path: str, hidden: Collection[str]) -> Iterator[str]:
+    """Yields a path, or if one of those to hide lies below it the parts of it that hold none of these."""
+    if not any(f"{other}/".startswith(f"{path}/") for other in hidden):
+        yield path
+    elif path not in hidden:
+        for entry in os.scandir(path):
+            yield from _without(entry.path, hidden)
 
 
 def _staging_place(sources: Iterable[str]) -> str:

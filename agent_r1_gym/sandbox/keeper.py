@@ -1,7 +1,7 @@
 """The process that keeps one slot: it is shut in for good, and forks one worker after another. Runs inside the sandbox.
 
-A worker is forked ahead and waits for code, so that no run waits for the fork. The keeper never reads what a worker
-reads or writes: nothing of one run is in the memory of the next.
+A worker is forked ahead and waits for code, so that no run waits for the fork. Nothing of one run is in the memory of
+the next: what a worker was sent and did not read is thrown away through a buffer that is wiped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from agent_r1_gym.sandbox.confinement import Confinement, empty_folder
 KILL, ASK = b"k", b"c"
 """What a keeper is told: end the worker (once per worker, also after it has ended); say what CPU time it has used."""
 ENDED = struct.Struct("!cid")
-"""What a keeper says: b"d", how the worker ended (as `waitpid` says), its CPU seconds; all is clean now."""
+"""What a keeper says: a letter, how the worker ended (as `waitpid` says), its CPU seconds. b"e": it ended by itself and
+is to be ended by order all the same; b"d": all is clean now; b"x": it could not be cleaned, the slot is given up."""
 USED = struct.Struct("!cd")
 """Or b"c" and the CPU seconds so far."""
 
@@ -42,6 +43,7 @@ class Keeper:
         self._confinement, self._folder, self._control = confinement, folder, control
         self._data, self._base = data, base
         self._told = False
+        self._wiped = bytearray(1 << 16)
 
     def run(self) -> None:
         """Shuts itself in and keeps the slot until it is told to end, or cannot clean up."""
@@ -55,10 +57,15 @@ class Keeper:
             ended = self._watch(poll, self._fork())
             if ended is None:
                 return
-            os.write(self._control.fileno(), ENDED.pack(b"d", *ended))
+            if not self._told:
+                os.write(self._control.fileno(), ENDED.pack(b"e", *ended))
             while not self._told:  # each run is ended by exactly one order, so that a late one ends no other's
                 if not self._obey(None):
                     return
+            is_clean = self._clean()
+            os.write(self._control.fileno(), ENDED.pack(b"d" if is_clean else b"x", *ended))
+            if not is_clean:
+                return
 
     def _fork(self) -> int:
         pid = os.fork()
@@ -80,9 +87,26 @@ class Keeper:
             os.close(end)
         _, status, usage = os.wait4(pid, 0)
         self._end_the_rest(pid)
-        os.chdir(self._folder)
-        empty_folder(self._folder)
         return status, usage.ru_utime + usage.ru_stime
+
+    def _clean(self) -> bool:
+        """Throws away what the worker left; False if that cannot be done.
+
+        Only now: after the order to end a run nothing more is sent for it. What stayed unread would be taken by the
+        next worker for its own code.
+        """
+        unread = select.poll()
+        unread.register(self._data[0], select.POLLIN)
+        while any(event & select.POLLIN for _, event in unread.poll(0)):
+            if not os.readv(self._data[0], [self._wiped]):
+                break
+            self._wiped[:] = bytes(len(self._wiped))
+        try:
+            os.chdir(self._folder)
+            empty_folder(self._folder)
+        except OSError:
+            return False
+        return True
 
     def _obey(self, pid: int | None) -> bool:
         """Does what it is told, with a worker that runs or has ended; False if nobody is there any more."""

@@ -45,7 +45,7 @@ class Slot:
             os.set_blocking(fd, False)
             self._poll.register(fd, select.POLLIN)
         self.closed = False
-        self._told = False
+        self._given_up = False
 
     def run(self, code: str, limits: Limits) -> tuple[Execution, bool]:
         """Runs one snippet in the worker that waits; returns what came of it, and whether the worker goes on.
@@ -154,10 +154,12 @@ class Slot:
             return
         except OSError:
             said = b""
-        if said[:1] == b"d":
-            _, run.ended, run.cpu = ENDED.unpack(said)
+        if said[:1] in (b"d", b"e", b"x"):
+            kind, how, run.cpu = ENDED.unpack(said)
+            if kind != b"e":
+                run.ended, self._given_up = how, kind == b"x"
             if run.status is None and not run.answered:
-                run.status, run.problem = "killed", _told_end(run.ended)
+                run.status, run.problem = "killed", _told_end(how)
         elif said[:1] == b"c":
             run.count(USED.unpack(said)[1])
         else:
@@ -180,6 +182,8 @@ class Slot:
                 return None
             if waiting.poll(1000 * left + 1):
                 self._hear(run)
+        if self._given_up:
+            self.discard()
         return run.cpu
 
     def _drain(self, run: _Run) -> None:
