@@ -196,7 +196,11 @@ def section(page: Path, title: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("title", "name"),
-    [*(("Text2SQL", "sql"), ("ServiceDesk", "desk"), ("Analyst", "analyst")), ("LongRead", "long"), ("Arithmetic", "sums")],
+    [
+        *(("Text2SQL", "sql"), ("ServiceDesk", "desk"), ("Analyst", "analyst")),
+        ("LongRead", "long"),
+        ("Arithmetic", "sums"),
+    ],
 )
 def test_the_commands_for_worlds_run(games: Path, tmp_path: Path, title: str, name: str) -> None:
     """With few demonstrations and two steps: whether they learn takes minutes, and stands on the page."""

@@ -29,9 +29,10 @@ from trainers.algorithms.batch import (
 )
 from trainers.algorithms.credit import Credit, CreditInputs
 from trainers.algorithms.critic import Critic, ValueBatch, policy_value_model
-from trainers.algorithms.layout import Layout, lay_out, regrouped, rows_per_pass, score_rows
+from trainers.algorithms.layout import Layout, may_regroup, regrouped, rows_per_pass, score_rows
 from trainers.algorithms.numbers import Told, credit_numbers, rollout_numbers
 from trainers.algorithms.registry import estimate
+from trainers.algorithms.segments import lay_out
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
 from trainers.running import checkpoints
@@ -216,8 +217,7 @@ class AgentTrainer(ResumableTrainer):
         """TRL's next micro-batch; those of an optimiser step have like rollouts together, which TRL has shuffled."""
         before = trl_seams.micro_batches(self)
         inputs, batches = super()._prepare_inputs(generation_batch), trl_seams.micro_batches(self)
-        # bnpo alone divides by the tokens of a micro-batch: what stands together there would count.
-        if batches is before or len(batches) == 1 or self.loss_type == "bnpo":
+        if batches is before or not may_regroup(self.args):
             return inputs
         return trl_seams.set_micro_batches(self, regrouped(batches, self.args, packed=self.packed))
 
@@ -289,7 +289,7 @@ class AgentTrainer(ResumableTrainer):
         KL in the reward takes these and not the engine's: the reference's are of such a pass, and rounding differs.
         """
         logps: Tensor | None = output.get("old_per_token_logps")
-        every = self.args.logprob_check_steps
+        every = 1 if self.backend is not None else self.args.logprob_check_steps
         checked = "sampling_per_token_logps" in output and every and self.batches % every == 0
         if logps is None and (self._kl_in_reward() or checked):
             width, size = output["completion_ids"].size(1), self.args.per_device_train_batch_size
@@ -377,10 +377,10 @@ class AgentTrainer(ResumableTrainer):
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
         """Evaluates as the base class does, always with the same random numbers, none of which training uses."""
+        trl_seams.forget_sync(self)  # the best model may have been loaded since
         with checkpoints.seeded(self.args.seed):
             self.evaluated = 0
-            metrics: dict[str, float] = super().evaluate(*arguments, **options)
-        return metrics
+            return dict(super().evaluate(*arguments, **options))
 
 
 def episode_return(episode_return: list[float | None], **_columns: Any) -> list[float | None]:

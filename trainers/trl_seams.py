@@ -212,6 +212,12 @@ def keep_in_sync(trainer: Any, sync: Callable[[], None]) -> None:
     trainer.vllm_generation = SimpleNamespace(sync_weights=sync)
 
 
+def forget_sync(trainer: Any) -> None:
+    """Makes TRL hand over the weights before the next rollouts, whatever it takes them for."""
+    if trainer.use_vllm:
+        trainer._last_loaded_step = -1
+
+
 def _set(values_of: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:
     for owner, values in values_of:
         for name, value in values.items():

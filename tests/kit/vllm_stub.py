@@ -36,6 +36,7 @@ class StubVLLM:
         lora: whether it takes adapters.
         tokens: size of its vocabulary.
         seconds: that a turn takes.
+        garbage: what it answers instead of turns; None: turns.
         failing: status with which turns are answered; 0: none.
         turns: (context, seed, weights) of what it has answered.
         loads: names of the weights that it was given.
@@ -48,6 +49,7 @@ class StubVLLM:
     lora: bool = True
     tokens: int = 50
     seconds: float = 0.0
+    garbage: Any = None
     failing: int = 0
     turns: list[tuple[tuple[int, ...], int, str]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
@@ -115,6 +117,8 @@ class StubVLLM:
             return 200, {"choices": [{"logprobs": {"top_logprobs": [{"a": -0.5 / scale, "b": -1.0 / scale}]}}]}
         if body["model"] not in {"base", *self.adapters}:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
+        if self.garbage is not None:
+            return 200, self.garbage
         if self.failing:
             return self.failing, {"error": {"message": "as it was told"}}
         with self._lock:

@@ -21,6 +21,9 @@ from trainers.algorithms.registry import register_estimator
 GROUP_EPS = 1e-4
 """Added to standard deviations of returns, as in TRL."""
 
+NO_DEVIATION = 1e-6
+"""Below this, returns count as equal, and turns that differ all the same are not divided by anything."""
+
 WHITEN_EPS = 1e-8
 """Minimum variance that whitening divides by."""
 
@@ -260,9 +263,9 @@ def _relative(returns: Tensor, groups: Tensor, counted: Tensor, scale: str, *, l
         centred = centred * torch.where(count > 1, count / (count - 1).clamp(min=1), 0.0)
     if scale == "none":
         return centred
-    return centred / (
-        _deviation(returns[:, :1], groups if scale == "group" else torch.zeros_like(groups), counted) + GROUP_EPS
-    )
+    deviation = _deviation(returns[:, :1], groups if scale == "group" else torch.zeros_like(groups), counted)
+    # Equal returns of unequal turns: there is a difference, but nothing to measure it by.
+    return centred / torch.where(deviation < NO_DEVIATION, 1.0, deviation + GROUP_EPS)
 
 
 def _deviation(numbers: Tensor, groups: Tensor, counted: Tensor) -> Tensor:

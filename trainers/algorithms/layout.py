@@ -6,7 +6,7 @@ what the model has to see:
 
 - rows: one sequence per context, trimmed, those of like length together (any model);
 - packed: the contexts of several rollouts one after another in a single line, each attending to itself alone; rollouts
-  with one prompt share its keys and values (models whose attention can be exchanged, see `takes_segments`).
+  with one prompt share its keys and values (models whose attention can be exchanged, see `segments.takes_segments`).
 
 Both give the log-probs of TRL's layout, up to rounding.
 
@@ -17,36 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
-from agent_r1_gym.errors import ConfigurationError
+from trainers.algorithms.segments import NO_MASK, Segment
 
-SEGMENTS = "agent_r1_segments"
-"""Name of the attention function in a model's configuration."""
 UNSCORED = -100
-
-
-class Segment(NamedTuple):
-    """A part of a packed line that attends to itself, causally, and to all of a prefix that stands before it.
-
-    Attributes:
-        start: its first token.
-        end: where the next one begins.
-        prefix: first token of the prefix.
-        prefix_end: where that ends; `prefix` if there is none.
-    """
-
-    start: int
-    end: int
-    prefix: int = 0
-    prefix_end: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +95,17 @@ def score_rows(
     results = [torch.cat(pieces)[back][:, -width:] for pieces in zip(*parts, strict=True)]
     losses = [loss for loss in aux if loss is not None]
     return results[0], results[1] if len(results) > 1 else None, torch.stack(losses).mean() if losses else None
+
+
+def may_regroup(args: Any) -> bool:
+    """Returns whether it does not matter to the update which rollouts of an optimiser step stand in one micro-batch.
+
+    bnpo, entropies and their quantiles are means over a micro-batch; and where batches of rollouts are no whole number
+    of optimiser steps, a micro-batch would be moved into another step.
+    """
+    alone = args.loss_type == "bnpo" or args.entropy_coef or args.top_entropy_quantile < 1
+    steps = args.steps_per_generation
+    return not alone and steps > 1 and steps % args.gradient_accumulation_steps == 0
 
 
 def regrouped(batches: Sequence[Mapping[str, Any]], args: Any, *, packed: bool) -> list[dict[str, Any]]:
@@ -226,7 +215,7 @@ def packed_layout(
         "input_ids": input_ids[kept][None],
         "position_ids": columns[kept][None],
         # Of four dimensions, so that transformers makes no mask of its own; `attend` does not read it.
-        "attention_mask": torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=kept.device),
+        "attention_mask": torch.zeros(NO_MASK, dtype=torch.bool, device=kept.device),
         "segments": segments,
     }
     return Layout(inputs, labels[kept][None], kept, (torch.zeros_like(line), line))
@@ -263,99 +252,6 @@ def _segments(
             owner = start if row is not None else owner
         start = end
     return tuple(segments)
-
-
-# --- the attention of packed lines -----------------------------------------------------------------------------------
-
-
-def attend(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    segments: Sequence[Segment] | None = None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: that of "sdpa" without `segments`, else segment by segment."""
-    if segments is None:
-        output, _ = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
-        )
-        return output, None
-    groups, kind = getattr(module, "num_key_value_groups", 1), query.device.type
-    if torch.is_autocast_enabled(kind):  # which rotary positions undo, and which a mask that is no tensor gets around
-        query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    parts = [_one(query, key, value, segment, dropout, scaling) for segment in segments]
-    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
-
-
-def _one(query: Tensor, key: Tensor, value: Tensor, segment: Segment, dropout: float, scaling: float | None) -> Tensor:
-    own, prefix = slice(segment.start, segment.end), slice(segment.prefix, segment.prefix_end)
-    keys, values, mask = key[:, :, own], value[:, :, own], None
-    if segment.prefix_end > segment.prefix:
-        keys = torch.cat([key[:, :, prefix], keys], dim=2)
-        values = torch.cat([value[:, :, prefix], values], dim=2)
-        mask = causal_lower_right(segment.end - segment.start, keys.size(2))
-    return torch.nn.functional.scaled_dot_product_attention(
-        query[:, :, own], keys, values, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling
-    )
-
-
-def takes_segments(model: Any) -> bool:
-    """Returns whether a model's attention can be exchanged for `attend`, and every layer attends to everything before.
-
-    Args:
-        model: an unwrapped model, with or without an adapter.
-    """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    config = base.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    return (
-        getattr(base, "_supports_attention_backend", False)
-        and base.config._attn_implementation in ("sdpa", SEGMENTS)
-        and kinds == {"full_attention"}
-        and not getattr(config, "sliding_window", None)
-        and not getattr(config, "num_experts", None)
-        and not getattr(config, "num_local_experts", None)
-        and base.config is config  # no images
-    )
-
-
-def exchange_attention(model: Any) -> None:
-    """Makes a model attend by `attend`, for good: layers that are recomputed look the function up again."""
-    AttentionInterface.register(SEGMENTS, attend)
-    AttentionMaskInterface.register(SEGMENTS, sdpa_mask)
-    model.set_attn_implementation(SEGMENTS)
-
-
-def lay_out(layout: str, *models: Any) -> bool:
-    """Returns whether rollouts are packed, and exchanges the attention of the models then.
-
-    Args:
-        layout: "auto" (packed where the models take it), "packed" or "rows".
-        models: policy and reference; None where there is none.
-
-    Raises:
-        ConfigurationError: they should be packed and cannot.
-    """
-    there = [getattr(model, "module", model) for model in models if model is not None]  # DeepSpeed wraps the reference
-    if layout == "rows":
-        return False
-    if not all(map(takes_segments, there)):
-        if layout == "packed":
-            raise ConfigurationError(
-                "update_layout=packed needs a model of full attention through 'sdpa', without experts and images; this "
-                "one is not. Leave it out: rows are taken then."
-            )
-        return False
-    for model in there:
-        exchange_attention(model)
-    return True
 
 
 def rows_per_pass(batch: int, device: torch.device) -> int:

@@ -40,6 +40,9 @@ _ONLY_TRL = MappingProxyType(
 )
 """Options that only TRL's own backends have, with the values that mean off."""
 _VLLM_MODES = ("colocate", "server")
+_BY_RETURN = ("grpo", "rloo", "reinforce++-baseline")
+"""Estimators to which a group of equal returns says nothing."""
+_CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 _VLLM = MappingProxyType(
     {
         "vllm_mode": "colocate",
@@ -56,6 +59,9 @@ _NOT_VLLM = MappingProxyType(
         "vllm_max_model_length": None,  # that of the budgets
         "vllm_tensor_parallel_size": 1,
         "vllm_model_impl": "vllm",
+        "vllm_server_host": "0.0.0.0",  # vllm_server_base_url says it
+        "vllm_server_port": 8000,
+        "vllm_group_port": 51216,
         "vllm_structured_outputs_regex": None,
     }
 )
@@ -150,6 +156,26 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
         except ValueError as error:
             raise self._explained(error) from error
         self.num_generations = rollouts
+        if self.refill_groups:
+            self._check_refill()
+
+    def _check_refill(self) -> None:
+        own = int(self.generation_batch_size or 0) // self.world_size
+        if self.num_generations < 2 or own % self.num_generations:
+            raise ConfigurationError(
+                f"refill_groups={self.refill_groups} replaces groups of num_generations={self.num_generations}, but a "
+                f"process plays {own} rollouts: make that a multiple (per_device_train_batch_size x "
+                "gradient_accumulation_steps), or set refill_groups=0."
+            )
+        if self.engine == "trl":
+            raise ConfigurationError(
+                "refill_groups needs engine=cached or engine=vllm: with engine=trl all processes generate in step."
+            )
+        if self.preset.estimator not in _BY_RETURN or getattr(self, "turn_returns", False):
+            raise ConfigurationError(
+                f"refill_groups={self.refill_groups} takes a group for useless whose returns are equal, but algorithm "
+                f"{self.algorithm} learns from it all the same (or turn_returns does): set refill_groups=0."
+            )
 
     def _defaults(self) -> dict[str, Any]:
         """Returns what each preset field stands for where it is left at None."""
@@ -221,16 +247,6 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
                 f"temperature={self.temperature}: training needs rollouts that differ. Set it above 0; "
                 "eval_temperature=0 evaluates greedily."
             )
-        if self.refill_groups and (self.num_generations < 2 or self._device_batch() % self.num_generations):
-            raise ConfigurationError(
-                f"refill_groups={self.refill_groups} replaces groups of num_generations={self.num_generations}, but a "
-                f"process plays {self._device_batch()} rollouts: make that a multiple (per_device_train_batch_size x "
-                "gradient_accumulation_steps), or set refill_groups=0."
-            )
-        if self.refill_groups and self.engine == "trl":
-            raise ConfigurationError(
-                "refill_groups needs engine=cached or engine=vllm: with engine=trl all processes generate in step."
-            )
         if self.num_generations == 1 and self.preset.single and self._device_batch() < 2:
             raise ConfigurationError(
                 "num_generations=1 with one rollout per device and generation batch: there is nothing to compare it "
@@ -286,6 +302,12 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
                 f"vllm_mode={self.vllm_mode!r} with vllm_server_base_url={self.vllm_server_base_url!r}: servers are "
                 "named by vllm_mode=server and vllm_server_base_url (one URL, or several with commas between)."
             )
+        if self.vllm_importance_sampling_mode not in _CORRECTIONS:
+            hint = suggest(str(self.vllm_importance_sampling_mode), _CORRECTIONS)
+            raise ConfigurationError(f"vllm_importance_sampling_mode: {hint}")
+        for name in ("vllm_enable_sleep_mode", "vllm_gpu_memory_utilization"):
+            if self.vllm_mode == "server" and getattr(self, name) != _VLLM[name]:
+                raise ConfigurationError(f"{name} is of vllm_mode=colocate; a server has options of its own.")
         if self.loss_type == "vespo" and not self.vllm_importance_sampling_mode.startswith("token"):
             raise ConfigurationError(
                 f"loss_type=vespo with vllm_importance_sampling_mode={self.vllm_importance_sampling_mode!r}: it needs "

@@ -6,15 +6,16 @@ Where all rollouts of a task earned the same, none is better than the others: th
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from agent_r1_gym.play.record import Trajectory
 from trainers.algorithms.numbers import NO_SPREAD
 from trainers.engines.collect import Row
 
-_TRIES = 32
-"""Times that a task is drawn again because it is in the batch already."""
+Key = tuple[Any, ...]
+"""Which task a row is."""
 
 
 class Refilled(NamedTuple):
@@ -59,6 +60,8 @@ def refill(
         draw: returns another row, given the one to replace.
         play: plays rows, given the number of the round, counted from 1.
     """
+    if len(rows) % size:
+        raise ValueError(f"{len(rows)} rows are no whole number of groups of {size}.")
     groups = [slice(start, start + size) for start in range(0, len(rows), size)]
     without = [group for group in groups if not has_signal(records[group])]
     first, played = len(without), 0
@@ -79,27 +82,36 @@ def refill(
     return Refilled(played, first - len(without), len(without))
 
 
-def draw_from(rows: Sequence[Row], taken: Sequence[Row], *, seed: int) -> Callable[[Row], Row]:
+def draw_from(
+    rows: Sequence[Row], taken: Iterable[Key], *, seed: int, part: tuple[int, int] = (0, 1)
+) -> Callable[[Row], Row]:
     """Returns a function that draws rows at random, of the environment of the one to replace, each at most once.
 
     Args:
         rows: all tasks.
-        taken: those that are in the batch.
+        taken: keys of those that are in the batch, of all processes.
         seed: of the drawing.
+        part: number of this process, and of how many: each draws from rows of its own.
     """
-    stream = random.Random(seed)
-    used = {_key(row) for row in taken}
+    number, processes = part
+    places: dict[Any, list[int]] = defaultdict(list)
+    for index in range(number, len(rows), processes):
+        places[rows[index].get("env")].append(index)
+    stream, used = random.Random(seed), set(taken)
+    for mine in places.values():
+        stream.shuffle(mine)
 
     def draw(row: Row) -> Row:
-        for _ in range(_TRIES):
-            drawn = rows[stream.randrange(len(rows))]
-            if _key(drawn) not in used and drawn.get("env") == row.get("env"):
-                used.add(_key(drawn))
+        mine = places[row.get("env")]
+        while mine:
+            drawn = rows[mine.pop()]
+            if key_of(drawn) not in used:
                 return drawn
-        return row  # hardly a task that is not in the batch: another try at this one
+        return row  # there is no other: another try at this one
 
     return draw
 
 
-def _key(row: Row) -> tuple[object, ...]:
+def key_of(row: Row) -> Key:
+    """Returns what tells a task from others."""
     return row.get("env"), row.get("task_index"), row.get("seed")

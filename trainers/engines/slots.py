@@ -15,7 +15,7 @@ from torch import Tensor
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.engine import NOT_YET, POLL
 from agent_r1_gym.play.token_session import Answer, NewContext, TokenSession, longest_context
-from trainers.algorithms.layout import SEGMENTS
+from trainers.algorithms.segments import SEGMENTS
 from trainers.engines.cache import SlotCache, slots_of
 from trainers.engines.sampling import SamplingOptions, sample
 

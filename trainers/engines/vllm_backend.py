@@ -243,4 +243,4 @@ def _remove(folder: Path) -> None:
 def adapter_rank(model: Any) -> int:
     """Returns the rank of the adapter that vLLM can apply to a model's base, 0 where whole weights must be sent."""
     config = adapter_of(model)
-    return 0 if config is None else max([config.r, *(config.rank_pattern or {}).values()])
+    return 0 if config is None else config.r

@@ -8,12 +8,11 @@ run and stands in the answer; whole weights have a version that is asked for aft
 from __future__ import annotations
 
 import functools
-import json
 import shutil
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,12 +24,11 @@ from accelerate.utils import broadcast_object_list  # type: ignore[import-untype
 from safetensors.torch import save_file
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
-from agent_r1_gym.support.http import HTTPClient
 from agent_r1_gym.support.threads import start_call
 from trainers.engines.requests import SampledTurn, TurnRequest
+from trainers.engines.vllm_server import Server, likeliest, turn_of
 from trainers.engines.weights import save_adapter, whole_parameters
 
-_MAX_BYTES = 64 * 2**20
 _PREFIX = "agent-r1-"
 """How the names of weights begin."""
 _PAUSE = 1.0
@@ -63,53 +61,6 @@ class Weights:
     folder: str
 
 
-class _Server:
-    """One server: who it is, whether it is up, and how many requests it has."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        self.base = ""
-        self.in_flight = 0
-        self.up = True
-        self._http = HTTPClient(self.url, max_retries=0, pool_size=64, max_bytes=_MAX_BYTES)
-
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float) -> tuple[int, Any]:
-        """Returns status and answer, which is text where it is no JSON.
-
-        Raises:
-            InfrastructureError: it cannot be reached, or does not answer in time.
-        """
-        data = None if body is None else json.dumps(body).encode()
-        status, raw = self._http.exchange(method, path, data, timeout=timeout)
-        try:
-            return status, json.loads(raw)
-        except ValueError:
-            return status, raw[:500].decode("utf-8", "replace")
-
-    def must(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float = 600.0) -> Any:
-        """Returns the answer to a request that has to succeed.
-
-        Raises:
-            InfrastructureError: see `ask`, or the server has failed.
-            ConfigurationError: it refuses.
-        """
-        status, answer = self.ask(method, path, body, timeout=timeout)
-        if status >= 500:
-            raise InfrastructureError(f"{self.url}{path} answered {status}: {answer!s:.300}")
-        if status != 200:
-            raise ConfigurationError(f"{self.url}{path} answered {status}: {answer!s:.300}")
-        return answer
-
-    def cards(self) -> list[Any]:
-        """Returns what it says of its models, adapters included."""
-        cards: list[Any] = self.must("GET", "/v1/models", timeout=30.0)["data"]
-        return cards
-
-    def close(self) -> None:
-        """Closes its connections."""
-        self._http.close()
-
-
 class _Stale(InfrastructureError):
     """A server that has other weights than it should: it was started again."""
 
@@ -137,7 +88,7 @@ class VLLMServers:
         self.options = options
         self.weights: Weights | None = None
         self._run, self._version = uuid.uuid4().hex[:8], 0
-        self._servers = [_Server(url) for url in options.urls]
+        self._servers = [Server(url) for url in options.urls]
         self._change = threading.Condition()
         self._refusal: ConfigurationError | None = None
         self._batch = 0
@@ -193,7 +144,7 @@ class VLLMServers:
         for server in self._servers:
             server.close()
 
-    def _greet(self, server: _Server) -> None:
+    def _greet(self, server: Server) -> None:
         """Waits for a server, and checks that it was started as is needed."""
         deadline = time.monotonic() + self.options.patience
         while True:
@@ -221,7 +172,7 @@ class VLLMServers:
                 f"{server.url} takes no whole weights: start it with VLLM_SERVER_DEV_MODE=1 (on a network that you "
                 "trust: it lets everybody change the server), or train an adapter (use_peft)."
             )
-        (first, second), colder = _likeliest(server, 1.0), _likeliest(server, 0.5)
+        (first, second), colder = likeliest(server, 1.0), likeliest(server, 0.5)
         if (first, second) == colder and first != second:
             raise ConfigurationError(
                 f"{server.url} reports log-probs that do not depend on the temperature: start it with "
@@ -230,21 +181,21 @@ class VLLMServers:
 
     def _answer(self, request: TurnRequest, batch: int) -> SampledTurn:
         """Returns a turn that a server sampled with the weights of the day."""
-        faults = 0
+        faults, deadline = 0, time.monotonic() + self.options.patience
         while True:
-            server = self._take(batch)
+            server = self._take(batch, deadline)
             try:
-                return self._sample(server, request)
+                return self._sample(server, request, max(deadline - time.monotonic(), 1.0))
             except InfrastructureError as error:
                 faults += 1
                 self._leave(server, error)
-                if faults >= _ATTEMPTS * len(self._servers):
+                if faults >= _ATTEMPTS * len(self._servers) or time.monotonic() >= deadline:
                     raise
             finally:
                 with self._change:
                     server.in_flight -= 1
 
-    def _sample(self, server: _Server, request: TurnRequest) -> SampledTurn:
+    def _sample(self, server: Server, request: TurnRequest, seconds: float) -> SampledTurn:
         options, weights = request.options, self.weights
         name = weights.name if weights is not None and self.options.adapter_rank else server.base
         body = {
@@ -260,28 +211,25 @@ class VLLMServers:
             "logprobs": 0,
             "return_token_ids": True,
         }
-        status, answer = server.ask("POST", "/v1/completions", body, timeout=self.options.patience)
+        status, answer = server.ask("POST", "/v1/completions", body, timeout=seconds)
         if status == 404:
             raise _Stale(f"{server.url} does not know {name!r}: it was started again.")
         if status != 200:
             kind = InfrastructureError if status >= 500 or status in (408, 429) else RuntimeError
             raise kind(f"{server.url}/v1/completions answered {status}: {answer!s:.300}")
-        choice = answer["choices"][0]
-        if choice["finish_reason"] not in ("stop", "length") or not choice["token_ids"]:
-            raise InfrastructureError(f"{server.url} ended a turn with {choice['finish_reason']!r}.")
-        if answer["model"] != name or not self._is_current(server):
-            raise _Stale(f"{server.url} answered with the weights of {answer['model']!r}, expected {weights!r}.")
-        return SampledTurn(choice["token_ids"], choice["logprobs"]["token_logprobs"])
+        turn, model = turn_of(server, answer)
+        if model != name or not self._is_current(server):
+            raise _Stale(f"{server.url} answered with the weights of {model!r}, expected {weights!r}.")
+        return turn
 
-    def _is_current(self, server: _Server) -> bool:
+    def _is_current(self, server: Server) -> bool:
         """Returns whether whole weights are those of the latest sync; of adapters the answer itself tells."""
         if self.options.adapter_rank or self.weights is None:
             return True
         return bool(server.must("GET", "/weight_info", timeout=30.0)["weight_version"] == self.weights.name)
 
-    def _take(self, batch: int) -> _Server:
+    def _take(self, batch: int, deadline: float) -> Server:
         """Returns the least busy server that is up; waits where none is."""
-        deadline = time.monotonic() + self.options.patience
         with self._change:
             while True:
                 if batch != self._batch or self._closed:
@@ -299,7 +247,7 @@ class VLLMServers:
                     raise InfrastructureError(f"vLLM: none of {urls} has answered for {self.options.patience:.0f} s.")
                 self._change.wait(left)
 
-    def _leave(self, server: _Server, error: InfrastructureError) -> None:
+    def _leave(self, server: Server, error: InfrastructureError) -> None:
         """Leaves a server alone until it is up again, with the weights of the day."""
         with self._change:
             if not server.up:
@@ -307,22 +255,26 @@ class VLLMServers:
             server.up = False
         start_call(functools.partial(self._revive, server))
 
-    def _revive(self, server: _Server) -> None:
+    def _revive(self, server: Server) -> None:
         while not self._closed:
+            weights = self.weights
             try:
-                if self.weights is not None:
-                    self._load(server, self.weights)
+                if weights is not None:
+                    self._load(server, weights)
                 else:
                     server.cards()
-            except ConfigurationError as error:
-                self._refusal = error
             except InfrastructureError:
                 time.sleep(_PAUSE)
                 continue
-            with self._change:
-                server.up = True
-                self._change.notify_all()
-            return
+            except ConfigurationError as error:
+                if self.weights is not weights:  # these are gone; newer ones are there
+                    continue
+                self._refusal = error
+            if self.weights is weights:
+                with self._change:
+                    server.up = True
+                    self._change.notify_all()
+                return
 
     def _publish(self, model: Any) -> Weights:
         """Writes the weights and has the servers load them; the old ones are removed."""
@@ -348,7 +300,7 @@ class VLLMServers:
             self._withdraw(old)
         return new
 
-    def _load(self, server: _Server, weights: Weights) -> None:
+    def _load(self, server: Server, weights: Weights) -> None:
         """Has a server answer with these weights; several processes may ask for it at once."""
         if self.options.adapter_rank:
             body = {"lora_name": weights.name, "lora_path": weights.folder}
@@ -375,11 +327,3 @@ class VLLMServers:
                 except InfrastructureError as error:
                     self._leave(server, error)
         shutil.rmtree(weights.folder, ignore_errors=True)
-
-
-def _likeliest(server: _Server, temperature: float) -> tuple[float, float]:
-    """Returns the log-probs of the two likeliest tokens after three arbitrary ones."""
-    body = {"model": server.base, "prompt": [1, 2, 3], "max_tokens": 1, "logprobs": 2, "seed": 0, "ignore_eos": True}
-    answer = server.must("POST", "/v1/completions", {**body, "temperature": temperature})
-    first, second = sorted(answer["choices"][0]["logprobs"]["top_logprobs"][0].values(), reverse=True)[:2]
-    return first, second

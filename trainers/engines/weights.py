@@ -13,6 +13,16 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
 from torch import Tensor
 
+from agent_r1_gym.errors import ConfigurationError
+
+_OWN_WEIGHTS = (True, False, "gaussian", "orthogonal")
+"""Ways to begin an adapter that leave the base model as it is; others (PiSSA, OLoRA, ...) change it."""
+_NOT_PLAIN = (
+    *("use_dora", "modules_to_save", "lora_bias", "rank_pattern", "alpha_pattern"),
+    *("trainable_token_indices", "target_parameters", "layer_replication"),
+)
+"""Options with which an adapter is more than one rank and one scale for all layers: other engines read no more."""
+
 
 def adapter_of(model: Any) -> LoraConfig | None:
     """Returns the configuration of a model's adapter if that is LoRA and nothing else, so that engines can apply it.
@@ -23,10 +33,33 @@ def adapter_of(model: Any) -> LoraConfig | None:
     if not isinstance(model, PeftModel):
         return None
     config = model.active_peft_config
-    if not isinstance(config, LoraConfig) or config.use_dora or config.modules_to_save or config.bias != "none":
+    if not isinstance(config, LoraConfig) or config.bias != "none" or config.init_lora_weights not in _OWN_WEIGHTS:
         return None
-    more = (getattr(config, name, None) for name in ("trainable_token_indices", "target_parameters"))
-    return None if any(more) else config
+    return None if any(getattr(config, name, None) for name in _NOT_PLAIN) else config
+
+
+def check_whole(model: Any) -> None:
+    """Refuses adapters whose merged weights have no place in a checkpoint of the base model.
+
+    Args:
+        model: the unwrapped model.
+
+    Raises:
+        ConfigurationError: see above.
+    """
+    if not isinstance(model, PeftModel):
+        return
+    config: Any = model.active_peft_config
+    for name in ("trainable_token_indices", "target_parameters"):
+        if getattr(config, name, None):
+            raise ConfigurationError(f"engine=vllm cannot take over an adapter with {name}: set engine=cached.")
+    base: Any = model.get_base_model()
+    tied = base.config.get_text_config().tie_word_embeddings
+    if tied and {"lm_head", "embed_tokens"} & set(config.modules_to_save or ()):
+        raise ConfigurationError(
+            "engine=vllm cannot take over lm_head or embed_tokens of an adapter (lora_modules_to_save) where the base "
+            "model ties the two: set engine=cached."
+        )
 
 
 def save_adapter(model: Any, folder: Path) -> None:

@@ -182,6 +182,7 @@ class ResumableTrainer(GRPOTrainer):
         Raises:
             ConfigurationError: the checkpoint is not whole, that of another run, or one with `sync_ref_model`.
         """
+        trl_seams.forget_sync(self)
         directory = trl_seams.output_folder(self, trial)
         folder = checkpoints.to_resume(resume_from_checkpoint, directory=directory)
         if folder is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from accelerate.utils import gather_object  # type: ignore[import-untyped]
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import ModelConfig  # type: ignore[attr-defined]
@@ -23,7 +24,7 @@ from trainers.config import AgentConfig
 from trainers.config.options import MAX_TURN_TOKENS
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector, Row
-from trainers.engines.refill import draw_from, refill
+from trainers.engines.refill import draw_from, key_of, refill
 from trainers.engines.requests import RequestEngine
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
@@ -31,6 +32,7 @@ from trainers.engines.template_choice import read_template
 from trainers.engines.turns import TRLEngine
 from trainers.engines.vllm_backend import VLLMBackend, VLLMOptions, adapter_rank
 from trainers.engines.vllm_servers import ServerOptions, VLLMServers
+from trainers.engines.weights import check_whole
 from trainers.running import checkpoints
 from trainers.running.preflight import check_prompts
 from trainers.running.sharding import check_sharding, sharding_of, whole_weights
@@ -196,6 +198,8 @@ def start_backend(trainer: AgentTrainer) -> VLLMBackend | VLLMServers:
     args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
     # An adapter of sharded weights would have to be gathered by names that PEFT does not know.
     rank = 0 if sharding_of(trainer.accelerator) else adapter_rank(model)
+    if not rank:
+        check_whole(model)
     if args.vllm_mode == "server":
         urls = [url.strip() for url in str(args.vllm_server_base_url).split(",")]
         folder, patience = Path(args.output_dir or ".") / "weights_for_servers", args.vllm_server_timeout
@@ -246,12 +250,13 @@ def refill_batch(
     """Replaces this process's groups without signal, in place, and logs what all processes played for it."""
     args, accelerator = trainer.args, trainer.accelerator
     seed = hash((args.seed, trainer.batches, accelerator.process_index))
+    tasks, taken = cast("Sequence[Row]", trainer.train_dataset), gather_object([key_of(row) for row in rows])
     told = refill(
         rows,
         records,
         size=args.num_generations,
         rounds=args.refill_groups,
-        draw=draw_from(cast("Sequence[Row]", trainer.train_dataset), rows, seed=seed),
+        draw=draw_from(tasks, taken, seed=seed, part=(accelerator.process_index, accelerator.num_processes)),
         play=play,
     )
     every = accelerator.reduce(torch.tensor([told.played, told.replaced], device=accelerator.device, dtype=torch.float))

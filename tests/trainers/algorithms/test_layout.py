@@ -12,7 +12,14 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from torch.testing import assert_close
-from transformers import MistralConfig, MistralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    MistralConfig,
+    MistralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from trl.trainer.utils import add_fused_lm_head, split_tensor_dict
 
 from agent_r1_gym.errors import ConfigurationError
@@ -22,17 +29,15 @@ from tests.kit.scripted import make_causal_lm
 from trainers.algorithms.layout import (
     UNSCORED,
     Layout,
-    Segment,
-    exchange_attention,
-    lay_out,
     like_together,
+    may_regroup,
     packed_layout,
     regrouped,
     rows_layout,
     rows_per_pass,
     score_rows,
-    takes_segments,
 )
+from trainers.algorithms.segments import Segment, exchange_attention, lay_out, takes_segments
 
 PROMPT = 4
 SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -239,6 +244,22 @@ class TestLayouts:
                 assert batch["prompt_ids"].tolist() == prompts[batch["name"]].tolist()
                 assert (batch["share"], batch["nothing"]) == (0.5, None)
 
+    @pytest.mark.parametrize(
+        ("changes", "may"),
+        [
+            ({}, True),
+            ({"loss_type": "bnpo"}, False),
+            ({"entropy_coef": 0.1}, False),
+            ({"top_entropy_quantile": 0.5}, False),
+            ({"steps_per_generation": 3}, False),
+            ({"steps_per_generation": 1}, False),
+        ],
+    )
+    def test_when_micro_batches_may_be_put_together_anew(self, changes: dict[str, Any], may: bool) -> None:
+        options = {"loss_type": "dapo", "entropy_coef": 0.0, "top_entropy_quantile": 1.0, "steps_per_generation": 4}
+        args = SimpleNamespace(gradient_accumulation_steps=2, **{**options, **changes})
+        assert bool(may_regroup(args)) == may
+
     def test_passes(self) -> None:
         assert rows_per_pass(64, torch.device("cpu")) == 8
         assert rows_per_pass(3, torch.device("cpu")) == 3
@@ -246,6 +267,15 @@ class TestLayouts:
 
 
 class TestModels:
+    def test_a_layer_that_hands_nothing_on_is_laid_out_in_rows(self) -> None:
+        config = NemotronConfig(**SMALL, vocab_size=64, num_hidden_layers=1)
+        model = NemotronForCausalLM(config)
+        assert not takes_segments(model)
+        add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+        exchange_attention(model)
+        with pytest.raises(ConfigurationError, match=r"was not handed the segments .*update_layout=rows"):
+            scored_by(model, batch(contexts=False), packed=True, rows=12)
+
     def test_full_attention_takes_segments_and_with_an_adapter_too(self) -> None:
         assert takes_segments(make_causal_lm("qwen2"))
         assert takes_segments(get_peft_model(make_causal_lm(), LoraConfig(target_modules="all-linear")))

@@ -15,7 +15,7 @@ from agent_r1_gym.play.record import Trajectory
 from tests.kit.fixed import make_trajectory
 from tests.kit.say_env import register_say, save_model
 from tests.trainers.vllm.say import say_config
-from trainers.engines.refill import draw_from, has_signal, refill
+from trainers.engines.refill import draw_from, has_signal, key_of, refill
 
 TASKS = [{"task_index": index, "prompt": str(index)} for index in range(40)]
 
@@ -76,16 +76,26 @@ def test_a_batch_with_signal_everywhere_costs_nothing() -> None:
 
 def test_tasks_are_drawn_once_and_of_the_same_environment() -> None:
     rows = [{**row, "env": "ab"[index % 2]} for index, row in enumerate(TASKS)]
-    draw = draw_from(rows, rows[:10], seed=1)
+    taken = [key_of(row) for row in rows[:10]]
+    draw = draw_from(rows, taken, seed=1)
     drawn = [draw(rows[number]) for number in range(12)]
     assert [row["env"] for row in drawn] == ["a", "b"] * 6
     assert len({row["task_index"] for row in drawn}) == 12
     assert min(row["task_index"] for row in drawn) >= 10
-    again = draw_from(rows, rows[:10], seed=1)
+    again = draw_from(rows, taken, seed=1)
     assert [again(rows[number]) for number in range(12)] == drawn
-    other = draw_from(rows, rows[:10], seed=2)
+    other = draw_from(rows, taken, seed=2)
     assert [other(rows[number]) for number in range(12)] != drawn
-    assert draw_from(rows[:1], rows[:1], seed=1)(rows[0]) == rows[0]  # there is no other
+    assert draw_from(rows[:1], taken[:1], seed=1)(rows[0]) == rows[0]  # there is no other
+    rare = [{**row, "env": "rare" if index == 7 else "common"} for index, row in enumerate(TASKS)]
+    assert draw_from(rare, [], seed=1)({"env": "rare"}) == rare[7]
+
+
+def test_processes_draw_other_tasks() -> None:
+    own = [draw_from(TASKS, [], seed=rank, part=(rank, 2)) for rank in range(2)]
+    drawn = [{draw(TASKS[0])["task_index"] for _ in range(20)} for draw in own]
+    assert not drawn[0] & drawn[1]
+    assert len(drawn[0] | drawn[1]) == 40
 
 
 def trained(folder: Path, **changes: Any) -> Any:
@@ -146,6 +156,9 @@ def test_a_resumed_run_plays_the_same(tmp_path: Path) -> None:
         ({"per_device_train_batch_size": 6, "num_generations": 3, "generation_batch_size": 12}, None),
         ({"engine": "trl"}, "needs engine=cached or engine=vllm"),
         ({"num_generations": 1, "algorithm": "reinforce++"}, "replaces groups of num_generations=1"),
+        ({"algorithm": "ppo"}, "algorithm ppo learns from it all the same"),
+        ({"algorithm": "gigpo"}, "algorithm gigpo learns from it all the same"),
+        ({"turn_returns": True}, "turn_returns"),
     ],
 )
 def test_groups_have_to_be_whole(tmp_path: Path, changes: dict[str, Any], words: str | None) -> None:

@@ -20,7 +20,9 @@ from tests.kit.vllm_stub import STOP, StubVLLM, sampled
 from trainers.engines import vllm_servers
 from trainers.engines.requests import RequestEngine
 from trainers.engines.sampling import SamplingOptions
+from trainers.engines.vllm_backend import adapter_rank
 from trainers.engines.vllm_servers import ServerOptions, VLLMServers
+from trainers.engines.weights import check_whole
 
 OPTIONS = SamplingOptions(max_new_tokens=4, temperature=0.8, stop_token_ids=(STOP,))
 
@@ -64,6 +66,10 @@ def undisturbed(folder: Path, name: str) -> list[Any]:
         servers = fleet(folder, [stub])
         servers._answer = answer  # type: ignore[method-assign, assignment]
         return play(servers, episodes())
+
+
+def said(ids: list[int], logprobs: Any) -> dict[str, Any]:
+    return {"model": "x", "choices": [{"token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}]}
 
 
 class TestFleet:
@@ -158,6 +164,67 @@ class TestFleet:
             play(servers, [session])
             assert "answered 500" in session.lost[0]
 
+    @pytest.mark.parametrize(
+        "garbage",
+        [
+            "<html>",
+            {},
+            {"model": "x", "choices": []},
+            said([5], None),
+            said([], {"token_logprobs": []}),
+            said([5, 6], {"token_logprobs": [-1.0]}),
+            said([5], {"token_logprobs": [None]}),
+        ],
+    )
+    def test_garbage_is_a_fault_of_the_server_and_another_one_plays(self, tmp_path: Path, garbage: Any) -> None:
+        with StubVLLM() as broken, StubVLLM() as good:
+            servers = fleet(tmp_path, [broken, good])
+            servers.sync(adapted())
+            broken.garbage = garbage
+            sessions = episodes(6)
+            play(servers, sessions)
+            assert all(session.turns and not session.lost for session in sessions)
+        with StubVLLM() as alone:
+            servers = fleet(tmp_path / "alone", [alone])
+            servers.sync(adapted())
+            alone.garbage = garbage
+            session = episodes(1)[0]
+            play(servers, [session])
+            assert alone.url in session.lost[0]
+
+    def test_a_server_that_comes_up_during_a_sync_gets_the_new_weights(self, tmp_path: Path) -> None:
+        """It is about to load the old ones when these are removed: no reason to give up."""
+        with StubVLLM() as one, StubVLLM() as two:
+            servers, model = fleet(tmp_path, [one, two]), adapted()
+            servers.sync(model)
+            load, waits = servers._load, threading.Event()
+
+            def slow(server: Any, weights: Any) -> None:
+                if weights.name.endswith("-1"):
+                    waits.wait(10)
+                    raise ConfigurationError("no such folder")
+                load(server, weights)
+
+            servers._load = slow  # type: ignore[method-assign]
+            servers._leave(servers._servers[1], InfrastructureError("it was away"))
+            servers.sync(model)
+            waits.set()
+            wait_until(lambda: servers._servers[1].up)
+            assert servers.weights is not None
+            assert servers.weights.name in two.adapters
+            assert play(servers, episodes()) == undisturbed(tmp_path / "twin", servers.weights.name)
+
+    def test_patience_is_for_a_turn_and_not_for_each_attempt(self, tmp_path: Path) -> None:
+        with StubVLLM(seconds=30) as hanging:
+            servers = fleet(tmp_path, [hanging], patience=0.5)
+            servers.sync(adapted())
+            sessions = episodes(2)
+            start = time.monotonic()
+            play(servers, sessions)
+            waited = time.monotonic() - start
+        assert all(session.lost for session in sessions)
+        assert waited < 10  # attempts alone would be four times the second that each may take at least
+
     def test_a_refused_request_is_an_error_of_the_program(self, tmp_path: Path) -> None:
         with StubVLLM(failing=400) as stub:
             servers = fleet(tmp_path, [stub])
@@ -168,7 +235,7 @@ class TestFleet:
 
 class TestWeights:
     def test_whole_weights_are_written_merged(self, tmp_path: Path) -> None:
-        model = get_peft_model(make_model(), LoraConfig(r=4, use_dora=True, modules_to_save=["lm_head"]))
+        model = get_peft_model(make_model(tied=False), LoraConfig(r=4, use_dora=True, modules_to_save=["lm_head"]))
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.requires_grad:
@@ -184,6 +251,31 @@ class TestWeights:
         assert written.keys() <= merged.keys()
         assert merged.keys() - written.keys() <= {"lm_head.weight"}
         assert all(torch.allclose(value, merged[name], atol=1e-6) for name, value in written.items())
+
+    @pytest.mark.parametrize(
+        "option",
+        [
+            {"use_dora": True},
+            {"rank_pattern": {"q_proj": 4}},
+            {"alpha_pattern": {"q_proj": 64}},
+            {"init_lora_weights": "pissa"},
+            {"modules_to_save": ["norm"]},
+        ],
+    )
+    def test_an_adapter_that_is_more_than_one_rank_and_scale_is_merged(self, option: dict[str, Any]) -> None:
+        assert adapter_rank(get_peft_model(make_model(), LoraConfig(r=8, target_modules="all-linear", **option))) == 0
+        assert adapter_rank(adapted()) == 8
+        assert adapter_rank(make_model()) == 0
+
+    def test_what_cannot_be_merged_into_the_base_is_refused(self) -> None:
+        tied = get_peft_model(make_model(), LoraConfig(r=8, modules_to_save=["lm_head"]))
+        with pytest.raises(ConfigurationError, match="where the base model ties the two"):
+            check_whole(tied)
+        untied = get_peft_model(make_model(tied=False), LoraConfig(r=8, modules_to_save=["lm_head"]))
+        check_whole(untied)
+        tokens = get_peft_model(make_model(), LoraConfig(r=8, trainable_token_indices=[1]))
+        with pytest.raises(ConfigurationError, match="an adapter with trainable_token_indices: set engine=cached"):
+            check_whole(tokens)
 
     def test_processes_that_load_the_same_adapter_do_not_mind(self, tmp_path: Path) -> None:
         with StubVLLM() as stub:
