@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,17 @@ from trainers.train import build_trainer
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
 
+_TRAINERS: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    """Closes what is left: else its threads would ask for dead servers during the tests of others."""
+    yield
+    while _TRAINERS:
+        _TRAINERS.pop().backend.close()
+
+
 def trained(folder: Path, stub: StubVLLM, *, lora: bool = True, **changes: Any) -> Any:
     model = save_model(folder / "model")
     options = {"max_steps": 3, "per_device_train_batch_size": 8, "alarm_drift_above": math.inf, **changes}
@@ -29,6 +41,7 @@ def trained(folder: Path, stub: StubVLLM, *, lora: bool = True, **changes: Any) 
         tokenizer=AutoTokenizer.from_pretrained(model),
         peft_config=LoraConfig(r=8, target_modules="all-linear") if lora else None,
     )
+    _TRAINERS.append(trainer)
     trainer.train()
     return trainer
 

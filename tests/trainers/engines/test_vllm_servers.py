@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,23 @@ from trainers.engines.weights import check_whole
 OPTIONS = SamplingOptions(max_new_tokens=4, temperature=0.8, stop_token_ids=(STOP,))
 
 
+_FLEETS: list[VLLMServers] = []
+
+
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Closes all fleets in the end: else their threads would ask for dead servers during the tests of others."""
     monkeypatch.setattr(vllm_servers, "_PAUSE", 0.02)
+    yield
+    while _FLEETS:
+        _FLEETS.pop().close()
 
 
 def fleet(folder: Path, stubs: Sequence[StubVLLM], **settings: Any) -> VLLMServers:
     options = {"max_length": 60, "patience": 20.0, "adapter_rank": 8, **settings}
-    return VLLMServers(ServerOptions(urls=[stub.url for stub in stubs], folder=folder, **options))
+    made = VLLMServers(ServerOptions(urls=[stub.url for stub in stubs], folder=folder, **options))
+    _FLEETS.append(made)
+    return made
 
 
 def adapted() -> Any:
