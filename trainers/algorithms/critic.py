@@ -17,7 +17,7 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from agent_r1_gym.errors import ConfigurationError
-from trainers.algorithms.contexts import Contexts
+from trainers.algorithms.layout import UNSCORED, rows_layout
 from trainers.config import AgentConfig
 
 CHECKPOINT = "critic.pt"
@@ -220,13 +220,11 @@ class Critic:
         return (error * mask).sum() / 2, (clipped * mask).sum()
 
     def _forward(self, input_ids: Tensor, attention_mask: Tensor, length: int, numbers: Tensor | None) -> Tensor:
-        contexts = None if numbers is None or not numbers.any() else Contexts(input_ids, attention_mask, numbers)
-        if contexts is not None:
-            input_ids, attention_mask = contexts.input_ids, contexts.attention_mask
+        contexts = None if numbers is None else torch.nn.functional.pad(numbers, (input_ids.size(1) - length, 0))
+        layout = rows_layout(input_ids, attention_mask, torch.ones_like(input_ids, dtype=torch.bool), contexts)
         with self.accelerator.autocast():
-            logits = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
-        values: Tensor = logits[:, :-1, 0].float()
-        return values[:, -length:] if contexts is None else contexts.to_lines(values)
+            logits = self.model(**layout.inputs).logits
+        return layout.to_rows(logits[..., 0].float() * (layout.labels != UNSCORED))[:, -length:]
 
     def _sum_gradients(self) -> None:
         for parameter in self.parameters:

@@ -86,8 +86,8 @@ def score_rows(
     parts, aux = [], []
     for chunk in torch.split(order, rows):
         own = None if contexts is None else contexts[chunk]
-        make = packed_layout if packed else rows_layout
-        layout = make(input_ids[chunk], attention_mask[chunk], whole[chunk], own, input_ids.size(1) - width)
+        part = input_ids[chunk], attention_mask[chunk], whole[chunk], own
+        layout = packed_layout(*part, prompt=input_ids.size(1) - width) if packed else rows_layout(*part)
         logps, entropies, loss = score(layout)
         parts.append([layout.to_rows(numbers) for numbers in (logps, entropies) if numbers is not None])
         aux.append(loss)
@@ -174,9 +174,7 @@ def _sequences(real: Tensor, contexts: Tensor | None) -> tuple[Tensor, Tensor, T
     return sequence, column, lengths
 
 
-def rows_layout(
-    input_ids: Tensor, attention_mask: Tensor, scored: Tensor, contexts: Tensor | None, _prompt: int
-) -> Layout:
+def rows_layout(input_ids: Tensor, attention_mask: Tensor, scored: Tensor, contexts: Tensor | None) -> Layout:
     """Returns one sequence per context, padded at the right to the longest."""
     real = attention_mask.bool()
     sequence, column, lengths = _sequences(real, contexts)
@@ -189,7 +187,7 @@ def rows_layout(
 
 
 def packed_layout(
-    input_ids: Tensor, attention_mask: Tensor, scored: Tensor, contexts: Tensor | None, prompt: int
+    input_ids: Tensor, attention_mask: Tensor, scored: Tensor, contexts: Tensor | None, *, prompt: int
 ) -> Layout:
     """Returns all contexts in one line; a row whose prompt is that of the row before it uses that one's.
 

@@ -24,7 +24,7 @@ from tests.kit.scripted import STOPS, ScriptedSession, make_causal_lm
 from tests.kit.small_env import ANSWER, SmallEnv, call
 from tests.trainers.engines.test_collect import CHAT, EchoEnv, played
 from trainers.algorithms.batch import tokens_of
-from trainers.algorithms.contexts import Contexts, context_numbers
+from trainers.algorithms.contexts import context_numbers
 from trainers.algorithms.numbers import describe
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector
@@ -47,15 +47,6 @@ def windowed(env: type[SmallEnv] = SmallEnv, *, max_turns: int = 6) -> Any:
 
 
 class TestRows:
-    def test_rows_are_sequences_of_their_own(self) -> None:
-        ids = torch.tensor([[0, 2, 5, 21, 22, 31, 32, 33], [7, 8, 9, 41, 0, 0, 0, 0]])
-        numbers = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]])
-        rows = Contexts(ids, (ids > 0).long(), numbers)
-        assert rows.input_ids.tolist() == [[2, 5, 21, 22], [31, 32, 33, 0], [7, 8, 9, 41]]
-        assert rows.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]
-        laid = rows.to_lines(rows.input_ids[:, 1:])
-        assert laid.tolist() == [[21, 22, 0, 32, 33], [41, 0, 0, 0, 0]]
-
     def test_numbers_of_rows(self) -> None:
         numbers = context_numbers([tokens_of(TWO_ROWS), tokens_of(multi_turn_batch()[0])], width=10)
         assert numbers is not None

@@ -183,7 +183,7 @@ class TestLayouts:
     SCORED = torch.tensor([[0, 0, 0, 1, 0, 1], [0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 0, 0]]).bool()
 
     def test_packed_by_hand(self) -> None:
-        layout = packed_layout(self.IDS, self.MASK, self.SCORED, None, 3)
+        layout = packed_layout(self.IDS, self.MASK, self.SCORED, None, prompt=3)
         assert layout.inputs["input_ids"].tolist() == [[7, 8, 9, 10, 11, 8, 12, 13, 5, 6, 7, 14]]
         assert layout.inputs["position_ids"].tolist() == [[0, 1, 2, 3, 4, 1, 2, 3, 0, 1, 2, 3]]
         assert layout.inputs["segments"] == (Segment(0, 5), Segment(5, 8, 0, 1), Segment(8, 12))
@@ -194,7 +194,7 @@ class TestLayouts:
 
     def test_packed_contexts_by_hand(self) -> None:
         contexts = torch.tensor([[0, 0, 0, 0, 1, 1], [0] * 6, [0] * 6])
-        layout = packed_layout(self.IDS, self.MASK, self.SCORED, contexts, 3)
+        layout = packed_layout(self.IDS, self.MASK, self.SCORED, contexts, prompt=3)
         assert layout.inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1, 1, 2, 3, 0, 1, 2, 3]]
         # The second row goes on from the prompt of the first, which stands in that one's first context.
         assert layout.inputs["segments"] == (
@@ -203,7 +203,7 @@ class TestLayouts:
         )
 
     def test_rows_by_hand(self) -> None:
-        layout = rows_layout(self.IDS, self.MASK, self.SCORED, None, 3)
+        layout = rows_layout(self.IDS, self.MASK, self.SCORED, None)
         assert layout.inputs["input_ids"].tolist() == [[7, 8, 9, 10, 11], [7, 8, 12, 13, 0], [5, 6, 7, 14, 0]]
         assert layout.inputs["attention_mask"].tolist() == [[1] * 5, [1, 1, 1, 1, 0], [1, 1, 1, 1, 0]]
         none = UNSCORED
@@ -212,6 +212,17 @@ class TestLayouts:
             [none, 12, 13, none, none],
             [none, none, 14, none, none],
         ]
+
+    def test_contexts_are_rows_of_their_own(self) -> None:
+        ids = torch.tensor([[0, 2, 5, 21, 22, 31, 32, 33], [7, 8, 9, 41, 0, 0, 0, 0]])
+        contexts = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1], [0] * 8])
+        layout = rows_layout(ids, (ids > 0).long(), torch.ones_like(ids, dtype=torch.bool), contexts)
+        assert layout.inputs["input_ids"].tolist() == [[2, 5, 21, 22], [31, 32, 33, 0], [7, 8, 9, 41]]
+        assert layout.inputs["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]
+        none = UNSCORED
+        assert layout.labels.tolist() == [[5, 21, 22, none], [32, 33, none, none], [8, 9, 41, none]]
+        laid = layout.to_rows(layout.labels)
+        assert laid.tolist() == [[0, 0, 5, 21, 22, none, 32, 33], [0, 8, 9, 41, none, 0, 0, 0]]
 
     def test_like_rows_stand_together(self) -> None:
         prompts = torch.tensor([[0, 1], [2, 1], [0, 1], [2, 1]])
