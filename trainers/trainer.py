@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from trainers.algorithms.registry import estimate
 from trainers.algorithms.segments import lay_out
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
+from trainers.engines.requests import TrainedBackend
 from trainers.running import checkpoints
 from trainers.running.alarms import CollapseAlarm
 from trainers.running.preflight import check_size, warn_of_truncation
@@ -130,7 +131,7 @@ class AgentTrainer(ResumableTrainer):
             self.critic = Critic(value_model, args, accelerator=self.accelerator)
         self._rows: list[Row] = []  # that TRL is having rolled out
         self.batch: Batch | None = None  # of the latest rollouts of this process
-        self.backend: Any = None  # with weights of its own, see `roll_out_by`
+        self.backend: TrainedBackend | None = None  # see `roll_out_by`
         self.rollout_seconds = 0.0  # in which the rollouts of training were played
         # Of the lines that TRL is scoring, a part of the batch: its method gets token ids only.
         self._context_numbers: Tensor | None = None
@@ -139,14 +140,14 @@ class AgentTrainer(ResumableTrainer):
         self.packed = lay_out(args.update_layout, self.model, self.ref_model)
         self.evaluated = 0
 
-    def roll_out_by(self, backend: Any) -> None:
+    def roll_out_by(self, backend: TrainedBackend) -> None:
         """Has rollouts sampled by a backend with weights of its own, which follow this trainer's.
 
         TRL then weighs each rollout by how far the backend's log-probs are from the trainer's
         (`vllm_importance_sampling_correction`).
 
         Args:
-            backend: has `sync(model)`, called before the first rollouts after each update.
+            backend: gets the weights before the first rollouts after each update. Whoever made it closes it.
         """
 
         def sync() -> None:
@@ -364,7 +365,7 @@ class AgentTrainer(ResumableTrainer):
         if every and self.batches % every == 0 and main:
             rollouts = zip(batch.records, batch.rows, batch.loss_masks, advantages, strict=True)
             lines = [
-                trace_line(record, _title(row), mask, credit, trl_seams.tokenizer_of(self))
+                trace_line(record, row, mask, credit, trl_seams.tokenizer_of(self))
                 for record, row, mask, credit in itertools.islice(rollouts, self.args.trace_episodes)
             ]
             write_traces(Path(self.args.output_dir or "."), lines, step=self.state.global_step, batch=self.batches)
@@ -386,12 +387,6 @@ class AgentTrainer(ResumableTrainer):
 def episode_return(episode_return: list[float | None], **_columns: Any) -> list[float | None]:
     """TRL's reward function: the sum of each trajectory's rewards, None where a backend failed."""
     return episode_return
-
-
-def _title(row: Mapping[str, Any]) -> str:
-    """Returns the text of a row's prompt, of its last message if it is a conversation."""
-    prompt = row.get("prompt", "")
-    return str(prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt)
 
 
 def _model_inputs(output: dict[str, Any]) -> tuple[Tensor, Tensor]:

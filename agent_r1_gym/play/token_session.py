@@ -274,3 +274,20 @@ class TokenSession(Session):
 def longest_context(session: Any, most: int) -> int:
     """Returns the maximum number of tokens of a session's context in an engine that takes at most `most`."""
     return min(most, getattr(session, "max_length", most))
+
+
+def end_full(session: Any, longest: int) -> None:
+    """Tells a session that its context leaves no room for another turn, which ends it.
+
+    Args:
+        session: a `TokenSession`.
+        longest: of `longest_context`.
+
+    Raises:
+        ConfigurationError: it goes on all the same.
+    """
+    if session.finish_turn([], [], False) is not None:
+        raise ConfigurationError(
+            f"A session goes on although its context has reached max_length={longest}: finish_turn must return None "
+            "after a turn without tokens."
+        )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.play.engine import NOT_YET, POLL
-from agent_r1_gym.play.token_session import NewContext, Reply, TokenSession, longest_context
+from agent_r1_gym.play.token_session import NewContext, Reply, TokenSession, end_full, longest_context
 from trainers.engines.sampling import SamplingOptions
 
 
@@ -57,6 +57,19 @@ class Backend(Protocol):
 
     def drop(self) -> None:
         """Drops all requests that are not answered."""
+
+
+class TrainedBackend(Backend, Protocol):
+    """A backend beside a trainer, with weights of its own that follow the trainer's."""
+
+    def sync(self, model: Any) -> None:
+        """Takes over the weights of the trainer's unwrapped model, whole in this process; all processes call it."""
+
+    def awake(self) -> AbstractContextManager[None]:
+        """Returns a context in which requests are answered; between two of them the backend may free memory."""
+
+    def close(self) -> None:
+        """Frees what it holds; nothing is asked of it afterwards."""
 
 
 @dataclass(slots=True, eq=False)
@@ -158,11 +171,7 @@ class _Play:
         longest = longest_context(episode.session, self.engine.max_length)
         room = longest - len(episode.context)
         if room <= 0:
-            if episode.session.finish_turn([], [], False) is not None:
-                raise ConfigurationError(
-                    f"A session goes on although its context has reached max_length={longest}: finish_turn must "
-                    "return None after a turn without tokens."
-                )
+            end_full(episode.session, longest)
             self.live -= 1
             return
         budget, seed = min(room, episode.options.max_new_tokens), episode.stream.getrandbits(62)

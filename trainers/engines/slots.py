@@ -14,7 +14,7 @@ from torch import Tensor
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.engine import NOT_YET, POLL
-from agent_r1_gym.play.token_session import Answer, NewContext, TokenSession, longest_context
+from agent_r1_gym.play.token_session import Answer, NewContext, TokenSession, end_full, longest_context
 from trainers.algorithms.segments import SEGMENTS
 from trainers.engines.cache import SlotCache, slots_of
 from trainers.engines.sampling import SamplingOptions, sample
@@ -33,7 +33,6 @@ class _Slot:
     pending: list[int]
     length: int = 0
     budget: int = 0
-    full: bool = False
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     future: Future[Answer] | None = None
@@ -188,22 +187,18 @@ class _Play:
             self.owners[slot.place] = None
             return
         longest = longest_context(slot.session, self.engine.max_length)
-        if slot.full:
-            raise ConfigurationError(
-                f"Session {slot.number} goes on although its context has reached max_length={longest}: finish_turn "
-                "must return None after a turn without tokens."
-            )
         if isinstance(answer, NewContext):  # keeps of the cache what both contexts begin with
             slot.length = answer.shared(slot.prompt[: slot.length])
             slot.prompt, slot.pending, answer = tuple(answer.ids), [], answer.ids[slot.length :]
         slot.pending += answer
         room = longest - slot.length - len(slot.pending)
-        slot.budget = min(room, self.engine.options.max_new_tokens)
+        slot.budget = min(room, slot.options.max_new_tokens)
         if room > 0:
             self.waiting.append(slot)
-        else:
-            slot.full = True
-            self._finish_turn(slot, stopped=False)
+            return
+        with _named(slot):
+            end_full(slot.session, longest)
+        self.owners[slot.place] = None
 
     def _finish_turn(self, slot: _Slot, *, stopped: bool) -> None:
         ids, logprobs = slot.ids, slot.logprobs

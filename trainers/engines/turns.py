@@ -14,7 +14,7 @@ from typing import Any
 from accelerate.utils import gather_object  # type: ignore[import-untyped]
 
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.play.token_session import NewContext, TokenSession, longest_context
+from agent_r1_gym.play.token_session import NewContext, TokenSession, end_full, longest_context
 from trainers import trl_seams
 
 Turn = tuple[list[int], list[float]]
@@ -65,14 +65,11 @@ class TurnEngine(ABC):
         replies = []
         for session, context in live:
             room = self._room(session, context)
-            ids, logprobs, stopped = self._cut(*next(turns), room) if room > 0 else ([], [], False)
+            if room <= 0:
+                end_full(session, longest_context(session, self.max_length))
+                continue
+            ids, logprobs, stopped = self._cut(*next(turns), room)
             reply = session.finish_turn(ids, logprobs, stopped)
-            if room <= 0 and reply is not None:
-                raise ConfigurationError(
-                    f"A session goes on although its context has reached max_length="
-                    f"{longest_context(session, self.max_length)}: finish_turn must return None after a turn without "
-                    "tokens."
-                )
             replies.append((session, context + ids, reply))
         answers = ((s, c, reply.result() if isinstance(reply, Future) else reply) for s, c, reply in replies)
         return [

@@ -53,7 +53,6 @@ class VLLMBackend:
 
     Args:
         options: see `VLLMOptions`.
-        folder: where adapters are handed over; None: a temporary one.
 
     Attributes:
         version: number of the latest weights; 0: those that vLLM has loaded itself.
@@ -64,11 +63,11 @@ class VLLMBackend:
         ConfigurationError: vLLM is not installed, or does not start.
     """
 
-    def __init__(self, options: VLLMOptions, *, folder: Path | None = None) -> None:
+    def __init__(self, options: VLLMOptions) -> None:
         self.options, self.version = options, 0
         self.prompt_tokens = self.cached_tokens = 0
         self._llm = _start(options)
-        self._scratch = tempfile.TemporaryDirectory(prefix="agent-r1-adapters-", dir=folder)
+        self._scratch = tempfile.TemporaryDirectory(prefix="agent-r1-adapters-")
         self._adapter: Any = None
         self._asleep = False
         self._names = itertools.count()

@@ -58,6 +58,16 @@ class Server:
             raise InfrastructureError(f"{self.url}/v1/models says nothing of models: {answer!s:.200}")
         return cards
 
+    def weight_version(self) -> str | None:
+        """Returns which whole weights it says that it has, None where it does not tell.
+
+        Raises:
+            InfrastructureError: it cannot be reached, or does not answer in time.
+        """
+        status, answer = self.ask("GET", "/weight_info", timeout=30.0)
+        version = answer.get("weight_version") if status == 200 and isinstance(answer, dict) else None
+        return version if isinstance(version, str) else None
+
     def close(self) -> None:
         """Closes its connections."""
         self._http.close()

@@ -8,6 +8,7 @@ run and stands in the answer; whole weights have a version that is asked for aft
 from __future__ import annotations
 
 import functools
+import logging
 import shutil
 import threading
 import time
@@ -28,6 +29,8 @@ from agent_r1_gym.support.threads import start_call
 from trainers.engines.requests import SampledTurn, TurnRequest
 from trainers.engines.vllm_server import Server, likeliest, turn_of
 from trainers.engines.weights import save_adapter, whole_parameters
+
+logger = logging.getLogger(__name__)
 
 _PREFIX = "agent-r1-"
 """How the names of weights begin."""
@@ -161,13 +164,13 @@ class VLLMServers:
                 f"{server.url} takes contexts of {room} tokens, but max_prompt_length + max_completion_length = "
                 f"{self.options.max_length}: start it with --max-model-len {self.options.max_length}."
             )
-        status, told = server.ask("GET", "/weight_info", timeout=30.0)
-        if self.options.adapter_rank and status == 200 and told["weight_version"].startswith(_PREFIX):
+        version = server.weight_version()
+        if self.options.adapter_rank and (version or "").startswith(_PREFIX):
             raise ConfigurationError(
-                f"{server.url} still has the whole weights of another run ({told['weight_version']}), to which no "
-                "adapter of this one fits: start it again."
+                f"{server.url} still has the whole weights of another run ({version}), to which no adapter of this one "
+                "fits: start it again."
             )
-        if not self.options.adapter_rank and status != 200:
+        if not self.options.adapter_rank and version is None:
             raise ConfigurationError(
                 f"{server.url} takes no whole weights: start it with VLLM_SERVER_DEV_MODE=1 (on a network that you "
                 "trust: it lets everybody change the server), or train an adapter (use_peft)."
@@ -226,7 +229,7 @@ class VLLMServers:
         """Returns whether whole weights are those of the latest sync; of adapters the answer itself tells."""
         if self.options.adapter_rank or self.weights is None:
             return True
-        return bool(server.must("GET", "/weight_info", timeout=30.0)["weight_version"] == self.weights.name)
+        return server.weight_version() == self.weights.name
 
     def _take(self, batch: int, deadline: float) -> Server:
         """Returns the least busy server that is up; waits where none is."""
@@ -253,6 +256,7 @@ class VLLMServers:
             if not server.up:
                 return
             server.up = False
+        logger.warning("%s is left alone until it is up again: %s", server.url, error)
         start_call(functools.partial(self._revive, server))
 
     def _revive(self, server: Server) -> None:

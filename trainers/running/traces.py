@@ -33,14 +33,20 @@ def write_traces(folder: Path, lines: Iterable[Mapping[str, Any]], *, step: int,
             file.write(json_line({"step": step, "batch": batch, "rollout": number, **line}))
 
 
+def _title(row: Mapping[str, Any]) -> str:
+    """Returns the text of a row's prompt, of its last message if it is a conversation."""
+    prompt = row.get("prompt", "")
+    return str(prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt)
+
+
 def trace_line(
-    record: Trajectory, title: str, loss_mask: Sequence[int], advantages: Tensor, tokenizer: Any
+    record: Trajectory, row: Mapping[str, Any], loss_mask: Sequence[int], advantages: Tensor, tokenizer: Any
 ) -> dict[str, Any]:
     """Returns one rollout as a line of the file holds it, but for what its batch knows.
 
     Args:
         record: the rollout.
-        title: what it was played for.
+        row: what it was played for; has a `prompt`.
         loss_mask: 1 for each token after the prompt that the loss sees.
         advantages: (T,), at least as long as the rollout.
         tokenizer: the model's.
@@ -52,7 +58,7 @@ def trace_line(
     mask = list(loss_mask[:length])
     credit = zip(advantages[:length].tolist(), mask, strict=True)
     return {
-        "title": title,
+        "title": _title(row),
         "prompt": decode(list(tokens.prompt_ids)),
         "pieces": text_pieces(decode, tokens.completion_ids),
         "loss_mask": mask,

@@ -25,7 +25,7 @@ from trainers.config.options import MAX_TURN_TOKENS
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector, Row
 from trainers.engines.refill import draw_from, key_of, refill
-from trainers.engines.requests import RequestEngine
+from trainers.engines.requests import RequestEngine, TrainedBackend
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
 from trainers.engines.template_choice import read_template
@@ -188,7 +188,7 @@ def slots_of(args: AgentConfig, rows: int) -> int:
     return min(rows, args.rollout_slots or (_MOST_IN_FLIGHT if args.engine == "vllm" else MOST_SLOTS))
 
 
-def start_backend(trainer: AgentTrainer) -> VLLMBackend | VLLMServers:
+def start_backend(trainer: AgentTrainer) -> TrainedBackend:
     """Starts the vLLM that `args` describe, beside the trainer, or finds its servers.
 
     Raises:
@@ -219,22 +219,17 @@ def start_backend(trainer: AgentTrainer) -> VLLMBackend | VLLMServers:
         adapter_rank=rank,
         sleep=args.vllm_enable_sleep_mode,
         seed=args.seed,
-        **_source_options(args),
+        trust_remote_code=bool(args.trust_remote_code),
+        revision=(args.model_init_kwargs or {}).get("revision") or "main",  # type: ignore[union-attr]  # no longer text
     )
     with checkpoints.seeded(args.seed):  # in this process vLLM seeds the global generators
         return VLLMBackend(options)
 
 
-def _source_options(args: AgentConfig) -> dict[str, Any]:
-    given = args.model_init_kwargs if isinstance(args.model_init_kwargs, dict) else {}
-    return {name: given[name] for name in ("revision", "trust_remote_code") if given.get(name) is not None}
-
-
 def ready_to_play(trainer: AgentTrainer) -> AbstractContextManager[None]:
     """Returns a context in which the engine of `engine_of` can play: its weights are whole, and awake."""
     if trainer.backend is not None:
-        awake: AbstractContextManager[None] = trainer.backend.awake()
-        return awake
+        return trainer.backend.awake()
     return whole_weights(trainer) if trainer.args.engine == "cached" else nullcontext()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 from accelerate.utils import set_seed  # type: ignore[import-untyped]
@@ -12,6 +13,7 @@ from trl import get_peft_config, get_quantization_config  # type: ignore[attr-de
 
 from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.support.terminal import say
+from trainers.engines.requests import TrainedBackend
 from trainers.running.checkpoints import check_unused, to_resume
 from trainers.running.command_line import read_options
 from trainers.running.memory import ModelShape, Setup, describe, estimate
@@ -65,7 +67,7 @@ def train(words: Sequence[str]) -> None:
     if trainer.accelerator.is_main_process:
         say(_first_screen(trainer, name))
         trainer.add_callback(Speaker(trainer))
-    with SignalStop(trainer.accelerator) as stop:
+    with SignalStop(trainer.accelerator) as stop, _closed(trainer.backend):
         trainer.add_callback(stop)
         trainer.train(resume_from_checkpoint=checkpoint)
     if stop.stopped is not None:
@@ -82,6 +84,16 @@ def train(words: Sequence[str]) -> None:
         )
     if trainer.accelerator.is_main_process and trainer.card is not None:
         say(f"trained; {closing(args.output_dir, trainer.card)}")
+
+
+@contextmanager
+def _closed(backend: TrainedBackend | None) -> Iterator[None]:
+    """Closes what sampled the rollouts, however they ended: servers give the last weights back."""
+    try:
+        yield
+    finally:
+        if backend is not None:
+            backend.close()
 
 
 def _first_screen(trainer: AgentTrainer, model: str) -> str:
@@ -105,7 +117,7 @@ def _memory(trainer: AgentTrainer, parameters: tuple[int, int]) -> str:
     config = model.config.get_text_config()
     trained, whole = parameters
     shape = ModelShape.of(config, whole - trained if adapter is not None else whole)
-    if shape is None or getattr(model, "is_quantized", False):
+    if shape is None or getattr(model, "is_quantized", False) or args.engine == "vllm":  # vLLM keeps a cache of its own
         return ""
     length = min(
         args.max_prompt_length + args.max_completion_length, getattr(config, "max_position_embeddings", sys.maxsize)

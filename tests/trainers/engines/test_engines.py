@@ -115,6 +115,14 @@ class TestAgreement:
         slot_engine(model).run(arriving())
         assert tokens(sessions) == tokens(expected)
 
+    def test_a_session_samples_as_it_says_itself(self) -> None:
+        brief, other = ScriptedSession([9] * 4, [[10]]), ScriptedSession([9] * 4, [[10]])
+        brief.sampling = {"max_new_tokens": 1}  # type: ignore[attr-defined]
+        options = SamplingOptions(max_new_tokens=3, temperature=0)
+        slot_engine(make_causal_lm(), options).run([brief, other])
+        assert [len(ids) for ids in brief.tokens] == [1, 1]
+        assert [len(ids) for ids in other.tokens] == [3, 3]
+
     def test_a_session_that_is_cancelled_ends_within_a_token(self) -> None:
         left, stays = make_sessions(2, seed=3)
         left.cancelled = True  # type: ignore[attr-defined]

@@ -61,7 +61,7 @@ def test_a_character_that_never_ends_is_kept() -> None:
 def test_a_row_says_what_the_loss_sees() -> None:
     trajectory = make_trajectory([2, 5], [([12, 8], 0.25, [7]), ([14], 1.0, [])], rewritten=[0])
     advantages = torch.tensor([0.5, 0.5, 9.0, -1.0, 0.0, 0.0])
-    row = trace_line(trajectory, "say red", tokens_of(trajectory).loss_mask, advantages, make_tokenizer())
+    row = trace_line(trajectory, {"prompt": "say red"}, tokens_of(trajectory).loss_mask, advantages, make_tokenizer())
     assert row["title"] == "say red"
     assert row["prompt"].split() == ["<|im_start|>", "user"]
     assert [piece.strip() for piece in row["pieces"]] == ["call", "red", "tool", "answer"]
@@ -74,7 +74,7 @@ def test_a_row_says_what_the_loss_sees() -> None:
 def test_log_probs_that_nobody_reported_are_null() -> None:
     trajectory = make_trajectory([2], [([12], 0.0, [])])
     trajectory = replace(trajectory, tokens=replace(tokens_of(trajectory), logprobs=(float("nan"),)))
-    row = trace_line(trajectory, "", [1], torch.zeros(1), make_tokenizer())
+    row = trace_line(trajectory, {}, [1], torch.zeros(1), make_tokenizer())
     assert row["record"]["tokens"]["logprobs"] == [None] and json.dumps(row, allow_nan=False)
 
 
