@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object  # type: ignore[import-untyped]
 from torch import Tensor
 from transformers.trainer_callback import ProgressCallback
 
@@ -20,7 +19,6 @@ from agent_r1_gym.play.record import Trajectory
 from trainers import trl_seams
 from trainers.algorithms.advantages import check_options
 from trainers.algorithms.batch import (
-    PADDING,
     Batch,
     check_trajectories,
     credit_options,
@@ -33,6 +31,7 @@ from trainers.algorithms.layout import Layout, may_regroup, regrouped, rows_per_
 from trainers.algorithms.numbers import Told, credit_numbers, rollout_numbers
 from trainers.algorithms.registry import estimate
 from trainers.algorithms.segments import lay_out
+from trainers.algorithms.world import world_of
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.requests import TrainedBackend
@@ -129,6 +128,7 @@ class AgentTrainer(ResumableTrainer):
             self.add_callback(RolloutProgress(args.algorithm))
         if value_model is not None:
             self.critic = Critic(value_model, args, accelerator=self.accelerator)
+        self.world = world_of(self.accelerator)
         self._rows: list[Row] = []  # that TRL is having rolled out
         self.batch: Batch | None = None  # of the latest rollouts of this process
         self.backend: TrainedBackend | None = None  # see `roll_out_by`
@@ -182,20 +182,20 @@ class AgentTrainer(ResumableTrainer):
             self.evaluated += 1
             return output
         logps = self._logps_of(output)
-        everywhere = self._credit_inputs(batch, output, logps)
-        credit = estimate(self.args.preset.estimator, everywhere, self.credit_options)
-        output["advantages"] = self._own(credit.advantages, output)
+        rollouts = self._credit_inputs(batch, output, logps)
+        credit = estimate(self.args.preset.estimator, rollouts, self.credit_options)
+        output["advantages"] = credit.advantages
         if self.loss_type in MEANS_OVER_ROLLOUTS:
-            output["valid_share"] = torch.tensor(valid_share(everywhere))
+            output["valid_share"] = torch.tensor(valid_share(rollouts))
         self._log_rollouts(batch)
-        mixture = [] if everywhere.environments is None else [member.name for member in self.args.environments]
-        for env, name, number in credit_numbers(everywhere, credit, mixture):
+        mixture = [] if rollouts.environments is None else [member.name for member in self.args.environments]
+        for env, name, number in credit_numbers(rollouts, credit, mixture):
             self._log(name if env is None else f"rollout/{env}/{name}", number)
-        trl_seams.set_logged_advantages(self, mean_advantages(everywhere, credit).tolist())
+        trl_seams.set_logged_advantages(self, self.world.gather(mean_advantages(rollouts, credit)).tolist())
         self._check_drift(batch, output, logps)
         self._write_traces(batch, output["advantages"])
         if self.critic is not None:
-            self._fit_critic(self.critic, output, everywhere, credit)
+            self._fit_critic(self.critic, output, rollouts, credit)
         self.batches += 1
         return output
 
@@ -266,7 +266,7 @@ class AgentTrainer(ResumableTrainer):
         )
 
     def _credit_inputs(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> CreditInputs:
-        """Returns the rollouts of all processes, padded to one shape, in the order in which TRL groups them."""
+        """Returns this process's rollouts, in groups as TRL makes them over all processes."""
         fields = dict(batch.credit)
         if self._kl_in_reward():
             assert logps is not None
@@ -277,9 +277,9 @@ class AgentTrainer(ResumableTrainer):
         if self.critic is not None:
             width, numbers = output["completion_ids"].size(1), batch.context_numbers
             fields["values"] = self.critic.values(*_model_inputs(output), length=width, context_numbers=numbers)
-        everywhere = {name: self._gather(local, pad=PADDING.get(name, 0)) for name, local in fields.items()}
-        groups = torch.arange(len(everywhere["valid"]), device=self.accelerator.device) // self.num_generations
-        return CreditInputs(groups=groups, **everywhere)
+        place = self.world.place(len(batch.records))
+        lines = torch.arange(place.start, place.stop, device=self.accelerator.device)
+        return CreditInputs(groups=lines // self.num_generations, world=self.world, **fields)
 
     def _kl_in_reward(self) -> bool:
         return self.args.kl_placement == "reward" and self.args.beta > 0
@@ -300,30 +300,13 @@ class AgentTrainer(ResumableTrainer):
                 )[0]
         return logps
 
-    def _fit_critic(self, critic: Critic, output: dict[str, Any], everywhere: CreditInputs, credit: Credit) -> None:
-        assert everywhere.values is not None
+    def _fit_critic(self, critic: Critic, output: dict[str, Any], rollouts: CreditInputs, credit: Credit) -> None:
+        assert rollouts.values is not None
         assert credit.returns is not None
-        tensors = credit.credited, credit.returns, everywhere.values
-        mask, returns, values = (self._own(tensor, output) for tensor in tensors)
-        batch = ValueBatch(*_model_inputs(output), mask, returns, values, output.get("context_numbers"))
+        targets = credit.credited, credit.returns, rollouts.values
+        batch = ValueBatch(*_model_inputs(output), *targets, output.get("context_numbers"))
         for name, number in critic.fit(batch).items():
             self._log(f"critic/{name}", number)
-
-    def _gather(self, tensor: Tensor, *, pad: int = 0) -> Tensor:
-        """Returns the lines of all processes; shorter ones are padded at the right."""
-        numbers = tensor.to(self.accelerator.device)
-        if tensor.dtype == torch.bool:  # padding would make integers of them, on the shorter processes only
-            numbers = numbers.to(torch.uint8)
-        if tensor.dim() > 1:
-            numbers = self.accelerator.pad_across_processes(numbers, dim=1, pad_index=pad)
-        gathered: Tensor = self.accelerator.gather(numbers)
-        return gathered.to(tensor.dtype)
-
-    def _own(self, tensor: Tensor, output: dict[str, Any]) -> Tensor:
-        """Returns this process's lines of a gathered (B, T) tensor, as wide as its own completions."""
-        size, width = output["completion_ids"].shape
-        start = size * self.accelerator.process_index
-        return tensor[start : start + size, :width]
 
     def _log(self, name: str, value: float) -> None:
         trl_seams.metrics_of(self)[name].append(value)
@@ -331,7 +314,8 @@ class AgentTrainer(ResumableTrainer):
     def _log_rollouts(self, batch: Batch) -> None:
         """Logs what the rollouts of all processes bring."""
         own = [Told.of(record, row) for record, row in zip(batch.records, batch.rows, strict=True)]
-        for env, name, number in rollout_numbers(gather_object(own)):
+        everyone = itertools.chain.from_iterable(self.world.everyone(own))
+        for env, name, number in rollout_numbers(list(everyone)):
             # TRL and its loggers make eval/ENV/... of what evaluations bring.
             group = ["rollout"] if env is None or self.model.training else []
             self._log("/".join([*group, *([env] if env else []), name]), number)
@@ -347,7 +331,7 @@ class AgentTrainer(ResumableTrainer):
             return
         known = batch.sampled & ~sampling.isnan()
         drift = torch.where(known, (logps - sampling).abs(), 0.0)
-        mean, largest = self._mean(drift, known), self._gather(drift).max().item()
+        mean, largest = self._mean(drift, known), self.world.largest(drift.max().item())
         self._log("sampling/logprob_drift_mean", mean)
         self._log("sampling/logprob_drift_max", largest)
         most = self.args.alarm_drift_above
@@ -371,10 +355,8 @@ class AgentTrainer(ResumableTrainer):
             write_traces(Path(self.args.output_dir or "."), lines, step=self.state.global_step, batch=self.batches)
 
     def _mean(self, numbers: Tensor, mask: Tensor) -> float:
-        """Returns the mean of (B, T) numbers, 0 outside `mask`, over the tokens in the masks of all processes."""
-        sums = torch.stack([numbers.sum(), mask.sum().to(numbers)])
-        total, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
-        return float(total / max(tokens, 1.0))
+        """Returns the mean of (B, T) numbers over the tokens in the masks of all processes."""
+        return self.world.moments(numbers[mask]).mean
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
         """Evaluates as the base class does, always with the same random numbers, none of which training uses."""

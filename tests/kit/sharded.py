@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,10 +15,10 @@ from torch.testing import assert_close
 
 from agent_r1_gym.errors import ConfigurationError
 from tests.kit.scripted import STOPS, make_causal_lm, make_sessions
+from trainers.algorithms.world import world_of
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
 from trainers.running.sharding import unsharded
-from trainers.trainer import AgentTrainer
 
 
 def play(model: torch.nn.Module, count: int) -> list[list[list[int]]]:
@@ -59,13 +58,13 @@ def decodes_with_sharded_weights(rank: int) -> None:
 
 
 def gathers_rows_of_unequal_width(rank: int) -> None:
-    trainer = SimpleNamespace(accelerator=Accelerator(cpu=True))
+    world = world_of(Accelerator(cpu=True))
     local = torch.ones(1, 2 + rank, dtype=torch.bool)
-    gathered = AgentTrainer._gather(trainer, local)
+    gathered = world.gather(local)
     assert gathered.dtype == torch.bool
     assert gathered.tolist() == [[True, True, False], [True, True, True]]
-    numbers = AgentTrainer._gather(trainer, local.long(), pad=-1)
-    assert numbers.tolist() == [[1, 1, -1], [1, 1, 1]]
+    assert world.gather(local.long(), pad=-1).tolist() == [[1, 1, -1], [1, 1, 1]]
+    assert world.place(1) == slice(rank, rank + 1)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@ Trajectories left out (`CreditInputs.valid`) are in no mean and no deviation: th
 
 from __future__ import annotations
 
+import functools
+import math
+
 import torch
 from torch import Tensor
 
@@ -17,6 +20,7 @@ from trainers.algorithms.registry import ESTIMATORS as ESTIMATORS
 from trainers.algorithms.registry import check_options as check_options
 from trainers.algorithms.registry import register_algorithm as register_algorithm
 from trainers.algorithms.registry import register_estimator
+from trainers.algorithms.world import ALONE, World
 
 GROUP_EPS = 1e-4
 """Added to standard deviations of returns, as in TRL."""
@@ -95,10 +99,9 @@ def gigpo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     returns = rewards_to_go(episodes.rewards, episodes.turn_mask, options.gamma)
 
     keys = torch.stack([episodes.groups[:, None].expand_as(states), states], dim=-1).reshape(-1, 2)
-    anchors = torch.unique(keys, dim=0, return_inverse=True)[1]
-    known = (states >= 0).flatten()
-    steps = _relative(returns.reshape(-1, 1), anchors, known, scale).view_as(returns)
-    episode = _relative(totals, episodes.groups, episodes.counted, scale)
+    anchors, known = episodes.world.numbered(keys), (states >= 0).flatten()
+    steps = _relative(episodes, returns.reshape(-1, 1), anchors, known, scale=scale).view_as(returns)
+    episode = _relative(episodes, totals, episodes.groups, scale=scale)
     return episodes.credit(episodes.spread(episode + options.step_weight * steps))
 
 
@@ -111,7 +114,7 @@ def reinforce_plus_plus(inputs: CreditInputs, options: CreditOptions) -> Credit:
     """
     episodes = prepare(inputs, options)
     returns = rewards_to_go(episodes.token_rewards, episodes.active, _token_discounts(episodes, options.gamma))
-    return episodes.credit(whiten(returns, episodes.active))
+    return episodes.credit(whiten(returns, episodes.active, episodes.world))
 
 
 @register_estimator("reinforce++-baseline", "turn_returns")
@@ -123,13 +126,10 @@ def reinforce_plus_plus_baseline(inputs: CreditInputs, options: CreditOptions) -
     """
     episodes = prepare(inputs, options)
     returns = _turn_returns(episodes, options.gamma, by_turn=options.turn_returns)
-    counted = episodes.counted
-    alone = _counts(episodes.groups, counted) == 1
-    batch = torch.zeros_like(episodes.groups)
-    centred = torch.where(
-        alone[:, None], _relative(returns, batch, counted, "none"), _relative(returns, episodes.groups, counted, "none")
-    )
-    return episodes.credit(whiten(episodes.spread(centred), episodes.active))
+    alone = episodes.world.together(_counts, episodes.groups, episodes.counted) == 1
+    of_batch = _relative(episodes, returns, torch.zeros_like(episodes.groups))
+    centred = torch.where(alone[:, None], of_batch, _relative(episodes, returns, episodes.groups))
+    return episodes.credit(whiten(episodes.spread(centred), episodes.active, episodes.world))
 
 
 @register_estimator("ppo", "lam", "level", "whiten")
@@ -166,7 +166,9 @@ def ppo(inputs: CreditInputs, options: CreditOptions) -> Credit:
             lam=options.lam,
         )
         returns = advantages + episodes.values
-    return episodes.credit(whiten(advantages, episodes.active) if options.whiten else advantages, returns)
+    if options.whiten:
+        advantages = whiten(advantages, episodes.active, episodes.world)
+    return episodes.credit(advantages, returns)
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, discounts: Tensor | float, *, lam: float) -> Tensor:
@@ -210,7 +212,7 @@ def rewards_to_go(rewards: Tensor, mask: Tensor, discounts: Tensor | float) -> T
     return gae(rewards, torch.zeros_like(rewards), mask, discounts, lam=1.0)
 
 
-def whiten(numbers: Tensor, mask: Tensor) -> Tensor:
+def whiten(numbers: Tensor, mask: Tensor, world: World = ALONE) -> Tensor:
     """Shifts and scales to mean 0 and variance 1 over all places where `mask` is True.
 
     A' = (A - mean A) / sqrt(max(var A, 1e-8)), the variance dividing by the count.
@@ -218,13 +220,13 @@ def whiten(numbers: Tensor, mask: Tensor) -> Tensor:
     Args:
         numbers: any shape.
         mask: bool, same shape.
+        world: the processes that have the rest of the numbers.
 
     Returns:
         Same shape, 0 where `mask` is False.
     """
-    count = mask.sum().clamp(min=1)
-    centred = torch.where(mask, numbers - numbers.where(mask, 0.0).sum() / count, 0.0)
-    return centred / (centred.square().sum() / count).clamp(min=WHITEN_EPS).sqrt()
+    _, mean, variance = world.moments(numbers[mask])
+    return torch.where(mask, numbers - mean, 0.0) / math.sqrt(max(variance, WHITEN_EPS))
 
 
 def _group_relative(
@@ -234,9 +236,8 @@ def _group_relative(
     episodes = prepare(inputs, options)
     returns = _turn_returns(episodes, options.gamma, by_turn=by_turn)
     scale = options.scale or scale
-    return episodes.credit(
-        episodes.spread(_relative(returns, episodes.groups, episodes.counted, scale, leave_one_out=leave_one_out))
-    )
+    relative = _relative(episodes, returns, episodes.groups, scale=scale, leave_one_out=leave_one_out)
+    return episodes.credit(episodes.spread(relative))
 
 
 def _token_discounts(episodes: Episodes, gamma: float) -> Tensor:
@@ -252,7 +253,21 @@ def _turn_returns(episodes: Episodes, gamma: float, *, by_turn: bool) -> Tensor:
     return torch.where(episodes.turn_mask, returns, returns.gather(1, last))
 
 
-def _relative(returns: Tensor, groups: Tensor, counted: Tensor, scale: str, *, leave_one_out: bool = False) -> Tensor:
+def _relative(
+    episodes: Episodes,
+    returns: Tensor,
+    groups: Tensor,
+    counted: Tensor | None = None,
+    *,
+    scale: str = "none",
+    leave_one_out: bool = False,
+) -> Tensor:
+    """Compares lines (B, C) with those of their group in all processes; those not `counted` (by `episodes`) get 0."""
+    compare = functools.partial(_compared, scale=scale, leave_one_out=leave_one_out)
+    return episodes.world.together(compare, returns, groups, episodes.counted if counted is None else counted)
+
+
+def _compared(returns: Tensor, groups: Tensor, counted: Tensor, *, scale: str, leave_one_out: bool) -> Tensor:
     """Compares lines of (N, C) with the mean of their group, column by column; 0 for lines that are not counted.
 
     The deviation is that of the first column, so that one number divides all columns of a line.

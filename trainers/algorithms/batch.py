@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,9 +17,6 @@ from agent_r1_gym.play.record import Tokens, Trajectory
 from trainers.algorithms.contexts import context_numbers, rewritten_tokens
 from trainers.algorithms.credit import Credit, CreditInputs, CreditOptions, state_id
 from trainers.config import AgentConfig
-
-PADDING = MappingProxyType({"turn_ids": -1, "state_ids": -1})
-"""Padding of the fields of `CreditInputs` that are not padded with 0."""
 
 Trajectories = Sequence[Trajectory]
 
@@ -94,7 +90,7 @@ class Batch:
         records: the rollouts, in the order of the rows.
         loss_masks: for each rollout, 1 for each completion token that the loss sees.
         credit: the fields of `CreditInputs` that rollouts alone determine, by name, as wide as TRL will pad the
-            completions; `PADDING` says how to pad them further.
+            completions.
         context_numbers: (B, T), see `contexts.context_numbers`.
     """
 
@@ -216,8 +212,8 @@ def state_ids(trajectories: Trajectories) -> Tensor:
 
 
 def valid_share(inputs: CreditInputs) -> float:
-    """Returns the share of rollouts that count; 1 where none does, as there is nothing to be shared then."""
-    return inputs.valid.float().mean().item() or 1.0
+    """Returns the share of all processes' rollouts that count; 1 where none does: nothing is to be shared then."""
+    return inputs.world.moments(inputs.valid).mean or 1.0
 
 
 def mean_advantages(inputs: CreditInputs, credit: Credit) -> Tensor:

@@ -1,6 +1,6 @@
 """What an advantage estimator gets and gives, and the bookkeeping between turns and tokens.
 
-Shapes: B trajectories (the whole batch of all ranks), at most K turns, T tokens after the prompt.
+Shapes: B trajectories (of one process, or of all), at most K turns, T tokens after the prompt.
 
 Where the history is rewritten between turns, a trajectory has several contexts: they are laid one after another along
 T (whatever was not sampled has turn id -1), and the estimates are cut apart again. Every statistic stays one per
@@ -11,18 +11,23 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from agent_r1_gym.errors import ConfigurationError, suggest
+from trainers.algorithms.world import ALONE, World
 
 PROCESS_EPS = 1e-6
+PADDING = MappingProxyType({"turn_ids": -1, "state_ids": -1})
+"""Padding of the fields of `CreditInputs` that are not padded with 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreditInputs:
-    """A batch of finished rollouts.
+    """A batch of finished rollouts, or one process's share of it.
 
     Attributes:
         turn_rewards: (B, K) float, reward of each turn.
@@ -38,6 +43,7 @@ class CreditInputs:
         token_mask: (B, T) bool, True for every token that is not padding; needed without advantage mask only.
         state_ids: (B, K) long, equal for equal states in which turns began, -1 for unknown; see `state_id`.
         environments: (B,) long, equal for rollouts of one environment of a mixture; None: there is only one.
+        world: the processes that have the rest of the batch.
 
     Raises:
         ValueError: a field has another shape.
@@ -54,6 +60,7 @@ class CreditInputs:
     token_mask: Tensor | None = None
     state_ids: Tensor | None = None
     environments: Tensor | None = None
+    world: World = ALONE
 
     def __post_init__(self) -> None:
         if self.turn_rewards.dim() != 2 or self.turn_ids.dim() != 2:
@@ -77,17 +84,29 @@ class CreditInputs:
 
     def select(self, lines: Tensor) -> CreditInputs:
         """Returns some of the rollouts, those where the mask (B,) is True."""
-        values = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return replace(self, **{name: tensor[lines] for name, tensor in values if tensor is not None})
+        lines_of: dict[str, Any] = {name: tensor[lines] for name, tensor in self.tensors.items()}
+        return replace(self, **lines_of)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The fields that are given, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def on_cpu(self) -> CreditInputs:
-        """Returns the batch detached and on the CPU, with at least one column of turns."""
-        values = ((field.name, getattr(self, field.name)) for field in fields(self))
-        tensors = {name: tensor.detach().cpu() for name, tensor in values if tensor is not None}
-        if self.turn_mask.shape[1] == 0:
-            for name in tensors.keys() & {"turn_rewards", "outcome_rewards", "turn_mask", "state_ids"}:
-                tensors[name] = torch.nn.functional.pad(tensors[name], (0, 1))
+        """Returns the batch detached and on the CPU; all processes have as many columns of turns, at least one."""
+        tensors: dict[str, Any] = {name: tensor.detach().cpu() for name, tensor in self.tensors.items()}
+        turns = self.turn_mask.shape[1]
+        missing = max(1, int(self.world.largest(turns))) - turns
+        for name in tensors.keys() & {"turn_rewards", "outcome_rewards", "turn_mask", "state_ids"} if missing else ():
+            tensors[name] = torch.nn.functional.pad(tensors[name], (0, missing), value=PADDING.get(name, 0))
         return replace(self, **tensors)
+
+    def everywhere(self) -> CreditInputs:
+        """Returns the rollouts of all processes, padded to one shape."""
+        gather = self.world.gather
+        whole: dict[str, Any] = {name: gather(part, pad=PADDING.get(name, 0)) for name, part in self.tensors.items()}
+        return CreditInputs(**whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +190,7 @@ class Episodes:
         values: (B, T), 0 where `turn_of` is -1; None without critic.
         state_ids: (B, K) long, -1 where unknown; None if not given.
         like: tensor of whose dtype and device the results are.
+        world: the processes that have the rest of the batch; groups and turns are numbered alike in all of them.
     """
 
     counted: Tensor
@@ -184,6 +204,7 @@ class Episodes:
     values: Tensor | None
     state_ids: Tensor | None
     like: Tensor
+    world: World = ALONE
 
     @property
     def active(self) -> Tensor:
@@ -224,7 +245,7 @@ def prepare(inputs: CreditInputs, options: CreditOptions) -> Episodes:
                 "normalise_process needs `outcome_rewards` beside `turn_rewards`: the outcome must not be divided."
             )
         outcome = _kept("outcome_rewards", inputs.outcome_rewards, turn_mask)
-        rewards = normalise_process_rewards(rewards - outcome) + outcome
+        rewards = normalise_process_rewards(rewards - outcome, inputs.world) + outcome
     token_rewards = place_rewards(rewards, turn_ids)
     if inputs.token_rewards is not None:
         extra = _kept("token_rewards", inputs.token_rewards, sampled)
@@ -232,7 +253,7 @@ def prepare(inputs: CreditInputs, options: CreditOptions) -> Episodes:
         rewards = rewards.scatter_add(1, turn_ids.clamp(min=0), extra)
     return Episodes(
         counted=counted,
-        groups=torch.unique(inputs.groups, return_inverse=True)[1],
+        groups=inputs.world.numbered(inputs.groups[:, None]),
         turn_mask=turn_mask,
         rewards=rewards,
         token_rewards=token_rewards,
@@ -242,6 +263,7 @@ def prepare(inputs: CreditInputs, options: CreditOptions) -> Episodes:
         values=None if inputs.values is None else _kept("values", inputs.values, turn_of >= 0),
         state_ids=None if inputs.state_ids is None else torch.where(turn_mask, inputs.state_ids, -1),
         like=like,
+        world=inputs.world,
     )
 
 
@@ -273,7 +295,7 @@ def place_rewards(turn_rewards: Tensor, turn_ids: Tensor) -> Tensor:
     return torch.where(turn_spans(turn_ids)[1], turn_rewards.gather(1, turn_ids.clamp(min=0)), 0.0)
 
 
-def normalise_process_rewards(rewards: Tensor) -> Tensor:
+def normalise_process_rewards(rewards: Tensor, world: World = ALONE) -> Tensor:
     """Divides by the batch's largest absolute return, so that no return of process rewards exceeds 1 in size.
 
     r'_k = r_k / (max over i and k of |r_ik + r_i,k+1 + ...| + 1e-6), as Agent-R1 (arXiv 2511.14460) does after PRIME
@@ -281,12 +303,13 @@ def normalise_process_rewards(rewards: Tensor) -> Tensor:
 
     Args:
         rewards: (B, K), 0 where no turn is.
+        world: the processes that have the rest of the batch.
 
     Returns:
         (B, K).
     """
     returns = rewards.flip(1).cumsum(1).flip(1)
-    return rewards / (returns.abs().amax() + PROCESS_EPS) if rewards.numel() else rewards
+    return rewards / (world.largest(returns.abs().amax().item() if rewards.numel() else 0.0) + PROCESS_EPS)
 
 
 def state_id(key: str) -> int:

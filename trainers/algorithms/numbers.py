@@ -14,6 +14,7 @@ from agent_r1_gym.play.record import Tokens, Trajectory
 from trainers.algorithms.batch import tokens_of
 from trainers.algorithms.contexts import rewritten_tokens
 from trainers.algorithms.credit import Credit, CreditInputs
+from trainers.algorithms.world import ALONE, World
 
 NO_SPREAD = 1e-6
 """Standard deviations of returns below this are the rounding of equal numbers."""
@@ -63,14 +64,14 @@ def credit_numbers(
     """Yields environment (None: all of them), name and value of what `credit_metrics` says.
 
     Args:
-        inputs: the rollouts of all processes.
+        inputs: this process's rollouts.
         credit: what an estimator made of them.
         names: of the environments, as `inputs.environments` numbers them.
     """
     yield from ((None, *pair) for pair in credit_metrics(inputs, credit).items())
     if inputs.environments is None:
         return
-    for number in torch.unique(inputs.environments):
+    for number in torch.unique(inputs.world.gather(inputs.environments)).to(inputs.environments.device):
         lines = inputs.environments == number
         of_part = credit_metrics(inputs.select(lines), credit.select(lines))
         yield from ((names[int(number)], *pair) for pair in of_part.items())
@@ -142,35 +143,36 @@ def repetition(tokens: Tokens, *, size: int = 4) -> float:
 def credit_metrics(inputs: CreditInputs, credit: Credit) -> dict[str, float]:
     """Returns numbers to log: the spread of advantages and of returns in their groups, and how good the critic was.
 
+    They are of the rollouts of all processes (`inputs.world`).
+
     Raises:
         ValueError: an advantage is not finite.
     """
     advantages = credit.advantages[credit.credited]
     if not torch.isfinite(advantages).all():
         raise ValueError(f"Advantages must be finite; the rewards of the turns were {inputs.turn_rewards.tolist()}.")
-    numbers = {}
-    if len(advantages):
-        numbers["advantage/mean"] = advantages.mean().item()
-        numbers["advantage/std"] = advantages.std(correction=0).item()
-        numbers["advantage/abs_max"] = advantages.abs().max().item()
+    numbers, world = {}, inputs.world
+    spread, most = world.moments(advantages), world.largest(advantages.abs().max().item() if len(advantages) else 0.0)
+    if spread.total:
+        numbers = {"mean": spread.mean, "std": math.sqrt(spread.variance), "abs_max": most}
+        numbers = {f"advantage/{name}": number for name, number in numbers.items()}
     spreads = group_spreads(inputs)
     if len(spreads):
         numbers["group/return_std"] = spreads.mean().item()
         numbers["group/without_signal"] = (spreads < NO_SPREAD).float().mean().item()
     if inputs.values is not None and credit.returns is not None:
-        numbers["critic/explained_variance"] = explained_variance(
-            inputs.values[credit.credited], credit.returns[credit.credited]
-        )
+        values, returns = inputs.values[credit.credited], credit.returns[credit.credited]
+        numbers["critic/explained_variance"] = explained_variance(values, returns, world)
     return numbers
 
 
-def explained_variance(values: Tensor, returns: Tensor) -> float:
+def explained_variance(values: Tensor, returns: Tensor, world: World = ALONE) -> float:
     """Returns 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant.
 
     NaN, which TRL's log leaves out, where the returns are all equal.
     """
-    variance = returns.var(correction=0) if len(returns) else torch.zeros(())
-    return (1 - (returns - values).var(correction=0) / variance).item() if variance > 0 else math.nan
+    whole, left = world.moments(returns), world.moments(returns - values)
+    return 1 - left.variance / whole.variance if whole.variance > 0 else math.nan
 
 
 def group_spreads(inputs: CreditInputs) -> Tensor:
@@ -178,9 +180,10 @@ def group_spreads(inputs: CreditInputs) -> Tensor:
 
     Where every prompt has one rollout, the whole batch is one group, in a mixture that of each environment.
     """
-    returns = (inputs.turn_rewards * inputs.turn_mask).sum(1)
-    groups = inputs.groups
+    own = (inputs.turn_rewards * inputs.turn_mask).sum(1)
+    kinds = torch.zeros_like(inputs.groups) if inputs.environments is None else inputs.environments
+    returns, groups, kinds, valid = map(inputs.world.gather, (own, inputs.groups, kinds, inputs.valid))
     if len(torch.unique(groups)) == len(returns):
-        groups = torch.zeros_like(groups) if inputs.environments is None else inputs.environments
-    members = [returns[(groups == group) & inputs.valid] for group in torch.unique(groups)]
+        groups = kinds
+    members = [returns[(groups == group) & valid] for group in torch.unique(groups)]
     return torch.tensor([member.std(correction=0).item() for member in members if len(member) > 1])

@@ -18,6 +18,7 @@ Estimator = Callable[[CreditInputs, CreditOptions], Credit]
 
 _ESTIMATORS: dict[str, Estimator] = {}
 _USED_OPTIONS: dict[str, frozenset[str]] = {}
+_LOCAL: set[str] = set()
 _ALWAYS_USED = frozenset(("gamma", "normalise_process", "advantage_mask"))
 """Options that `credit.prepare` and the discounts use."""
 
@@ -25,19 +26,29 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(_ESTIMATORS)
 """Every estimator by name."""
 
 
-def register_estimator(name: str, *options: str) -> Callable[[Estimator], Estimator]:
-    """Registers a function under a name, with the fields of `CreditOptions` that it uses; it has no preset yet."""
+def register_estimator(name: str, *options: str, local: bool = True) -> Callable[[Estimator], Estimator]:
+    """Registers a function under a name, with the fields of `CreditOptions` that it uses; it has no preset yet.
+
+    A `local` one gets the rollouts of one process, and asks `inputs.world` about the others.
+    """
 
     def register(function: Estimator) -> Estimator:
         _ESTIMATORS[name] = function
         _USED_OPTIONS[name] = _ALWAYS_USED.union(options)
+        (_LOCAL.add if local else _LOCAL.discard)(name)
         return function
 
     return register
 
 
 def register_algorithm(
-    name: str, *, options: Sequence[str] = (), single: bool = False, needs: Sequence[str] = (), **preset: Any
+    name: str,
+    *,
+    options: Sequence[str] = (),
+    single: bool = False,
+    needs: Sequence[str] = (),
+    local: bool = False,
+    **preset: Any,
 ) -> Callable[[Estimator], Estimator]:
     """Registers a function of yours as an algorithm, for `--algorithm NAME` once its module is imported.
 
@@ -56,6 +67,8 @@ def register_algorithm(
         single: one rollout per prompt is enough.
         needs: what it reads of `CreditInputs` beyond rewards and turns: "values" trains a critic beside the policy, on
             the `returns` that the function puts into `Credit`; "state_ids" tells equal states.
+        local: the function is called with one process's rollouts, and asks `inputs.world` about the others: on many
+            processes this spares gathering all tokens. What `prepare` returns is numbered alike in all processes.
         **preset: options of `AgentConfig` that the algorithm sets where the user does not, see
             `trainers.config.presets.PRESET_FIELDS`.
 
@@ -74,7 +87,7 @@ def register_algorithm(
             raise ConfigurationError(f"There is an algorithm {name!r} already; choose another name.")
         add_preset(name, make_preset(name, single=single, needs=needs, **preset))
         setattr(function, REGISTERED, name)
-        return register_estimator(name, *options)(function)
+        return register_estimator(name, *options, local=local)(function)
 
     return register
 
@@ -91,15 +104,19 @@ def estimate(name: str, inputs: CreditInputs, options: CreditOptions) -> Credit:
 
     Args:
         name: key in `ESTIMATORS`, or MODULE:NAME.
-        inputs: the rollouts of all processes.
+        inputs: this process's share of the rollouts.
         options: how credit is assigned.
+
+    Returns:
+        The credit of this process's rollouts.
 
     Raises:
         ConfigurationError: there is no such estimator, or it returned something else than `Credit` of this batch.
     """
     if inputs.environments is None:
         return _estimate(name, inputs, options)
-    parts = [inputs.environments == number for number in torch.unique(inputs.environments)]
+    everywhere = torch.unique(inputs.world.gather(inputs.environments)).to(inputs.environments.device)
+    parts = [inputs.environments == number for number in everywhere]
     credits = [_estimate(name, inputs.select(lines), options) for lines in parts]
     tensors = ([getattr(credit, field.name) for credit in credits] for field in fields(Credit))
     return Credit(*(_merged(part, parts) for part in tensors))
@@ -116,15 +133,29 @@ def _merged(tensors: Sequence[Any], parts: Sequence[torch.Tensor]) -> Any:
 
 
 def _estimate(name: str, inputs: CreditInputs, options: CreditOptions) -> Credit:
-    credit = _find(name)(inputs, options)
-    shape = tuple(inputs.turn_ids.shape)
+    function = _find(name)
+    local = name in _LOCAL
+    whole = inputs if local else inputs.everywhere()
+    credit = function(whole, options)
+    shape = tuple(whole.turn_ids.shape)
     got = [tuple(getattr(getattr(credit, part, None), "shape", ())) for part in ("advantages", "credited")]
     if not isinstance(credit, Credit) or got != [shape, shape]:
         raise ConfigurationError(
             f"algorithm {name!r} must return `Credit` with advantages and credited of shape {shape}, one number per "
             f"token; got a {type(credit).__name__} with {got}. `Episodes.spread` takes turns (B, K) to tokens."
         )
-    return credit
+    return credit if local else _own(credit, inputs)
+
+
+def _own(credit: Credit, inputs: CreditInputs) -> Credit:
+    """Returns the part of one process's rollouts, as wide as they are."""
+    size, width = inputs.turn_ids.shape
+    place, device = inputs.world.place(size), inputs.turn_rewards.device
+    whole = {field.name: getattr(credit, field.name) for field in fields(Credit)}
+    own: dict[str, Any] = {
+        name: part if part is None else part[place, :width].to(device) for name, part in whole.items()
+    }
+    return Credit(**own)
 
 
 def _find(name: str) -> Estimator:

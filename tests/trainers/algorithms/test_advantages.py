@@ -192,8 +192,7 @@ def batches(draw):
 
 def rows_of(inputs, order):
     """The batch made of the rows named."""
-    tensors = {name: getattr(inputs, name) for name in CreditInputs.__dataclass_fields__}
-    return CreditInputs(**{name: None if tensor is None else tensor[order] for name, tensor in tensors.items()})
+    return CreditInputs(**{name: tensor[order] for name, tensor in inputs.tensors.items()})
 
 
 def without_environment(inputs):

@@ -1,0 +1,33 @@
+"""Threads that stand for the processes of a run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from trainers.algorithms.world import World
+
+
+def in_processes(functions: Sequence[Callable[[World], Any]]) -> list[Any]:
+    """Calls each function with the world of its process, all at once; returns what they return."""
+    count = len(functions)
+    barrier, values = threading.Barrier(count, timeout=30), [None] * count
+
+    def play(number: int) -> Any:
+        def exchange(value: Any) -> list[Any]:
+            values[number] = value
+            barrier.wait()
+            found = list(values)
+            barrier.wait()  # nobody writes before everybody has read
+            return found
+
+        try:
+            return functions[number](World(exchange, number=number))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(play, range(count)))

@@ -1,0 +1,138 @@
+"""What processes tell one another is enough: each gets the credit that one process with all rollouts gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kit.credit_batches import batch
+from tests.kit.threads_as_processes import in_processes
+from tests.trainers.algorithms.test_advantages import VARIANTS, batches, close, quickly, rows_of
+from trainers.algorithms import registry
+from trainers.algorithms.advantages import ESTIMATORS
+from trainers.algorithms.batch import valid_share
+from trainers.algorithms.credit import Credit, CreditInputs, CreditOptions
+from trainers.algorithms.numbers import credit_metrics
+from trainers.algorithms.registry import estimate, register_estimator
+from trainers.algorithms.world import ALONE, World
+
+
+def trimmed(inputs: CreditInputs) -> CreditInputs:
+    """The batch without the columns that only other processes' rollouts fill."""
+    turns = int(inputs.turn_mask.sum(1).max()) if len(inputs.valid) else 0
+    tokens = int(inputs.token_mask.sum(1).max()) if len(inputs.valid) else 0
+    by_turn = ("turn_rewards", "turn_mask", "outcome_rewards", "state_ids")
+    widths = {name: turns if name in by_turn else tokens for name in inputs.tensors}
+    parts = {name: part if part.dim() == 1 else part[:, : widths[name]] for name, part in inputs.tensors.items()}
+    return replace(inputs, **parts)
+
+
+def cut(inputs: CreditInputs, sizes: list[int]) -> list[CreditInputs]:
+    lines = torch.arange(len(inputs.valid)).split(sizes)
+    return [trimmed(rows_of(inputs, part)) for part in lines]
+
+
+def in_parts(name: str, inputs: CreditInputs, sizes: list[int], options: CreditOptions) -> list[Credit]:
+    def of(part: CreditInputs, world: World) -> Credit:
+        return estimate(name, replace(part, world=world), options)
+
+    return in_processes([partial(of, part) for part in cut(inputs, sizes)])
+
+
+def assert_same(parts: list[Credit], whole: Credit, sizes: list[int], what: object) -> None:
+    lines = torch.arange(sum(sizes)).split(sizes)
+    for part, own in zip(parts, lines, strict=True):
+        width = part.advantages.size(1)
+        assert torch.equal(part.credited, whole.credited[own, :width]), what
+        assert close(part.advantages, whole.advantages[own, :width], 1e-12), what
+        if whole.returns is not None:
+            assert close(part.returns, whole.returns[own, :width], 1e-12), what
+
+
+@st.composite
+def shared_batches(draw):
+    inputs = draw(batches())
+    rows = len(inputs.valid)
+    sizes: list[int] = []
+    while sum(sizes) < rows:
+        sizes.append(draw(st.integers(0 if len(sizes) < 3 else 1, rows - sum(sizes))))
+    return inputs, sizes
+
+
+@quickly
+@given(shared=shared_batches())
+def test_every_estimator_gives_each_process_its_part(shared):
+    inputs, sizes = shared
+    for name, options in VARIANTS:
+        for mask in (True, False):
+            chosen = replace(options, advantage_mask=mask, normalise_process=mask)
+            whole = ESTIMATORS[name](inputs, chosen)
+            assert_same(in_parts(name, inputs, sizes, chosen), whole, sizes, (name, chosen, sizes))
+
+
+@quickly
+@given(shared=shared_batches(), data=st.data())
+def test_mixtures_too_also_where_a_process_has_none_of_an_environment(shared, data):
+    inputs, sizes = shared
+    kinds = data.draw(st.lists(st.integers(0, 2), min_size=len(inputs.valid), max_size=len(inputs.valid)))
+    mixed = replace(inputs, environments=torch.tensor(kinds))
+    for name in ("grpo", "reinforce++", "gigpo", "ppo"):
+        whole = estimate(name, mixed, CreditOptions())
+        assert_same(in_parts(name, mixed, sizes, CreditOptions()), whole, sizes, name)
+
+
+@quickly
+@given(shared=shared_batches())
+def test_numbers_to_log_are_of_the_whole_batch(shared):
+    inputs, sizes = shared
+
+    def of(part: CreditInputs, world: World) -> tuple[dict[str, float], float]:
+        own = replace(part, world=world)
+        return credit_metrics(own, estimate("ppo", own, CreditOptions())), valid_share(own)
+
+    expected = of(inputs, ALONE)
+    for numbers, share in in_processes([partial(of, part) for part in cut(inputs, sizes)]):
+        assert numbers == pytest.approx(expected[0], nan_ok=True, abs=1e-6)
+        assert share == pytest.approx(expected[1])
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_an_own_algorithm_gets_all_rollouts_unless_it_is_local(local, monkeypatch):
+    rows = []
+
+    def counting(inputs: CreditInputs, options: CreditOptions) -> Credit:
+        rows.append(len(inputs.valid))
+        return ESTIMATORS["rloo"](inputs, options)
+
+    monkeypatch.setitem(registry._ESTIMATORS, "counting", counting)  # which is taken back
+    register_estimator("counting", local=local)(counting)
+    inputs = batch(("0.1", [0.0, 1.0]), ("0", [0.5]), ("0", [2.0]))
+    in_parts("counting", inputs, [2, 1], CreditOptions())
+    assert sorted(rows) == ([1, 2] if local else [3, 3])
+
+
+def test_moments_by_hand():
+    def of(numbers: list[float], world: World) -> tuple[float, ...]:
+        return tuple(world.moments(torch.tensor(numbers)))
+
+    assert in_processes([partial(of, [1.0, 3.0]), partial(of, []), partial(of, [8.0])]) == [(3, 4.0, 26 / 3)] * 3
+    assert tuple(ALONE.moments(torch.zeros(0))) == (0, 0.0, 0.0)
+
+
+def test_rows_are_stacked_in_the_order_of_the_processes():
+    def of(rows: torch.Tensor, world: World) -> tuple[torch.Tensor, slice, list[int]]:
+        return world.gather(rows, pad=-1), world.place(len(rows)), world.numbered(rows[:, :1]).tolist()
+
+    rows = [torch.tensor([[5, 6], [4, 7]]), torch.zeros(0, 1, dtype=torch.long), torch.tensor([[5]])]
+    told = in_processes([partial(of, part) for part in rows])
+    assert [whole.tolist() for whole, _, _ in told] == [[[5, 6], [4, 7], [5, -1]]] * 3
+    assert [(place, numbers) for _, place, numbers in told] == [
+        (slice(0, 2), [1, 0]),
+        (slice(2, 2), []),
+        (slice(2, 3), [1]),
+    ]
