@@ -12,7 +12,7 @@ import torch
 from tests.trainers.test_train import config
 from trainers.running.memory import MARGIN, estimate
 from trainers.toy.model import build_model, build_tokenizer
-from trainers.train import build_trainer, sizing
+from trainers.train import build_trainer, engine_of, sizing
 from trainers.train.command import _first_screen
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -69,6 +69,16 @@ def test_bfloat16_is_computed_in_and_copied(trainer: Any, monkeypatch: pytest.Mo
     assert shape is not None
     assert setup.compute_bytes == 2
     assert estimate(shape, setup).rollout_copy == 2 * shape.parameters
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_compiled_decoding_is_an_option(compiled: bool, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr("torch.compile", lambda model, **options: calls.append(options) or model)
+    monkeypatch.setattr(trainer.args, "rollout_compile", compiled)
+    engine: Any = engine_of(trainer, trainer.chat, slots=1)
+    assert engine.static_shapes is compiled
+    assert [call["mode"] for call in calls] == ["reduce-overhead"] * compiled
 
 
 def test_the_number_reaches_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
