@@ -55,7 +55,7 @@ FLOORS = {
         ("common",),
         ("adapters", "env_speed", "eval_speed", "multihop_qa", "sandbox", "service_desk", "vllm"),
         ("trainer_speed", "discovery"),
-        ("scaling",),
+        ("scaling", "gpu"),
     ),
 }
 """Modules and folders of each package, lowest floor first."""

@@ -139,6 +139,7 @@ class AgentTrainer(ResumableTrainer):
         self.vocabulary: int = self.model.config.get_text_config().vocab_size
         self.packed = lay_out(args.update_layout, self.model, self.ref_model)
         self.evaluated = 0
+        self.slots: Any = None  # how many rollouts are played side by side: `train.sizing.Slots`
 
     def roll_out_by(self, backend: TrainedBackend) -> None:
         """Has rollouts sampled by a backend with weights of its own, which follow this trainer's.

@@ -218,6 +218,37 @@ def forget_sync(trainer: Any) -> None:
         trainer._last_loaded_step = -1
 
 
+@contextmanager
+def without_autocast(model: Any) -> Iterator[None]:
+    """Takes away the autocast that Accelerate put around a model's `forward`, as long as it is open.
+
+    Args:
+        model: unwrapped; nothing is changed where Accelerate has not wrapped its `forward`.
+    """
+    plain = vars(model).get("_original_forward")
+    if plain is None:
+        yield
+        return
+    wrapped = vars(model)["forward"]
+    model.forward = plain
+    try:
+        yield
+    finally:
+        model.forward = wrapped
+
+
+@contextmanager
+def undisturbed(trainer: Any) -> Iterator[None]:
+    """Puts back what computing a loss changes in a trainer: numbers to be logged, and its own attributes."""
+    before, logged = dict(vars(trainer)), trainer._metrics
+    trainer._metrics = {mode: copy.deepcopy(numbers) for mode, numbers in logged.items()}
+    try:
+        yield
+    finally:
+        vars(trainer).clear()
+        vars(trainer).update(before)
+
+
 def _set(values_of: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:
     for owner, values in values_of:
         for name, value in values.items():

@@ -18,6 +18,7 @@ from tests.kit.scripted import STOPS, make_causal_lm, make_sessions
 from trainers.algorithms.world import world_of
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
+from trainers.running.rollout_weights import weights_in
 from trainers.running.sharding import unsharded
 
 
@@ -48,6 +49,10 @@ def decodes_with_sharded_weights(rank: int) -> None:
         play(sharded, 1)
     with unsharded(sharded, reshard=True):
         assert play(sharded, 3 + 9 * rank) == play(whole, 3 + 9 * rank)
+    assert is_sharded(sharded)
+    with unsharded(sharded, reshard=True), weights_in(torch.bfloat16, sharded), weights_in(torch.bfloat16, whole):
+        assert sharded.dtype == torch.bfloat16
+        assert play(sharded, 2 + rank) == play(whole, 2 + rank)
     assert is_sharded(sharded)
     ids = torch.tensor([[11, 12, 13, 14]])
     for model in (whole, sharded):

@@ -178,6 +178,7 @@ class TestRefusals:
             ({"loss_type": "vespo"}, "token_truncate or token_mask"),
             ({"min_p": 0.1}, "min_p=0.1 needs engine=trl; engine=vllm lacks it"),
             ({"rollout_slots": 0}, "rollout_slots must lie between 1"),
+            ({"rollout_compile": True}, "rollout_compile=True needs engine=cached; engine=vllm lacks it"),
         ],
     )
     def test_what_vllm_cannot_do(self, tmp_path: Path, changes: dict[str, Any], words: str) -> None:

@@ -274,7 +274,7 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
     def _check_engine(self) -> None:
         if self.use_vllm:
             raise ConfigurationError("use_vllm=True: TRL's own vLLM waits for the slowest; set engine=vllm instead.")
-        for options, engine in ((_ONLY_TRL, "trl"), (_VLLM, "vllm")):
+        for options, engine in ((_ONLY_TRL, "trl"), (_VLLM, "vllm"), ({"rollout_compile": False}, "cached")):
             for name, off in options.items():
                 if self.engine != engine and getattr(self, name) != off:
                     raise ConfigurationError(

@@ -87,13 +87,24 @@ class RolloutOptions:
     )
     rollout_slots: int | None = _help(
         None,
-        "Maximum number of episodes side by side in a process; this bounds the memory of rollouts. None: 128, with "
-        "engine=vllm 384, for there an episode whose tools run takes no memory that another needs.",
+        "Maximum number of episodes side by side in a process; this bounds the memory of rollouts. None: 128, on a GPU "
+        "at most as many as fit its memory, all budgets used up; with engine=vllm 384, for there an episode whose "
+        "tools run takes no memory that another needs.",
+    )
+    rollout_compile: bool = _help(
+        False,
+        "Compile decoding, on a GPU into CUDA graphs (engine=cached); the first rollouts of each length take minutes "
+        "then. Not yet measured on a GPU: `python -m benchmarks.gpu --part decode` does.",
+    )
+    probe_memory: bool | None = _help(
+        None,
+        "Try the largest update before the first rollout, and drop it; rollouts of full length, so that memory that "
+        "does not suffice is found at once. None: on a GPU. Not with DeepSpeed.",
     )
     refill_groups: int = _help(
         None,
-        "Maximum number of times that a group whose rollouts all earned the same is replaced by one of another task; "
-        "0: never. What is played for it is told as rollout/refills, in units of the batch. Preset.",
+        "Maximum number of times that a group whose returns are all equal is replaced; by one of another task. 0: "
+        "never. What is played for it is told as rollout/refills, in units of the batch. Preset.",
     )
     update_layout: str = _help(
         "auto",
@@ -215,7 +226,7 @@ class WatchOptions:
     )
     trace_episodes: int = _help(16, "Number of rollouts per file of traces: the first ones of the main process.")
     logprob_check_steps: int = _help(
-        10, "Generation batches between comparisons of the engine's log-probs with the trainer's; 0: never."
+        10, "Generation batches between comparisons of log-probs: engine and trainer; 0: never."
     )
     eval_env_kwargs: dict[str, Any] | str | None = _help(
         None,

@@ -98,10 +98,12 @@ class SlotCache(Cache):
         layers: number of attention layers.
         slots: number of slots.
         max_length: maximum number of tokens of a slot; growing stops there.
+        whole: allocate all columns at once, so that no shape changes later.
     """
 
-    def __init__(self, layers: int, slots: int, *, max_length: int) -> None:
+    def __init__(self, layers: int, slots: int, *, max_length: int, whole: bool = False) -> None:
         self.window = Window(slots)
+        self.window.capacity = max_length + 1 if whole else 0
         self.max_length = max_length
         self.slot_layers = [SlotLayer(self.window) for _ in range(layers)]
         super().__init__(layers=list(self.slot_layers))
@@ -134,11 +136,11 @@ class SlotCache(Cache):
         mask = torch.arange(length, device=device) <= positions[:, :, None]
         return positions, mask[:, None]
 
-    def move(self, sources: Sequence[int], targets: Sequence[int], *, length: int) -> None:
-        """Copies the first `length` columns of slots `sources` to slots `targets`, all at once (swaps are fine)."""
+    def move(self, sources: Tensor, targets: Tensor, *, length: int) -> None:
+        """Copies the first `length` columns of slots `sources` (n,) to `targets` (n,), all at once (swaps are fine)."""
         for layer in self.slot_layers:
             for states in (layer.keys, layer.values):
-                states[list(targets), :, :length] = states[list(sources), :, :length]
+                states[targets, :, :length] = states[sources, :, :length]
 
 
 def slots_of(numbers: Sequence[int], device: torch.device) -> slice | Tensor:
@@ -148,4 +150,9 @@ def slots_of(numbers: Sequence[int], device: torch.device) -> slice | Tensor:
     """
     if numbers[-1] - numbers[0] < len(numbers):
         return slice(numbers[0], numbers[-1] + 1)
-    return torch.tensor(numbers, device=device)
+    return on_device(numbers, device)
+
+
+def on_device(numbers: Sequence[Any], device: torch.device, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Returns a tensor of numbers on a device, without waiting for what that is computing."""
+    return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)

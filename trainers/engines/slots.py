@@ -16,7 +16,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.engine import NOT_YET, POLL
 from agent_r1_gym.play.token_session import Answer, NewContext, TokenSession, end_full, longest_context
 from trainers.algorithms.segments import SEGMENTS
-from trainers.engines.cache import SlotCache, slots_of
+from trainers.engines.cache import SlotCache, on_device, slots_of
 from trainers.engines.sampling import SamplingOptions, sample
 
 
@@ -60,8 +60,8 @@ class SlotEngine:
         max_length: maximum number of tokens of an episode, prompt included.
         pad_token_id: fills inputs; never attended.
         prefill_tokens: maximum number of tokens, padding included, of a forward pass that is not decoding.
-        static_shapes: decode with one batch size and lengths of powers of two; None: on CUDA.
-        compile_decoding: decode through `torch.compile(mode="reduce-overhead")` (CUDA graphs on a GPU).
+        compile_decoding: decode through `torch.compile(mode="reduce-overhead")` (CUDA graphs on a GPU), with one batch
+            size and lengths of powers of two, for every shape is compiled anew; the cache is allocated whole.
 
     Raises:
         ConfigurationError: an argument or the model does not fit.
@@ -76,7 +76,6 @@ class SlotEngine:
         max_length: int,
         pad_token_id: int = 0,
         prefill_tokens: int = 4096,
-        static_shapes: bool | None = None,
         compile_decoding: bool = False,
     ) -> None:
         for name, number in (("slots", slots), ("max_length", max_length), ("prefill_tokens", prefill_tokens)):
@@ -86,8 +85,11 @@ class SlotEngine:
         self.model, self.options = model, options
         self.slots, self.max_length, self.prefill_tokens = slots, max_length, prefill_tokens
         self.pad_token_id = pad_token_id
-        self.static_shapes = model.device.type == "cuda" if static_shapes is None else static_shapes
-        self.decoder = torch.compile(model, mode="reduce-overhead", dynamic=False) if compile_decoding else model
+        self.static_shapes, self.decoder = compile_decoding, model
+        if compile_decoding:
+            # One per power of two up to the longest context: beyond its limit of 8, dynamo gives up without a word.
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+            self.decoder = torch.compile(model, mode="reduce-overhead", dynamic=False)
         self.generator = torch.Generator().manual_seed(options.seed)
 
     def close(self) -> None:
@@ -126,7 +128,12 @@ class _Play:
     def __init__(self, engine: SlotEngine, sessions: Iterator[TokenSession]) -> None:
         self.engine, self.sessions = engine, sessions
         config = engine.model.config
-        self.cache = SlotCache(config.get_text_config().num_hidden_layers, engine.slots, max_length=engine.max_length)
+        self.cache = SlotCache(
+            config.get_text_config().num_hidden_layers,
+            engine.slots,
+            max_length=engine.max_length,
+            whole=engine.static_shapes,
+        )
         self.additive = config._attn_implementation == "eager"
         self.owners: list[_Slot | None] = [None] * engine.slots
         self.count = 0
@@ -242,8 +249,11 @@ class _Play:
             else:
                 blocked.add(slot)
         if targets:
-            length = max(slot.length for slot in targets)
-            self.cache.move([slot.place for slot in sources], [slot.place for slot in targets], length=length)
+            self._move(
+                [slot.place for slot in sources],
+                [slot.place for slot in targets],
+                length=max(slot.length for slot in targets),
+            )
         return blocked
 
     def _decode(self) -> None:
@@ -263,7 +273,7 @@ class _Play:
             return count
         holes = sorted(set(range(count)) - {slot.place for slot in self.decoding})
         places = [slot.place for slot in movers]
-        self.cache.move(places + holes, holes + places, length=max(slot.length for slot in filter(None, self.owners)))
+        self._move(places + holes, holes + places, length=max(slot.length for slot in filter(None, self.owners)))
         for slot, hole in zip(movers, holes, strict=True):
             other = self.owners[hole]
             self.owners[slot.place], self.owners[hole] = other, slot
@@ -271,6 +281,11 @@ class _Play:
                 other.place = slot.place
             slot.place = hole
         return count
+
+    def _move(self, sources: Sequence[int], targets: Sequence[int], *, length: int) -> None:
+        # One transfer for all layers: each would make one of its own out of a list.
+        numbers = on_device([sources, targets], self.engine.model.device)
+        self.cache.move(numbers[0], numbers[1], length=length)
 
     def _forward(
         self, slots: Sequence[_Slot | None], places: slice | Tensor, *, width: int, model: Any = None
@@ -285,14 +300,14 @@ class _Play:
             table.append([slot.length, len(chunk), *pad[len(chunk) :], *chunk])
             slot.length += len(chunk)
             length = max(length, slot.length)
-        if self.engine.static_shapes:
-            length = 1 << max(6, (length - 1).bit_length())
-        inputs = torch.tensor(table).to(self.engine.model.device)
+        if self.engine.static_shapes and width == 1:
+            length = min(1 << max(6, (length - 1).bit_length()), self.engine.max_length)
+        inputs = on_device(table, self.engine.model.device)
         positions, mask = self.cache.focus(places, inputs[:, 0], widths=inputs[:, 1], queries=width, length=length)
         if self.additive:
             dtype = self.engine.model.dtype
             mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
-        output = (model or self.engine.model)(
+        output = (self.engine.model if model is None else model)(  # a compiled one has no truth value
             input_ids=inputs[:, 2:],
             attention_mask=mask,
             position_ids=positions,
@@ -306,8 +321,9 @@ class _Play:
     def _sample(self, slots: Sequence[_Slot | None], logits: Tensor) -> list[_Slot]:
         """Gives each slot its next token; returns those whose turn goes on."""
         numbers = [slot.stream.random() if slot else 0.0 for slot in slots]
-        uniforms = torch.tensor(numbers, dtype=torch.float64).to(logits.device)
+        uniforms = on_device(numbers, logits.device, dtype=torch.float64)
         going: list[_Slot] = []
+        # The one wait for the device per pass, as long as all sessions sample alike.
         sampled = {
             options: torch.stack([part.double() for part in sample(logits, options, uniforms=uniforms)]).tolist()
             for options in {slot.options for slot in slots if slot}

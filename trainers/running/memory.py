@@ -6,7 +6,7 @@ fragmentation nor the buffers of libraries are in it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError
@@ -14,6 +14,11 @@ from agent_r1_gym.errors import ConfigurationError
 GIB = 2**30
 UNEXPLAINED = 0.03
 """Share of a model's weights, such as biases and norms, that `ModelShape.of` may leave out or add."""
+MARGIN = 0.15
+"""Share of a device that the estimate does not account for: its context, buffers, prompts' passes, fragmentation."""
+_SAMPLING_BYTES = 24
+"""Bytes that `engines.sampling.sample` takes per episode and token of the vocabulary: 2 to 4 of logits, 12 of scaled
+ones, their log-probs and probabilities, 8 of their running sum."""
 ADAM_STATES = 2
 """Numbers that AdamW keeps for each trained weight: the means of the gradient and of its square."""
 
@@ -144,14 +149,15 @@ class Estimate:
     optimizer: int
     reference: int
     critic: int
-    gathered: int
+    rollout_copy: int
     kv_cache: int
+    sampling: int
     activations: int
 
     @property
     def rollout(self) -> int:
-        """While episodes are played: what stays, the gathered weights, and the KV cache."""
-        return self._resident + self.gathered + self.kv_cache
+        """While episodes are played: what stays, the copy of the weights, the KV cache, and what sampling takes."""
+        return self._resident + self.rollout_copy + self.kv_cache + self.sampling
 
     @property
     def update(self) -> int:
@@ -173,15 +179,18 @@ def estimate(shape: ModelShape, setup: Setup) -> Estimate:
 
     With P weights of w bytes, of which T are trained, divided over s processes:
     weights P w / s (and an adapter's in float32), gradients T w / s, optimiser 2 T w / s, reference P w / s,
-    critic P w, gathered for a rollout P c where s > 1 (c bytes a number in computation),
-    KV cache slots x (length + 1) x layers x 2 x kv_heads x head_dim x c; see `activation_bytes` for the last term.
+    critic P w, copied for a rollout P c where s > 1 or w is not c (c bytes a number in computation; an adapter too),
+    KV cache slots x (length + 1) x layers x 2 x kv_heads x head_dim x c, sampling slots x vocabulary x 24;
+    see `activation_bytes` for the last term.
     """
     frozen, trained, size = shape.parameters, shape.parameters, setup.weight_bytes
     adapter = 0
     if setup.lora_rank is not None:
         trained, size = shape.adapter_parameters(setup.lora_rank), 4  # PEFT keeps an adapter in float32
         adapter = trained * size
-    base = frozen * setup.weight_bytes
+    base, sharded, computing = frozen * setup.weight_bytes, setup.shards > 1, setup.compute_bytes
+    copied = frozen if sharded or setup.weight_bytes != computing else 0
+    copied += trained if adapter and (sharded or size != computing) else 0
     learning = trained * size
     critic = base + adapter + (1 + ADAM_STATES) * learning if setup.critic else 0
     return Estimate(
@@ -190,8 +199,9 @@ def estimate(shape: ModelShape, setup: Setup) -> Estimate:
         optimizer=ADAM_STATES * learning // setup.shards,
         reference=base // setup.shards if setup.reference and setup.lora_rank is None else 0,
         critic=critic,
-        gathered=frozen * setup.compute_bytes if setup.shards > 1 else 0,
-        kv_cache=kv_cache_bytes(shape, slots=setup.slots, length=setup.length, number_bytes=setup.compute_bytes),
+        rollout_copy=copied * computing,
+        kv_cache=kv_cache_bytes(shape, slots=setup.slots, length=setup.length, number_bytes=computing),
+        sampling=setup.slots * shape.vocabulary * _SAMPLING_BYTES,
         activations=activation_bytes(shape, setup),
     )
 
@@ -210,6 +220,19 @@ def kv_cache_bytes(shape: ModelShape, *, slots: int, length: int, number_bytes: 
     return slots * (length + 1) * shape.layers * 2 * shape.kv_heads * shape.head_dim * number_bytes
 
 
+def slots_that_fit(shape: ModelShape, setup: Setup, *, room: int) -> int:
+    """Returns how many episodes can decode side by side if all use up their tokens; at least 1.
+
+    Args:
+        shape: of the model.
+        setup: how it is trained; its `slots` do not count.
+        room: bytes of the device that this process has or can get, of which a share of `MARGIN` is left free.
+    """
+    one = estimate(shape, replace(setup, slots=1))
+    each = one.kv_cache + one.sampling
+    return max(1, (int(room * (1 - MARGIN)) - (one.rollout - each)) // each)
+
+
 def activation_bytes(shape: ModelShape, setup: Setup) -> int:
     """Returns a rule of thumb for what a forward pass keeps for the backward pass.
 
@@ -225,7 +248,7 @@ def activation_bytes(shape: ModelShape, setup: Setup) -> int:
 
 def table(setups: dict[str, Setup]) -> str:
     """Returns a Markdown table of estimates for `QWEN25`: one line per model and setup, numbers in GiB."""
-    names = ("weights", "gradients", "optimizer", "reference", "critic", "gathered", "kv_cache", "activations", "peak")
+    names = [*(field.name for field in fields(Estimate)), "peak"]
     lines = [f"| model | setup | {' | '.join(names)} |", "| --- | --- |" + " ---: |" * len(names)]
     for model, shape in QWEN25.items():
         for title, setup in setups.items():
@@ -235,13 +258,14 @@ def table(setups: dict[str, Setup]) -> str:
     return "\n".join(lines)
 
 
+_EXAMPLE = Setup(slots=80, length=8192, micro_batch=5)
 DOCS_SETUPS = {
-    "LoRA 16, bf16": Setup(lora_rank=16, weight_bytes=2),
-    "full, 1 GPU": Setup(),
-    "full, 4 GPUs sharded": Setup(shards=4),
-    "full, 8 GPUs sharded": Setup(shards=8),
+    "LoRA 16, bf16": replace(_EXAMPLE, lora_rank=16, weight_bytes=2),
+    "full, 1 GPU, no KL": replace(_EXAMPLE, reference=False),
+    "full, 4 GPUs sharded": replace(_EXAMPLE, shards=4),
+    "full, 8 GPUs sharded": replace(_EXAMPLE, shards=8),
 }
-"""Rows of the table in docs/gpus.md: 32 slots of 8,192 tokens, one rollout a pass, checkpointing."""
+"""Rows of the table in docs/gpus.md: the sizes of examples/hotpotqa_grpo.yaml, which its commands take."""
 
 if __name__ == "__main__":
     print(table(DOCS_SETUPS))

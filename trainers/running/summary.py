@@ -34,6 +34,7 @@ def opening(
     rows: int,
     *,
     memory: str = "",
+    slots: str = "",
 ) -> str:
     """Returns the first screen of a run.
 
@@ -44,6 +45,7 @@ def opening(
         envs: the environments of the run, by name.
         rows: number of training rows.
         memory: how much of it a device needs, as estimated; "" where nobody can say.
+        slots: how many rollouts are played side by side, and why; "" where nobody here decides that.
     """
     batch = args.generation_batch_size or args.per_device_train_batch_size
     prompts = max(1, batch // args.num_generations)
@@ -61,6 +63,7 @@ def opening(
             "budget",
             f"{args.max_turn_tokens} tokens per turn, {args.max_completion_length} per episode after the prompt",
         ),
+        *([("rollouts", slots)] if slots else []),
         ("memory", memory or "not estimated: the model is of another shape than those that are known"),
         ("time", "told after the first step, as measured"),
         ("output", f"{args.output_dir}"),

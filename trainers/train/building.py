@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,6 +35,8 @@ from trainers.engines.vllm_servers import ServerOptions, VLLMServers
 from trainers.engines.weights import check_whole
 from trainers.running import checkpoints
 from trainers.running.preflight import check_prompts
+from trainers.running.probe import LargestUpdate
+from trainers.running.rollout_weights import rollout_dtype, weights_in
 from trainers.running.sharding import check_sharding, sharding_of, whole_weights
 from trainers.running.summary import agent_card
 from trainers.train.environments import (
@@ -46,12 +48,9 @@ from trainers.train.environments import (
     turn_budget,
     warn_of_small_shares,
 )
+from trainers.train.sizing import MOST_SLOTS as MOST_SLOTS
+from trainers.train.sizing import longest_episode, slots_of
 from trainers.trainer import AgentTrainer
-
-MOST_SLOTS = 128
-"""Episodes that decode side by side on one device; more wait for a free slot."""
-_MOST_IN_FLIGHT = 384
-"""Episodes that vLLM plays side by side, those included whose tools run."""
 
 
 def build_trainer(
@@ -90,7 +89,8 @@ def build_trainer(
         collector = training if trainer.model.training else evaluating
 
         def play(some: Sequence[Row], attempt: int = 0) -> list[Trajectory]:
-            return collector.collect(some, engine_of(trainer, chat, slots=slots_of(args, len(some)), attempt=attempt))
+            slots = min(len(some), trainer.slots.most)
+            return collector.collect(some, engine_of(trainer, chat, slots=slots, attempt=attempt))
 
         with ready_to_play(trainer):
             records = play(rows)
@@ -118,6 +118,9 @@ def build_trainer(
     )
     if args.engine != "trl":
         check_sharding(trainer)
+    trainer.slots = slots_of(trainer)
+    if args.probe_memory or (args.probe_memory is None and trainer.accelerator.device.type == "cuda"):
+        trainer.add_callback(LargestUpdate(trainer))
     if args.engine == "vllm":
         trainer.roll_out_by(start_backend(trainer))
     return trainer
@@ -183,11 +186,6 @@ class _CloseEnvironments(TrainerCallback):
             collector.close()
 
 
-def slots_of(args: AgentConfig, rows: int) -> int:
-    """Returns how many of so many episodes a process plays side by side."""
-    return min(rows, args.rollout_slots or (_MOST_IN_FLIGHT if args.engine == "vllm" else MOST_SLOTS))
-
-
 def start_backend(trainer: AgentTrainer) -> TrainedBackend:
     """Starts the vLLM that `args` describe, beside the trainer, or finds its servers.
 
@@ -226,17 +224,18 @@ def start_backend(trainer: AgentTrainer) -> TrainedBackend:
         return VLLMBackend(options)
 
 
-def ready_to_play(trainer: AgentTrainer) -> AbstractContextManager[None]:
-    """Returns a context in which the engine of `engine_of` can play: its weights are whole, and awake."""
+@contextmanager
+def ready_to_play(trainer: AgentTrainer) -> Iterator[None]:
+    """While open, the engine of `engine_of` can play: its weights are whole, of the type to compute in, and awake."""
     if trainer.backend is not None:
-        return trainer.backend.awake()
-    return whole_weights(trainer) if trainer.args.engine == "cached" else nullcontext()
-
-
-def longest_episode(args: AgentConfig, model: Any) -> int:
-    """Returns the maximum number of tokens of a context: that of the budgets, or what the model takes."""
-    budget = args.max_prompt_length + args.max_completion_length
-    return min(budget, getattr(model.config.get_text_config(), "max_position_embeddings", budget))
+        with trainer.backend.awake():
+            yield
+    elif trainer.args.engine == "cached":
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        with whole_weights(trainer), weights_in(rollout_dtype(trainer.args, model), model):
+            yield
+    else:
+        yield
 
 
 def refill_batch(
@@ -308,7 +307,8 @@ def slot_engine(
 ) -> SlotEngine:
     """Returns the engine with the kept cache, sampling as `args` says, or at another temperature."""
     options = sampling_options(args, chat, temperature)
-    engine = SlotEngine(model, options, slots=slots, max_length=longest_episode(args, model))
+    length = longest_episode(args, model)
+    engine = SlotEngine(model, options, slots=slots, max_length=length, compile_decoding=args.rollout_compile)
     engine.generator.manual_seed(seed)
     return engine
 

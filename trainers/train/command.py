@@ -16,7 +16,6 @@ from agent_r1_gym.support.terminal import say
 from trainers.engines.requests import TrainedBackend
 from trainers.running.checkpoints import check_unused, to_resume
 from trainers.running.command_line import read_options
-from trainers.running.memory import ModelShape, Setup, describe, estimate
 from trainers.running.merging import model_to_train
 from trainers.running.preflight import (
     Source,
@@ -29,11 +28,12 @@ from trainers.running.preflight import (
     load_tokenizer,
 )
 from trainers.running.quiet import silence_libraries
-from trainers.running.sharding import save_whole_model, sharding_of
+from trainers.running.sharding import save_whole_model
 from trainers.running.signals import SignalStop
 from trainers.running.speaking import Speaker
 from trainers.running.summary import closing, opening, write_end, write_start
-from trainers.train.building import build_trainer, model_init_kwargs, slots_of
+from trainers.train.building import build_trainer, model_init_kwargs
+from trainers.train.sizing import memory_of
 from trainers.trainer import AgentTrainer
 
 
@@ -103,38 +103,12 @@ def _first_screen(trainer: AgentTrainer, model: str) -> str:
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
     parameters = sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
     rows = len(cast("Dataset", trainer.train_dataset))
-    text = opening(args, model, parameters, envs, rows, memory=_memory(trainer, parameters))
+    slots = str(trainer.slots) if args.engine != "trl" else ""
+    text = opening(args, model, parameters, envs, rows, memory=memory_of(trainer), slots=slots)
     write_start(args, model, envs)
     for env in envs.values():
         env.close()
     return text
-
-
-def _memory(trainer: AgentTrainer, parameters: tuple[int, int]) -> str:
-    """Returns how much memory a device needs, "" where the model's shape is not known."""
-    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
-    adapter = getattr(model, "peft_config", {}).get("default")
-    config = model.config.get_text_config()
-    trained, whole = parameters
-    shape = ModelShape.of(config, whole - trained if adapter is not None else whole)
-    if shape is None or getattr(model, "is_quantized", False) or args.engine == "vllm":  # vLLM keeps a cache of its own
-        return ""
-    length = min(
-        args.max_prompt_length + args.max_completion_length, getattr(config, "max_position_embeddings", sys.maxsize)
-    )
-    setup = Setup(
-        lora_rank=None if adapter is None else adapter.r,
-        weight_bytes=model.dtype.itemsize,
-        compute_bytes=2 if args.bf16 or args.fp16 else model.dtype.itemsize,
-        slots=slots_of(args, int(args.generation_batch_size or 0) // args.world_size),
-        length=length,
-        micro_batch=args.per_device_train_batch_size,
-        reference=bool(args.beta),
-        critic=trainer.critic is not None,
-        checkpointing=args.gradient_checkpointing,
-        shards=args.world_size if str(sharding_of(trainer.accelerator)).startswith(("FSDP", "ZeRO-3")) else 1,
-    )
-    return describe(estimate(shape, setup), length)
 
 
 def _farewell(trainer: AgentTrainer) -> str:

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch._dynamo.utils import counters
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.play.engine import NOT_YET
@@ -19,6 +20,7 @@ from tests.kit.scripted import STOPS, ScriptedSession, make_causal_lm, make_sess
 from trainers.engines.cache import SlotCache
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
+from trainers.running.rollout_weights import weights_in
 
 GREEDY = SamplingOptions(max_new_tokens=12, temperature=0, stop_token_ids=STOPS)
 SAMPLED = SamplingOptions(max_new_tokens=12, temperature=0.8, top_p=0.9, top_k=20, stop_token_ids=STOPS, seed=3)
@@ -89,13 +91,41 @@ class TestAgreement:
         assert move.called
         assert tokens(kept) == tokens(anew)
 
-    def test_static_shapes_change_nothing(self) -> None:
+    def test_the_static_shapes_of_compiled_decoding_change_nothing(self) -> None:
         model = make_causal_lm()
-        engine = slot_engine(model, SAMPLED, static_shapes=True)
+        with mock.patch("torch.compile", lambda model, **_: model):
+            engine = slot_engine(model, SAMPLED, compile_decoding=True)
         engine.decoder = mock.Mock(wraps=engine.decoder)
-        expected = play(slot_engine(model, SAMPLED, static_shapes=False))
+        expected = play(slot_engine(model, SAMPLED))
         assert tokens(play(engine)) == tokens(expected)
-        assert {call.kwargs["attention_mask"].shape for call in engine.decoder.mock_calls} == {(6, 1, 1, 64)}
+        assert {call.kwargs["attention_mask"].shape for call in engine.decoder.mock_calls} == {(6, 1, 1, 60)}
+
+    @pytest.mark.slow
+    def test_decoding_is_compiled_whole_and_once_per_length(self) -> None:
+        """By dynamo alone: graphs without a break, as many as lengths, for fresh copies of the weights too."""
+        model, compiled = make_causal_lm(), []
+
+        def backend(graph: Any, _inputs: Any) -> Any:
+            compiled.append(graph)
+            return graph.forward
+
+        real = torch.compile
+        options = SamplingOptions(max_new_tokens=40)
+        expected = play(slot_engine(model, options, slots=4, max_length=300), 6)
+        torch._dynamo.reset()
+        counters.clear()
+        with mock.patch("torch.compile", lambda model, **_: real(model, backend=backend, dynamic=False)):
+            for dtype in (None, torch.bfloat16, torch.bfloat16):
+                with weights_in(dtype, model):
+                    engine = slot_engine(model, options, slots=4, max_length=300, compile_decoding=True)
+                    engine.decoder = mock.Mock(wraps=engine.decoder)
+                    found = play(engine, 6)
+                assert dtype or tokens(found) == tokens(expected)
+                lengths = {call.kwargs["attention_mask"].shape[-1] for call in engine.decoder.mock_calls}
+                assert lengths <= {64, 128, 256, 300}
+                assert len(lengths) > 1
+        assert len(compiled) == 2 * len(lengths)  # of each type of weights
+        assert not counters["graph_break"]
 
     def test_sessions_may_come_while_others_are_decoded(self) -> None:
         model = make_causal_lm()

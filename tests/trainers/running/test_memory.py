@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agent_r1_gym.errors import ConfigurationError
-from tests.kit.pages import PAGES
+from tests.kit.pages import PAGES, ROOT
 from trainers.engines.cache import SlotCache
-from trainers.running.memory import DOCS_SETUPS, QWEN25, ModelShape, Setup, describe, estimate, kv_cache_bytes, table
+from trainers.engines.sampling import SamplingOptions, sample
+from trainers.running.memory import (
+    DOCS_SETUPS,
+    MARGIN,
+    QWEN25,
+    ModelShape,
+    Setup,
+    describe,
+    estimate,
+    kv_cache_bytes,
+    slots_that_fit,
+    table,
+)
+from trainers.train.sizing import MOST_SLOTS
 
 TINY = ModelShape(3, 48, 6, 2, 8, 80, 100)
 SHAPES = [TINY, ModelShape(2, 48, 6, 3, 16, 80, 100, tied=False, qkv_bias=False, qk_norm=True)]
@@ -72,15 +89,20 @@ def test_published_sizes() -> None:
 def test_what_a_setup_adds() -> None:
     one = estimate(TINY, Setup(length=64))
     assert one.reference == one.weights == one.gradients == one.optimizer // 2 == 4 * TINY.parameters
-    assert (one.critic, one.gathered) == (0, 0)
+    assert one.critic == 0
+    assert one.rollout_copy == 2 * TINY.parameters  # bfloat16 beside float32
+    assert estimate(TINY, Setup(length=64, compute_bytes=4)).rollout_copy == 0
+    assert one.sampling == 32 * 100 * 24
+    frozen = estimate(TINY, Setup(length=64, lora_rank=4, weight_bytes=2))
+    assert frozen.rollout_copy == 2 * TINY.adapter_parameters(4)  # of the adapter alone
     assert estimate(TINY, Setup(length=64, reference=False)).reference == 0
     assert estimate(TINY, Setup(length=64, lora_rank=4)).reference == 0
     assert estimate(TINY, Setup(length=64, critic=True)).critic == 4 * one.weights
     four = estimate(TINY, Setup(length=64, shards=4))
     assert (4 * four.weights, 4 * four.optimizer) == (one.weights, one.optimizer)
-    assert four.gathered == 2 * TINY.parameters
+    assert four.rollout_copy == 2 * TINY.parameters
     assert one.update == 5 * one.weights + one.activations
-    assert one.rollout == 4 * one.weights + one.kv_cache
+    assert one.rollout == 4 * one.weights + one.rollout_copy + one.kv_cache + one.sampling
     plain = estimate(TINY, Setup(length=64, checkpointing=False))
     assert plain.activations > 2 * one.activations
     with pytest.raises(ConfigurationError, match="shards must be at least 1, got 0"):
@@ -89,6 +111,56 @@ def test_what_a_setup_adds() -> None:
 
 def test_the_docs_show_this_table() -> None:
     assert table(DOCS_SETUPS) in PAGES["docs/gpus.md"]
+
+
+def test_the_table_is_of_the_commands_that_it_stands_beside() -> None:
+    file = yaml.safe_load((ROOT / "examples" / "hotpotqa_grpo.yaml").read_text(encoding="utf-8"))
+    rollouts = file["per_device_train_batch_size"] * file["gradient_accumulation_steps"]
+    for setup in DOCS_SETUPS.values():
+        assert setup.slots == rollouts <= MOST_SLOTS
+        assert setup.length == file["max_prompt_length"] + file["max_completion_length"]
+        assert setup.micro_batch == file["per_device_train_batch_size"]
+    adapter = DOCS_SETUPS["LoRA 16, bf16"]
+    assert (adapter.lora_rank, adapter.weight_bytes, file["dtype"]) == (file["lora_r"], 2, "bfloat16")
+
+
+@pytest.mark.parametrize("lora_rank", [None, 4])
+def test_as_many_slots_as_fit(lora_rank: int | None) -> None:
+    setup = Setup(lora_rank=lora_rank, length=64)
+    whole = estimate(TINY, replace(setup, slots=9)).rollout
+    room = 1 + round(whole / (1 - MARGIN))
+    assert slots_that_fit(TINY, setup, room=room) == 9
+    assert slots_that_fit(TINY, setup, room=room - 2 * 64 * TINY.vocabulary) == 8
+    assert slots_that_fit(TINY, setup, room=0) == 1
+    assert slots_that_fit(TINY, replace(setup, slots=100), room=room) == 9
+
+
+def test_sampling_takes_no_more_than_estimated() -> None:
+    rows, words = 4, 50_000
+    logits = torch.randn(rows, words, dtype=torch.bfloat16)
+    live = largest = 0
+
+    class Allocated(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal live, largest
+            made = func(*args, **(kwargs or {}))
+            for tensor in made if isinstance(made, tuple | list) else [made]:
+                if isinstance(tensor, torch.Tensor) and tensor.numel() > rows and not tensor._is_view():
+                    size = tensor.nbytes
+                    live += size
+                    largest = max(largest, live)
+                    weakref.finalize(tensor.untyped_storage(), forget, size)
+            return made
+
+    def forget(size: int) -> None:
+        nonlocal live
+        live -= size
+
+    with Allocated():
+        sample(logits, SamplingOptions(max_new_tokens=1), uniforms=torch.rand(rows, dtype=torch.float64))
+    held = largest + logits.nbytes
+    assert held <= rows * words * 24
+    assert held > rows * words * 12
 
 
 @pytest.mark.parametrize("tied", [True, False])
