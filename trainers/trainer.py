@@ -139,6 +139,7 @@ class AgentTrainer(ResumableTrainer):
         self.vocabulary: int = self.model.config.get_text_config().vocab_size
         self.packed = lay_out(args.update_layout, self.model, self.ref_model)
         self.evaluated = 0
+        self.shares: dict[str, float] = {}  # numbers to log of the latest batch, to be added up over the processes
         self.slots: Any = None  # how many rollouts are played side by side: `train.sizing.Slots`
 
     def roll_out_by(self, backend: TrainedBackend) -> None:
@@ -203,6 +204,7 @@ class AgentTrainer(ResumableTrainer):
     def _roll_out(self) -> dict[str, Any]:
         """Collects rollouts for the rows that TRL was given: it hands on prompts only, and takes lists."""
         started, training = time.perf_counter(), self.model.training
+        self.shares.clear()
         with self.resume_state.saved_on_failure():
             records = self.collect(self._rows, self)
             self.model.train(training)  # TRL reads off this flag whether it trains or evaluates
@@ -315,8 +317,10 @@ class AgentTrainer(ResumableTrainer):
     def _log_rollouts(self, batch: Batch) -> None:
         """Logs what the rollouts of all processes bring."""
         own = [Told.of(record, row) for record, row in zip(batch.records, batch.rows, strict=True)]
-        everyone = itertools.chain.from_iterable(self.world.everyone(own))
-        for env, name, number in rollout_numbers(list(everyone)):
+        told = self.world.everyone((own, self.shares))
+        for name in self.shares:
+            self._log(name, sum(shares[name] for _, shares in told))
+        for env, name, number in rollout_numbers([rollout for rollouts, _ in told for rollout in rollouts]):
             # TRL and its loggers make eval/ENV/... of what evaluations bring.
             group = ["rollout"] if env is None or self.model.training else []
             self._log("/".join([*group, *([env] if env else []), name]), number)

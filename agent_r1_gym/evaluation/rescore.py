@@ -28,7 +28,7 @@ from agent_r1_gym.support.files import new_folder
 from agent_r1_gym.types import ParsedTurn, Task, ToolOutcome, Transition
 
 _CUT_BY_ENV = ("max_turns", "max_history")
-_CUT_FROM_OUTSIDE = ("max_tokens", "no_answer")
+_CUT_FROM_OUTSIDE = ("max_tokens", "max_time", "no_answer")
 """End reasons with which a session truncates an episode after its last turn (`Session.truncate`)."""
 
 

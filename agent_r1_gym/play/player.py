@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
@@ -39,6 +40,8 @@ class Player:
         policy: who acts, for the records.
         threads: environments that may step at once while a model decodes.
         others: makes further environments, by name, for the jobs that name one.
+        ends_at: `time.monotonic()` after which episodes of tokens are truncated, and lost if they have not begun; None:
+            never.
     """
 
     make_env: MakeEnv
@@ -48,7 +51,9 @@ class Player:
     policy: str = ""
     threads: int = _THREADS
     others: Mapping[str, MakeEnv] = field(default_factory=dict)
+    ends_at: float | None = None
     _idle: defaultdict[str, list[TextEnv]] = field(default_factory=lambda: defaultdict(list))
+    _running: WeakSet[Session] = field(default_factory=WeakSet)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def play(self, jobs: Iterable[Job], engine: Engine, on_end: OnEnd) -> None:
@@ -91,11 +96,19 @@ class Player:
                 on_end(record)
 
         try:
-            return self.open(env, job, executor, on_end=end)
+            session = self.open(env, job, executor, on_end=end)
         except InfrastructureError as error:
             if isinstance(env.unwrapped, ToolEnv):
                 raise
             return self._lost(env, job, str(error), end)
+        with self._lock:
+            self._running.add(session)
+        return session
+
+    def unfinished(self) -> list[Session]:
+        """Returns the episodes that are being played; any thread may ask."""
+        with self._lock:
+            return [session for session in self._running if not session.ended]
 
     def _lost(self, env: TextEnv, job: Job, error: str, on_end: OnEnd) -> Session:
         """Returns the episode of a game whose backend failed before it began: it is over, and has no tokens."""
@@ -141,7 +154,9 @@ class Player:
             limits = replace(limits, max_completion_tokens=min(max_tokens, limits.max_completion_tokens))
         hooks |= {"method": self.method, "policy": self.policy}
         session = TokenSession(env, job, chat=self.chat, limits=limits, executor=executor, **hooks)
-        session.sampling = sampling or {}
+        session.sampling, session.ends_at = sampling or {}, self.ends_at
+        if session.late:
+            session.lose("The time for rollouts was over before this episode began.")
         return session
 
     def take(self, name: str = "") -> TextEnv:

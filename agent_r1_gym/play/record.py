@@ -164,8 +164,8 @@ class Trajectory:
         terminated: the task ended by its own rules.
         truncated: a budget ran out.
         end_reason: see `ToolEnv`; "goal" or "time_limit" where an environment gives no reason of its own; or
-            "max_tokens" (the model's context is full), "no_answer" (the one turn that it had gives none),
-            "interrupted".
+            "max_tokens" (the model's context is full), "max_time" (the rollouts' time was over),
+            "no_answer" (the one turn that it had gives none), "interrupted".
         infrastructure_error: what backend failed, None if none did; such an episode is neither scored nor trained on.
         support_recall: share of the task's gold passages that the searches brought back, None if it names none.
         scores: of the answer, by the environment's own scorer: `em`, `f1`, and `sub_em`, the lenient substring match;

@@ -75,6 +75,8 @@ class Session:
         info: what the environment's last `info` says that is heeded here; of a `ToolEnv`, all of it.
         told: that `info` as the environment gave it.
         cancelled: set it, from any thread, where nobody waits for the episode any more: its engine then stops it.
+        stepping: whether a step waits for a backend; else it is the model's turn.
+        since: `time.monotonic()` when that began.
     """
 
     def __init__(
@@ -92,7 +94,8 @@ class Session:
         self.tool_env = env.unwrapped if isinstance(env.unwrapped, ToolEnv) else None
         self.seed = job.sampling_seed
         self.turns: list[Turn] = []
-        self.ended = self.spoken = self.cut = self.cancelled = False
+        self.ended = self.spoken = self.cut = self.cancelled = self.stepping = False
+        self.since = time.monotonic()
         self._policy, self._on_end, self._on_turn = policy, on_end, on_turn
         self._started = time.perf_counter()
         self._terminated = self._truncated = False

@@ -6,6 +6,7 @@ rendered by the chat format as the tokens between two turns.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -107,6 +108,8 @@ class TokenSession(Session):
 
     Attributes:
         sampling: how its turns are sampled, where that is not as its engine says: fields of the engine's options.
+        ends_at: `time.monotonic()` after which the episode is truncated at the end of its turn, which its engine cuts
+            short; None: never.
         prompt_ids: tokens before the first turn; empty if the episode is over before the model has said anything.
 
     Raises:
@@ -130,12 +133,23 @@ class TokenSession(Session):
         super().__init__(env, job, method=method, policy=policy, on_end=on_end, on_turn=on_turn, start=start)
         self._chat, self._limits, self._executor = chat, limits, executor
         self.sampling: Mapping[str, float] = {}
+        self.ends_at: float | None = None
         self._ids: list[int] = []
         self._logprobs: list[float | None] = []
         self._spans: list[tuple[int, int]] = []
         self._context_starts: list[int] = []
         self.prompt_ids: list[int] = []
         self._open()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the turn that is being sampled should end here."""
+        return self.cancelled or self.late
+
+    @property
+    def late(self) -> bool:
+        """Whether the episode's time is over."""
+        return self.ends_at is not None and time.monotonic() >= self.ends_at
 
     @property
     def max_length(self) -> int:
@@ -169,6 +183,7 @@ class TokenSession(Session):
             self._logprobs += logprobs
             self._spans.append((start, len(self._ids)))
             action = self.action_of(self._chat.action(ids))
+            self.stepping, self.since = True, time.monotonic()
             return self._take_step(action)
 
     def _open(self) -> None:
@@ -220,6 +235,7 @@ class TokenSession(Session):
         start, end = self._spans[-1]
         context = self._context_starts[-1] if self._context_starts else -len(self.prompt_ids)
         self.book(action, step, by_model=Counted(start - context, end - start))
+        self.stepping, self.since = False, time.monotonic()
         return None if self.ended else self._next_context(step[0], step[4])
 
     def _next_context(self, observation: str, info: Any) -> Answer:
@@ -234,8 +250,8 @@ class TokenSession(Session):
         else:
             start, end = self._spans[-1]
             answer = self._chat.gap_ids(new, stopped=self._chat.ended(self._ids[start:end]))
-        if not self._has_room(answer):
-            self.truncate()
+        if self.late or not self._has_room(answer):
+            self.truncate("max_time" if self.late else "max_tokens")
             return None
         if isinstance(answer, NewContext):
             self._context_starts.append(len(self._ids))

@@ -19,6 +19,7 @@ from trainers.config.options import (
     EnvironmentOptions,
     ModelOptions,
     RolloutOptions,
+    ScaleOptions,
     WatchOptions,
 )
 from trainers.config.presets import ALGORITHMS, CISPO_CLIP, Preset, find_preset
@@ -98,6 +99,7 @@ _AMOUNTS = (
         "alarm_calls_below",
         "alarm_drift_above",
         "alarm_without_signal",
+        *("rollout_deadline", "watchdog_seconds"),
         "eval_temperature",
         "learning_rate",
     ),
@@ -114,7 +116,14 @@ def settle_precision(config: Any) -> None:
 
 @dataclass
 class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; here a preset or a default settles them
-    WatchOptions, AlarmOptions, AlgorithmOptions, RolloutOptions, ModelOptions, EnvironmentOptions, GRPOConfig
+    WatchOptions,
+    AlarmOptions,
+    AlgorithmOptions,
+    RolloutOptions,
+    ScaleOptions,
+    ModelOptions,
+    EnvironmentOptions,
+    GRPOConfig,
 ):
     """Arguments of `AgentTrainer`: all of `trl.GRPOConfig`'s, and those of `trainers.config.options`.
 
@@ -156,6 +165,11 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
         except ValueError as error:
             raise self._explained(error) from error
         self.num_generations = rollouts
+        if self.rollout_deadline is not None and not 0 < self.rollout_deadline < self.ddp_timeout:
+            raise ConfigurationError(
+                f"rollout_deadline={self.rollout_deadline} must be above 0 and below ddp_timeout={self.ddp_timeout}: "
+                "the others wait for it so long."
+            )
         if self.refill_groups:
             self._check_refill()
 
@@ -285,6 +299,10 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
                 raise ConfigurationError(f"{name}={getattr(self, name)!r} has no effect here. Leave it at {off!r}.")
         if self.engine == "vllm":
             self._check_vllm()
+        if self.engine == "trl" and self.rollout_deadline is not None:
+            raise ConfigurationError(
+                "rollout_deadline needs engine=cached or engine=vllm: with engine=trl all processes generate in step."
+            )
         if self.engine == "trl" and self.eval_temperature is not None:
             raise ConfigurationError(
                 f"eval_temperature={self.eval_temperature} needs engine=cached; engine=trl samples evaluations as it "

@@ -117,6 +117,25 @@ class RolloutOptions:
 
 
 @dataclass
+class ScaleOptions:
+    """Many processes; these stand in `--help-all` only."""
+
+    rollout_deadline: float | None = _help(
+        None,
+        "Seconds for the rollouts of a batch; None: until the last one ends. What still runs then is cut at the end of "
+        "its turn, as a token budget cuts it, and counts with what it has earned: no group is left to its fastest. "
+        "Rollouts that have not begun are dropped. A step of an environment is never cut: tools have timeouts.",
+    )
+    watchdog_seconds: float = _help(
+        600.0,
+        "Seconds of rollouts after which a process says which episodes it still plays, again and again; 0: never.",
+    )
+    ddp_timeout: int = _help(
+        14_400, "Seconds that a process waits for others, as for the longest rollout of all; then it fails."
+    )
+
+
+@dataclass
 class AlgorithmOptions:
     """Algorithm and credit."""
 

@@ -46,6 +46,7 @@ def refill(
     rounds: int,
     draw: Callable[[Row], Row],
     play: Callable[[list[Row], int], Sequence[Trajectory]],
+    late: Callable[[], bool] = lambda: False,
 ) -> Refilled:
     """Replaces groups without signal, in place, by groups of other tasks that have some.
 
@@ -59,6 +60,7 @@ def refill(
         rounds: maximum number of times that a group is tried again.
         draw: returns another row, given the one to replace.
         play: plays rows, given the number of the round, counted from 1.
+        late: whether there is no time for another round.
     """
     if len(rows) % size:
         raise ValueError(f"{len(rows)} rows are no whole number of groups of {size}.")
@@ -66,7 +68,7 @@ def refill(
     without = [group for group in groups if not has_signal(records[group])]
     first, played = len(without), 0
     for attempt in range(1, rounds + 1):
-        if not without:
+        if not without or late():
             break
         new = [row for group in without for row in [draw(rows[group][0])] * size]
         found = play(new, attempt)

@@ -337,7 +337,7 @@ class _Play:
             slot.logprobs.append(logprobs[line])
             slot.pending = [token]
             stopped = token in slot.options.stop_token_ids
-            if stopped or len(slot.ids) == slot.budget or getattr(slot.session, "cancelled", False):
+            if stopped or len(slot.ids) == slot.budget or getattr(slot.session, "interrupted", False):
                 self._finish_turn(slot, stopped=stopped)
             else:
                 going.append(slot)

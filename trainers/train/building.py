@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-from accelerate.utils import gather_object  # type: ignore[import-untyped]
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import ModelConfig  # type: ignore[attr-defined]
@@ -19,12 +18,11 @@ from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.play.token_session import TokenLimits
 from agent_r1_gym.registry import TextEnv
-from trainers import trl_seams
 from trainers.config import AgentConfig
 from trainers.config.options import MAX_TURN_TOKENS
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector, Row
-from trainers.engines.refill import draw_from, key_of, refill
+from trainers.engines.refill import Key, draw_from, key_of, refill
 from trainers.engines.requests import RequestEngine, TrainedBackend
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
@@ -39,6 +37,7 @@ from trainers.running.probe import LargestUpdate
 from trainers.running.rollout_weights import rollout_dtype, weights_in
 from trainers.running.sharding import check_sharding, sharding_of, whole_weights
 from trainers.running.summary import agent_card
+from trainers.running.watchdog import watched
 from trainers.train.environments import (
     env_makers,
     eval_rows,
@@ -92,10 +91,12 @@ def build_trainer(
             slots = min(len(some), trainer.slots.most)
             return collector.collect(some, engine_of(trainer, chat, slots=slots, attempt=attempt))
 
-        with ready_to_play(trainer):
+        refills, rank = trainer.model.training and args.refill_groups > 0, trainer.accelerator.process_index
+        taken = batch_keys(trainer, rows) if refills else []  # before anybody plays: afterwards it would wait
+        with ready_to_play(trainer), watched(collector.player.unfinished, seconds=args.watchdog_seconds, rank=rank):
             records = play(rows)
-            if trainer.model.training and args.refill_groups:
-                refill_batch(trainer, rows, records, play)
+            if refills:
+                refill_batch(trainer, rows, records, play, taken=taken, late=lambda: collector.late)
         return records
 
     if args.max_turn_tokens is None:
@@ -172,7 +173,7 @@ def collector_of(
     first, *further = makers.values()
     label = "+".join(member.env_id for member in args.environments)
     player = Player(first, chat=chat, limits=limits, policy=label, others=makers if further else {})
-    return Collector(player, retries=args.infrastructure_retries)
+    return Collector(player, retries=args.infrastructure_retries, seconds=None if evaluating else args.rollout_deadline)
 
 
 class _CloseEnvironments(TrainerCallback):
@@ -238,13 +239,33 @@ def ready_to_play(trainer: AgentTrainer) -> Iterator[None]:
         yield
 
 
+def batch_keys(trainer: AgentTrainer, rows: Sequence[Row]) -> list[Key]:
+    """Returns which tasks the processes are about to play."""
+    return list(itertools.chain.from_iterable(trainer.world.everyone([key_of(row) for row in rows])))
+
+
 def refill_batch(
-    trainer: AgentTrainer, rows: list[Row], records: list[Trajectory], play: Callable[[Sequence[Row], int], Any]
+    trainer: AgentTrainer,
+    rows: list[Row],
+    records: list[Trajectory],
+    play: Callable[[Sequence[Row], int], Any],
+    *,
+    taken: Sequence[Key],
+    late: Callable[[], bool],
 ) -> None:
-    """Replaces this process's groups without signal, in place, and logs what all processes played for it."""
+    """Replaces this process's groups without signal, in place, and has what was played for it logged.
+
+    Args:
+        trainer: whose batch it is.
+        rows: see `refill`; so are `records`, `play` and `late`.
+        records: see `refill`.
+        play: see `refill`.
+        taken: of `batch_keys`.
+        late: see `refill`.
+    """
     args, accelerator = trainer.args, trainer.accelerator
     seed = hash((args.seed, trainer.batches, accelerator.process_index))
-    tasks, taken = cast("Sequence[Row]", trainer.train_dataset), gather_object([key_of(row) for row in rows])
+    tasks = cast("Sequence[Row]", trainer.train_dataset)
     told = refill(
         rows,
         records,
@@ -252,12 +273,11 @@ def refill_batch(
         rounds=args.refill_groups,
         draw=draw_from(tasks, taken, seed=seed, part=(accelerator.process_index, accelerator.num_processes)),
         play=play,
+        late=late,
     )
-    every = accelerator.reduce(torch.tensor([told.played, told.replaced], device=accelerator.device, dtype=torch.float))
-    played, replaced = (every / (args.generation_batch_size or 1)).tolist()
-    metrics = trl_seams.metrics_of(trainer)
-    metrics["rollout/refills"].append(played)
-    metrics["group/replaced"].append(replaced * args.num_generations)
+    whole = int(args.generation_batch_size or 1)
+    trainer.shares["rollout/refills"] = told.played / whole
+    trainer.shares["group/replaced"] = told.replaced * args.num_generations / whole
 
 
 def engine_of(trainer: AgentTrainer, chat: ChatFormat, *, slots: int, attempt: int = 0) -> Engine:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 from unittest.mock import Mock
@@ -287,3 +287,32 @@ def test_an_engine_that_leaves_episodes_unfinished_is_told() -> None:
 
     with pytest.raises(RuntimeError, match="Lazy ended before 2 of 2 episodes"):
         collector(lookup_env).collect([{"task_index": 0}] * 2, Lazy())
+
+
+def test_what_runs_at_the_deadline_counts_and_what_has_not_begun_is_lost() -> None:
+    games, plays = collector(lookup_env, seconds=1000.0, retries=5), []
+
+    class LateEngine(ScriptedEngine):
+        """Time is over within the first turn of the first session."""
+
+        def run(self, sessions: Iterable[Any]) -> None:
+            plays.append(self)
+            session, *others = sessions_until_late(iter(sessions))
+            super().run([session])
+            assert not others
+
+    def sessions_until_late(sessions: Iterator[Any]) -> Iterator[Any]:
+        session = next(sessions)
+        assert not session.interrupted
+        session.ends_at = games.player.ends_at = 0.0
+        assert session.interrupted
+        yield session
+        yield from sessions
+
+    cut, lost = games.collect([{"task_index": 0, "seed": 1}] * 2, LateEngine(CALL, CALL))
+    assert (cut.truncated, cut.end_reason, len(cut.turns), cut.infrastructure_error) == (True, "max_time", 1, None)
+    assert len(tokens_of(cut).spans) == 1
+    assert "before this episode began" in str(lost.infrastructure_error)
+    assert not tokens_of(lost).spans
+    assert games.late
+    assert len(plays) == 1  # what is lost is not played again

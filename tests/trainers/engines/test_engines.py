@@ -155,7 +155,7 @@ class TestAgreement:
 
     def test_a_session_that_is_cancelled_ends_within_a_token(self) -> None:
         left, stays = make_sessions(2, seed=3)
-        left.cancelled = True  # type: ignore[attr-defined]
+        left.interrupted = True  # type: ignore[attr-defined]
         left.script, expected = [], play(slot_engine(make_causal_lm()), 2, seed=3)[1]
         slot_engine(make_causal_lm()).run([left, stays])
         assert [len(ids) for ids in left.tokens] == [1]

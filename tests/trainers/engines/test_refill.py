@@ -74,6 +74,13 @@ def test_a_batch_with_signal_everywhere_costs_nothing() -> None:
     assert refill([TASKS[0]] * 2, records, size=2, rounds=3, draw=TASKS.__getitem__, play=played(0)) == (0, 0, 0)
 
 
+def test_no_round_begins_when_time_is_over() -> None:
+    records, play = [record(0.0), record(0.0)], played(30)
+    told = refill([TASKS[0]] * 2, records, size=2, rounds=3, draw=lambda row: row, play=play, late=lambda: True)
+    assert told == (0, 0, 1)
+    assert not play.attempts
+
+
 def test_tasks_are_drawn_once_and_of_the_same_environment() -> None:
     rows = [{**row, "env": "ab"[index % 2]} for index, row in enumerate(TASKS)]
     taken = [key_of(row) for row in rows[:10]]
