@@ -63,8 +63,8 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument(
         "--max-restarts",
         type=int,
-        default=10,
-        help="times that a run which was cut is started again (default: 10)",
+        default=3,
+        help="times that a run which was cut is started again (default: 3)",
     )
     return own
 

@@ -92,19 +92,19 @@ train() {  # RANK HEAD URL...: the role of a trainer node; returns the launcher'
   # In a session of its own the launcher hears a signal once, from here, and not again as a member of a group.
   setsid python -m accelerate.commands.launch --config_file "$config" --num_machines "$TRAINER_NODES" \
     --num_processes $((TRAINER_NODES * GPUS)) --machine_rank "$1" --main_process_ip "$2" --main_process_port "$PORT" \
-    --rdzv_backend c10d --rdzv_conf "join_timeout=$JOIN_SECONDS,is_host=$(($1 == 0))" --max_restarts "$MAX_RESTARTS" \
+    --rdzv_backend c10d --rdzv_conf "join_timeout=$JOIN_SECONDS,is_host=$(($1 == 0))" --max_restarts 0 \
     -m trainers.train "${words[@]}" --resume_from_checkpoint True &
   launcher=$!
   trap 'STOPPED=1; kill -TERM "$launcher"' USR1 TERM INT HUP
   wait "$launcher"
   status=$?
   while ((status > 128)) && kill -0 "$launcher" 2>/dev/null; do wait "$launcher"; status=$?; done  # a trap cuts it short
-  trap - USR1 TERM INT HUP
+  trap 'STOPPED=1' USR1 TERM INT HUP
   return "$status"
 }
 
 node() {  # RANK HEAD SERVER_HOST...: one node, without a scheduler that starts the roles
-  local rank=$1 head=$2 status urls=()
+  local rank=$1 head=$2 status=0 starts urls=()
   shift 2
   if ((rank < 0 || rank >= TRAINER_NODES + VLLM_NODES || $# != VLLM_NODES)); then
     say "node $rank with $# vLLM nodes, but this script is of nodes 0 to $((TRAINER_NODES + VLLM_NODES - 1)), of which the" \
@@ -116,8 +116,17 @@ node() {  # RANK HEAD SERVER_HOST...: one node, without a scheduler that starts 
   trap 'STOPPED=1' INT TERM HUP
   if ((rank == 0)); then mkdir -p "$OUTPUT_DIR" && : >"$RUNNING"; fi
   mapfile -t urls < <(server_urls "$@")
-  await_servers "${urls[@]}" && train "$rank" "$head" "${urls[@]}"
-  status=$?
+  # A launcher can start its processes again itself (--max_restarts), but where those of two nodes fail at different
+  # moments they miss each other; new launchers meet as at the first start.
+  for ((starts = 0; starts <= MAX_RESTARTS && !STOPPED; starts++)); do
+    if ((starts)); then
+      say "node $rank: the run ended with status $status; it starts again, at most $((MAX_RESTARTS - starts)) times more."
+      sleep "$POLL_SECONDS"
+    fi
+    await_servers "${urls[@]}" && train "$rank" "$head" "${urls[@]}"
+    status=$?
+    ((status)) || break
+  done
   if ((rank == 0)); then rm -f "$RUNNING"; fi
   if ((status)); then
     say "node $rank: the run ended with status $status. Start this script again on every node: it goes on from the last" \

@@ -15,9 +15,8 @@
 #   %%{command}
 %%{values}
 # A signal comes STOP_SECONDS before the end of the job, and a minute: the run saves, and the job goes back into the queue,
-# at most MAX_REQUEUES times. MAX_RESTARTS=0: Slurm starts again what a lost node ended (--requeue), not torchrun.
+# at most MAX_REQUEUES times. What a lost node ended, Slurm starts again itself (--requeue).
 MAX_REQUEUES=%%{restarts}
-MAX_RESTARTS=0
 
 %%{nodes_sh}
 # --- The job: one step per role, on nodes of their own ---
@@ -26,8 +25,7 @@ on() {  # NUMBER HOSTS COMMAND [OPTION...]: a command on each of these nodes, wi
   # Called with & only: in the place of the subshell, srun itself gets the signals that are sent to $!.
   # --wait: where one node has ended the others may still save; what hangs is killed after 300 s.
   exec srun --nodes="$1" --ntasks="$1" --ntasks-per-node=1 --nodelist="$2" --cpu-bind=none --wait=300 "${@:4}" \
-    bash -c "$(declare -p %%{names} \
-      MAX_RESTARTS STOPPED; declare -f)"$'\n'"setup && $3"
+    bash -c "$(declare -p %%{names} STOPPED; declare -f)"$'\n'"setup && $3"
 }
 
 STOPPED=0

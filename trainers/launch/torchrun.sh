@@ -7,8 +7,8 @@
 #   %%{command}
 %%{values}
 # torchrun (Accelerate starts it) has the nodes meet at HEAD:PORT, in any order, and wait for one another at most
-# JOIN_SECONDS. Where a process fails, all are started again, at most MAX_RESTARTS times, and go on from the last whole
-# checkpoint; a node that was lost may come back within JOIN_SECONDS, by the same command. HEAD itself must stay.
+# JOIN_SECONDS. Where a process fails or a node is lost, all others end too; each node starts again, at most MAX_RESTARTS
+# times, and the run goes on from the last whole checkpoint. A node that was lost may come back by the same command.
 MAX_RESTARTS=%%{restarts}
 
 %%{nodes_sh}

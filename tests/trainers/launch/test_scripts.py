@@ -139,7 +139,7 @@ class TestSlurm:
         assert len(cluster.notes("vllm")) == 8  # two servers, each started again three times
         assert not cluster.notes("train")
 
-    @pytest.mark.parametrize(("before", "requeues"), [("0", 1), ("9", 1), ("10", 0)])
+    @pytest.mark.parametrize(("before", "requeues"), [("0", 1), ("2", 1), ("3", 0)])
     def test_a_signal_before_the_end_saves_and_goes_back_into_the_queue(
         self, job: Any, cluster: Cluster, before: str, requeues: int
     ) -> None:
@@ -207,6 +207,15 @@ class TestOtherPlaces:
             said, _ = server.communicate(timeout=60)
         assert said.count("a server ended with status 137") == 1
         assert cluster.all_ended("vllm")
+
+    def test_a_node_starts_again_what_failed_and_gives_up_in_the_end(self, tmp_path: Path, cluster: Cluster) -> None:
+        script = written(tmp_path, "torchrun", WORDS, "--max-restarts", "2")
+        status, said = cluster.run(script, "1", NODES[0], FAKE_TRAINER="5")
+        assert status == 5
+        assert len(cluster.notes("train")) == 3
+        assert said.count("it starts again") == 2
+        assert "at most 1 times more" in said and "at most 0 times more" in said
+        assert said.count("Start this script again on every node") == 1
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
