@@ -45,6 +45,7 @@ FLOORS = {
         ("algorithms",),
         ("engines",),
         ("running",),
+        ("launch",),
         ("trainer",),
         ("train",),
         ("sft",),

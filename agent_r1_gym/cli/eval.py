@@ -24,7 +24,8 @@ from agent_r1_gym.cli.agents import (
 from agent_r1_gym.cli.env_options import add_env_arguments, chosen_members, first_tasks, warn_of_lost
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.evaluation.evaluate import PATIENCE, evaluate
+from agent_r1_gym.evaluation import parts
+from agent_r1_gym.evaluation.evaluate import PATIENCE, evaluate, evaluate_part
 from agent_r1_gym.evaluation.metrics import METRICS, Summary, answers_told
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.play.jobs import evaluation_jobs, held_out_env
@@ -46,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", required=True, help=POLICY_HELP)
     parser.add_argument(
         "-n", "--questions", type=int, help="play the first N questions, of each environment (default: all)"
+    )
+    parser.add_argument(
+        "--part",
+        metavar="K/N",
+        help="play every N-th question from the K-th on; N processes, on any machines, share one --out; who ends "
+        "last puts their parts together",
     )
     parser.add_argument("--samples", type=int, default=1, help="episodes per question, for pass@k (default: 1)")
 
@@ -77,12 +84,17 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, several: bool = False)
 def run(options: argparse.Namespace) -> int:
     """Evaluates, prints the table and returns 1 if episodes had to be left out."""
     chosen = chosen_members(options)
+    options.part = None if options.part is None else parts.Part.read(options.part)
+    if options.part is not None and (options.out is None or len(chosen) > 1):
+        raise ConfigurationError("--part is of one environment, and needs --out: the folder that all parts share.")
     if len(chosen) > 1:
         return _run_mixture(options, chosen)
     game = prepare(options, chosen[0])
     folder, metrics = play(options, game, options.out or default_folder(game.spec, "eval"), name="eval")
     say(f"served: {served(game.env)}")
     say(metrics_table(metrics))
+    if options.part is not None and folder.path != options.out:
+        say(f"part {options.part}: {parts.told(options.out)}")
     say(f"run: {folder.path}; to look at it: agent-r1 report {_quoted(folder.path)}")
     return report_excluded(metrics, folder)
 
@@ -145,7 +157,7 @@ def prepare(options: argparse.Namespace, member: Member, *, most: int | None = N
 
 
 def play(options: argparse.Namespace, game: Game, path: Path, *, name: str) -> tuple[RunFolder, Summary]:
-    """Plays what was prepared; returns the folder and the summary.
+    """Plays what was prepared, or a part of it; returns the folder and the summary.
 
     Args:
         options: the parsed command line.
@@ -154,21 +166,21 @@ def play(options: argparse.Namespace, game: Game, path: Path, *, name: str) -> t
         name: of the subcommand, for the progress bar.
     """
     spec, env, indices = game
-    folder = RunFolder(path)
     has_tasks = isinstance(env.unwrapped, ToolEnv)
-    metrics = evaluate(
-        folder,
-        functools.partial(make_cast, spec),
-        settings=run_settings(spec, env, indices, samples=options.samples, seed=options.seed),
-        jobs=evaluation_jobs(indices, samples=options.samples, seed=options.seed, has_tasks=has_tasks),
-        samples=options.samples,
-        processes=options.processes,
-        retries=options.retries,
-        patience=options.patience,
-        name=name,
-        about=_about(env),
-    )
-    return folder, metrics
+    folder, cast = RunFolder(path), functools.partial(make_cast, spec)
+    how: dict[str, Any] = {
+        "settings": run_settings(spec, env, indices, samples=options.samples, seed=options.seed),
+        "jobs": evaluation_jobs(indices, samples=options.samples, seed=options.seed, has_tasks=has_tasks),
+        "samples": options.samples,
+        "processes": options.processes,
+        "retries": options.retries,
+        "patience": options.patience,
+        "name": name,
+        "about": _about(env),
+    }
+    if options.part is not None:
+        return evaluate_part(folder, cast, part=options.part, **how)
+    return folder, evaluate(folder, cast, **how)
 
 
 def _about(env: TextEnv) -> dict[str, Any]:

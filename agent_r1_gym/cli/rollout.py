@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Plays the episodes and returns 1 if some lost their backend; what is finished is kept also after Ctrl-C."""
-    options.samples = 1
+    options.samples, options.part = 1, None
     game = prepare(options, Member(env_id=options.env, options=env_options(options)), most=_EPISODES)
     folder, metrics = play(options, game, options.out or default_folder(game.spec, "rollout"), name="rollout")
     page = folder.path / "report.html"

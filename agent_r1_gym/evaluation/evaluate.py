@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-from agent_r1_gym.errors import AgentR1Error, InfrastructureError
+from agent_r1_gym.errors import AgentR1Error, ConfigurationError, InfrastructureError
 from agent_r1_gym.evaluation.metrics import summarize
+from agent_r1_gym.evaluation.parts import Part, check_part, check_whole, missing, parts_in
 from agent_r1_gym.evaluation.run_folder import Failure, RunFolder
 from agent_r1_gym.play.engine import Engine
 from agent_r1_gym.play.jobs import Job
@@ -78,6 +79,7 @@ def evaluate(
         ConfigurationError: the folder holds another run, or nothing can be played like this.
         InfrastructureError: the backend is down, or a process died; what is finished is kept.
     """
+    check_whole(folder.path)
     with _only_writer(folder), contextlib.closing(folder):
         folder.open(settings, about)
         done = {(record.task_index, record.sample) for record in folder.episodes()}
@@ -92,6 +94,51 @@ def evaluate(
         metrics = summarize(folder.episodes(), ledger.failures, samples=samples, seconds=folder.seconds())
         folder.finish(ledger.failures, metrics)
         return metrics
+
+
+def evaluate_part(
+    folder: RunFolder,
+    make_cast: MakeCast,
+    *,
+    part: Part,
+    settings: Mapping[str, Any],
+    jobs: Sequence[Job],
+    samples: int = 1,
+    **options: Any,
+) -> tuple[RunFolder, dict[str, Any]]:
+    """Plays a part of a run, and puts the run together if it was the last.
+
+    Args:
+        folder: folder of the whole run.
+        make_cast: who plays.
+        part: which of the jobs.
+        settings: see `run_folder`; of the whole run.
+        jobs: every episode of the whole run.
+        samples: episodes per question.
+        **options: further arguments of `evaluate`.
+
+    Returns:
+        Folder and `metrics.json` of the run if all of it has been played, else of the part.
+
+    Raises:
+        ConfigurationError: the folder holds another run or other parts, or there are fewer questions than parts.
+        InfrastructureError: see `evaluate`.
+    """
+    check_part(folder.path, part)
+    for other in parts_in(folder.path):
+        RunFolder(folder.path / other.folder).check_part(settings)  # before hours of play
+    share, own = part.share(jobs), RunFolder(folder.path / part.folder)
+    if not share:
+        raise ConfigurationError(f"--part {part}: there are fewer questions than parts. Take fewer parts.")
+    of_part = {**settings, "part": str(part)}
+    metrics = evaluate(own, make_cast, settings=of_part, jobs=share, samples=samples, **options)
+    if missing(folder.path, part.of):
+        return own, metrics
+    with locked(folder.lock_path):  # several parts may have ended at once
+        failures = folder.take([RunFolder(folder.path / each.folder) for each in part.all], settings)
+        metrics = summarize(folder.episodes(), failures, samples=samples, seconds=folder.seconds())
+        folder.finish(failures, metrics)
+    return folder, metrics
 
 
 class _Ledger:

@@ -18,6 +18,7 @@
 `timings.jsonl`: one line per episode: `task_index`, `sample`, `seconds` (wall clock, with waiting). The last line of an
     episode counts; lines may be missing after a crash.
 `run.lock`: held by the process that writes.
+`part-K-of-N`: such a folder, where the run was played in parts (see `parts`); its settings have `part`, "K/N", too.
 `metrics.json`: see `metrics.summarize`; written when the run is complete.
 
 All JSON is UTF-8. A line that a crash tore is dropped when the run is resumed.
@@ -36,6 +37,7 @@ from types import NoneType
 from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, DatasetError
+from agent_r1_gym.evaluation import parts
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.support.files import atomic_file
 from agent_r1_gym.support.json_lines import JsonLinesWriter, drop_torn_line, json_line, read_json_lines
@@ -137,7 +139,8 @@ class RunFolder:
             DatasetError: there is none, or of another format.
         """
         if not self._run_path.is_file():
-            raise DatasetError(f"{self.path} holds no run.json; expected a folder that `agent-r1 eval` wrote.")
+            why = parts.told(self.path) or "expected a folder that `agent-r1 eval` wrote."
+            raise DatasetError(f"{self.path} holds no run.json; {why}")
         run = _read_object(self._run_path)
         kinds = {"settings": dict, "starts": list}
         if run.get("format") != FORMAT or not all(isinstance(run.get(name), kind) for name, kind in kinds.items()):
@@ -215,6 +218,40 @@ class RunFolder:
         """Closes the files that `add` writes."""
         self._episodes.close()
         self._timings.close()
+
+    def check_part(self, settings: Mapping[str, Any]) -> None:
+        """Refuses to be a part of a run with these settings if it was played with others.
+
+        Raises:
+            ConfigurationError: it was; the message names them.
+        """
+        own = {name: value for name, value in self.load()["settings"].items() if name != "part"}
+        differing = list(_differences(own, json.loads(json.dumps(settings))))
+        if differing:
+            raise ConfigurationError(
+                f"{self.path} was played with other settings ({'; '.join(differing)}). All parts need the same ones; "
+                "take those, or another --out."
+            )
+
+    def take(self, others: Sequence[RunFolder], settings: Mapping[str, Any]) -> list[Failure]:
+        """Becomes the run whose parts others are, but for `finish`; returns what failed in them.
+
+        Raises:
+            ConfigurationError: one of them has other settings.
+        """
+        for other in others:
+            other.check_part(settings)
+        starts = sorted(
+            (start for other in others for start in other.load()["starts"]), key=lambda start: start["date"]
+        )
+        self._write_json(self._run_path, {"format": FORMAT, "settings": settings, "starts": starts})
+        for name in (self.episodes_path.name, self.timings_path.name):
+            with atomic_file(self.path / name) as temporary:
+                files = [other.path / name for other in others]
+                temporary.write_bytes(b"".join(file.read_bytes() for file in files if file.is_file()))
+        done = {(record.task_index, record.sample) for record in self.episodes()}
+        failures = [failure for other in others for failure in other.failures()]
+        return [failure for failure in failures if (failure.task_index, failure.sample) not in done]
 
     def finish(self, failures: Sequence[Failure], metrics: Mapping[str, Any]) -> None:
         """Sorts the episodes, and writes failures and metrics."""

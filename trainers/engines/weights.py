@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from peft import LoraConfig, PeftModel
@@ -33,9 +33,14 @@ def adapter_of(model: Any) -> LoraConfig | None:
     if not isinstance(model, PeftModel):
         return None
     config = model.active_peft_config
+    return config if is_plain(config) else None
+
+
+def is_plain(config: Any) -> TypeGuard[LoraConfig]:
+    """Returns whether an adapter's configuration is of LoRA and nothing else."""
     if not isinstance(config, LoraConfig) or config.bias != "none" or config.init_lora_weights not in _OWN_WEIGHTS:
-        return None
-    return None if any(getattr(config, name, None) for name in _NOT_PLAIN) else config
+        return False
+    return not any(getattr(config, name, None) for name in _NOT_PLAIN)
 
 
 def check_whole(model: Any) -> None:
