@@ -50,6 +50,7 @@ def run_cell(settings: Settings, method: str, seed: int, warm: Path, scratch: Pa
         num_generations=settings.copies,
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=1,
+        learning_rate=settings.learning_rate,
         **METHODS[method].options,
     )
     trainer = build_trainer(args, load(warm).eval(), tokenizer=tokenizer)

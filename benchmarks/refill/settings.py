@@ -34,6 +34,7 @@ class Settings:
         training: options of the environment to train on.
         prompts: per step.
         copies: rollouts per prompt: few, so that many groups are without signal.
+        learning_rate: a fifth of the quickstart's, by which all is learned before a difference shows.
         played: rollouts of a run, those included that were played to refill a group and thrown away.
         every: rollouts from one measurement to the next.
         questions: number of held-out questions of each kind per measurement.
@@ -43,6 +44,7 @@ class Settings:
     training: Mapping[str, Any]
     prompts: int
     copies: int
+    learning_rate: float
     played: int
     every: int
     questions: int
@@ -54,8 +56,9 @@ FULL = Settings(
     training={**_WORLD, "questions": 2000, "mix": {"1hop": 0.4, "bridge": 0.3, "3hop": 0.3}},
     prompts=16,
     copies=4,
-    played=9600,
-    every=960,
+    learning_rate=6e-5,
+    played=4800,
+    every=480,
     questions=100,
     seeds=(0, 1, 2, 3, 4),
 )
@@ -63,6 +66,7 @@ QUICK = Settings(
     training={**_WORLD, "questions": 64, "mix": {"1hop": 0.5, "bridge": 0.5}},
     prompts=4,
     copies=2,
+    learning_rate=6e-5,
     played=32,
     every=16,
     questions=4,
