@@ -76,10 +76,15 @@ class Meter(TrainerCallback):
         self._batch, self._played = settings.prompts * settings.copies, 0
 
     def on_log(
-        self, args: Any, state: TrainerState, control: TrainerControl, logs: Mapping[str, Any], **_others: Any
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **_others: Any,
     ) -> None:
         """Takes the numbers of a step."""
-        if "group/without_signal" not in logs:
+        if logs is None or "group/without_signal" not in logs:
             return
         self.signal.append(round(1 - logs["group/without_signal"], 4))
         self._played += round(self._batch * (1 + logs.get("rollout/refills", 0.0)))
@@ -151,9 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.action == "run":
         settings, folder = (QUICK, options.output / "quick") if options.quick else (FULL, options.output)
-        cells = [(name, seed) for seed in options.seed or settings.seeds for name in options.method or METHODS]
+        todo = [(name, seed) for seed in options.seed or settings.seeds for name in options.method or METHODS]
         make = functools.partial(run_cell, settings)
-        return run_cells(folder, cells, make, start=None, command=_COMMAND)
+        return run_cells(folder, todo, make, start=None, command=_COMMAND)
     if options.method or options.seed or options.quick:
         parser.error("table takes all cells there are: drop --method, --seed and --quick")
     found = {method.title: cells for name, method in METHODS.items() if (cells := read_cells(options.output, name))}

@@ -92,7 +92,7 @@ class RolloutOptions:
     )
     refill_groups: int = _help(
         None,
-        "Maximum number of times that a group whose rollouts all earned the same is replaced by one of another task; "
+        "Maximum number of times that a group whose rollouts earn the same is replaced; by another task's. "
         "0: never. What is played for it is told as rollout/refills, in units of the batch. Preset.",
     )
     update_layout: str = _help(
@@ -168,7 +168,7 @@ class AlarmOptions:
 
     alarm_without_signal: int = _help(
         10,
-        "Warn after this many logged steps in which rollouts of a prompt never differ in return; of the batch, where "
+        "Warn after this many logged steps in which no prompt's rollouts differ in return; those of the batch, where "
         "a prompt has one rollout. Nothing was learned from them. The warning comes once. 0: never.",
     )
     stop_without_signal: bool = _help(False, "Stop, with the state saved, where alarm_without_signal would warn.")
@@ -198,6 +198,16 @@ class AlarmOptions:
         "first generation batch: positions or weights are not the same in both. inf: never.",
     )
     alarm_patience: int = _help(5, "Number of logged steps in a row beyond its threshold that stop the run.")
+    on_alarm: str = _help(
+        "stop",
+        "What an alarm does: stop or rollback; rollback goes on from the last checkpoint that was saved before the "
+        "first logged step beyond the threshold, with a lower learning rate and other random numbers. What came after "
+        "is removed, and told in output_dir/rollbacks.json. A backend that is down stops the run all the same.",
+    )
+    rollback_lr_factor: float = _help(
+        0.5, "Factor of the learning rate at each rollback; that of the critic stays as it is."
+    )
+    max_rollbacks: int = _help(3, "Number of rollbacks after which an alarm stops the run.")
 
 
 @dataclass
@@ -207,7 +217,7 @@ class WatchOptions:
     logging_steps: float = _help(1, "Optimiser steps from one logged line of numbers to the next; below 1 a share.")
     sample_steps: int = _help(
         10,
-        "Generation batches from one sample of the model's words in the terminal to the next; the best and the "
+        "Generation batches from one sample of the model's words on screen to the next; the best and the "
         "worst rollout of one prompt. The first batch is always one. 0: none.",
     )
     trace_steps: int = _help(
@@ -215,7 +225,7 @@ class WatchOptions:
     )
     trace_episodes: int = _help(16, "Number of rollouts per file of traces: the first ones of the main process.")
     logprob_check_steps: int = _help(
-        10, "Generation batches between comparisons of the engine's log-probs with the trainer's; 0: never."
+        10, "Generation batches from one check of the engine's log-probs to the next; by the trainer's. 0: never."
     )
     eval_env_kwargs: dict[str, Any] | str | None = _help(
         None,

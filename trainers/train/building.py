@@ -244,7 +244,7 @@ def refill_batch(
 ) -> None:
     """Replaces this process's groups without signal, in place, and logs what all processes played for it."""
     args, accelerator = trainer.args, trainer.accelerator
-    seed = hash((args.seed, trainer.batches, accelerator.process_index))
+    seed = hash((args.seed, trainer.batches, accelerator.process_index, *trainer.rollbacks.salt))
     tasks, taken = cast("Sequence[Row]", trainer.train_dataset), gather_object([key_of(row) for row in rows])
     told = refill(
         rows,
@@ -283,7 +283,7 @@ def engine_of(trainer: AgentTrainer, chat: ChatFormat, *, slots: int, attempt: i
     training = trainer.model.training
     temperature = None if training else args.eval_temperature
     # A seed of its own for every batch and process, so that a resumed run samples as if never stopped.
-    batch = (trainer.batches,) if training else (trainer.evaluated, 0)
+    batch = (trainer.batches, *trainer.rollbacks.salt) if training else (trainer.evaluated, 0)
     seed = hash((args.seed, *batch, trainer.accelerator.process_index)) + attempt
     if trainer.backend is not None:
         options = sampling_options(args, chat, temperature)
