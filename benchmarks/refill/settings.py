@@ -23,6 +23,8 @@ class Method:
 METHODS: Mapping[str, Method] = {
     "plain": Method("every task alike"),
     "refill": Method("refilled", {"refill_groups": 4}),
+    "curriculum": Method("curriculum", {"curriculum": 0.5}),
+    "both": Method("curriculum, refilled", {"curriculum": 0.5, "refill_groups": 4}),
 }
 
 

@@ -82,7 +82,7 @@ _SHARES = (
     "alarm_dropped_above",
     "alarm_repetition_above",
     "alarm_answer_share_above",
-    "rollback_lr_factor",
+    *("rollback_lr_factor", "curriculum"),
 )
 _COUNTS = (
     *("max_turn_tokens", "max_prompt_length", "max_contexts", "trace_episodes", "train_seeds"),
@@ -270,6 +270,8 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
         self._check_combinations()
 
     def _check_combinations(self) -> None:
+        if self.curriculum is not None and not self.shuffle_dataset:
+            raise ConfigurationError("curriculum draws the order of tasks, shuffle_dataset=False fixes it; drop one.")
         if self.advantage_mask and not self.loss_mask and not (self.beta and self.kl_placement == "loss"):
             raise ConfigurationError(
                 "loss_mask=False with advantage_mask=True changes nothing: without advantages and without KL in the "

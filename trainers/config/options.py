@@ -95,6 +95,11 @@ class RolloutOptions:
         "Maximum number of times that a group whose rollouts earn the same is replaced; by another task's. "
         "0: never. What is played for it is told as rollout/refills, in units of the batch. Preset.",
     )
+    curriculum: float | None = _help(
+        None,
+        "Success to keep near: tasks of pools that have it come more often, 0.5 for most signal; None: all alike. "
+        "Pools are what the tasks say of themselves (level, type, hops), else how they have gone so far.",
+    )
     update_layout: str = _help(
         "auto",
         "Layout of rollouts in an update: packed, rows or auto; packed has no padding and a shared prompt once, rows "

@@ -31,7 +31,7 @@ FIXED = (
     *("algorithm", "seed", "num_generations", "num_iterations"),
     *("steps_per_generation", "per_device_train_batch_size", "gradient_accumulation_steps", "shuffle_dataset"),
     *("learning_rate", "weight_decay", "optim", "critic_learning_rate"),
-    *("chat_template", "chat_template_kwargs"),
+    *("chat_template", "chat_template_kwargs", "curriculum"),
 )
 """Options that a resume cannot change: they decide which rows come next, or the restored optimiser ignores them."""
 

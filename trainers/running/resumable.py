@@ -24,6 +24,7 @@ from trainers.algorithms.critic import Critic
 from trainers.config import AgentConfig
 from trainers.running import checkpoints
 from trainers.running.alarms import CollapseAlarm
+from trainers.running.curriculum import Curriculum, CurriculumOrder
 from trainers.running.rollback import Rollbacks
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ class ResumeState(TrainerCallback):
         trainer = self._trainer
         alarm = {"alarm": trainer.alarm.beyond, "fine": trainer.alarm.fine}
         own = {"batches": trainer.batches, "rollbacks": len(trainer.rollbacks.taken), **alarm}
-        return own | trl_seams.progress_of(trainer)
+        curriculum = {} if trainer.curriculum is None else {"curriculum": trainer.curriculum.state()}
+        return own | curriculum | trl_seams.progress_of(trainer)
 
     def load(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned."""
@@ -57,6 +59,8 @@ class ResumeState(TrainerCallback):
         self._trainer.alarm.beyond.update(state["alarm"])
         self._trainer.alarm.fine = dict(state.get("fine", {}))  # none in checkpoints of an earlier version
         self._trainer.rollbacks.resumed(state.get("rollbacks", 0))
+        if self._trainer.curriculum is not None:
+            self._trainer.curriculum.load(state["curriculum"])
         self._loss = state["loss"]
 
     def on_train_begin(self, *_arguments: Any, **_others: Any) -> None:
@@ -154,6 +158,7 @@ class ResumableTrainer(GRPOTrainer):
         alarm: set by the subclass; its counts are saved.
         batches: generation batches that were rolled out.
         critic: saved beside the policy; None where there is none.
+        curriculum: draws the rows, if it is set before `train`; None: TRL's order.
         identity: what a checkpoint must have in common with this run, see `checkpoints.identity_of`.
         resume_state: see `ResumeState`; it also saves a run whose rollouts fail.
         rollbacks: see `Rollbacks`; none is ever due with on_alarm=stop.
@@ -165,6 +170,7 @@ class ResumableTrainer(GRPOTrainer):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.critic: Critic | None = None
+        self.curriculum: Curriculum | None = None
         self.batches = 0
         self.identity = checkpoints.identity_of(self)
         self.rollbacks = Rollbacks(self)
@@ -173,6 +179,8 @@ class ResumableTrainer(GRPOTrainer):
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         sampler = super()._get_train_sampler(dataset)
+        if self.curriculum is not None:
+            return CurriculumOrder(sampler, self.curriculum, epoch=lambda: self.state.epoch)
         return EpochOrder(sampler, self.args.seed, epoch=lambda: self.state.epoch) if self.shuffle_dataset else sampler
 
     def train(

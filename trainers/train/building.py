@@ -34,6 +34,7 @@ from trainers.engines.vllm_backend import VLLMBackend, VLLMOptions, adapter_rank
 from trainers.engines.vllm_servers import ServerOptions, VLLMServers
 from trainers.engines.weights import check_whole
 from trainers.running import checkpoints
+from trainers.running.curriculum import Curriculum, pools_of
 from trainers.running.preflight import check_prompts
 from trainers.running.sharding import check_sharding, sharding_of, whole_weights
 from trainers.running.summary import agent_card
@@ -90,7 +91,11 @@ def build_trainer(
         collector = training if trainer.model.training else evaluating
 
         def play(some: Sequence[Row], attempt: int = 0) -> list[Trajectory]:
-            return collector.collect(some, engine_of(trainer, chat, slots=slots_of(args, len(some)), attempt=attempt))
+            engine = engine_of(trainer, chat, slots=slots_of(args, len(some)), attempt=attempt)
+            records = collector.collect(some, engine)
+            if trainer.model.training and trainer.curriculum is not None:
+                trainer.curriculum.note(some, records)
+            return records
 
         with ready_to_play(trainer):
             records = play(rows)
@@ -116,6 +121,8 @@ def build_trainer(
         callbacks=[_CloseEnvironments(training, evaluating)],
         **trl_arguments,
     )
+    if args.curriculum is not None:
+        trainer.curriculum = Curriculum(rows, pools_of(rows, envs), target=args.curriculum, seed=args.seed)
     if args.engine != "trl":
         check_sharding(trainer)
     if args.engine == "vllm":
@@ -251,7 +258,13 @@ def refill_batch(
         records,
         size=args.num_generations,
         rounds=args.refill_groups,
-        draw=draw_from(tasks, taken, seed=seed, part=(accelerator.process_index, accelerator.num_processes)),
+        draw=draw_from(
+            tasks,
+            taken,
+            seed=seed,
+            part=(accelerator.process_index, accelerator.num_processes),
+            weights=None if trainer.curriculum is None else trainer.curriculum.weights(),
+        ),
         play=play,
     )
     every = accelerator.reduce(torch.tensor([told.played, told.replaced], device=accelerator.device, dtype=torch.float))
