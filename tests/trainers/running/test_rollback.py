@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,9 @@ from torch.testing import assert_close
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.record import Trajectory
 from tests.kit.bandit import make_args, make_trainer, play
-from tests.kit.killed_runs import timeless
+from tests.kit.killed_runs import in_child, timeless
 from tests.kit.scripts import run_script
+from trainers.running import checkpoints
 from trainers.running.rollback import FILE, Rollback, numbers_of
 from trainers.trainer import AgentTrainer
 
@@ -104,6 +108,38 @@ def test_a_resume_after_it_is_the_same_as_no_stop(tmp_path: Path) -> None:
         assert_close(end(resumed), end(whole), rtol=0, atol=0)
         assert timeless(resumed.state.log_history) == timeless(whole.state.log_history)
         assert (folder / FILE).read_text() == (tmp_path / "whole" / FILE).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # it forks, with idle threads beside it
+def test_a_kill_in_the_middle_of_it_changes_nothing(tmp_path: Path) -> None:
+    """Just before the first checkpoint is removed, before and after the record is written."""
+    whole = make_trainer(tmp_path / "whole", Collapsing(5, times=1), **SETTINGS)
+    whole.train()
+    for moment in ("remove", "before", "after"):
+        folder = tmp_path / moment
+        assert os.WTERMSIG(in_child(functools.partial(killed, folder, moment))) == signal.SIGKILL
+        assert (folder / FILE).is_file() == (moment == "after")
+        resumed = make_trainer(folder, Collapsing(5, times=1), **SETTINGS)
+        resumed.train(resume_from_checkpoint=True)
+        assert_close(end(resumed), end(whole), rtol=0, atol=0)
+        assert timeless(resumed.state.log_history) == timeless(whole.state.log_history)
+        assert (folder / FILE).read_text() == (tmp_path / "whole" / FILE).read_text()
+
+
+def killed(folder: Path, moment: str) -> None:
+    trainer = make_trainer(folder, Collapsing(5, times=1), **SETTINGS)
+    write = trainer.rollbacks._write
+
+    def kill(*arguments: Any) -> None:
+        if moment == "after":
+            write(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if moment == "remove":
+        checkpoints.later_than = kill  # type: ignore[assignment]
+    trainer.rollbacks._write = kill  # type: ignore[method-assign,assignment]
+    trainer.train()
 
 
 def test_a_resume_from_before_a_collapse_comes_to_it_again(tmp_path: Path) -> None:
