@@ -265,7 +265,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         row = measure(Path(scratch), settings, options.seed)
     say(json.dumps(row, indent=1))
     good = verdict(row)
-    command = ("python", "-m", "benchmarks.endurance", *(sys.argv[1:] if arguments is None else arguments))
+    chosen = {"steps": options.steps, "events": options.events, "save-steps": options.save_steps}
+    chosen |= {"processes": options.processes, "seed": options.seed}
+    command = ("python", "-m", "benchmarks.endurance", *(f"--{name} {value}" for name, value in chosen.items()))
     append_row(options.output, row | {"met": good} | provenance(command))
     say("met" if good else "MISSED")
     return 0 if good else 1
