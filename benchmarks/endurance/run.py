@@ -36,7 +36,10 @@ from benchmarks.endurance.world import PORT, serve
 
 RESULTS = Path(__file__).parent / "results" / "endurance.jsonl"
 SLOPE = 10_000.0
-"""Bytes per step by which resident memory may grow: 1 GB in 100,000 steps. The log keeps a row of 43 numbers per step, 2.6 to 5.5 kB."""
+"""Bytes per step by which resident memory may grow: 1 GB in 100,000 steps.
+
+The log keeps a row of 43 numbers per step: 2.6 to 5.5 kB.
+"""
 _GRACE, _STARTS = 20.0, 100
 _LEAST = 100
 """Steps below which a slope says nothing."""
