@@ -198,6 +198,8 @@ class AgentTrainer(ResumableTrainer):
         self._write_traces(batch, output["advantages"])
         if self.critic is not None:
             self._fit_critic(self.critic, output, rollouts, credit)
+        for name, number in self.curriculum.learn().items() if self.curriculum is not None else ():
+            self._log(name, number)
         self.batches += 1
         return output
 

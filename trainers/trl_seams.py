@@ -31,6 +31,7 @@ OVERRIDDEN: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "_prepare_inputs": ("self", "generation_batch"),
         "_get_train_sampler": ("self", "dataset"),
         "_load_optimizer_and_scheduler": ("self", "checkpoint"),
+        "_load_rng_state": ("self", "checkpoint"),
         "_run_epoch": ("self", ...),
         "_save": ("self", "output_dir", "state_dict"),
         "_save_checkpoint": ("self", "model", "trial"),
@@ -56,9 +57,10 @@ CALLED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Methods of `GRPOTrainer` that are called and not overridden."""
 
 
-def metrics_of(trainer: Any) -> dict[str, list[float]]:
-    """Returns the numbers that TRL will log next, by name: of training, or of the evaluation under way."""
-    metrics: dict[str, list[float]] = trainer._metrics["train" if trainer.model.training else "eval"]
+def metrics_of(trainer: Any, *, training: bool | None = None) -> dict[str, list[float]]:
+    """Returns the numbers that TRL will log next, by name: of training or of an evaluation; None: of what runs."""
+    training = trainer.model.training if training is None else training
+    metrics: dict[str, list[float]] = trainer._metrics["train" if training else "eval"]
     return metrics
 
 
@@ -116,6 +118,16 @@ def set_progress(trainer: Any, state: Mapping[str, Any]) -> None:
 def set_loss(trainer: Any, loss: Mapping[str, Any]) -> None:
     """Restores the sum of the losses since the last log, as `progress_of` returned it."""
     trainer._tr_loss, trainer._globalstep_last_logged = loss["sum"], loss["logged"]
+
+
+def scale_learning_rate(trainer: Any, factor: float) -> None:
+    """Multiplies the learning rate, that of the steps to come too: schedules multiply a base of their own."""
+    for group in trainer.optimizer.param_groups:
+        group.update({name: group[name] * factor for name in ("lr", "initial_lr") if name in group})
+    schedule = trainer.lr_scheduler
+    for name in ("base_lrs", "_last_lr"):
+        if hasattr(schedule, name):
+            setattr(schedule, name, [rate * factor for rate in getattr(schedule, name)])
 
 
 @contextmanager

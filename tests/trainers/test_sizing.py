@@ -82,16 +82,16 @@ def test_compiled_decoding_is_an_option(compiled: bool, trainer: Any, monkeypatc
 
 
 def test_the_number_reaches_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainers.train import building
+    from trainers.train import playing
 
     taken: list[int] = []
-    real = building.slot_engine
+    real = playing.slot_engine
 
     def noted(*arguments: Any, slots: int, **options: Any) -> Any:
         taken.append(slots)
         return real(*arguments, slots=slots, **options)
 
-    monkeypatch.setattr(building, "slot_engine", noted)
+    monkeypatch.setattr(playing, "slot_engine", noted)
     tokenizer = build_tokenizer()
     run = build_trainer(config(tmp_path, max_steps=1, rollout_slots=3), build_model(tokenizer), tokenizer=tokenizer)
     run.train()

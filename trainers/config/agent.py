@@ -17,9 +17,9 @@ from trainers.config.options import (
     AlarmOptions,
     AlgorithmOptions,
     EnvironmentOptions,
+    MachineOptions,
     ModelOptions,
     RolloutOptions,
-    ScaleOptions,
     WatchOptions,
 )
 from trainers.config.presets import ALGORITHMS, CISPO_CLIP, Preset, find_preset
@@ -74,16 +74,24 @@ _CHOICES = MappingProxyType(
         "engine": ("cached", "vllm", "trl"),
         "vllm_mode": _VLLM_MODES,
         "update_layout": ("auto", "packed", "rows"),
+        "on_alarm": ("stop", "rollback"),
     }
 )
-_SHARES = ("gamma", "lam", "alarm_dropped_above", "alarm_repetition_above", "alarm_answer_share_above")
+_SHARES = (
+    "gamma",
+    "lam",
+    "alarm_dropped_above",
+    "alarm_repetition_above",
+    "alarm_answer_share_above",
+    *("rollback_lr_factor", "curriculum"),
+)
 _COUNTS = (
     *("max_turn_tokens", "max_prompt_length", "max_contexts", "trace_episodes", "train_seeds"),
     "rollout_slots",
     *("critic_epochs", "critic_minibatches", "eval_episodes", "num_generations_eval"),
     *("num_generations", "num_iterations", "steps_per_generation", "max_completion_length"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-    "alarm_patience",
+    *("alarm_patience", "max_rollbacks"),
 )
 _AMOUNTS = (
     *(
@@ -120,7 +128,7 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
     AlarmOptions,
     AlgorithmOptions,
     RolloutOptions,
-    ScaleOptions,
+    MachineOptions,
     ModelOptions,
     EnvironmentOptions,
     GRPOConfig,
@@ -172,6 +180,8 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
             )
         if self.refill_groups:
             self._check_refill()
+        if self.on_alarm == "rollback":
+            self._check_rollback()
 
     def _check_refill(self) -> None:
         own = int(self.generation_batch_size or 0) // self.world_size
@@ -189,6 +199,31 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
             raise ConfigurationError(
                 f"refill_groups={self.refill_groups} takes a group for useless whose returns are equal, but algorithm "
                 f"{self.algorithm} learns from it all the same (or turn_returns does): set refill_groups=0."
+            )
+
+    def _check_rollback(self) -> None:
+        if self.save_strategy not in ("steps", "epoch") or self.save_only_model or self.sync_ref_model:
+            strategy = getattr(self.save_strategy, "value", self.save_strategy)
+            raise ConfigurationError(
+                "on_alarm=rollback goes back to checkpoints that hold all of a run: it needs save_strategy=steps or "
+                f"epoch, save_only_model=False and sync_ref_model=False, got save_strategy={strategy}, "
+                f"save_only_model={self.save_only_model}, sync_ref_model={self.sync_ref_model}."
+            )
+        if self.save_strategy != "steps" or self.save_steps < 1:
+            return
+        if 0 < self.max_steps <= self.save_steps:
+            raise ConfigurationError(
+                f"on_alarm=rollback: with save_steps={self.save_steps:g} and max_steps={self.max_steps} there is no "
+                f"checkpoint to go back to. Set save_steps to {max(1, self.max_steps // 10)}, say."
+            )
+        patience = max(self.alarm_patience, self.alarm_without_signal if self.stop_without_signal else 1)
+        beyond = patience * max(1, int(self.logging_steps))  # steps from the last that was well to the alarm
+        kept = math.ceil(beyond / self.save_steps) + 1
+        if self.save_total_limit is not None and self.save_total_limit < kept:
+            raise ConfigurationError(
+                f"on_alarm=rollback: an alarm may come {beyond} steps after the last good one, and with save_steps="
+                f"{self.save_steps:g} the last save_total_limit={self.save_total_limit} checkpoints may all be later. "
+                f"Set save_total_limit to {kept} or more, or raise save_steps."
             )
 
     def _defaults(self) -> dict[str, Any]:
@@ -249,6 +284,8 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
         self._check_combinations()
 
     def _check_combinations(self) -> None:
+        if self.curriculum is not None and not self.shuffle_dataset:
+            raise ConfigurationError("curriculum draws the order of tasks, shuffle_dataset=False fixes it; drop one.")
         if self.advantage_mask and not self.loss_mask and not (self.beta and self.kl_placement == "loss"):
             raise ConfigurationError(
                 "loss_mask=False with advantage_mask=True changes nothing: without advantages and without KL in the "

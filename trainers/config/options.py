@@ -91,20 +91,15 @@ class RolloutOptions:
         "at most as many as fit its memory, all budgets used up; with engine=vllm 384, for there an episode whose "
         "tools run takes no memory that another needs.",
     )
-    rollout_compile: bool = _help(
-        False,
-        "Compile decoding, on a GPU into CUDA graphs (engine=cached); the first rollouts of each length take minutes "
-        "then. Not yet measured on a GPU: `python -m benchmarks.gpu --part decode` does.",
-    )
-    probe_memory: bool | None = _help(
-        None,
-        "Try the largest update before the first rollout, and drop it; rollouts of full length, so that memory that "
-        "does not suffice is found at once. None: on a GPU. Not with DeepSpeed.",
-    )
     refill_groups: int = _help(
         None,
         "Maximum number of times that a group whose returns are all equal is replaced; by one of another task. 0: "
         "never. What is played for it is told as rollout/refills, in units of the batch. Preset.",
+    )
+    curriculum: float | None = _help(
+        None,
+        "Success to keep near: tasks of pools that have it come more often, 0.5 for most signal; None: all alike. "
+        "Pools are what the tasks say of themselves (level, type, hops), else how they have gone so far.",
     )
     update_layout: str = _help(
         "auto",
@@ -117,9 +112,19 @@ class RolloutOptions:
 
 
 @dataclass
-class ScaleOptions:
-    """Many processes; these stand in `--help-all` only."""
+class MachineOptions:
+    """Machines, one or many; these stand in `--help-all` only."""
 
+    rollout_compile: bool = _help(
+        False,
+        "Compile decoding, on a GPU into CUDA graphs (engine=cached); the first rollouts of each length take minutes "
+        "then. Not yet measured on a GPU: `python -m benchmarks.gpu --part decode` does.",
+    )
+    probe_memory: bool | None = _help(
+        None,
+        "Try the largest update before the first rollout, and drop it; rollouts of full length, so that memory that "
+        "does not suffice is found at once. None: on a GPU. Not with DeepSpeed.",
+    )
     rollout_deadline: float | None = _help(
         None,
         "Seconds for the rollouts of a batch; None: until the last one ends. What still runs then is cut at the end of "
@@ -198,7 +203,7 @@ class AlarmOptions:
 
     alarm_without_signal: int = _help(
         10,
-        "Warn after this many logged steps in which rollouts of a prompt never differ in return; of the batch, where "
+        "Warn after this many logged steps in which no prompt's rollouts differ in return; those of the batch, where "
         "a prompt has one rollout. Nothing was learned from them. The warning comes once. 0: never.",
     )
     stop_without_signal: bool = _help(False, "Stop, with the state saved, where alarm_without_signal would warn.")
@@ -228,6 +233,16 @@ class AlarmOptions:
         "first generation batch: positions or weights are not the same in both. inf: never.",
     )
     alarm_patience: int = _help(5, "Number of logged steps in a row beyond its threshold that stop the run.")
+    on_alarm: str = _help(
+        "stop",
+        "What an alarm does: stop or rollback; rollback goes on from the last checkpoint that was saved before the "
+        "first logged step beyond the threshold, with a lower learning rate and other random numbers. What came after "
+        "is removed, and told in output_dir/rollbacks.json. A backend that is down stops the run all the same.",
+    )
+    rollback_lr_factor: float = _help(
+        0.5, "Factor of the learning rate at each rollback; that of the critic stays as it is."
+    )
+    max_rollbacks: int = _help(3, "Number of rollbacks after which an alarm stops the run.")
 
 
 @dataclass
@@ -237,7 +252,7 @@ class WatchOptions:
     logging_steps: float = _help(1, "Optimiser steps from one logged line of numbers to the next; below 1 a share.")
     sample_steps: int = _help(
         10,
-        "Generation batches from one sample of the model's words in the terminal to the next; the best and the "
+        "Generation batches from one sample of the model's words on screen to the next; the best and the "
         "worst rollout of one prompt. The first batch is always one. 0: none.",
     )
     trace_steps: int = _help(
@@ -245,7 +260,7 @@ class WatchOptions:
     )
     trace_episodes: int = _help(16, "Number of rollouts per file of traces: the first ones of the main process.")
     logprob_check_steps: int = _help(
-        10, "Generation batches between comparisons of log-probs: engine and trainer; 0: never."
+        10, "Generation batches from one check of the engine's log-probs to the next; by the trainer's. 0: never."
     )
     eval_env_kwargs: dict[str, Any] | str | None = _help(
         None,

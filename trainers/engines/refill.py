@@ -85,7 +85,12 @@ def refill(
 
 
 def draw_from(
-    rows: Sequence[Row], taken: Iterable[Key], *, seed: int, part: tuple[int, int] = (0, 1)
+    rows: Sequence[Row],
+    taken: Iterable[Key],
+    *,
+    seed: int,
+    part: tuple[int, int] = (0, 1),
+    weights: Sequence[float] | None = None,
 ) -> Callable[[Row], Row]:
     """Returns a function that draws rows at random, of the environment of the one to replace, each at most once.
 
@@ -94,6 +99,7 @@ def draw_from(
         taken: keys of those that are in the batch, of all processes.
         seed: of the drawing.
         part: number of this process, and of how many: each draws from rows of its own.
+        weights: how likely each row is to come next, above 0; None: all alike.
     """
     number, processes = part
     places: dict[Any, list[int]] = defaultdict(list)
@@ -102,6 +108,8 @@ def draw_from(
     stream, used = random.Random(seed), set(taken)
     for mine in places.values():
         stream.shuffle(mine)
+        if weights is not None:  # the least of exponential variables comes first, from the end of the list
+            mine.sort(key=lambda index: stream.expovariate(weights[index]), reverse=True)
 
     def draw(row: Row) -> Row:
         mine = places[row.get("env")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ class Symptom:
         reasons: what has likely happened.
         remedies: what to try.
         rare: not every batch brings the number.
+        learned: the policy came to it; a backend that is down is no better off for an earlier policy.
     """
 
     number: str
@@ -33,6 +34,7 @@ class Symptom:
     reasons: str
     remedies: str
     rare: bool = False
+    learned: bool = True
 
     @property
     def advice(self) -> str:
@@ -47,6 +49,7 @@ SYMPTOMS: Mapping[str, Symptom] = {
         "a backend (retriever, tool server) is down, overloaded, or slower than its timeout",
         "start it again and go on with --resume_from_checkpoint True; raise infrastructure_retries; play fewer "
         "episodes side by side (per_device_train_batch_size)",
+        learned=False,
     ),
     "alarm_entropy_below": Symptom(
         "entropy",
@@ -120,11 +123,17 @@ class CollapseAlarm(TrainerCallback):
 
     def __init__(self, args: AgentConfig) -> None:
         self.reason: str | None = None
+        self.go_back: Callable[[str, int], str] | None = None
+        self.fine: dict[str, int] = {}
         self._args = args
         self._warned: set[str] = set()
         self._unseen = 0
         self._most_calls = 0.0  # since this process began: a resumed run measures from where it stands
         self.beyond = dict.fromkeys((*SYMPTOMS, "alarm_without_signal", _ANSWERS, _FALL), 0)
+
+    def on_train_begin(self, *_arguments: Any, **_others: Any) -> None:
+        """Forgets why an earlier run, or this one before it went back, was stopped."""
+        self.reason = None
 
     def on_log(
         self,
@@ -138,8 +147,10 @@ class CollapseAlarm(TrainerCallback):
         if logs is None or "grad_norm" not in logs or "entropy" not in logs:
             return
         if not math.isfinite(logs["grad_norm"]):
-            self._stop(f"grad_norm is {logs['grad_norm']}; lower learning_rate or max_grad_norm", state, control)
+            reason = f"grad_norm is {logs['grad_norm']}; lower learning_rate or max_grad_norm"
+            self._stop(reason, state, control, fine=self.fine.get("grad_norm", 0), save=False)
             return
+        self.fine["grad_norm"] = state.global_step
         for option, symptom in SYMPTOMS.items():
             self._watch(option, symptom, logs, state, control)
         self._watch_signal(logs, state, control)
@@ -151,7 +162,7 @@ class CollapseAlarm(TrainerCallback):
         patience = self._args.alarm_without_signal
         if not patience or share is None:
             return
-        steps = self._count("alarm_without_signal", beyond=share == 1)
+        steps = self._count("alarm_without_signal", state, beyond=share == 1)
         if steps != patience:
             return
         reason = (
@@ -159,8 +170,7 @@ class CollapseAlarm(TrainerCallback):
             f"was nothing to learn from (mean reward {logs.get('reward') or 0.0:.3g})"
         )
         if self._args.stop_without_signal:
-            control.should_save = True
-            self._stop(reason, state, control, WITHOUT_SIGNAL)
+            self._stop(reason, state, control, WITHOUT_SIGNAL, fine=self.fine.get("alarm_without_signal", 0))
         else:
             self._warn(reason, state, WITHOUT_SIGNAL, "To stop then: --stop_without_signal True.")
 
@@ -169,7 +179,10 @@ class CollapseAlarm(TrainerCallback):
         share, accepted = logs.get("rollout/answer_share"), logs.get("rollout/gold_share")
         if share is None or accepted is None or getattr(self._args, option) is not None:
             return
-        if self._count(_ANSWERS, beyond=share > ONE_ANSWER and accepted < MOST_GOLDS) == self._args.alarm_patience:
+        if (
+            self._count(_ANSWERS, state, beyond=share > ONE_ANSWER and accepted < MOST_GOLDS)
+            == self._args.alarm_patience
+        ):
             reason = (
                 f"{share:.0%} of the rollouts gave the same answer, though no accepted answer holds for more than "
                 f"{accepted:.0%} of them"
@@ -182,7 +195,7 @@ class CollapseAlarm(TrainerCallback):
         if calls is None or getattr(self._args, option) is not None:
             return
         self._most_calls = most = max(self._most_calls, calls)
-        if self._count(_FALL, beyond=most >= CALLS and calls < FALLEN * most) == self._args.alarm_patience:
+        if self._count(_FALL, state, beyond=most >= CALLS and calls < FALLEN * most) == self._args.alarm_patience:
             reason = f"Calls per rollout have fallen from {most:.2g} to {calls:.2g}"
             self._warn(reason, state, SYMPTOMS[option], f"To stop then: --{option} {FALLEN * most:.2g}.")
 
@@ -197,9 +210,9 @@ class CollapseAlarm(TrainerCallback):
                 self._missing(option, symptom, threshold)
             return
         self._unseen = -1 if symptom.rare else self._unseen
-        if self._count(option, beyond=symptom.side * (value - threshold) > 0) >= self._args.alarm_patience:
-            control.should_save = True
-            self._stop(f"{symptom.number} is {value:.3g}, beyond {option}={threshold}", state, control, symptom)
+        if self._count(option, state, beyond=symptom.side * (value - threshold) > 0) >= self._args.alarm_patience:
+            reason = f"{symptom.number} is {value:.3g}, beyond {option}={threshold}"
+            self._stop(reason, state, control, symptom, fine=self.fine.get(option, 0))
 
     def _missing(self, option: str, symptom: Symptom, threshold: float) -> None:
         if not symptom.rare:
@@ -214,7 +227,9 @@ class CollapseAlarm(TrainerCallback):
                 *(option, threshold, _UNSEEN, symptom.number),
             )
 
-    def _count(self, name: str, *, beyond: bool) -> int:
+    def _count(self, name: str, state: TrainerState, *, beyond: bool) -> int:
+        if not beyond:
+            self.fine[name] = state.global_step
         self.beyond[name] = self.beyond.get(name, 0) + 1 if beyond else 0
         return self.beyond[name]
 
@@ -223,8 +238,25 @@ class CollapseAlarm(TrainerCallback):
             self._warned.add(symptom.number)
             logger.warning("Step %d: %s.\n%s\n%s", state.global_step, reason, symptom.advice, more)
 
-    def _stop(self, reason: str, state: TrainerState, control: TrainerControl, symptom: Symptom | None = None) -> None:
-        self.reason = reason
+    def _stop(
+        self,
+        reason: str,
+        state: TrainerState,
+        control: TrainerControl,
+        symptom: Symptom | None = None,
+        *,
+        fine: int,
+        save: bool = True,
+    ) -> None:
+        """Stops, or goes back: `fine` is the last logged step at which all was well, `save` whether to save now."""
         control.should_training_stop = True
+        if self.go_back is not None and self.reason is None and (symptom is None or symptom.learned):
+            why = self.go_back(reason, fine)
+            if not why:
+                control.should_evaluate = False
+                return
+            reason = f"{reason}; {why}"
+        self.reason = reason
+        control.should_save = control.should_save or save
         advice = "" if symptom is None else f"\n{symptom.advice}"
         logger.error("Stopped at step %d: %s.%s", state.global_step, reason, advice)

@@ -31,7 +31,7 @@ FIXED = (
     *("algorithm", "seed", "num_generations", "num_iterations"),
     *("steps_per_generation", "per_device_train_batch_size", "gradient_accumulation_steps", "shuffle_dataset"),
     *("learning_rate", "weight_decay", "optim", "critic_learning_rate"),
-    *("chat_template", "chat_template_kwargs"),
+    *("chat_template", "chat_template_kwargs", "curriculum"),
 )
 """Options that a resume cannot change: they decide which rows come next, or the restored optimiser ignores them."""
 
@@ -95,14 +95,32 @@ def fault(folder: Path) -> str | None:
     return None
 
 
-def last_complete(directory: Path) -> Path | None:
-    """Returns the whole checkpoint of the latest step in a run's folder; warns of later ones that are not whole."""
+def last_complete(directory: Path, *, until: int | None = None) -> Path | None:
+    """Returns the whole checkpoint of the latest step in a run's folder; warns of later ones that are not whole.
+
+    Args:
+        directory: the run's folder.
+        until: the last step that counts; None: any.
+    """
     for folder in reversed(_folders(directory)):
+        if until is not None and step_of(folder) > until:
+            continue
         problem = fault(folder)
         if problem is None:
             return folder
         logger.warning("%s is left out: %s.", folder, problem)
     return None
+
+
+def later_than(directory: Path, step: int) -> list[Path]:
+    """Returns the checkpoints of later steps, whole or not, the latest first."""
+    return [folder for folder in reversed(_folders(directory)) if step_of(folder) > step]
+
+
+def step_of(folder: Path) -> int:
+    """Returns the step of a folder `checkpoint-STEP`; 0 if it has another name."""
+    match = re.fullmatch(r"checkpoint-(\d+)", folder.name)
+    return int(match[1]) if match else 0
 
 
 def to_resume(wanted: str | bool | None, *, directory: str) -> str | None:
@@ -231,9 +249,8 @@ def _starts_anew(wanted: str | bool | None) -> bool:
 
 def _folders(directory: Path) -> list[Path]:
     """Returns the folders `checkpoint-STEP`, in the order of their steps."""
-    steps = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in directory.glob("checkpoint-*")}
-    numbered = [(int(match[1]), path) for path, match in steps.items() if match and path.is_dir()]
-    return [path for _, path in sorted(numbered)]
+    named = (path for path in directory.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name))
+    return sorted((path for path in named if path.is_dir()), key=step_of)
 
 
 def _record(folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object, send_to_device  # type: ignore[import-untyped]
+from accelerate.utils import gather_object, send_to_device, set_seed  # type: ignore[import-untyped]
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, rotate_checkpoints
@@ -24,6 +24,8 @@ from trainers.algorithms.critic import Critic
 from trainers.config import AgentConfig
 from trainers.running import checkpoints
 from trainers.running.alarms import CollapseAlarm
+from trainers.running.curriculum import Curriculum, CurriculumOrder
+from trainers.running.rollback import Rollbacks
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +47,20 @@ class ResumeState(TrainerCallback):
     def state(self) -> dict[str, Any]:
         """Returns what to save: plain numbers and tensors."""
         trainer = self._trainer
-        own = {"batches": trainer.batches, "alarm": trainer.alarm.beyond}
-        return own | trl_seams.progress_of(trainer)
+        alarm = {"alarm": trainer.alarm.beyond, "fine": trainer.alarm.fine}
+        own = {"batches": trainer.batches, "rollbacks": len(trainer.rollbacks.taken), **alarm}
+        curriculum = {} if trainer.curriculum is None else {"curriculum": trainer.curriculum.state()}
+        return own | curriculum | trl_seams.progress_of(trainer)
 
     def load(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned."""
         trl_seams.set_progress(self._trainer, state)
         self._trainer.batches = state["batches"]
         self._trainer.alarm.beyond.update(state["alarm"])
+        self._trainer.alarm.fine = dict(state.get("fine", {}))  # none in checkpoints of an earlier version
+        self._trainer.rollbacks.resumed(state.get("rollbacks", 0))
+        if self._trainer.curriculum is not None:
+            self._trainer.curriculum.load(state["curriculum"])
         self._loss = state["loss"]
 
     def on_train_begin(self, *_arguments: Any, **_others: Any) -> None:
@@ -150,8 +158,10 @@ class ResumableTrainer(GRPOTrainer):
         alarm: set by the subclass; its counts are saved.
         batches: generation batches that were rolled out.
         critic: saved beside the policy; None where there is none.
+        curriculum: draws the rows, if it is set before `train`; None: TRL's order.
         identity: what a checkpoint must have in common with this run, see `checkpoints.identity_of`.
         resume_state: see `ResumeState`; it also saves a run whose rollouts fail.
+        rollbacks: see `Rollbacks`; none is ever due with on_alarm=stop.
     """
 
     args: AgentConfig
@@ -160,19 +170,23 @@ class ResumableTrainer(GRPOTrainer):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.critic: Critic | None = None
+        self.curriculum: Curriculum | None = None
         self.batches = 0
         self.identity = checkpoints.identity_of(self)
+        self.rollbacks = Rollbacks(self)
         self.resume_state = ResumeState(self)
         self.add_callback(self.resume_state)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         sampler = super()._get_train_sampler(dataset)
+        if self.curriculum is not None:
+            return CurriculumOrder(sampler, self.curriculum, epoch=lambda: self.state.epoch)
         return EpochOrder(sampler, self.args.seed, epoch=lambda: self.state.epoch) if self.shuffle_dataset else sampler
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
     ) -> TrainOutput:
-        """Trains as the base class does.
+        """Trains as the base class does; where an alarm fires, again from a checkpoint before (see `Rollbacks`).
 
         Args:
             resume_from_checkpoint: see `checkpoints.to_resume`.
@@ -182,7 +196,6 @@ class ResumableTrainer(GRPOTrainer):
         Raises:
             ConfigurationError: the checkpoint is not whole, that of another run, or one with `sync_ref_model`.
         """
-        trl_seams.forget_sync(self)
         directory = trl_seams.output_folder(self, trial)
         folder = checkpoints.to_resume(resume_from_checkpoint, directory=directory)
         if folder is not None:
@@ -192,7 +205,14 @@ class ResumableTrainer(GRPOTrainer):
                     "sync_ref_model moves the reference model, which checkpoints do not hold: this run cannot be "
                     f"resumed as it stood. Start anew with {folder} as model_name_or_path, or train without it."
                 )
-        return super().train(folder, trial, ignore_keys_for_eval)
+        self.rollbacks.read(folder)
+        self.alarm.go_back = self.rollbacks.plan if self.args.on_alarm == "rollback" else None
+        while True:
+            trl_seams.forget_sync(self)
+            output = super().train(folder, trial, ignore_keys_for_eval)
+            folder = self.rollbacks.take()
+            if folder is None:
+                return output
 
     def _run_epoch(self, *arguments: Any, **options: Any) -> None:
         """Trains an epoch; a resumed run that had ended takes no step, where the base class would take one."""
@@ -208,6 +228,8 @@ class ResumableTrainer(GRPOTrainer):
                 trl_seams.metrics_of(self).clear()  # they are logged by now
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self.rollbacks.due is not None:
+            return  # of a step that is about to be thrown away; it could push the good one out of save_total_limit
         folder = self.checkpoint_folder(trial)
         with checkpoints.writing(folder, identity=self.identity, args=self.args, accelerator=self.accelerator):
             if not self.args.save_only_model:
@@ -237,6 +259,13 @@ class ResumableTrainer(GRPOTrainer):
         self.resume_state.load(send_to_device(state, self.accelerator.device))
         if self.critic is not None:
             self.critic.load(Path(checkpoint))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Restores the random state as the base class does, or sets another where that would play a collapse again."""
+        super()._load_rng_state(checkpoint)
+        seed = self.rollbacks.seed()
+        if seed is not None:
+            set_seed(seed, device_specific=True)
 
     def _rollout_file(self) -> str:
         return f"rollouts_{self.accelerator.process_index}.pt"

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from trainers.train.building import build_trainer as build_trainer
     from trainers.train.building import chat_of as chat_of
     from trainers.train.building import collector_of as collector_of
-    from trainers.train.building import engine_of as engine_of
     from trainers.train.building import model_init_kwargs as model_init_kwargs
-    from trainers.train.building import ready_to_play as ready_to_play
-    from trainers.train.building import slot_engine as slot_engine
+    from trainers.train.playing import engine_of as engine_of
+    from trainers.train.playing import ready_to_play as ready_to_play
+    from trainers.train.playing import slot_engine as slot_engine
 
 
 def __getattr__(name: str) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,31 +11,23 @@ from transformers import TrainerCallback
 from trl import ModelConfig  # type: ignore[attr-defined]
 
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.play.engine import Engine
 from agent_r1_gym.play.player import Player
-from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.play.token_session import TokenLimits
 from agent_r1_gym.registry import TextEnv
 from trainers.config import AgentConfig
-from trainers.config.options import MAX_TURN_TOKENS
 from trainers.engines.chat_format import ChatFormat
-from trainers.engines.collect import Collector, Row
-from trainers.engines.refill import Key, draw_from, key_of, refill
-from trainers.engines.requests import RequestEngine, TrainedBackend
-from trainers.engines.sampling import SamplingOptions
-from trainers.engines.slots import SlotEngine
+from trainers.engines.collect import Collector
+from trainers.engines.requests import TrainedBackend
 from trainers.engines.template_choice import read_template
-from trainers.engines.turns import TRLEngine
 from trainers.engines.vllm_backend import VLLMBackend, VLLMOptions, adapter_rank
 from trainers.engines.vllm_servers import ServerOptions, VLLMServers
 from trainers.engines.weights import check_whole
 from trainers.running import checkpoints
+from trainers.running.curriculum import Curriculum, pools_of
 from trainers.running.preflight import check_prompts
 from trainers.running.probe import LargestUpdate
-from trainers.running.rollout_weights import rollout_dtype, weights_in
-from trainers.running.sharding import check_sharding, sharding_of, whole_weights
+from trainers.running.sharding import check_sharding, sharding_of
 from trainers.running.summary import agent_card
-from trainers.running.watchdog import watched
 from trainers.train.environments import (
     env_makers,
     eval_rows,
@@ -47,6 +37,10 @@ from trainers.train.environments import (
     turn_budget,
     warn_of_small_shares,
 )
+from trainers.train.playing import Rollouts
+from trainers.train.playing import engine_of as engine_of
+from trainers.train.playing import ready_to_play as ready_to_play
+from trainers.train.playing import slot_engine as slot_engine
 from trainers.train.sizing import MOST_SLOTS as MOST_SLOTS
 from trainers.train.sizing import longest_episode, slots_of
 from trainers.trainer import AgentTrainer
@@ -84,21 +78,6 @@ def build_trainer(
         eval_dataset = eval_rows(held_out, args)
         _check_prompts(held_out, eval_dataset, chat, args)
 
-    def collect(rows: list[Any], trainer: AgentTrainer) -> list[Trajectory]:
-        collector = training if trainer.model.training else evaluating
-
-        def play(some: Sequence[Row], attempt: int = 0) -> list[Trajectory]:
-            slots = min(len(some), trainer.slots.most)
-            return collector.collect(some, engine_of(trainer, chat, slots=slots, attempt=attempt))
-
-        refills, rank = trainer.model.training and args.refill_groups > 0, trainer.accelerator.process_index
-        taken = batch_keys(trainer, rows) if refills else []  # before anybody plays: afterwards it would wait
-        with ready_to_play(trainer), watched(collector.player.unfinished, seconds=args.watchdog_seconds, rank=rank):
-            records = play(rows)
-            if refills:
-                refill_batch(trainer, rows, records, play, taken=taken, late=lambda: collector.late)
-        return records
-
     if args.max_turn_tokens is None:
         args.max_turn_tokens = max(turn_budget(env) for env in envs.values())
     warn_of_small_shares(args)
@@ -107,7 +86,7 @@ def build_trainer(
     trainer = AgentTrainer(
         model,
         args,
-        collect=collect,
+        collect=Rollouts(training, evaluating, chat),
         train_dataset=rows,
         eval_dataset=eval_dataset,
         processing_class=tokenizer,
@@ -117,6 +96,8 @@ def build_trainer(
         callbacks=[_CloseEnvironments(training, evaluating)],
         **trl_arguments,
     )
+    if args.curriculum is not None:
+        trainer.curriculum = Curriculum(rows, pools_of(rows, envs), target=args.curriculum, seed=args.seed)
     if args.engine != "trl":
         check_sharding(trainer)
     trainer.slots = slots_of(trainer)
@@ -223,114 +204,6 @@ def start_backend(trainer: AgentTrainer) -> TrainedBackend:
     )
     with checkpoints.seeded(args.seed):  # in this process vLLM seeds the global generators
         return VLLMBackend(options)
-
-
-@contextmanager
-def ready_to_play(trainer: AgentTrainer) -> Iterator[None]:
-    """While open, the engine of `engine_of` can play: its weights are whole, of the type to compute in, and awake."""
-    if trainer.backend is not None:
-        with trainer.backend.awake():
-            yield
-    elif trainer.args.engine == "cached":
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        with whole_weights(trainer), weights_in(rollout_dtype(trainer.args, model), model):
-            yield
-    else:
-        yield
-
-
-def batch_keys(trainer: AgentTrainer, rows: Sequence[Row]) -> list[Key]:
-    """Returns which tasks the processes are about to play."""
-    return list(itertools.chain.from_iterable(trainer.world.everyone([key_of(row) for row in rows])))
-
-
-def refill_batch(
-    trainer: AgentTrainer,
-    rows: list[Row],
-    records: list[Trajectory],
-    play: Callable[[Sequence[Row], int], Any],
-    *,
-    taken: Sequence[Key],
-    late: Callable[[], bool],
-) -> None:
-    """Replaces this process's groups without signal, in place, and has what was played for it logged.
-
-    Args:
-        trainer: whose batch it is.
-        rows: see `refill`; so are `records`, `play` and `late`.
-        records: see `refill`.
-        play: see `refill`.
-        taken: of `batch_keys`.
-        late: see `refill`.
-    """
-    args, accelerator = trainer.args, trainer.accelerator
-    seed = hash((args.seed, trainer.batches, accelerator.process_index))
-    tasks = cast("Sequence[Row]", trainer.train_dataset)
-    told = refill(
-        rows,
-        records,
-        size=args.num_generations,
-        rounds=args.refill_groups,
-        draw=draw_from(tasks, taken, seed=seed, part=(accelerator.process_index, accelerator.num_processes)),
-        play=play,
-        late=late,
-    )
-    whole = int(args.generation_batch_size or 1)
-    trainer.shares["rollout/refills"] = told.played / whole
-    trainer.shares["group/replaced"] = told.replaced * args.num_generations / whole
-
-
-def engine_of(trainer: AgentTrainer, chat: ChatFormat, *, slots: int, attempt: int = 0) -> Engine:
-    """Returns the engine that `args.engine` names, over the trainer's model as it is now.
-
-    Args:
-        trainer: whose model and configuration.
-        chat: how messages become tokens.
-        slots: episodes side by side.
-        attempt: number of further rollouts in this batch, which get random numbers of their own.
-    """
-    args = trainer.args
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    if args.engine == "trl":
-        max_length = args.max_prompt_length + args.max_completion_length
-        return TRLEngine(
-            trainer,
-            max_new_tokens=args.max_turn_tokens or MAX_TURN_TOKENS,
-            max_length=max_length,
-            stop_token_ids=chat.stop_ids,
-        )
-    training = trainer.model.training
-    temperature = None if training else args.eval_temperature
-    # A seed of its own for every batch and process, so that a resumed run samples as if never stopped.
-    batch = (trainer.batches,) if training else (trainer.evaluated, 0)
-    seed = hash((args.seed, *batch, trainer.accelerator.process_index)) + attempt
-    if trainer.backend is not None:
-        options = sampling_options(args, chat, temperature)
-        room = longest_episode(args, model)
-        return RequestEngine(trainer.backend, options, slots=slots, max_length=room, seed=seed)
-    return slot_engine(args, model, chat, slots=slots, seed=seed, temperature=temperature)
-
-
-def sampling_options(args: AgentConfig, chat: ChatFormat, temperature: float | None = None) -> SamplingOptions:
-    """Returns how turns are sampled: as `args` says, or at another temperature."""
-    return SamplingOptions(
-        max_new_tokens=args.max_turn_tokens or MAX_TURN_TOKENS,
-        temperature=args.temperature if temperature is None else temperature,
-        top_p=args.top_p,
-        top_k=args.top_k or 0,
-        stop_token_ids=chat.stop_ids,
-    )
-
-
-def slot_engine(
-    args: AgentConfig, model: Any, chat: ChatFormat, *, slots: int, seed: int, temperature: float | None = None
-) -> SlotEngine:
-    """Returns the engine with the kept cache, sampling as `args` says, or at another temperature."""
-    options = sampling_options(args, chat, temperature)
-    length = longest_episode(args, model)
-    engine = SlotEngine(model, options, slots=slots, max_length=length, compile_decoding=args.rollout_compile)
-    engine.generator.manual_seed(seed)
-    return engine
 
 
 def model_init_kwargs(args: Any, model_args: ModelConfig) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def test_a_decoding_step_casts_no_weight_and_caches_the_compute_dtype(lora: bool
     assert drift and max(drift) < 0.05
     # What it was before: autocast casts every matrix in every step.
     with (
-        mock.patch("trainers.train.building.weights_in", return_value=nullcontext()),
+        mock.patch("trainers.train.playing.weights_in", return_value=nullcontext()),
         watched() as (before, old),
     ):
         trained(tmp_path / "before", lora=lora, bf16=True)
@@ -97,7 +97,7 @@ def test_a_decoding_step_casts_no_weight_and_caches_the_compute_dtype(lora: bool
 @pytest.mark.slow
 def test_float32_without_autocast_is_the_same_to_the_bit(tmp_path: Path) -> None:
     now = trained(tmp_path / "now")
-    with mock.patch("trainers.train.building.weights_in", return_value=nullcontext()):
+    with mock.patch("trainers.train.playing.weights_in", return_value=nullcontext()):
         before = trained(tmp_path / "before")
     for one, other in zip(now.model.parameters(), before.model.parameters(), strict=True):
         assert torch.equal(one, other)

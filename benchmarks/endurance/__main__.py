@@ -1,0 +1,5 @@
+"""`python -m benchmarks.endurance` is its `run.py`."""
+
+from benchmarks.endurance.run import main
+
+raise SystemExit(main())

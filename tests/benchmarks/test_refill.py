@@ -1,0 +1,76 @@
+"""The refill experiment: rollouts that were thrown away count, cells run and are kept, the table is of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainerControl, TrainerState
+
+from benchmarks.refill import run as refill
+from benchmarks.refill.settings import METHODS, Settings
+
+
+@pytest.mark.slow
+def test_cells_run_once_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    methods = ["plain", "both"]
+    words = [word for method in methods for word in ("--method", method)]
+    assert refill.main(["run", "--quick", "--output", str(tmp_path), *words]) == 0
+    cells = [json.loads((tmp_path / "quick" / f"{method}-0.json").read_text()) for method in methods]
+    for cell in cells:
+        played = [point["played"] for point in cell["curve"]]
+        assert played == sorted(played)
+        assert played[0] == 0
+        assert played[-1] >= 32
+        assert all(
+            len(point[kind]) == 4 and set(point[kind]) <= set("01") for point in cell["curve"] for kind in refill.KINDS
+        )
+        assert cell["commit"]
+    assert len(cells[0]["signal"]) == 4
+    assert len(cells[1]["signal"]) <= 4
+    capsys.readouterr()
+    assert refill.main(["table", "--output", str(tmp_path / "quick")]) == 0
+    ends, curves = capsys.readouterr().out.rstrip().split("\n\n")
+    assert [line.split(" | ")[0] for line in ends.splitlines()[2:]] == [f"| {METHODS[name].title}" for name in methods]
+    assert curves.splitlines()[0].startswith("| EM after rollouts | 0 | 16 |")
+    assert "<svg" in (tmp_path / "quick" / "curves.html").read_text()
+
+
+class Playing(refill.Meter):
+    """A meter that plays nothing."""
+
+    def measure(self) -> None:
+        self.points.append({"played": self._played})
+
+
+def test_rollouts_that_were_thrown_away_count() -> None:
+    settings = Settings({}, prompts=4, copies=2, learning_rate=0.0, played=32, every=16, questions=1, seeds=(0,))
+    meter, control = Playing(None, None, settings), TrainerControl()
+    meter.measure()
+    for refills, stops in ((0.5, False), (1.0, False), (0.0, True)):  # 12, 28 and 36 rollouts of batches of 8
+        numbers: dict[str, Any] = {"group/without_signal": 0.25, "rollout/refills": refills}
+        meter.on_log(None, TrainerState(), control, logs=numbers)
+        assert control.should_training_stop is stops
+    assert meter.points == [{"played": 0}, {"played": 28}, {"played": 36}]
+    assert meter.signal == [0.75] * 3
+    meter.on_log(None, TrainerState(), control, logs={"train_runtime": 1.0})
+    assert len(meter.signal) == 3
+
+
+def test_scores_are_over_kinds_seeds_and_questions() -> None:
+    cells = [
+        {"curve": [{"1hop": "10", "bridge": "00", "3hop": "11"}]},
+        {"curve": [{"1hop": "11", "bridge": "00", "3hop": "11"}]},
+    ]
+    assert refill.scores(cells, 0).mean == pytest.approx(7 / 12)
+    assert refill.scores(cells, 0, ["bridge"]).mean == 0
+    low, high = refill.scores(cells, 0)[1:]
+    assert low < 7 / 12 < high
+
+
+def test_the_table_refuses_options_that_it_would_not_heed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        refill.main(["table", "--seed", "0"])
+    assert "takes all cells" in capsys.readouterr().err
