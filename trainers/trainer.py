@@ -139,6 +139,7 @@ class AgentTrainer(ResumableTrainer):
         self.vocabulary: int = self.model.config.get_text_config().vocab_size
         self.packed = lay_out(args.update_layout, self.model, self.ref_model)
         self.evaluated = 0
+        self.staleness = 0  # optimiser steps since the latest rollouts were begun
         self.shares: dict[str, float] = {}  # numbers to log of the latest batch, to be added up over the processes
         self.slots: Any = None  # how many rollouts are played side by side: `train.sizing.Slots`
 
@@ -153,6 +154,8 @@ class AgentTrainer(ResumableTrainer):
         """
 
         def sync() -> None:
+            if self.ahead is not None:
+                self.ahead.wait()  # no episode changes its policy on the way
             with whole_weights(self):
                 backend.sync(self.accelerator.unwrap_model(self.model))
 
@@ -216,6 +219,8 @@ class AgentTrainer(ResumableTrainer):
         seconds = time.perf_counter() - started
         self.rollout_seconds += seconds if training else 0.0
         self._log("rollout/seconds", seconds)
+        if self.ahead is not None:
+            self._log("rollout/staleness", self.staleness)
         self._log("rollout/tokens_per_second", batch.sampled_tokens / seconds)
         return batch.for_trl(filler=trl_seams.tokenizer_of(self).eos_token_id, logprobs=self.args.engine != "trl")
 
@@ -342,7 +347,7 @@ class AgentTrainer(ResumableTrainer):
         self._log("sampling/logprob_drift_mean", mean)
         self._log("sampling/logprob_drift_max", largest)
         most = self.args.alarm_drift_above
-        if mean > most and (self.batches == 0 or self.backend is not None):
+        if mean > most and not self.staleness and (self.batches == 0 or self.backend is not None):
             raise ConfigurationError(
                 f"The engine's log-probs differ from the trainer's by {mean:.2f} nats on average ({largest:.2f} at "
                 f"most), expected at most alarm_drift_above={most}: rollouts come from another distribution than the "

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
 from agent_r1_gym.errors import ConfigurationError
+from tests.kit import vllm_stub
 from tests.kit.say_env import register_say, save_model
 from tests.kit.vllm_stub import StubVLLM
 from tests.trainers.vllm.say import say_config
+from trainers.engines.collect import Collector
 from trainers.train import build_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -31,7 +37,7 @@ def _closed() -> Iterator[None]:
         _TRAINERS.pop().backend.close()
 
 
-def trained(folder: Path, stub: StubVLLM, *, lora: bool = True, **changes: Any) -> Any:
+def trained(folder: Path, stub: StubVLLM, *, lora: bool = True, resume: Any = None, **changes: Any) -> Any:
     model = save_model(folder / "model")
     options = {"max_steps": 3, "per_device_train_batch_size": 8, "alarm_drift_above": math.inf, **changes}
     where = {"vllm_mode": "server", "vllm_server_base_url": stub.url}
@@ -42,7 +48,7 @@ def trained(folder: Path, stub: StubVLLM, *, lora: bool = True, **changes: Any) 
         peft_config=LoraConfig(r=8, target_modules="all-linear") if lora else None,
     )
     _TRAINERS.append(trainer)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
@@ -69,6 +75,71 @@ def test_rollouts_are_weighed_by_what_the_server_reports(tmp_path: Path) -> None
         steps = [row for row in trainer.state.log_history if "reward" in row]
         assert all(row["sampling/importance_sampling_ratio/mean"] < 0.5 for row in steps)  # the stub says .61 each
         assert all(row["sampling/logprob_drift_mean"] > 1 for row in steps)
+
+
+def test_the_next_batch_is_played_while_one_is_trained_on(tmp_path: Path) -> None:
+    with StubVLLM(tokens=17) as stub:
+        trainer = trained(tmp_path, stub, max_steps=4, overlap_rollouts=True)
+        played = [sum(weights == name for *_, weights in stub.turns) for name in stub.loads]
+        assert played == [16, 8, 8, 0]  # the first rows twice, and none that nobody would train on
+        steps = [row for row in trainer.state.log_history if "reward" in row]
+        assert [row["rollout/staleness"] for row in steps] == [0, 1, 1, 1]
+        assert not any(thread.name.startswith("rollouts") for thread in threading.enumerate())
+
+
+def test_a_resumed_run_trains_on_what_had_been_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_stub, "sampled", partial(_sampled_alike, vllm_stub.sampled))
+    options = {"overlap_rollouts": True, "refill_groups": 1, "learning_rate": 1e-2, "save_strategy": "steps"}
+    with StubVLLM(tokens=17) as stub:
+        whole = trained(tmp_path / "whole", stub, max_steps=4, save_steps=2, **options)
+        folder = tmp_path / "whole" / "run" / "checkpoint-2"
+        resumed = trained(tmp_path / "resumed", stub, max_steps=4, save_steps=2, resume=str(folder), **options)
+    for name, weight in whole.model.named_parameters():
+        assert torch.equal(weight, resumed.model.get_parameter(name)), name
+    logs = [[row["rollout/refills"] for row in run.state.log_history if "reward" in row] for run in (whole, resumed)]
+    assert logs == [[0.0, 1.0, 1.0, 0.0]] * 2  # the third batch had been played when the checkpoint was saved
+
+
+def _sampled_alike(sampled: Any, context: list[int], seed: int, weights: str, *sizes: int) -> list[int]:
+    """Tokens that do not tell one run's weights from another's."""
+    return sampled(context, seed, "", *sizes)  # type: ignore[no-any-return]
+
+
+def test_rollouts_that_were_lost_in_advance_end_the_run_and_are_played_again(tmp_path: Path) -> None:
+    calls = []
+
+    def breaks(collect: Any, rows: Any, engine: Any) -> Any:
+        calls.append([row["task_index"] for row in rows])
+        if len(calls) == 3:
+            raise OSError("no file left")
+        return collect(rows, engine)
+
+    options = {"overlap_rollouts": True, "save_strategy": "steps", "max_steps": 5}
+    with StubVLLM(tokens=17) as stub, mock.patch.object(Collector, "collect", wrapped(Collector.collect, breaks)):
+        with pytest.raises(OSError, match="no file left"):
+            trained(tmp_path, stub, save_steps=1, **options)
+        assert len(calls) == 3
+        lost = calls[-1]
+        trained(tmp_path, stub, save_steps=1, resume=True, **options)
+    assert calls[3] == lost
+
+
+def wrapped(method: Any, around: Any) -> Any:
+    return lambda self, rows, engine: around(partial(method, self), rows, engine)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"engine": "cached"}, "overlap_rollouts needs engine=vllm"),
+        ({"vllm_importance_sampling_correction": False, "vllm_mode": "server"}, "overlap_rollouts needs"),
+        ({"vllm_mode": "server", "curriculum": 0.5}, "two batches ahead"),
+    ],
+)
+def test_what_cannot_overlap_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    where = {"vllm_server_base_url": "http://localhost:1"} if "vllm_mode" in changes else {}
+    with pytest.raises(ConfigurationError, match=words):
+        say_config(tmp_path, register_say(), overlap_rollouts=True, **where, **changes)
 
 
 def test_a_drift_ends_the_run(tmp_path: Path) -> None:

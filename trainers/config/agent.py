@@ -291,6 +291,15 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
                 "loss_mask=False with advantage_mask=True changes nothing: without advantages and without KL in the "
                 "loss, the environment's tokens have no gradient. Leave advantage_mask out (it follows loss_mask)."
             )
+        if self.overlap_rollouts and not (
+            self.engine == "vllm" and self.vllm_mode == "server" and self.vllm_importance_sampling_correction
+        ):
+            raise ConfigurationError(
+                "overlap_rollouts needs engine=vllm, vllm_mode=server and vllm_importance_sampling_correction=True: "
+                "others sample while this trains, and what they sample is one update old."
+            )
+        if self.overlap_rollouts and self.curriculum is not None:
+            raise ConfigurationError("overlap_rollouts with curriculum would draw tasks two batches ahead; drop one.")
         if self.stop_without_signal and not self.alarm_without_signal:
             raise ConfigurationError("stop_without_signal has no effect without alarm_without_signal; set both.")
         if self.temperature <= 0:

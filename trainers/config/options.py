@@ -125,6 +125,11 @@ class MachineOptions:
         "Try the largest update before the first rollout, and drop it; rollouts of full length, so that memory that "
         "does not suffice is found at once. None: on a GPU. Not with DeepSpeed.",
     )
+    overlap_rollouts: bool = _help(
+        False,
+        "Play the next batch while this one is trained on (engine=vllm with vllm_mode=server); rollouts are one update "
+        "old then, and weighed by how far the policy has moved since (vllm_importance_sampling_mode).",
+    )
     rollout_deadline: float | None = _help(
         None,
         "Seconds for the rollouts of a batch; None: until the last one ends. What still runs then is cut at the end of "

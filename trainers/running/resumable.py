@@ -23,6 +23,7 @@ from trainers import trl_seams
 from trainers.algorithms.critic import Critic
 from trainers.config import AgentConfig
 from trainers.running import checkpoints
+from trainers.running.ahead import Ahead
 from trainers.running.alarms import CollapseAlarm
 from trainers.running.curriculum import Curriculum, CurriculumOrder
 from trainers.running.rollback import Rollbacks
@@ -49,8 +50,9 @@ class ResumeState(TrainerCallback):
         trainer = self._trainer
         alarm = {"alarm": trainer.alarm.beyond, "fine": trainer.alarm.fine}
         own = {"batches": trainer.batches, "rollbacks": len(trainer.rollbacks.taken), **alarm}
+        ahead = {} if trainer.ahead is None else {"ahead": trainer.ahead.state()}
         curriculum = {} if trainer.curriculum is None else {"curriculum": trainer.curriculum.state()}
-        return own | curriculum | trl_seams.progress_of(trainer)
+        return own | ahead | curriculum | trl_seams.progress_of(trainer)
 
     def load(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned."""
@@ -59,6 +61,8 @@ class ResumeState(TrainerCallback):
         self._trainer.alarm.beyond.update(state["alarm"])
         self._trainer.alarm.fine = dict(state.get("fine", {}))  # none in checkpoints of an earlier version
         self._trainer.rollbacks.resumed(state.get("rollbacks", 0))
+        if self._trainer.ahead is not None:
+            self._trainer.ahead.load(state.get("ahead"))
         if self._trainer.curriculum is not None:
             self._trainer.curriculum.load(state["curriculum"])
         self._loss = state["loss"]
@@ -102,7 +106,7 @@ class ResumeState(TrainerCallback):
             yield
         except Exception as error:
             failure = error
-        if trainer.accelerator.num_processes == 1 or trainer.args.engine == "cached":
+        if trainer.accelerator.num_processes == 1 or trainer.args.engine != "trl":
             texts = gather_object([None if failure is None else f"{type(failure).__name__}: {failure}"])
             if any(texts):
                 failure = failure or RuntimeError(f"Another process failed: {next(filter(None, texts))}")
@@ -155,6 +159,7 @@ class ResumableTrainer(GRPOTrainer):
         **options: as the base class takes them.
 
     Attributes:
+        ahead: plays the next batch while this one is trained on, if it is set before `train`.
         alarm: set by the subclass; its counts are saved.
         batches: generation batches that were rolled out.
         critic: saved beside the policy; None where there is none.
@@ -171,6 +176,7 @@ class ResumableTrainer(GRPOTrainer):
         super().__init__(*arguments, **options)
         self.critic: Critic | None = None
         self.curriculum: Curriculum | None = None
+        self.ahead: Ahead | None = None
         self.batches = 0
         self.identity = checkpoints.identity_of(self)
         self.rollbacks = Rollbacks(self)

@@ -23,6 +23,7 @@ from trainers.engines.vllm_backend import VLLMBackend, VLLMOptions, adapter_rank
 from trainers.engines.vllm_servers import ServerOptions, VLLMServers
 from trainers.engines.weights import check_whole
 from trainers.running import checkpoints
+from trainers.running.ahead import Ahead
 from trainers.running.curriculum import Curriculum, pools_of
 from trainers.running.preflight import check_prompts
 from trainers.running.probe import LargestUpdate
@@ -83,21 +84,25 @@ def build_trainer(
     warn_of_small_shares(args)
     rows = mixed(training_rows(envs, args), args)
     _check_prompts(envs, rows, chat, args)
+    rollouts = Rollouts(training, evaluating, chat)
+    closing = _CloseEnvironments(rollouts)
     trainer = AgentTrainer(
         model,
         args,
-        collect=Rollouts(training, evaluating, chat),
+        collect=rollouts,
         train_dataset=rows,
         eval_dataset=eval_dataset,
         processing_class=tokenizer,
         chat=chat,
         card=agent_card(args, _base(args, model), envs),
         peft_config=peft_config,
-        callbacks=[_CloseEnvironments(training, evaluating)],
+        callbacks=[closing],
         **trl_arguments,
     )
     if args.curriculum is not None:
         trainer.curriculum = Curriculum(rows, pools_of(rows, envs), target=args.curriculum, seed=args.seed)
+    if args.overlap_rollouts:
+        trainer.ahead = closing.ahead = Ahead(rollouts.cancel)
     if args.engine != "trl":
         check_sharding(trainer)
     trainer.slots = slots_of(trainer)
@@ -158,14 +163,16 @@ def collector_of(
 
 
 class _CloseEnvironments(TrainerCallback):
-    """Closes the environments at the end of a run; another run makes new ones."""
+    """Ends what is played and closes the environments at the end of a run; another run makes new ones."""
 
-    def __init__(self, *collectors: Collector) -> None:
-        self._collectors = collectors
+    def __init__(self, rollouts: Rollouts) -> None:
+        self._rollouts = rollouts
+        self.ahead: Ahead | None = None
 
     def on_train_end(self, *_arguments: Any, **_others: Any) -> None:
-        for collector in self._collectors:
-            collector.close()
+        if self.ahead is not None:
+            self.ahead.close()
+        self._rollouts.close()
 
 
 def start_backend(trainer: AgentTrainer) -> TrainedBackend:

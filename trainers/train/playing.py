@@ -18,6 +18,7 @@ from trainers.engines.requests import RequestEngine
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
 from trainers.engines.turns import TRLEngine
+from trainers.running.ahead import Play, Played
 from trainers.running.rollout_weights import rollout_dtype, weights_in
 from trainers.running.sharding import whole_weights
 from trainers.running.watchdog import watched
@@ -38,30 +39,93 @@ class Rollouts:
         self._training, self._evaluating, self._chat = training, evaluating, chat
 
     def __call__(self, rows: list[Any], trainer: AgentTrainer) -> list[Trajectory]:
-        """Returns an episode per row; a row whose group was refilled is replaced in the list."""
-        training, args = trainer.model.training, trainer.args
-        collector = self._training if training else self._evaluating
-        seconds, rank = args.watchdog_seconds, trainer.accelerator.process_index
-        refills = training and args.refill_groups > 0
+        """Returns an episode per row; a row that another was played for is replaced in the list."""
+        if not trainer.model.training:
+            with self._watched(self._evaluating, trainer):
+                return self._play(self._evaluating, rows, trainer)
+        played = self._begun(rows, trainer) if trainer.ahead else self._planned(rows, trainer, trainer.batches)()
+        rows[:] = played.rows
+        trainer.shares.update(played.shares)
+        trainer.staleness = trainer.state.global_step - played.step
+        return list(played.records)
+
+    def cancel(self) -> None:
+        """Ends the episodes of training that are being played, within a turn, and begins no other."""
+        self._training.player.ends_at = 0.0
+        for session in self._training.player.unfinished():
+            session.cancelled = True
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self._training.close()
+        self._evaluating.close()
+
+    def _begun(self, rows: list[Any], trainer: AgentTrainer) -> Played:
+        """Returns the batch that was begun before the last update, and begins the next: that of these rows.
+
+        The first batch is played at once, and its rows once more: nobody knows yet which ones come next.
+        """
+        ahead, number = trainer.ahead, trainer.batches
+        assert ahead is not None
+        failure, taken = None, None
+        try:
+            taken = ahead.take()
+        except Exception as error:
+            failure = error
+        if failure or any(trainer.world.everyone(failure is not None)):  # a failed process calls nobody below
+            raise failure or RuntimeError("Another process lost the rollouts that it had begun.")
+        before, played = taken or (rows, None)
+        if any(trainer.world.everyone(played is None)):
+            play = self._planned(before, trainer, number)
+            played = played or ahead.now(play)
+        assert played is not None
+        args = trainer.args
+        steps = int(args.steps_per_generation or 1) * args.num_iterations // args.gradient_accumulation_steps
+        if trainer.state.global_step + steps < trainer.state.max_steps:
+            ahead.begin(list(rows), self._planned(rows, trainer, number + 1))
+        return played
+
+    def _planned(self, rows: Sequence[Any], trainer: AgentTrainer, batch: int) -> Play:
+        """Returns what plays a training batch of this number; all processes call this, and none waits in that."""
+        args, chosen, step = trainer.args, list(rows), trainer.state.global_step
         # Before anybody plays: afterwards all would wait for the slowest.
-        taken = trainer.world.everyone([key_of(row) for row in rows]) if refills else []
+        taken = trainer.world.everyone([key_of(row) for row in rows]) if args.refill_groups else []
+
+        def play() -> Played:
+            with self._watched(self._training, trainer):
+                records = self._play(self._training, chosen, trainer, batch=batch)
+                shares = {}
+                if args.refill_groups:
+                    shares = self._refill(chosen, records, trainer, batch, list(itertools.chain.from_iterable(taken)))
+            return Played(chosen, records, step, shares)
+
+        return play
+
+    @contextmanager
+    def _watched(self, collector: Collector, trainer: AgentTrainer) -> Iterator[None]:
+        seconds, rank = trainer.args.watchdog_seconds, trainer.accelerator.process_index
         with ready_to_play(trainer), watched(collector.player.unfinished, seconds=seconds, rank=rank):
-            records = self._play(collector, rows, trainer)
-            if refills:
-                self._refill(rows, records, trainer, list(itertools.chain.from_iterable(taken)))
-        return records
+            yield
 
     def _play(
-        self, collector: Collector, rows: Sequence[Row], trainer: AgentTrainer, attempt: int = 0
+        self,
+        collector: Collector,
+        rows: Sequence[Row],
+        trainer: AgentTrainer,
+        *,
+        batch: int | None = None,
+        attempt: int = 0,
     ) -> list[Trajectory]:
         slots = min(len(rows), trainer.slots.most)
-        records = collector.collect(rows, engine_of(trainer, self._chat, slots=slots, attempt=attempt))
-        if trainer.model.training and trainer.curriculum is not None:
+        records = collector.collect(rows, engine_of(trainer, self._chat, slots=slots, batch=batch, attempt=attempt))
+        if batch is not None and trainer.curriculum is not None:
             trainer.curriculum.note(rows, records)
         return records
 
-    def _refill(self, rows: list[Row], records: list[Trajectory], trainer: AgentTrainer, taken: Sequence[Any]) -> None:
-        """Replaces this process's groups without signal, in place, and has what was played for it logged."""
+    def _refill(
+        self, rows: list[Any], records: list[Trajectory], trainer: AgentTrainer, batch: int, taken: Sequence[Any]
+    ) -> dict[str, float]:
+        """Replaces this process's groups without signal, in place; returns what to log of it."""
         args, accelerator = trainer.args, trainer.accelerator
         told = refill(
             rows,
@@ -71,16 +135,18 @@ class Rollouts:
             draw=draw_from(
                 cast("Sequence[Row]", trainer.train_dataset),
                 taken,
-                seed=hash((args.seed, trainer.batches, accelerator.process_index, *trainer.rollbacks.salt)),
+                seed=hash((args.seed, batch, accelerator.process_index, *trainer.rollbacks.salt)),
                 part=(accelerator.process_index, accelerator.num_processes),
                 weights=None if trainer.curriculum is None else trainer.curriculum.weights(),
             ),
-            play=lambda some, attempt: self._play(self._training, some, trainer, attempt),
+            play=lambda some, attempt: self._play(self._training, some, trainer, batch=batch, attempt=attempt),
             late=lambda: self._training.late,
         )
         whole = int(args.generation_batch_size or 1)
-        trainer.shares["rollout/refills"] = told.played / whole
-        trainer.shares["group/replaced"] = told.replaced * args.num_generations / whole
+        return {
+            "rollout/refills": told.played / whole,
+            "group/replaced": told.replaced * args.num_generations / whole,
+        }
 
 
 @contextmanager
@@ -97,13 +163,16 @@ def ready_to_play(trainer: AgentTrainer) -> Iterator[None]:
         yield
 
 
-def engine_of(trainer: AgentTrainer, chat: ChatFormat, *, slots: int, attempt: int = 0) -> Engine:
+def engine_of(
+    trainer: AgentTrainer, chat: ChatFormat, *, slots: int, batch: int | None = None, attempt: int = 0
+) -> Engine:
     """Returns the engine that `args.engine` names, over the trainer's model as it is now.
 
     Args:
         trainer: whose model and configuration.
         chat: how messages become tokens.
         slots: episodes side by side.
+        batch: number of the training batch; None: what the trainer is at, a batch of training or of an evaluation.
         attempt: number of further rollouts in this batch, which get random numbers of their own.
     """
     args = trainer.args
@@ -116,11 +185,12 @@ def engine_of(trainer: AgentTrainer, chat: ChatFormat, *, slots: int, attempt: i
             max_length=max_length,
             stop_token_ids=chat.stop_ids,
         )
-    training = trainer.model.training
+    training = trainer.model.training or batch is not None
     temperature = None if training else args.eval_temperature
     # A seed of its own for every batch and process, so that a resumed run samples as if never stopped.
-    batch = (trainer.batches, *trainer.rollbacks.salt) if training else (trainer.evaluated, 0)
-    seed = hash((args.seed, *batch, trainer.accelerator.process_index)) + attempt
+    number = trainer.batches if batch is None else batch
+    stream = (number, *trainer.rollbacks.salt) if training else (trainer.evaluated, 0)
+    seed = hash((args.seed, *stream, trainer.accelerator.process_index)) + attempt
     if trainer.backend is not None:
         options = sampling_options(args, chat, temperature)
         room = longest_episode(args, model)

@@ -1,0 +1,114 @@
+"""The batch that is played while the one before it is trained on: one step off-policy, and resumed exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_r1_gym.play.record import Trajectory
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Played:
+    """A batch of rollouts.
+
+    Attributes:
+        rows: what they were played for.
+        records: how it went.
+        step: optimiser steps before they were begun.
+        shares: see `AgentTrainer.shares`.
+    """
+
+    rows: Rows
+    records: Sequence[Trajectory]
+    step: int
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+
+Play = Callable[[], Played]
+
+
+class Ahead:
+    """Plays batches in a thread of its own, always the same one: an environment may hold a connection that is its.
+
+    Args:
+        cancel: ends the episodes that run.
+    """
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+        self._thread: ThreadPoolExecutor | None = None
+        self._rows: Rows | None = None
+        self._future: Future[Played] | None = None
+
+    def now(self, play: Play) -> Played:
+        """Plays a batch, and waits for it."""
+        return self._submit(play).result()
+
+    def begin(self, rows: Rows, play: Play) -> None:
+        """Begins to play a batch, and returns at once."""
+        self._rows, self._future = rows, self._submit(play)
+
+    def take(self) -> tuple[Rows, Played | None] | None:
+        """Returns the rows of the batch that was begun and their rollouts, when they are over.
+
+        None where no batch was begun; no rollouts where a resumed run has lost them.
+
+        Raises:
+            Exception: whatever playing it raised.
+        """
+        if self._rows is None:
+            return None
+        rows, played = self._rows, None if self._future is None else self._future.result()
+        self._rows = self._future = None
+        return rows, played
+
+    def wait(self) -> None:
+        """Waits until no episode runs: weights may be changed then."""
+        if self._future is not None:
+            self._future.exception()
+
+    def state(self) -> dict[str, Any] | None:
+        """Returns what a resume restores, when the batch is over; of one that failed only the rows."""
+        self.wait()
+        if self._rows is None:
+            return None
+        if self._future is None or self._future.exception() is not None:
+            return {"rows": self._rows, "records": None}
+        played = self._future.result()
+        records = [record.to_dict() for record in played.records]
+        own = {"played": played.rows, "step": played.step, "shares": dict(played.shares)}
+        return {"rows": self._rows, "records": records, **own}
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Restores what `state` returned; what runs is left."""
+        self.leave()
+        if state is None:
+            return
+        self._rows = state["rows"]
+        if state["records"] is not None:
+            records = [Trajectory.from_dict(record) for record in state["records"]]
+            self._future = Future()
+            self._future.set_result(Played(state["played"], records, state["step"], state["shares"]))
+
+    def leave(self) -> None:
+        """Ends what runs; nobody takes it."""
+        if self._future is not None and not self._future.done():
+            self._cancel()
+            self.wait()
+        self._rows = self._future = None
+
+    def close(self) -> None:
+        """Ends what runs, and the thread; whoever plays again has another."""
+        self.leave()
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+    def _submit(self, play: Play) -> Future[Played]:
+        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="rollouts")
+        return self._thread.submit(play)
