@@ -89,7 +89,8 @@ def build_trainer(
 
         def play(some: Sequence[Row], attempt: int = 0) -> list[Trajectory]:
             slots = min(len(some), trainer.slots.most)
-            return collector.collect(some, engine_of(trainer, chat, slots=slots, attempt=attempt))
+            engine = engine_of(trainer, chat, slots=slots, attempt=attempt)
+            return collector.collect(some, engine, further=attempt > 0)
 
         refills, rank = trainer.model.training and args.refill_groups > 0, trainer.accelerator.process_index
         taken = batch_keys(trainer, rows) if refills else []  # before anybody plays: afterwards it would wait
