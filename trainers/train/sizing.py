@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from peft import LoraConfig
 
 from trainers.running.memory import GIB, ModelShape, Setup, describe, estimate, slots_that_fit
 from trainers.running.rollout_weights import rollout_dtype
@@ -68,13 +69,15 @@ def memory_for(device: torch.device) -> int | None:
 
 
 def shape_of(trainer: Any) -> ModelShape | None:
-    """Returns the shape of the model, an adapter left out; None where it is not known, or another keeps the cache."""
+    """Returns the shape of the model, LoRA left out; None where it is not known, or another keeps the cache."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if getattr(model, "is_quantized", False) or trainer.args.engine == "vllm":
         return None
+    adapters = getattr(model, "peft_config", {})
+    if adapters and not isinstance(adapters.get("default"), LoraConfig):
+        return None
     sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
-    adapter = getattr(model, "peft_config", None)
-    whole = sum(size for size, trained in sizes if not (adapter and trained))
+    whole = sum(size for size, trained in sizes if not (adapters and trained))
     return ModelShape.of(model.config.get_text_config(), whole)
 
 
