@@ -77,7 +77,7 @@ def test_a_second_process_halves_the_work_of_each_and_shards_travel():
 
 
 def test_slots_are_as_many_as_the_trainer_takes():
-    assert pytest.importorskip("trainers.train", reason="the train extra").MOST_SLOTS == MOST_SLOTS
+    assert pytest.importorskip("trainers.engines.slots", reason="the train extra").MOST_SLOTS == MOST_SLOTS
 
 
 def test_fewer_slots_mean_more_passes_over_as_many_tokens():

@@ -24,6 +24,7 @@ from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector, Row
 from trainers.engines.refill import Key, draw_from, key_of, refill
 from trainers.engines.requests import RequestEngine, TrainedBackend
+from trainers.engines.rollout_weights import rollout_dtype, weights_in
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
 from trainers.engines.template_choice import read_template
@@ -34,7 +35,6 @@ from trainers.engines.weights import check_whole
 from trainers.running import checkpoints
 from trainers.running.preflight import check_prompts
 from trainers.running.probe import LargestUpdate
-from trainers.running.rollout_weights import rollout_dtype, weights_in
 from trainers.running.sharding import check_sharding, sharding_of, whole_weights
 from trainers.running.summary import agent_card
 from trainers.running.watchdog import watched
@@ -47,7 +47,6 @@ from trainers.train.environments import (
     turn_budget,
     warn_of_small_shares,
 )
-from trainers.train.sizing import MOST_SLOTS as MOST_SLOTS
 from trainers.train.sizing import longest_episode, slots_of
 from trainers.trainer import AgentTrainer
 

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from peft import LoraConfig
 
+from trainers.engines.rollout_weights import rollout_dtype
+from trainers.engines.slots import MOST_SLOTS
 from trainers.running.memory import GIB, ModelShape, Setup, describe, estimate, slots_that_fit
-from trainers.running.rollout_weights import rollout_dtype
 from trainers.running.sharding import sharding_of
 
-MOST_SLOTS = 128
-"""Episodes that decode side by side on one device; more wait for a free slot."""
 _MOST_IN_FLIGHT = 384
 """Episodes that vLLM plays side by side, those included whose tools run."""
 

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainers.test_train import config
 from trainers.engines.cache import SlotCache
+from trainers.engines.rollout_weights import rollout_dtype, weights_in
 from trainers.engines.slots import SlotEngine, _Play
-from trainers.running.rollout_weights import rollout_dtype, weights_in
 from trainers.toy.model import build_model, build_tokenizer
 from trainers.train import build_trainer
 from trainers.train.sizing import memory_of
