@@ -1,7 +1,8 @@
 """What a training step costs: the work is counted from shapes, and a machine says what a unit of it takes.
 
-Pure functions. Rollouts are prefills and decoding passes, on a copy of the weights where one is made, of an engine that keeps its cache
-across turns and prefills the prompt of a group once; the update is forward and backward passes over whole rows, and the optimiser's.
+Pure functions. Rollouts are prefills and decoding passes, on a copy of the weights where one is made, of an engine that
+keeps its cache across turns and prefills the prompt of a group once; the update is forward and backward passes over
+whole rows, and the optimiser's.
 """
 
 from __future__ import annotations
