@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-from agent_r1_gym.errors import AgentR1Error, ConfigurationError, InfrastructureError
+from agent_r1_gym.errors import AgentR1Error, InfrastructureError
 from agent_r1_gym.evaluation.metrics import summarize
 from agent_r1_gym.evaluation.parts import Part, check_part, check_whole, missing, parts_in
 from agent_r1_gym.evaluation.run_folder import Failure, RunFolder
@@ -124,12 +124,10 @@ def evaluate_part(
         ConfigurationError: the folder holds another run or other parts, or there are fewer questions than parts.
         InfrastructureError: see `evaluate`.
     """
-    check_part(folder.path, part)
+    check_part(folder.path, part, jobs)
     for other in parts_in(folder.path):
         RunFolder(folder.path / other.folder).check_part(settings)  # before hours of play
     share, own = part.share(jobs), RunFolder(folder.path / part.folder)
-    if not share:
-        raise ConfigurationError(f"--part {part}: there are fewer questions than parts. Take fewer parts.")
     of_part = {**settings, "part": str(part)}
     metrics = evaluate(own, make_cast, settings=of_part, jobs=share, samples=samples, **options)
     if missing(folder.path, part.of):

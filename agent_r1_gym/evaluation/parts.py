@@ -64,7 +64,7 @@ class Part:
 
     def share(self, jobs: Sequence[Job]) -> list[Job]:
         """Returns its jobs: all samples of every N-th question."""
-        questions = list(dict.fromkeys(job.task_index for job in jobs))
+        questions = _questions(jobs)
         own = set(questions[self.number - 1 :: self.of])
         return [job for job in jobs if job.task_index in own]
 
@@ -93,12 +93,23 @@ def told(path: Path) -> str | None:
     return f"{path} holds parts of a run, without {names}: play what is missing by the same command with --part."
 
 
-def check_part(path: Path, part: Part) -> None:
-    """Refuses a part that would overlap what the folder holds.
+def check_part(path: Path, part: Part, jobs: Sequence[Job]) -> None:
+    """Refuses a part that would overlap what the folder holds, and one of a run that cannot be put together.
+
+    Args:
+        path: folder of the whole run.
+        part: which is to be played.
+        jobs: every episode of the whole run.
 
     Raises:
-        ConfigurationError: it holds parts of another size, or a run that is not in parts.
+        ConfigurationError: the folder holds parts of another size or a run that is not in parts, or there are fewer
+            questions than parts.
     """
+    questions = len(_questions(jobs))
+    if questions < part.of:  # the parts without a question would be missing for ever
+        raise ConfigurationError(
+            f"--part {part}: there are fewer questions than parts. Take at most {questions} parts."
+        )
     others = {other.of for other in parts_in(path)} - {part.of}
     if others:
         raise ConfigurationError(
@@ -107,6 +118,10 @@ def check_part(path: Path, part: Part) -> None:
         )
     if not parts_in(path) and (path / _RUN).is_file():
         raise ConfigurationError(f"--part {part}: {path} holds a run that is not in parts; choose another --out.")
+
+
+def _questions(jobs: Sequence[Job]) -> list[int]:
+    return list(dict.fromkeys(job.task_index for job in jobs))
 
 
 def check_whole(path: Path) -> None:

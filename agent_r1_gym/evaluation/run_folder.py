@@ -247,8 +247,9 @@ class RunFolder:
         self._write_json(self._run_path, {"format": FORMAT, "settings": settings, "starts": starts})
         for name in (self.episodes_path.name, self.timings_path.name):
             with atomic_file(self.path / name) as temporary:
-                files = [other.path / name for other in others]
-                temporary.write_bytes(b"".join(file.read_bytes() for file in files if file.is_file()))
+                # Line by line: a part that is played again meanwhile, or was killed at that, may end in a torn one.
+                rows = (row for other in others for _, row in read_json_lines(other.path / name))
+                temporary.write_bytes(b"".join(map(json_line, rows)))
         done = {(record.task_index, record.sample) for record in self.episodes()}
         failures = [failure for other in others for failure in other.failures()]
         return [failure for failure in failures if (failure.task_index, failure.sample) not in done]

@@ -35,7 +35,7 @@ def scripted_job(model: Any, script: Any) -> Job:
     """Returns the job that a scripted step of `trainer_speed` is: one micro-batch, float32, nobody waits."""
     settings = script.settings
     return Job(
-        shape=shape_of(model.config),
+        shape=shape_of(model),
         setup=_setup(slots=settings.batch, length=script.longest_prompt + script.longest_completion),
         questions=settings.prompts,
         rollouts=settings.num_generations,
@@ -47,19 +47,11 @@ def scripted_job(model: Any, script: Any) -> Job:
     )
 
 
-def shape_of(config: Any) -> ModelShape:
+def shape_of(model: Any) -> ModelShape:
     """Returns the shape of a Qwen3 model."""
-    return ModelShape(
-        layers=config.num_hidden_layers,
-        width=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        feed_forward=config.intermediate_size,
-        vocabulary=config.vocab_size,
-        qkv_bias=False,
-        qk_norm=True,
-    )
+    shape = ModelShape.of(model.config, model.num_parameters())
+    assert shape is not None
+    return replace(shape, qk_norm=True)
 
 
 def _setup(*, slots: int, length: int, **options: Any) -> Setup:
@@ -159,7 +151,7 @@ def demonstrated_job(options: Mapping[str, Any], *, episodes: int = 128) -> Job:
     sampled, prompt = statistics.fmean(map(sum, marks)), statistics.fmean(mark.index(True) for mark in marks)
     total = statistics.fmean(map(len, marks))
     return Job(
-        shape=shape_of(make_model("0.4M", chat.tokenizer, device="cpu").config),
+        shape=shape_of(make_model("0.4M", chat.tokenizer, device="cpu")),
         setup=_setup(slots=episodes, length=max(map(len, marks))),
         questions=episodes,
         rollouts=1,

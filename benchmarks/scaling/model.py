@@ -1,7 +1,8 @@
 """What a training step costs: the work is counted from shapes, and a machine says what a unit of it takes.
 
-Pure functions. Rollouts are prefills and decoding passes of an engine that keeps its cache across turns and prefills
-the prompt of a group once; the update is forward and backward passes over whole rows, and the optimiser's.
+Pure functions. Rollouts are prefills and decoding passes, on a copy of the weights where one is made, of an engine that
+keeps its cache across turns and prefills the prompt of a group once; the update is forward and backward passes over
+whole rows, and the optimiser's.
 """
 
 from __future__ import annotations
@@ -125,20 +126,23 @@ def seconds(works: Sequence[Work], machine: Machine) -> float:
 
 
 def rollout_work(job: Job) -> list[Work]:
-    """Returns prefill of prompts, prefill of tool responses, decoding, and what the environments do."""
+    """Returns the copy of the weights, prefill of prompts and of tool responses, decoding, and what environments do."""
     setup, tokens = job.setup, job.episodes * job.turns * (job.spoken - 1)  # the first of a turn comes from its prefill
+    memory = estimate(job.shape, setup)
     waves = max(1.0, job.episodes / setup.slots)
     prompts = max(1.0, job.questions / job.processes) * job.prompt
     responses = job.episodes * (job.turns - 1) * job.response
     passes = max(waves * (job.turns - 1), responses / PREFILL_TOKENS)
     middle = job.prompt + job.completion / 2
     calls, steps = job.episodes * (job.turns - 1), job.turns * (job.spoken - 1) * waves * job.spread
-    gathered = job.shape.parameters * setup.compute_bytes if setup.shards > 1 else 0
-    prompt = _forward(job, passes=max(1.0, prompts / PREFILL_TOKENS), tokens=prompts, context=job.prompt / 2)
+    read = memory.rollout_copy * setup.weight_bytes / setup.compute_bytes / setup.shards
+    sampled = job.episodes * job.sampled * memory.sampling / setup.slots
+    decoding = _forward(job, passes=steps, tokens=tokens, context=middle, reads=tokens, heads=tokens)
     return [
-        replace(prompt, sent=float(gathered)),
+        Work(byte=memory.rollout_copy + read, sent=float(memory.rollout_copy if setup.shards > 1 else 0)),
+        _forward(job, passes=max(1.0, prompts / PREFILL_TOKENS), tokens=prompts, context=job.prompt / 2),
         _forward(job, passes=passes, tokens=responses, context=middle, reads=calls),
-        _forward(job, passes=steps, tokens=tokens, context=middle, reads=tokens, heads=tokens),
+        replace(decoding, byte=decoding.byte + 2 * sampled),
         Work(turn=job.episodes * job.turns, wait=waves * (job.turns - 1)),
     ]
 
@@ -156,7 +160,7 @@ def update_work(job: Job) -> list[Work]:
     width = job.prompt + job.completion * job.spread
     completion = job.episodes * job.completion * job.spread
     one = _forward(job, passes=batches, tokens=job.episodes * width, context=width / 2, heads=completion)
-    gathered = batches * job.shape.parameters * setup.compute_bytes if setup.shards > 1 else 0
+    gathered = batches * memory.rollout_copy if setup.shards > 1 else 0  # the same weights, whole, for each pass
     passes = Work(flop=times * one.flop, byte=times * one.byte, launch=times * one.launch, sent=float(times * gathered))
     updates = job.mini_batches * (1 + setup.critic)
     states = memory.weights + memory.gradients + memory.optimizer

@@ -87,7 +87,7 @@ ASSUMED = MappingProxyType({"prompt": 512, "spoken": 256, "response": 700})
 TURN_BUDGET = 1024
 """Maximum number of tokens of a model turn."""
 MOST_SLOTS = 128
-"""Maximum number of episodes that a GPU decodes side by side: `trainers.train.MOST_SLOTS`."""
+"""Maximum number of episodes that a GPU decodes side by side: `trainers.engines.slots.MOST_SLOTS`."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,10 +25,10 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.common import measure
 from benchmarks.common.measure import Check, Figure, Report
+from benchmarks.common.models import random_qwen2
 from benchmarks.vllm.settings import CUDA, FULL, QUICK, TARGETS, Settings
 from trainers.engines.requests import RequestEngine
 from trainers.engines.sampling import SamplingOptions
@@ -91,7 +92,8 @@ def sync(settings: Settings, device: str) -> Report:
 @contextmanager
 def started(settings: Settings, folder: str, device: str, *, adapter: bool) -> Iterator[tuple[VLLMBackend, Any]]:
     """Starts vLLM with a model of random weights; yields it and that model, with or without an adapter."""
-    model: Any = _model(settings)
+    model: Any = random_qwen2(replace(settings.shape, tied=False), max_position_embeddings=32_768)
+    model.to(getattr(torch, settings.dtype))
     model.save_pretrained(folder)
     if adapter:
         model = get_peft_model(model, LoraConfig(r=settings.rank, target_modules="all-linear"))
@@ -111,25 +113,6 @@ def started(settings: Settings, folder: str, device: str, *, adapter: bool) -> I
 
 
 CLAIMS: Mapping[str, Callable[[Settings, str], Report]] = MappingProxyType({"slow_tool": slow_tool, "sync": sync})
-
-
-def _model(settings: Settings) -> Any:
-    shape = settings.shape
-    config = Qwen2Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.width,
-        intermediate_size=shape.feed_forward,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        tie_word_embeddings=False,
-        max_position_embeddings=32_768,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return Qwen2ForCausalLM(config).to(getattr(torch, settings.dtype))
 
 
 def _others_per_second(settings: Settings, backend: VLLMBackend, *, slow: bool) -> float:

@@ -38,10 +38,12 @@ def changed(**setup) -> Job:
 
 def test_a_rollout_is_counted_as_by_hand():
     # linear 4 x 4 + 3 x 6 = 34 weights, logits 10; a token keeps 29 numbers of 4 bytes, a cached column takes 16 bytes
-    prompt, responses, decoding, host = rollout_work(JOB)
+    copy, prompt, responses, decoding, host = rollout_work(JOB)
+    assert copy == Work()  # of the type that is computed in
     assert prompt == Work(flop=2 * 4 * (34 + 8), byte=44 * 4 + 4 * 232, launch=1)
     assert responses == Work(flop=2 * 4 * (34 + 32), byte=44 * 4 + 4 * 232 + 2 * 8 * 16, launch=1)
-    assert decoding == Work(flop=2 * (8 * 66 + 8 * 10), byte=4 * 44 * 4 + 8 * 232 + 8 * 8 * 16, launch=4)
+    sampling = 12 * 5 * 24 * 2  # sampled tokens, words, bytes of each; written, read
+    assert decoding == Work(flop=2 * (8 * 66 + 8 * 10), byte=4 * 44 * 4 + 8 * 232 + 8 * 8 * 16 + sampling, launch=4)
     assert host == Work(turn=4, wait=1)
 
 
@@ -51,6 +53,12 @@ def test_an_update_is_counted_as_by_hand():
     assert passes == Work(flop=3 * forward.flop, byte=3 * forward.byte, launch=3)
     assert optimizer == Work(byte=2 * 50 * 4 * 4, launch=1)  # weight, gradient, two means; read, written
     assert step == Work(step=1)
+
+
+def test_weights_of_another_type_are_copied_once():
+    # 50 weights, read in float32, written in bfloat16; of half as many each process reads its own and gets the rest
+    assert rollout_work(changed(compute_bytes=2))[0] == Work(byte=50 * 4 + 50 * 2)
+    assert rollout_work(changed(compute_bytes=2, shards=2))[0] == Work(byte=25 * 4 + 50 * 2, sent=50 * 2)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +85,11 @@ def test_a_second_process_halves_the_work_of_each_and_shards_travel():
 
 
 def test_slots_are_as_many_as_the_trainer_takes():
-    assert pytest.importorskip("trainers.train", reason="the train extra").MOST_SLOTS == MOST_SLOTS
+    assert pytest.importorskip("trainers.engines.slots", reason="the train extra").MOST_SLOTS == MOST_SLOTS
 
 
 def test_fewer_slots_mean_more_passes_over_as_many_tokens():
-    narrow, wide = rollout_work(changed(slots=1))[2], rollout_work(JOB)[2]
+    narrow, wide = rollout_work(changed(slots=1))[3], rollout_work(JOB)[3]
     assert (narrow.launch, narrow.flop) == (2 * wide.launch, wide.flop)
 
 

@@ -87,6 +87,19 @@ def test_the_order_of_parts_and_playing_one_again_change_nothing(
     assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")]) == 0
 
 
+def test_a_part_that_was_killed_while_it_was_played_again_does_not_spoil_the_others(tmp_path: Path) -> None:
+    words = [*WORDS[:2], "-n", "4", "--policy", "oracle", "--out", str(tmp_path / "run")]
+    for number in (1, 2):
+        assert main([*words, "--part", f"{number}/2"]) == 0
+    before = (tmp_path / "run" / "episodes.jsonl").read_bytes()
+    for name in ("episodes.jsonl", "timings.jsonl"):
+        with (tmp_path / "run" / Part(1, 2).folder / name).open("ab") as file:
+            file.write(b'{"answer": "Raf')
+    assert main([*words, "--part", "2/2"]) == 0
+    assert (tmp_path / "run" / "episodes.jsonl").read_bytes() == before
+    assert len(RunFolder(tmp_path / "run").seconds()) == 4
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -115,8 +128,9 @@ def test_parts_need_a_folder_a_run_without_parts_and_questions(
     words = [*WORDS[:2], "-n", "2", "--policy", "oracle"]
     assert main([*words, "--part", "1/2"]) == 2
     assert "needs --out" in capsys.readouterr().err
-    assert main([*words, "--out", str(tmp_path / "few"), "--part", "3/3"]) == 2
-    assert "fewer questions than parts" in capsys.readouterr().err
+    for part in ("3/3", "1/3"):  # the first too: the run could never be put together
+        assert main([*words, "--out", str(tmp_path / "few"), "--part", part]) == 2
+        assert "fewer questions than parts. Take at most 2 parts" in capsys.readouterr().err
     assert main([*words, "--out", str(tmp_path / "whole")]) == 0
     assert main([*words, "--out", str(tmp_path / "whole"), "--part", "1/2"]) == 2
     assert "holds a run that is not in parts" in capsys.readouterr().err

@@ -16,9 +16,9 @@ from torch.testing import assert_close
 from agent_r1_gym.errors import ConfigurationError
 from tests.kit.scripted import STOPS, make_causal_lm, make_sessions
 from trainers.algorithms.world import world_of
+from trainers.engines.rollout_weights import weights_in
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
-from trainers.running.rollout_weights import weights_in
 from trainers.running.sharding import unsharded
 
 

@@ -43,7 +43,7 @@ def test_a_gpu_takes_what_fits(trainer: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert (slots.most, slots.number) == (5, 5)
     assert str(slots).startswith("5 side by side, of 8 in a batch, as fit ")
     monkeypatch.setattr(sizing, "memory_for", lambda _device: 100 * room)
-    assert sizing.slots_of(trainer).most == sizing.MOST_SLOTS
+    assert sizing.slots_of(trainer).most == 128
 
 
 def test_the_option_wins(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,11 +35,18 @@ class Collector:
     pause: float = 1.0
     seconds: float | None = None
 
-    def collect(self, rows: Sequence[Row], engine: Engine) -> list[Trajectory]:
-        """Plays the rows' episodes; those that stay without a backend come back marked (`infrastructure_error`)."""
+    def collect(self, rows: Sequence[Row], engine: Engine, *, further: bool = False) -> list[Trajectory]:
+        """Plays the rows' episodes; those that stay without a backend come back marked (`infrastructure_error`).
+
+        Args:
+            rows: what is played.
+            engine: who acts.
+            further: these belong to the latest rollouts, whose time goes on.
+        """
         records: dict[int, Trajectory] = {}
         waiting = list(range(len(rows)))
-        self.player.ends_at = None if self.seconds is None else time.monotonic() + self.seconds
+        if not further:
+            self.player.ends_at = None if self.seconds is None else time.monotonic() + self.seconds
         # Also with nothing to play: other processes may retry, by collective calls.
         for attempt in range(self.retries + 1):
             if attempt and waiting:

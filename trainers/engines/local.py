@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from trainers.engines.chat_format import home_of
 from trainers.engines.collect import Collector as Collector  # for agent_r1_gym.adapters.trl
 from trainers.engines.merging import write_merged as write_merged  # for `agent-r1 export`, which loads this module
 from trainers.engines.sampling import SamplingOptions
+from trainers.engines.slots import MOST_SLOTS as MOST_SLOTS  # for agent_r1_gym.adapters.trl
 from trainers.engines.slots import SlotEngine
 
 _MOST_TOKENS = 8_192
@@ -142,6 +144,18 @@ def wrap_model(
         pad_token_id=tokenizer.pad_token_id,
     )
     return LocalModel(engine, chat, TokenLimits(max_prompt_tokens=length - 1, max_completion_tokens=length))
+
+
+def rollout_weights(args: Any, model: Any) -> AbstractContextManager[None]:
+    """While open, a model that is trained has weights of the type that its rollouts compute in.
+
+    Args:
+        args: the training arguments of TRL.
+        model: the unwrapped model, its weights whole.
+    """
+    from trainers.engines.rollout_weights import rollout_dtype, weights_in  # loads TRL
+
+    return weights_in(rollout_dtype(args, model), model)
 
 
 def load_model(options: LocalOptions, *, rank: int = 0) -> tuple[Any, Any]:

@@ -19,6 +19,9 @@ from trainers.algorithms.segments import SEGMENTS
 from trainers.engines.cache import SlotCache, on_device, slots_of
 from trainers.engines.sampling import SamplingOptions, sample
 
+MOST_SLOTS = 128
+"""Episodes that decode side by side on one device; more wait for a free slot."""
+
 
 @dataclass(slots=True, eq=False)
 class _Slot:

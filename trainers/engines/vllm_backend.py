@@ -66,6 +66,7 @@ class VLLMBackend:
     def __init__(self, options: VLLMOptions) -> None:
         self.options, self.version = options, 0
         self.prompt_tokens = self.cached_tokens = 0
+        self._shared = torch.distributed.is_initialized()
         self._llm = _start(options)
         self._scratch = tempfile.TemporaryDirectory(prefix="agent-r1-adapters-")
         self._adapter: Any = None
@@ -141,7 +142,11 @@ class VLLMBackend:
     def close(self) -> None:
         """Stops the engine."""
         self.drop()
-        self._llm.llm_engine.engine_core.shutdown()
+        client = self._llm.llm_engine.engine_core
+        if self._shared:  # vLLM's own end would end the trainer's process group too
+            client.engine_core.model_executor.shutdown()
+        else:
+            client.shutdown()
         self._scratch.cleanup()
 
     def _wake(self) -> None:

@@ -60,10 +60,11 @@ def check_whole(model: Any) -> None:
             raise ConfigurationError(f"engine=vllm cannot take over an adapter with {name}: set engine=cached.")
     base: Any = model.get_base_model()
     tied = base.config.get_text_config().tie_word_embeddings
-    if tied and {"lm_head", "embed_tokens"} & set(config.modules_to_save or ()):
+    ends = base.get_input_embeddings(), base.get_output_embeddings()  # whatever their names are
+    if tied and any(isinstance(module, ModulesToSaveWrapper) for module in ends):
         raise ConfigurationError(
-            "engine=vllm cannot take over lm_head or embed_tokens of an adapter (lora_modules_to_save) where the base "
-            "model ties the two: set engine=cached."
+            "engine=vllm cannot take over the head or the embeddings of an adapter (lora_modules_to_save) where the "
+            "base model ties the two: set engine=cached."
         )
 
 

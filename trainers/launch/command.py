@@ -18,6 +18,8 @@ from trainers.running.quiet import silence_libraries
 
 _NAMES = re.compile(r"[\w.:,/+-]+")
 _TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d\d?(:\d\d){0,2}")
+_NO_TEXT = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What YAML refuses or takes for the end of a line, and what is no UTF-8."""
 _TEXTS = ("name", "partition", "account", "gpu_type", "volume")
 _LEAST = {"port": 1, "vllm_port": 1, "join_seconds": 1, "server_seconds": 1, "stop_seconds": 1, "max_restarts": 0}
 
@@ -95,6 +97,7 @@ def planned(words: Sequence[str]) -> tuple[argparse.Namespace, Nodes, Training]:
     Raises:
         ConfigurationError: the options, the words of the trainer, or both together do not fit.
     """
+    _check_characters(words)
     cut = list(words).index("--") if "--" in words else len(words)
     options = parser().parse_args(list(words[:cut]))
     nodes = Nodes(
@@ -119,6 +122,12 @@ def planned(words: Sequence[str]) -> tuple[argparse.Namespace, Nodes, Training]:
     return options, nodes, training
 
 
+def _check_characters(words: Sequence[str]) -> None:
+    for word in words:
+        if found := _NO_TEXT.search(word):
+            raise ConfigurationError(f"{word!r} holds {found[0]!r}, which a script cannot hold. Leave it out.")
+
+
 def _check(options: argparse.Namespace) -> None:
     for name, least in _LEAST.items():
         if getattr(options, name) < least:
@@ -129,6 +138,8 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and not _NAMES.fullmatch(value):
             raise ConfigurationError(f"--{name.replace('_', '-')} must be one word without quotes, got {value!r}.")
+    if options.output is not None and "\n" in str(options.output):  # its name stands in a comment
+        raise ConfigurationError(f"--output must be a path without line breaks, got {str(options.output)!r}.")
     if "/" in options.name:
         raise ConfigurationError(f"--name is no path, got {options.name!r}; --output names the file.")
     if not _TIME.fullmatch(options.time):

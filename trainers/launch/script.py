@@ -72,8 +72,13 @@ def script(settings: Settings, nodes: Nodes, training: Training) -> str:
         return _fill("torchrun.sh", blanks)
     install = f"pip install 'agent-r1-gym[{'train,vllm' if nodes.servers else 'train'}]'"
     blanks |= {"gpu_type": settings.gpu_type, "volume": settings.volume}
-    blanks |= {"sky_setup": f"  {install}", "sky_run": textwrap.indent(_fill("skypilot.sh", blanks), "  ").rstrip()}
+    blanks |= {"sky_setup": f"  {install}", "sky_run": _indented(_fill("skypilot.sh", blanks))}
     return _fill("skypilot.yaml.txt", blanks)
+
+
+def _indented(text: str) -> str:
+    """Returns a text as a block of YAML; blanks on a line of their own may be of a word."""
+    return textwrap.indent(text, "  ", lambda line: line != "\n").rstrip()
 
 
 def _read(name: str) -> str:

@@ -17,9 +17,10 @@ from agent_r1_gym.play.record import Tokens
 from agent_r1_gym.support.progress import Progress
 from trainers.algorithms.batch import tokens_of
 from trainers.config import AgentConfig
+from trainers.engines.slots import MOST_SLOTS
 from trainers.sft.rows import TokenRow, labelled
 from trainers.toy.supervised import fit, in_epochs
-from trainers.train import MOST_SLOTS, chat_of, collector_of, slot_engine
+from trainers.train import chat_of, collector_of, slot_engine
 from trainers.train.environments import dataset_of
 
 

@@ -22,7 +22,6 @@ from agent_r1_gym.support.terminal import say
 from trainers.running.help import check_words, help_text
 
 if TYPE_CHECKING:
-    from trainers.train.building import MOST_SLOTS as MOST_SLOTS
     from trainers.train.building import build_trainer as build_trainer
     from trainers.train.building import chat_of as chat_of
     from trainers.train.building import collector_of as collector_of

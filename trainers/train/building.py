@@ -42,7 +42,6 @@ from trainers.train.playing import Rollouts
 from trainers.train.playing import engine_of as engine_of
 from trainers.train.playing import ready_to_play as ready_to_play
 from trainers.train.playing import slot_engine as slot_engine
-from trainers.train.sizing import MOST_SLOTS as MOST_SLOTS
 from trainers.train.sizing import longest_episode, slots_of
 from trainers.trainer import AgentTrainer
 

@@ -15,11 +15,11 @@ from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector, Row
 from trainers.engines.refill import draw_from, key_of, refill
 from trainers.engines.requests import RequestEngine
+from trainers.engines.rollout_weights import rollout_dtype, weights_in
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
 from trainers.engines.turns import TRLEngine
 from trainers.running.ahead import Play, Played
-from trainers.running.rollout_weights import rollout_dtype, weights_in
 from trainers.running.sharding import whole_weights
 from trainers.running.watchdog import watched
 from trainers.train.sizing import longest_episode
@@ -117,7 +117,8 @@ class Rollouts:
         attempt: int = 0,
     ) -> list[Trajectory]:
         slots = min(len(rows), trainer.slots.most)
-        records = collector.collect(rows, engine_of(trainer, self._chat, slots=slots, batch=batch, attempt=attempt))
+        engine = engine_of(trainer, self._chat, slots=slots, batch=batch, attempt=attempt)
+        records = collector.collect(rows, engine, further=attempt > 0)
         if batch is not None and trainer.curriculum is not None:
             trainer.curriculum.note(rows, records)
         return records

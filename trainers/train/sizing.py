@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from peft import LoraConfig
 
+from trainers.engines.rollout_weights import rollout_dtype
+from trainers.engines.slots import MOST_SLOTS
 from trainers.running.memory import GIB, ModelShape, Setup, describe, estimate, slots_that_fit
-from trainers.running.rollout_weights import rollout_dtype
 from trainers.running.sharding import sharding_of
 
-MOST_SLOTS = 128
-"""Episodes that decode side by side on one device; more wait for a free slot."""
 _MOST_IN_FLIGHT = 384
 """Episodes that vLLM plays side by side, those included whose tools run."""
 
@@ -68,13 +68,15 @@ def memory_for(device: torch.device) -> int | None:
 
 
 def shape_of(trainer: Any) -> ModelShape | None:
-    """Returns the shape of the model, an adapter left out; None where it is not known, or another keeps the cache."""
+    """Returns the shape of the model, LoRA left out; None where it is not known, or another keeps the cache."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if getattr(model, "is_quantized", False) or trainer.args.engine == "vllm":
         return None
+    adapters = getattr(model, "peft_config", {})
+    if adapters and not isinstance(adapters.get("default"), LoraConfig):
+        return None
     sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
-    adapter = getattr(model, "peft_config", None)
-    whole = sum(size for size, trained in sizes if not (adapter and trained))
+    whole = sum(size for size, trained in sizes if not (adapters and trained))
     return ModelShape.of(model.config.get_text_config(), whole)
 
 

@@ -17,8 +17,6 @@ from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.support.plugins import local_engines
 from agent_r1_gym.text import special_tokens
 
-_MOST_SLOTS = 128
-
 
 def make_rollout_func(
     env_id: str,
@@ -82,7 +80,8 @@ class RolloutFunc:
         rows = [read_row(prompt, self.env_id, env) for prompt in prompts]
         collector.player.give_back(env)
         engine = self._engine(trainer, collector.player, rows)
-        records = collector.collect(rows, engine)
+        with local_engines().rollout_weights(trainer.args, engine.model):
+            records = collector.collect(rows, engine)
         trainer.model.train(training)  # TRL reads off this flag whether it trains or evaluates
         return columns(records, filler=self.tokenizer.eos_token_id, most=engine.max_length)
 
@@ -109,5 +108,6 @@ class RolloutFunc:
             "seed": hash((*place, *((row.get("task_index", 0), row["seed"]) for row in rows))),
         }
         length = min(most, getattr(model.config.get_text_config(), "max_position_embeddings", most))
-        options = {"chat": player.chat, "max_length": length, "slots": min(len(rows), _MOST_SLOTS)}
+        # How many fit a GPU is not estimated: the estimate reads options that only our own trainer has.
+        options = {"chat": player.chat, "max_length": length, "slots": min(len(rows), local_engines().MOST_SLOTS)}
         return local_engines().wrap_model(model, self.tokenizer, sampling=sampling, **options).engine

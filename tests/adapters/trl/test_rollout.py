@@ -32,7 +32,7 @@ def trainer(*, step: int = 0, training: bool = True, completion: int = 40, **cha
     settings = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
     return SimpleNamespace(
         model=make_model(TOKENIZER).train(training),
-        args=SimpleNamespace(**{"seed": 0, "repetition_penalty": 1.0, **changes}),
+        args=SimpleNamespace(**{"seed": 0, "repetition_penalty": 1.0, "bf16": False, "fp16": False, **changes}),
         accelerator=SimpleNamespace(unwrap_model=lambda model: model, process_index=0),
         state=SimpleNamespace(global_step=step),
         max_completion_length=completion,
@@ -75,6 +75,17 @@ def test_a_later_step_samples_other_numbers_and_evaluations_the_same(own) -> Non
     assert sampled(step=3) == sampled(step=3) != sampled(step=0)
     assert sampled(step=3, seed=1) != sampled(step=3)
     assert sampled(step=3, training=False) == sampled(step=0, training=False) != sampled(step=0)
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_rollouts_compute_in_the_type_of_the_trainer(own, bf16: bool) -> None:
+    seen: set[torch.dtype] = set()
+    here = trainer(bf16=bf16)
+    hook = here.model.lm_head.register_forward_pre_hook(lambda module, _: seen.add(module.weight.dtype))
+    make_rollout_func(own, TOKENIZER, max_turn_tokens=4, **ECHO)(prompts(own, **ECHO), here)
+    hook.remove()
+    assert seen == {torch.bfloat16 if bf16 else torch.float32}
+    assert {weight.dtype for weight in here.model.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -18,9 +18,9 @@ from agent_r1_gym.play.engine import NOT_YET
 from tests.kit.generate_engine import GenerateEngine
 from tests.kit.scripted import STOPS, ScriptedSession, make_causal_lm, make_sessions
 from trainers.engines.cache import SlotCache
+from trainers.engines.rollout_weights import weights_in
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
-from trainers.running.rollout_weights import weights_in
 
 GREEDY = SamplingOptions(max_new_tokens=12, temperature=0, stop_token_ids=STOPS)
 SAMPLED = SamplingOptions(max_new_tokens=12, temperature=0.8, top_p=0.9, top_k=20, stop_token_ids=STOPS, seed=3)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.record import Trajectory
 from tests.kit.fixed import make_trajectory
 from tests.kit.say_env import register_say, save_model
@@ -134,6 +135,24 @@ def test_a_run_has_more_signal_and_says_what_it_cost(tmp_path: Path) -> None:
     assert sum(shares[1]) < sum(shares[0])
     pairs = zip(trainer.batch.rows, trainer.batch.records, strict=True)
     assert all(row["prompt"] in (record.question, f"say {record.gold_answers[0]}") for row, record in pairs)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_a_deadline_is_that_of_the_batch_whatever_is_refilled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deadline per round would let a process wait longer than the others wait for it."""
+    ends: list[float | None] = []
+    play = Player.play
+
+    def watched(player: Player, *arguments: Any) -> None:
+        ends.append(player.ends_at)
+        play(player, *arguments)
+
+    monkeypatch.setattr(Player, "play", watched)
+    options = {"refill_groups": 8, "rollout_deadline": 1000.0, "infrastructure_retries": 0}
+    trained(tmp_path, max_steps=1, learning_rate=0.0, **options)
+    assert len(ends) > 1  # groups were refilled
+    assert len(set(ends)) == 1
+    assert ends[0] is not None
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")

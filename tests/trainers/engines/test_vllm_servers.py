@@ -277,9 +277,10 @@ class TestWeights:
         assert adapter_rank(make_model()) == 0
 
     def test_what_cannot_be_merged_into_the_base_is_refused(self) -> None:
-        tied = get_peft_model(make_model(), LoraConfig(r=8, modules_to_save=["lm_head"]))
-        with pytest.raises(ConfigurationError, match="where the base model ties the two"):
-            check_whole(tied)
+        for name in ("lm_head", "embed_tokens", "model.embed_tokens"):
+            tied = get_peft_model(make_model(), LoraConfig(r=8, modules_to_save=[name]))
+            with pytest.raises(ConfigurationError, match="where the base model ties the two"):
+                check_whole(tied)
         untied = get_peft_model(make_model(tied=False), LoraConfig(r=8, modules_to_save=["lm_head"]))
         check_whole(untied)
         tokens = get_peft_model(make_model(), LoraConfig(r=8, trainable_token_indices=[1]))

@@ -39,6 +39,11 @@ def refused(capsys: pytest.CaptureFixture[str], options: list[str], words: list[
         (["--time", "soon"], [], ["--time must be as Slurm takes it"]),
         (["--partition", "a b"], [], ["--partition must be one word"]),
         (["--port", "0"], [], ["--port must be at least 1"]),
+        (["--output", "a\nb"], [], ["--output must be a path without line breaks"]),
+        (["--setup", "a\rb"], [], ["'a\\rb' holds '\\r', which a script cannot hold"]),
+        ([], ["--run_name", "a\u2028b"], ["holds '\\u2028'"]),  # where a line of YAML ends
+        ([], ["--run_name", "a\x1bb"], ["holds '\\x1b'"]),
+        ([], ["--run_name", "a\udcffb"], ["holds '\\udcff'"]),
         ([], ["--lerning_rate", "1"], ["'--lerning_rate' is no option", "learning_rate"]),
         ([], ["--resume_from_checkpoint", "True"], ["resume_from_checkpoint", "the script sets it itself"]),
         (

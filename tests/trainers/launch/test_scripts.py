@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 WORDS = ["HotpotQA", "--model", "M", "--output_dir", "out folder", "--num_generations", "5", "--use_cpu", "True"]
 WORDS += ["--env_kwargs", '{"reward": "agent_r1", "note": "it\'s $HOME `x` 100%"}']
+WORDS += ["--run_name", "blank lines\n\n   \n: of YAML"]
 SERVED = [*WORDS, "--engine", "vllm", "--max_prompt_length", "100", "--max_completion_length", "200"]
 
 

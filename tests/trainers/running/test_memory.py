@@ -17,6 +17,7 @@ from agent_r1_gym.errors import ConfigurationError
 from tests.kit.pages import PAGES, ROOT
 from trainers.engines.cache import SlotCache
 from trainers.engines.sampling import SamplingOptions, sample
+from trainers.engines.slots import MOST_SLOTS
 from trainers.running.memory import (
     DOCS_SETUPS,
     MARGIN,
@@ -29,7 +30,6 @@ from trainers.running.memory import (
     slots_that_fit,
     table,
 )
-from trainers.train.sizing import MOST_SLOTS
 
 TINY = ModelShape(3, 48, 6, 2, 8, 80, 100)
 SHAPES = [TINY, ModelShape(2, 48, 6, 3, 16, 80, 100, tied=False, qkv_bias=False, qk_norm=True)]

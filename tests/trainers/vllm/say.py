@@ -1,11 +1,16 @@
-"""How the environment of one word is trained on."""
+"""How the environment of one word is trained on, and what twenty steps of it must bring."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from peft import LoraConfig
+from transformers import AutoTokenizer
+
+from tests.kit.say_env import register_say
 from trainers.config import AgentConfig
+from trainers.train import build_trainer
 
 
 def say_config(folder: Path, env_id: str, **changes: Any) -> AgentConfig:
@@ -31,3 +36,17 @@ def say_config(folder: Path, env_id: str, **changes: Any) -> AgentConfig:
         "disable_tqdm": True,
     }
     return AgentConfig(output_dir=str(folder), env_id=env_id, **{**options, **changes})
+
+
+def learns_in_twenty_steps(folder: Path, model: str, *, lora: bool, **changes: Any) -> Any:
+    """Trains a saved model, asserts that it learned and that log-probs were exact, and returns the trainer."""
+    config = say_config(folder, register_say(), learning_rate=1e-2 if lora else 3e-3, **changes)
+    adapter = LoraConfig(r=8, target_modules="all-linear") if lora else None
+    trainer = build_trainer(config, model, tokenizer=AutoTokenizer.from_pretrained(model), peft_config=adapter)
+    trainer.train()
+    steps = [row for row in trainer.state.log_history if "reward" in row]
+    assert len(steps) == 20
+    assert steps[0]["reward"] < 0.3
+    assert max(row["reward"] for row in steps[-5:]) > 0.6
+    assert max(row["sampling/logprob_drift_max"] for row in steps) < 1e-4
+    return trainer

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from agent_r1_gym.play.token_session import NewContext
-from tests.kit.say_env import register_say, save_model
+from tests.kit.say_env import save_model
 from tests.kit.scripted import ScriptedSession
+from tests.kit.scripts import run_script
 from tests.trainers.engines.test_engines import assert_replays, tokens
-from tests.trainers.vllm.say import say_config
+from tests.trainers.vllm.say import learns_in_twenty_steps
 from trainers.engines.requests import RequestEngine
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
 from trainers.engines.vllm_backend import VLLMBackend, VLLMOptions, adapter_rank
-from trainers.train import build_trainer
 
 pytest.importorskip("vllm", reason="vLLM lives in an environment of its own: make test-vllm")
 pytestmark = [pytest.mark.adapters, pytest.mark.slow]
@@ -164,15 +164,12 @@ class TestAdapters:
 
 @pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
 def test_twenty_steps_learn(tmp_path: Path, lora: bool) -> None:
-    folder = save_model(tmp_path / "model")
-    config = say_config(tmp_path / "run", register_say(), learning_rate=1e-2 if lora else 3e-3)
-    peft = LoraConfig(r=8, target_modules="all-linear") if lora else None
-    trainer = build_trainer(config, folder, tokenizer=AutoTokenizer.from_pretrained(folder), peft_config=peft)
-    trainer.train()
-    steps = [row for row in trainer.state.log_history if "reward" in row]
-    assert len(steps) == 20
-    assert steps[0]["reward"] < 0.3
-    assert max(row["reward"] for row in steps[-5:]) > 0.6
-    assert max(row["sampling/logprob_drift_max"] for row in steps) < 1e-4
+    trainer = learns_in_twenty_steps(tmp_path / "run", save_model(tmp_path / "model"), lora=lora)
     assert trainer.backend.version == 20
     trainer.backend.close()
+
+
+@pytest.mark.parametrize("kind", ["whole", "lora"])
+def test_two_processes_with_a_vllm_each_learn(tmp_path: Path, kind: str) -> None:
+    save_model(tmp_path / "model")
+    assert run_script("tests.trainers.vllm.two_processes", str(tmp_path), kind, processes=2) == 0

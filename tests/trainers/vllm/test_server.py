@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from agent_r1_gym.errors import ConfigurationError
-from tests.kit.say_env import register_say, save_model
+from tests.kit.say_env import save_model
 from tests.kit.scripted import ScriptedSession
 from tests.kit.vllm_server import VLLMServer
 from tests.trainers.engines.test_engines import assert_replays, tokens
-from tests.trainers.vllm.say import say_config
+from tests.trainers.vllm.say import learns_in_twenty_steps
 from trainers.engines.requests import RequestEngine
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.vllm_servers import ServerOptions, VLLMServers
-from trainers.train import build_trainer
 
 pytest.importorskip("vllm", reason="vLLM lives in an environment of its own: make test-vllm")
 pytestmark = [pytest.mark.adapters, pytest.mark.slow]
@@ -86,16 +85,7 @@ def test_kill_9_in_the_middle_costs_time_and_nothing_else(
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "whole"])  # whole weights stay in the server
 def test_twenty_steps_learn(tmp_path: Path, server: VLLMServer, model_folder: str, lora: bool) -> None:
     where = {"vllm_mode": "server", "vllm_server_base_url": server.url}
-    config = say_config(tmp_path / "run", register_say(), learning_rate=1e-2 if lora else 3e-3, **where)
-    peft = LoraConfig(r=8, target_modules="all-linear") if lora else None
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    trainer = build_trainer(config, model_folder, tokenizer=tokenizer, peft_config=peft)
-    trainer.train()
-    steps = [row for row in trainer.state.log_history if "reward" in row]
-    assert len(steps) == 20
-    assert steps[0]["reward"] < 0.3
-    assert max(row["reward"] for row in steps[-5:]) > 0.6
-    assert max(row["sampling/logprob_drift_max"] for row in steps) < 1e-4
+    trainer = learns_in_twenty_steps(tmp_path / "run", model_folder, lora=lora, **where)
     trainer.backend.close()
     if not lora:
         with pytest.raises(ConfigurationError, match="still has the whole weights of another run"):

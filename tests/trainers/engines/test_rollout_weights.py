@@ -11,15 +11,16 @@ from unittest import mock
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import IA3Config, LoraConfig, VeraConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainers.test_train import config
 from trainers.engines.cache import SlotCache
+from trainers.engines.rollout_weights import rollout_dtype, weights_in
 from trainers.engines.slots import SlotEngine, _Play
-from trainers.running.rollout_weights import rollout_dtype, weights_in
 from trainers.toy.model import build_model, build_tokenizer
 from trainers.train import build_trainer
+from trainers.train.sizing import memory_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
@@ -144,6 +145,19 @@ def test_hooks_on_gradients_survive() -> None:
 )
 def test_the_type_follows_the_trainers(precision: dict[str, bool], quantised: bool, expected: Any) -> None:
     assert rollout_dtype(SimpleNamespace(**precision), SimpleNamespace(is_quantized=quantised)) is expected
+
+
+@pytest.mark.parametrize("kind", [VeraConfig, IA3Config])
+def test_adapters_of_other_kinds_roll_out_under_autocast(tmp_path: Path, kind: Any) -> None:
+    """VeRA's projections are buffers, which stay float32."""
+    options: dict[str, Any] = {"r": 2} if kind is VeraConfig else {"feedforward_modules": []}
+    adapter = kind(target_modules=["q_proj"], task_type="CAUSAL_LM", **options)
+    tokenizer = build_tokenizer()
+    args = config(tmp_path, max_steps=1, bf16=True)
+    trainer = build_trainer(args, build_model(tokenizer), tokenizer=tokenizer, peft_config=adapter)
+    assert memory_of(trainer) == ""  # whose shape is not known
+    trainer.train()
+    assert trainer.state.global_step == 1
 
 
 def test_a_decoding_step_waits_once_and_moves_with_one_index(monkeypatch: pytest.MonkeyPatch) -> None:

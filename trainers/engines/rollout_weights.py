@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from peft import LoraConfig
 
 from trainers import trl_seams
 
@@ -18,9 +19,11 @@ def rollout_dtype(args: Any, model: Any) -> torch.dtype | None:
 
     Args:
         args: the training arguments, whose `bf16` and `fp16` say how the trainer computes.
-        model: the unwrapped model. What is quantised has a way of its own to compute.
+        model: the unwrapped model. What is quantised has a way of its own to compute, and adapters other than LoRA may
+            keep weights that are no parameters (VeRA).
     """
-    if getattr(model, "is_quantized", False):
+    adapters = getattr(model, "peft_config", {}).values()
+    if getattr(model, "is_quantized", False) or not all(isinstance(adapter, LoraConfig) for adapter in adapters):
         return None
     return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
 
