@@ -108,11 +108,11 @@ def _sampled_alike(sampled: Any, context: list[int], seed: int, weights: str, *s
 def test_rollouts_that_were_lost_in_advance_end_the_run_and_are_played_again(tmp_path: Path) -> None:
     calls = []
 
-    def breaks(collect: Any, rows: Any, engine: Any) -> Any:
+    def breaks(collect: Any, rows: Any, engine: Any, **options: Any) -> Any:
         calls.append([row["task_index"] for row in rows])
         if len(calls) == 3:
             raise OSError("no file left")
-        return collect(rows, engine)
+        return collect(rows, engine, **options)
 
     options = {"overlap_rollouts": True, "save_strategy": "steps", "max_steps": 5}
     with StubVLLM(tokens=17) as stub, mock.patch.object(Collector, "collect", wrapped(Collector.collect, breaks)):
@@ -125,7 +125,7 @@ def test_rollouts_that_were_lost_in_advance_end_the_run_and_are_played_again(tmp
 
 
 def wrapped(method: Any, around: Any) -> Any:
-    return lambda self, rows, engine: around(partial(method, self), rows, engine)
+    return lambda self, *arguments, **options: around(partial(method, self), *arguments, **options)
 
 
 @pytest.mark.parametrize(
