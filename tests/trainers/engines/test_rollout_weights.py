@@ -150,7 +150,7 @@ def test_the_type_follows_the_trainers(precision: dict[str, bool], quantised: bo
 @pytest.mark.parametrize("kind", [VeraConfig, IA3Config])
 def test_adapters_of_other_kinds_roll_out_under_autocast(tmp_path: Path, kind: Any) -> None:
     """VeRA's projections are buffers, which stay float32."""
-    options = {"r": 2} if kind is VeraConfig else {"feedforward_modules": []}
+    options: dict[str, Any] = {"r": 2} if kind is VeraConfig else {"feedforward_modules": []}
     adapter = kind(target_modules=["q_proj"], task_type="CAUSAL_LM", **options)
     tokenizer = build_tokenizer()
     args = config(tmp_path, max_steps=1, bf16=True)
