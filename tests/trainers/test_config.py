@@ -185,6 +185,11 @@ class TestRefusals:
         with pytest.raises(ConfigurationError, match=words):
             make_args(tmp_path, engine="vllm", **changes)
 
+    @pytest.mark.parametrize("changes", [{"rollout_slots": 3}, {"rollout_deadline": 60.0}, {"eval_temperature": 0.0}])
+    def test_what_engines_of_our_own_are_needed_for(self, tmp_path: Path, changes: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError, match="needs engine=cached or engine=vllm"):
+            make_args(tmp_path, engine="trl", **changes)
+
     def test_options_of_vllm_without_it(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="vllm_enable_sleep_mode=True needs engine=vllm"):
             make_args(tmp_path, vllm_enable_sleep_mode=True)

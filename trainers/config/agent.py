@@ -345,15 +345,12 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
                 raise ConfigurationError(f"{name}={getattr(self, name)!r} has no effect here. Leave it at {off!r}.")
         if self.engine == "vllm":
             self._check_vllm()
-        if self.engine == "trl" and self.rollout_deadline is not None:
-            raise ConfigurationError(
-                "rollout_deadline needs engine=cached or engine=vllm: with engine=trl all processes generate in step."
-            )
-        if self.engine == "trl" and self.eval_temperature is not None:
-            raise ConfigurationError(
-                f"eval_temperature={self.eval_temperature} needs engine=cached; engine=trl samples evaluations as it "
-                "samples training. Leave it at None."
-            )
+        for name in ("rollout_deadline", "rollout_slots", "eval_temperature"):
+            if self.engine == "trl" and getattr(self, name) is not None:
+                raise ConfigurationError(
+                    f"{name}={getattr(self, name)} needs engine=cached or engine=vllm: with engine=trl all rollouts of "
+                    "all processes go in step, and evaluations are sampled as training is. Leave it at None."
+                )
 
     def _check_vllm(self) -> None:
         if self.top_p < 1 or self.top_k:

@@ -31,7 +31,7 @@ def watched(sessions: Callable[[], Sequence[Session]], *, seconds: float, rank: 
     over, began = threading.Event(), time.monotonic()
 
     def watch() -> None:
-        while not over.wait(seconds):
+        while not over.wait(min(seconds, threading.TIMEOUT_MAX)):
             logger.warning("%s", told(sessions(), rank=rank, seconds=time.monotonic() - began))
 
     thread = threading.Thread(target=watch, name="watchdog", daemon=True)

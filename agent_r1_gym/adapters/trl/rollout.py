@@ -80,7 +80,7 @@ class RolloutFunc:
         rows = [read_row(prompt, self.env_id, env) for prompt in prompts]
         collector.player.give_back(env)
         engine = self._engine(trainer, collector.player, rows)
-        with local_engines().rollout_weights(trainer.args, engine.model):
+        with local_engines().rollout_weights(trainer.args, trainer.accelerator.unwrap_model(trainer.model)):
             records = collector.collect(rows, engine)
         trainer.model.train(training)  # TRL reads off this flag whether it trains or evaluates
         return columns(records, filler=self.tokenizer.eos_token_id, most=engine.max_length)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -66,3 +67,11 @@ def test_it_speaks_while_episodes_are_played_and_not_after(caplog: pytest.LogCap
             assert "watchdog" not in {thread.name for thread in threading.enumerate()}
     finally:
         logger.removeHandler(handler)
+
+
+def test_any_time_that_the_configuration_takes_can_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda failure: failures.append(failure.exc_value))
+    with watched(list, seconds=float("inf"), rank=0):
+        time.sleep(0.1)  # so that the thread begins to wait
+    assert not failures
