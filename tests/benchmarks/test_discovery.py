@@ -51,7 +51,7 @@ def test_a_wanderer_thinks_of_one_half_of_the_chain_only(bridges: FictionQAEnv) 
 
 @pytest.mark.slow
 def test_cells_run_once_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = ["run", "--quick", "--output", str(tmp_path), "--method", "process", "--method", "em"]
+    run = ["run", "--quick", "--output", str(tmp_path), "--method", "process"]
     assert discovery.main(run) == 0
     cell = json.loads((tmp_path / "quick" / "process-0.json").read_text())
     assert [point["step"] for point in cell["curve"]] == [0, 1, 2]
@@ -64,7 +64,7 @@ def test_cells_run_once_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     assert discovery.main(["table", "--output", str(tmp_path / "quick")]) == 0
     ends, curves = capsys.readouterr().out.rstrip().split("\n\n")
-    assert [line.split(" | ")[0] for line in ends.splitlines()[2:]] == ["| process (all terms)", "| outcome only"]
+    assert [line.split(" | ")[0] for line in ends.splitlines()[2:]] == ["| process (all terms)"]
     assert curves.splitlines()[0] == "| 2 hops after steps | 0 | 1 | 2 |"
     assert curves.splitlines()[2].split(" | ")[3] == f"{cell['curve'][2]['bridge']:.2f} |"
 
