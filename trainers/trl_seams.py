@@ -31,6 +31,7 @@ OVERRIDDEN: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "_prepare_inputs": ("self", "generation_batch"),
         "_get_train_sampler": ("self", "dataset"),
         "_load_optimizer_and_scheduler": ("self", "checkpoint"),
+        "_load_rng_state": ("self", "checkpoint"),
         "_run_epoch": ("self", ...),
         "_save": ("self", "output_dir", "state_dict"),
         "_save_checkpoint": ("self", "model", "trial"),
