@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.state import PartialState
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from agent_r1_gym.play.record import Trajectory
-from tests.kit.bandit import COLOURS, make_args, make_rows
+from tests.kit.bandit import COLOURS, make_args, make_rows, play
 from tests.kit.cpu_launch import as_on_gpus
 from tests.kit.fixed import by_row
 from tests.kit.tiny_model import make_model, make_tokenizer
@@ -202,12 +203,39 @@ def chain(folder: Path, form: str | None = None, *, length: int = len(CHAIN)) ->
         assert not any(statuses), (form, name, statuses)
 
 
+def sampled(folder: Path, *, kill: bool) -> None:
+    """Trains on rollouts that are drawn at random; one process is killed in the middle of its third batch of them."""
+
+    def collect(rows: Any, trainer: AgentTrainer) -> list[Trajectory]:
+        if kill and trainer.batches == 2 and trainer.accelerator.process_index == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return play(rows, trainer)
+
+    settings = {"algorithm": "ppo", "learning_rate": 1e-2, "per_device_train_batch_size": BATCH // 4, "max_steps": 4}
+    trainer, _ = make(folder, collect, **settings, num_generations=4, save_strategy="steps", save_steps=1)
+    trainer.train(resume_from_checkpoint=True)
+    if trainer.accelerator.is_main_process:
+        torch.save([*trainer.model.parameters(), *cast("Critic", trainer.critic).parameters], folder / "end.pt")
+
+
+def undisturbed_and_killed(folder: Path) -> None:
+    """Writes the end of a run, and that of one that lost a process and was started again."""
+    statuses = in_world(4, functools.partial(sampled, folder / "undisturbed", kill=False))
+    assert not any(statuses), statuses
+    statuses = in_world(4, functools.partial(sampled, folder / "killed", kill=True))
+    assert statuses[2] == signal.SIGKILL, statuses
+    assert all(statuses), statuses  # the others do not wait for ever
+    statuses = in_world(4, functools.partial(sampled, folder / "killed", kill=False))
+    assert not any(statuses), statuses
+
+
 if __name__ == "__main__":
     directory, os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = Path(sys.argv[1]), "1"
     torch.set_num_threads(1)
     for number in PROCESSES:
         statuses = in_world(number, functools.partial(gradients, directory, number))
         assert not any(statuses), (number, statuses)
+    undisturbed_and_killed(directory)
     chain(directory / "DDP")
     for form in FORMS:
         chain(directory / form, form, length=3)

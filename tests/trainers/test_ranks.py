@@ -56,6 +56,12 @@ def test_another_number_of_processes_goes_on(form: str, name: str, folder: Path)
     assert len(losses[0]) == 2
 
 
+def test_process_that_is_killed_in_its_rollouts(folder: Path) -> None:
+    """Bit for bit, on the same number of processes, with tokens drawn at random."""
+    ends = [torch.load(folder / name / "end.pt") for name in ("killed", "undisturbed")]
+    assert_close(*ends, rtol=0, atol=0)
+
+
 def rows_of(run: Path) -> list[list[int]]:
     """Returns the places of the rows of each batch of rollouts, those of all processes in their order."""
     parts = [json.loads(path.read_text()) for path in sorted(run.glob("rows_*.json"))]

@@ -26,6 +26,7 @@ from trainers.config import AgentConfig
 from trainers.running import checkpoints
 from trainers.running.alarms import CollapseAlarm
 from trainers.running.divisions import Division, redivided
+from trainers.running.failing import agreed
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +87,8 @@ class ResumeState(TrainerCallback):
         made so far are all there is.
 
         Raises:
-            Exception: what the block raised, with a note on how to go on; RuntimeError where only another process
-                failed.
+            Exception: what the block raised, with a note on how to go on; `OtherProcessError` where another process
+                says it, see `failing.agreed`.
         """
         trainer = self._trainer
         training = trainer.model.training
@@ -96,12 +97,11 @@ class ResumeState(TrainerCallback):
             yield
         except Exception as error:
             failure = error
-        if trainer.accelerator.num_processes == 1 or trainer.args.engine == "cached":
+        if trainer.accelerator.num_processes == 1 or trainer.args.engine != "trl":
             texts = gather_object([None if failure is None else f"{type(failure).__name__}: {failure}"])
-            if any(texts):
-                failure = failure or RuntimeError(f"Another process failed: {next(filter(None, texts))}")
-                if training:
-                    self._save(failure)
+            failure = agreed(failure, texts, rank=trainer.accelerator.process_index)
+            if failure is not None and training:
+                self._save(failure)
         if failure is not None:
             raise failure
 
