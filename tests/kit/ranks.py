@@ -9,7 +9,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate.state import PartialState
@@ -24,9 +24,11 @@ from tests.kit.cpu_launch import as_on_gpus
 from tests.kit.fixed import by_row
 from tests.kit.tiny_model import make_model, make_tokenizer
 from tests.kit.worlds import in_world
+from trainers.algorithms import critic
 from trainers.algorithms.advantages import ESTIMATORS
 from trainers.algorithms.credit import Credit, CreditInputs, CreditOptions
 from trainers.algorithms.critic import Critic, build_value_model
+from trainers.running.checkpoints import last_complete
 from trainers.running.sharding import sharding_of
 from trainers.trainer import AgentTrainer, Collect
 
@@ -86,7 +88,7 @@ CHAIN = (
     (4, "1 to 4", "2 to 1/checkpoint-6"),
 )
 """Runs one after another: by how many processes, into which folder, and where they go on."""
-SAVED, COMPARED = (5, 6), 8
+SAVED, COMPARED = (5, 6, 8), 8
 """After which steps runs are saved, and compared: the last step on rollouts of before the resume."""
 FSDP = {
     **{"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"},
@@ -114,7 +116,7 @@ class Notes(TrainerCallback):
         return wrapper
 
     def on_step_end(self, args: Any, state: Any, control: Any, **where: Any) -> None:
-        control.should_save = state.global_step in SAVED
+        control.should_save |= state.global_step in SAVED and args.save_strategy == "no"
         if state.global_step == COMPARED:
             self.end = stand(where["model"], where["optimizer"])
 
@@ -150,15 +152,16 @@ def make(folder: Path, collect: Collect, **settings: Any) -> tuple[AgentTrainer,
         processing_class=make_tokenizer(),
         callbacks=[notes],
     )
-    if (critic := trainer.critic) is not None:
-        critic.optimizer.register_step_pre_hook(
-            lambda *_: notes.critic.append([parameter.grad.clone() for parameter in critic.parameters])
+    if (values := trainer.critic) is not None:
+        values.optimizer.register_step_pre_hook(
+            lambda *_: notes.critic.append([parameter.grad.clone() for parameter in values.parameters])
         )
     return trainer, notes
 
 
 def gradients(folder: Path, processes: int) -> None:
-    """Writes the gradients of two steps of every run in `GRADIENTS`."""
+    """Writes the gradients of two steps of every run in `GRADIENTS`; four processes sum the critic's in many parts."""
+    critic.BUCKET_BYTES = 2_000 if processes == 4 else critic.BUCKET_BYTES
     for name, (collect, settings) in GRADIENTS.items():
         steps = {"max_steps": 2, "optim": "sgd", "learning_rate": 0.1, "critic_learning_rate": 1e-4}
         size = {"per_device_train_batch_size": BATCH // processes}
@@ -174,8 +177,8 @@ def critics_are_alike(trainer: AgentTrainer) -> None:
     """Adapters are drawn at random, and the random state of the processes differs, as TRL leaves it."""
     set_seed(1, device_specific=True)
     model = build_value_model(make_model(), peft_config=LoraConfig(r=4, target_modules="all-linear"))
-    critic = Critic(model, trainer.args, accelerator=trainer.accelerator)
-    sums = trainer.accelerator.gather(torch.stack([parameter.abs().sum() for parameter in critic.parameters])[None])
+    values = Critic(model, trainer.args, accelerator=trainer.accelerator)
+    sums = trainer.accelerator.gather(torch.stack([parameter.abs().sum() for parameter in values.parameters])[None])
     assert torch.equal(sums, sums[:1].expand_as(sums))
 
 
@@ -191,8 +194,8 @@ def resume(folder: Path, processes: int, name: str, checkpoint: str | None, *, f
     (folder / name / f"rows_{rank}.json").write_text(json.dumps(notes.rows))
     if rank == 0:
         assert trainer.critic is not None
-        critic = list(trainer.critic.model.state_dict().values())
-        torch.save({**notes.end, "critic": critic}, folder / name / "end.pt")
+        values = list(trainer.critic.model.state_dict().values())
+        torch.save({**notes.end, "critic": values}, folder / name / "end.pt")
         (folder / name / "log.json").write_text(json.dumps(log))
 
 
@@ -214,8 +217,13 @@ def sampled(folder: Path, *, kill: bool) -> None:
     settings = {"algorithm": "ppo", "learning_rate": 1e-2, "per_device_train_batch_size": BATCH // 4, "max_steps": 4}
     trainer, _ = make(folder, collect, **settings, num_generations=4, save_strategy="steps", save_steps=1)
     trainer.train(resume_from_checkpoint=True)
+    values = trainer.critic
+    assert values is not None
+    kept = trainer.world.everyone(len(values.optimizer.optim.state))
+    assert sum(kept) == len(values.parameters)  # each process keeps the optimiser's state of some weights
+    assert all(0 < number < len(values.parameters) for number in kept)
     if trainer.accelerator.is_main_process:
-        torch.save([*trainer.model.parameters(), *cast("Critic", trainer.critic).parameters], folder / "end.pt")
+        torch.save([*trainer.model.parameters(), *values.parameters], folder / "end.pt")
 
 
 def undisturbed_and_killed(folder: Path) -> None:
@@ -225,6 +233,7 @@ def undisturbed_and_killed(folder: Path) -> None:
     statuses = in_world(4, functools.partial(sampled, folder / "killed", kill=True))
     assert statuses[2] == signal.SIGKILL, statuses
     assert all(statuses), statuses  # the others do not wait for ever
+    assert last_complete(folder / "killed") == folder / "killed" / "checkpoint-2"
     statuses = in_world(4, functools.partial(sampled, folder / "killed", kill=False))
     assert not any(statuses), statuses
 

@@ -46,6 +46,8 @@ def test_another_number_of_processes_goes_on(form: str, name: str, folder: Path)
     assert_close(ends[0]["weights"], ends[1]["weights"], rtol=0, atol=1e-6)
     assert_close(ends[0]["means"], ends[1]["means"], rtol=0, atol=1e-6)
     assert_close(ends[0]["critic"], ends[1]["critic"], rtol=0, atol=1e-4)  # has learned of rollouts since
+    saved = [torch.load(run / f"checkpoint-{COMPARED}" / "critic.pt") for run in (resumed, whole)]
+    assert_close(saved[0], saved[1], rtol=0, atol=0)  # was only handed on, its optimiser's state too
     assert rows_of(resumed)[0] == rows_of(whole)[2]
     logs = [json.loads((run / "log.json").read_text()) for run in (resumed, whole)]
     logged = [[row for row in log if "learning_rate" in row] for log in logs]
