@@ -1,4 +1,4 @@
-"""AgentTrainer stopped and resumed, and in two processes."""
+"""AgentTrainer stopped and resumed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.testing import assert_close
 
 from agent_r1_gym.play.record import Trajectory
 from tests.kit.bandit import make_trainer, play
 from tests.kit.fixed import by_row
-from tests.kit.scripts import run_script
-from tests.kit.two_processes import ALGORITHMS, TWO_PROCESSES, weights
 from trainers.trainer import AgentTrainer
 
 pytestmark = [
@@ -63,15 +60,3 @@ class TestResume:
         make_trainer(tmp_path / "resumed", note, **settings).train(resume_from_checkpoint=checkpoint)
         assert seen == whole[stop:]
         assert len({tuple(targets) for targets in whole}) == 7
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_update_of_one(tmp_path: Path) -> None:
-    assert run_script("tests.kit.two_processes", str(tmp_path), processes=2) == 0
-    for algorithm in ALGORITHMS:
-        trainer = make_trainer(tmp_path, by_row, **TWO_PROCESSES, algorithm=algorithm, per_device_train_batch_size=16)
-        before = {name: weight.clone() for name, weight in weights(trainer).items()}
-        trainer.train()
-        after = weights(trainer)
-        assert_close(torch.load(tmp_path / f"{algorithm}.pt"), after, rtol=1e-4, atol=1e-6)
-        assert not any(torch.equal(before[name], weight) for name, weight in after.items() if "proj" in name)

@@ -13,6 +13,7 @@ from accelerate import Accelerator  # type: ignore[import-untyped]
 from accelerate.utils import broadcast, patch_environment  # type: ignore[import-untyped]
 from peft import PeftConfig, PeftModel, TaskType, get_peft_model
 from torch import Tensor
+from torch._utils import _take_tensors
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
@@ -21,6 +22,8 @@ from trainers.algorithms.layout import UNSCORED, rows_layout
 from trainers.config import AgentConfig
 
 CHECKPOINT = "critic.pt"
+BUCKET_BYTES = 64 * 2**20
+"""Gradients that are summed over the processes in one call: a call for each weight would mostly wait."""
 
 
 def build_value_model(
@@ -131,7 +134,7 @@ class Critic:
 
     Every process holds the whole model and gradients are summed over processes by hand, not by a wrapper: so the update
     does not depend on how many processes there are, nor on how the policy is wrapped (DDP, FSDP, DeepSpeed), and the
-    policy's gradient accumulation cannot hold it back.
+    policy's gradient accumulation cannot hold it back. AdamW's state is divided over the processes, weight by weight.
 
     Args:
         model: the value model (`build_value_model`).
@@ -147,13 +150,11 @@ class Critic:
         self.args = args
         self.accelerator = accelerator
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=args.critic_learning_rate, weight_decay=args.weight_decay
-        )
         self.generator = torch.Generator().manual_seed(args.seed)
         if accelerator.num_processes > 1:  # adapters are drawn at random, and generators may differ by process
             for parameter in self.parameters:
                 parameter.data.copy_(broadcast(parameter.data))
+        self.optimizer = _optimizer(self.parameters, args, processes=accelerator.num_processes)
 
     def values(
         self, input_ids: Tensor, attention_mask: Tensor, *, length: int, context_numbers: Tensor | None = None
@@ -230,16 +231,27 @@ class Critic:
         for parameter in self.parameters:
             if parameter.grad is None:  # this process had no trajectory in the minibatch
                 parameter.grad = torch.zeros_like(parameter)
-            parameter.grad = self.accelerator.reduce(parameter.grad, reduction="sum")
+        if self.accelerator.num_processes == 1:
+            return
+        gradients = [parameter.grad for parameter in self.parameters]
+        for bucket in _take_tensors(gradients, BUCKET_BYTES):  # type: ignore[no-untyped-call]
+            flat = self.accelerator.reduce(torch.cat([gradient.reshape(-1) for gradient in bucket]), reduction="sum")
+            for gradient, total in zip(bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True):
+                gradient.copy_(total.view_as(gradient))
 
     def save(self, folder: Path) -> None:
-        """Writes the trained weights, the optimiser and the generator; all processes hold the same, one writes."""
+        """Writes the trained weights, the optimiser and the generator, for any number of processes; all call it."""
+        divided = self.accelerator.num_processes > 1
+        if divided:
+            self.optimizer.consolidate_state_dict()
         if not self.accelerator.is_main_process:
             return
         weights = {name: value.detach() for name, value in self.model.named_parameters() if value.requires_grad}
         state = {"model": weights, "optimizer": self.optimizer.state_dict(), "generator": self.generator.get_state()}
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(state, folder / CHECKPOINT)
+        if divided:  # what the others sent would stay in memory until the next checkpoint
+            self.optimizer._all_state_dicts.clear()
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote.
@@ -261,6 +273,16 @@ class Critic:
                 value.copy_(state["model"][name])
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
+
+
+def _optimizer(parameters: list[Any], args: AgentConfig, *, processes: int) -> Any:
+    """Returns AdamW; where there are several processes, each keeps the state of some weights, and updates these."""
+    rate, decay = args.critic_learning_rate, args.weight_decay
+    if processes == 1:
+        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns of torch.jit when it is imported
+
+    return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=rate, weight_decay=decay)
 
 
 def check_weights(path: Path, *, own: Mapping[str, list[int]], saved: Mapping[str, list[int]], what: str) -> None:

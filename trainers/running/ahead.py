@@ -112,3 +112,25 @@ class Ahead:
     def _submit(self, play: Play) -> Future[Played]:
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="rollouts")
         return self._thread.submit(play)
+
+
+def divided(states: Sequence[Mapping[str, Any] | None], *, processes: int, rank: int) -> dict[str, Any] | None:
+    """Returns one process's part of what others had begun, on another number of processes.
+
+    Args:
+        states: `Ahead.state()` of all processes that saved, in their order.
+        processes: how many there are now.
+        rank: which of them this is.
+    """
+    known = [state for state in states if state is not None]
+    if len(known) < len(states):
+        return None
+    size = sum(len(state["rows"]) for state in known) // processes
+    own = slice(rank * size, (rank + 1) * size)
+    rows = [row for state in known for row in state["rows"]][own]
+    if any(state["records"] is None for state in known):
+        return {"rows": rows, "records": None}
+    parts = {name: [part for state in known for part in state[name]][own] for name in ("records", "played")}
+    names = known[0]["shares"]
+    shares = {name: sum(state["shares"][name] for state in known) if rank == 0 else 0.0 for name in names}
+    return {"rows": rows, **parts, "step": known[0]["step"], "shares": shares}

@@ -24,12 +24,12 @@ from accelerate.utils import broadcast_object_list, set_seed  # type: ignore[imp
 from agent_r1_gym.errors import AgentR1Error, CheckpointError, ConfigurationError
 from agent_r1_gym.support.files import atomic_directory, atomic_file
 from trainers.algorithms.critic import check_weights
+from trainers.running.divisions import Division, check_division
 from trainers.running.sharding import sharding_of
 
 RECORD = "checkpoint.json"
 FIXED = (
-    *("algorithm", "seed", "num_generations", "num_iterations"),
-    *("steps_per_generation", "per_device_train_batch_size", "gradient_accumulation_steps", "shuffle_dataset"),
+    *("algorithm", "seed", "num_generations", "num_iterations", "shuffle_dataset"),
     *("learning_rate", "weight_decay", "optim", "critic_learning_rate"),
     *("chat_template", "chat_template_kwargs", "curriculum"),
 )
@@ -182,7 +182,9 @@ def identity_of(trainer: Any) -> dict[str, Any]:
     options = {name: getattr(trainer.args, name) for name in FIXED} | {
         **_environments(trainer.args),
         "rows of train_dataset": len(rows) if hasattr(rows, "__len__") else None,
-        "processes": accelerator.num_processes,
+        **Division(
+            accelerator.num_processes, *(getattr(trainer.args, name) for name in Division._fields[1:])
+        )._asdict(),
         "sharding": sharding_of(accelerator),
     }
     named = trainer.model.named_parameters()
@@ -200,13 +202,13 @@ def _environments(args: Any) -> dict[str, Any]:
 
 
 def check_identity(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Refuses to resume another run.
+    """Refuses to resume another run; the same one may divide its batches otherwise, see `divisions`.
 
     Raises:
-        ConfigurationError: options or weights differ.
+        ConfigurationError: options, batches or weights differ.
     """
     saved, own = _record(folder)["identity"]["options"], identity["options"]
-    changed = [name for name in own if saved.get(name) != own[name]]
+    changed = [name for name in own if name not in Division._fields and saved.get(name) != own[name]]
     if changed:
         was = ", ".join(f"{name}={saved.get(name)!r}" for name in changed)
         now = ", ".join(f"{name}={own[name]!r}" for name in changed)
@@ -214,7 +216,13 @@ def check_identity(folder: Path, identity: Mapping[str, Any]) -> None:
             f"{folder} was saved with {was}; this run has {now}. Resume with the saved values, or start anew from its "
             "weights: name it as model_name_or_path, without resume_from_checkpoint."
         )
+    check_division(folder, saved=Division.of(saved), own=Division.of(own), sharding=own["sharding"])
     check_weights(folder, own=identity["weights"], saved=_record(folder)["identity"]["weights"], what="model")
+
+
+def division_of(folder: Path) -> Division:
+    """Returns how the run that saved a checkpoint divided its batches."""
+    return Division.of(_record(folder)["identity"]["options"])
 
 
 def random_state() -> dict[str, Any]:

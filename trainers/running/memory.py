@@ -121,6 +121,7 @@ class Setup:
         critic: PPO's value model, trained as the policy is.
         checkpointing: whether activations are recomputed in the backward pass.
         shards: processes over which FSDP2 or ZeRO-3 divide weights, gradients and optimiser state.
+        processes: over which the critic's optimiser state is divided, however the policy is.
     """
 
     lora_rank: int | None = None
@@ -133,9 +134,10 @@ class Setup:
     critic: bool = False
     checkpointing: bool = True
     shards: int = 1
+    processes: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("weight_bytes", "compute_bytes", "slots", "length", "micro_batch", "shards"):
+        for name in ("weight_bytes", "compute_bytes", "slots", "length", "micro_batch", "shards", "processes"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
@@ -179,7 +181,8 @@ def estimate(shape: ModelShape, setup: Setup) -> Estimate:
 
     With P weights of w bytes, of which T are trained, divided over s processes:
     weights P w / s (and an adapter's in float32), gradients T w / s, optimiser 2 T w / s, reference P w / s,
-    critic P w, copied for a rollout P c where s > 1 or w is not c (c bytes a number in computation; an adapter too),
+    critic P w + T w (gradients) + 2 T w / processes (optimiser; with an adapter as in the terms above), copied for a
+    rollout P c where s > 1 or w is not c (c bytes a number in computation; an adapter too),
     KV cache slots x (length + 1) x layers x 2 x kv_heads x head_dim x c, sampling slots x vocabulary x 24;
     see `activation_bytes` for the last term.
     """
@@ -192,7 +195,7 @@ def estimate(shape: ModelShape, setup: Setup) -> Estimate:
     copied = frozen if sharded or setup.weight_bytes != computing else 0
     copied += trained if adapter and (sharded or size != computing) else 0
     learning = trained * size
-    critic = base + adapter + (1 + ADAM_STATES) * learning if setup.critic else 0
+    critic = base + adapter + learning + ADAM_STATES * learning // setup.processes if setup.critic else 0
     return Estimate(
         weights=(base + adapter) // setup.shards,
         gradients=learning // setup.shards,

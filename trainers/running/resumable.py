@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,8 @@ from trainers.running import checkpoints
 from trainers.running.ahead import Ahead
 from trainers.running.alarms import CollapseAlarm
 from trainers.running.curriculum import Curriculum, CurriculumOrder
+from trainers.running.divisions import Division, redivided
+from trainers.running.failing import OtherProcessError, agreed
 from trainers.running.rollback import Rollbacks
 
 logger = logging.getLogger(__name__)
@@ -96,8 +99,8 @@ class ResumeState(TrainerCallback):
         made so far are all there is.
 
         Raises:
-            Exception: what the block raised, with a note on how to go on; RuntimeError where only another process
-                failed.
+            Exception: what the block raised, with a note on how to go on; `OtherProcessError` where another process
+                says it, see `failing.agreed`.
         """
         trainer = self._trainer
         training = trainer.model.training
@@ -107,11 +110,11 @@ class ResumeState(TrainerCallback):
         except Exception as error:
             failure = error
         if trainer.accelerator.num_processes == 1 or trainer.args.engine != "trl":
-            texts = gather_object([None if failure is None else f"{type(failure).__name__}: {failure}"])
-            if any(texts):
-                failure = failure or RuntimeError(f"Another process failed: {next(filter(None, texts))}")
-                if training:
-                    self._save(failure)
+            silent = failure is None or isinstance(failure, OtherProcessError)
+            texts = gather_object([None if silent else f"{type(failure).__name__}: {failure}"])
+            failure = agreed(failure, texts, rank=trainer.accelerator.process_index)
+            if failure is not None and training:
+                self._save(failure)
         if failure is not None:
             raise failure
 
@@ -241,7 +244,7 @@ class ResumableTrainer(GRPOTrainer):
             if not self.args.save_only_model:
                 if self.critic is not None:
                     self.critic.save(folder)
-                torch.save(self.resume_state.state(), folder / self._rollout_file())
+                torch.save(self.resume_state.state(), folder / _rollout_file(self.accelerator.process_index))
             super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
         if self.args.should_save:
             best = self.state.best_model_checkpoint
@@ -255,23 +258,51 @@ class ResumableTrainer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]
         if checkpoint is None:
             return
-        path = Path(checkpoint) / self._rollout_file()
-        if not path.is_file():
-            raise ConfigurationError(
-                f"{path} is missing: {checkpoint} was saved with save_only_model, or by processes that do not share "
-                "its disk. Start anew with it as model_name_or_path."
-            )
-        state = torch.load(path, map_location="cpu", weights_only=True)  # torch cannot restore to "cpu:0"
+        state = self._saved_state(Path(checkpoint))
         self.resume_state.load(send_to_device(state, self.accelerator.device))
         if self.critic is not None:
             self.critic.load(Path(checkpoint))
 
+    def _saved_state(self, folder: Path) -> dict[str, Any]:
+        """Returns what this process goes on from: what it saved, or its part of what others did (see `redivided`)."""
+        rank = self.accelerator.process_index
+        saved, own = checkpoints.division_of(folder), Division.of(self.identity["options"])
+        if saved == own:
+            return _read_state(folder, rank)
+        if rank == 0:
+            logger.warning(
+                "Saved on %d processes with %s, resumed on %d with %s: the same batches, cut otherwise%s.",
+                *(part for division in (saved, own) for part in (division.processes, division)),
+                "" if saved.processes == own.processes else "; random numbers are new",
+            )
+        states = [_read_state(folder, number) for number in range(saved.processes)]
+        return redivided(states, saved=saved, own=own, rank=rank)
+
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Restores the random state as the base class does, or sets another where that would play a collapse again."""
-        super()._load_rng_state(checkpoint)
+        """Restores this process's random state; on another number of processes each begins a stream of its own.
+
+        So it does where the old one would play a collapse again.
+        """
+        if checkpoint is None or checkpoints.division_of(Path(checkpoint)).processes == self.accelerator.num_processes:
+            super()._load_rng_state(checkpoint)
+        else:  # a seed of the run, the step and the number of processes: no stream is drawn from twice
+            words = f"{self.args.seed} {self.state.global_step} {self.accelerator.num_processes}"
+            set_seed(zlib.crc32(words.encode()) >> 1, device_specific=True)
         seed = self.rollbacks.seed()
         if seed is not None:
             set_seed(seed, device_specific=True)
 
-    def _rollout_file(self) -> str:
-        return f"rollouts_{self.accelerator.process_index}.pt"
+
+def _rollout_file(rank: int) -> str:
+    return f"rollouts_{rank}.pt"
+
+
+def _read_state(folder: Path, rank: int) -> dict[str, Any]:
+    path = folder / _rollout_file(rank)
+    if not path.is_file():
+        raise ConfigurationError(
+            f"{path} is missing: {folder} was saved with save_only_model, or by processes that do not share its disk. "
+            "Start anew with it as model_name_or_path."
+        )
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)  # torch cannot restore to "cpu:0"
+    return state

@@ -11,6 +11,7 @@ once.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.terminal import say
+from trainers.running.failing import PATIENCE, OtherProcessError
 from trainers.running.help import check_words, help_text
 
 if TYPE_CHECKING:
@@ -55,12 +57,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(words: Sequence[str] | None = None) -> int:
-    """Trains as the command line says; wrong input is one line and the exit status 2."""
+    """Trains as the command line says; wrong input is one line and the exit status 2.
+
+    Of several processes only one says why the run failed in its rollouts, see `running.failing`.
+    """
     try:
         main(words)
     except ConfigurationError as error:  # on each process: a traceback would bury what to change
         sys.stderr.write("\n".join([f"{_program()}: {error}", *getattr(error, "__notes__", ())]) + "\n")
         return 2
+    except OtherProcessError:
+        time.sleep(PATIENCE)
+        return 1
     return 0
 
 

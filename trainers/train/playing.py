@@ -20,6 +20,7 @@ from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
 from trainers.engines.turns import TRLEngine
 from trainers.running.ahead import Play, Played
+from trainers.running.failing import OtherProcessError
 from trainers.running.sharding import whole_weights
 from trainers.running.watchdog import watched
 from trainers.train.sizing import longest_episode
@@ -73,7 +74,7 @@ class Rollouts:
         except Exception as error:
             failure = error
         if failure or any(trainer.world.everyone(failure is not None)):  # a failed process calls nobody below
-            raise failure or RuntimeError("Another process lost the rollouts that it had begun.")
+            raise failure or OtherProcessError("Another process lost the rollouts that it had begun.")
         before, played = taken or (rows, None)
         if any(trainer.world.everyone(played is None)):
             play = self._planned(before, trainer, number)

@@ -95,6 +95,7 @@ def setup_of(trainer: Any, *, slots: int) -> Setup:
         reference=bool(args.beta),
         critic=trainer.critic is not None,
         checkpointing=args.gradient_checkpointing,
+        processes=args.world_size,
         shards=args.world_size if str(sharding_of(trainer.accelerator)).startswith(("FSDP", "ZeRO-3")) else 1,
     )
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.trainers.engines.test_collect import CALL, played
-from trainers.running.ahead import Ahead, Played
+from trainers.running.ahead import Ahead, Played, divided
 
 ROWS: list[dict[str, Any]] = [{"seed": 1, "prompt": [{"role": "user", "content": "who"}]}]
 
@@ -118,3 +118,24 @@ def test_what_is_left_is_cancelled() -> None:
     assert ahead.take() is not None
     ahead.close()
     assert cancelled == [True]
+
+
+def test_other_numbers_of_processes_cut_it_anew() -> None:
+    def state(first: int) -> dict[str, Any]:
+        rows = [{"seed": first}, {"seed": first + 1}]
+        records = [{"task": row["seed"]} for row in rows]
+        return {"rows": rows, "records": records, "played": rows, "step": 4, "shares": {"rollout/refills": 0.25}}
+
+    parts = [divided([state(0), state(2)], processes=4, rank=rank) or {} for rank in range(4)]
+    assert [part["rows"] for part in parts] == [[{"seed": seed}] for seed in range(4)]
+    assert [part["records"] for part in parts] == [[{"task": seed}] for seed in range(4)]
+    assert [part["shares"]["rollout/refills"] for part in parts] == [0.5, 0.0, 0.0, 0.0]  # they are added up
+    whole = divided([state(0), state(2)], processes=1, rank=0) or {}
+    assert [row["seed"] for row in whole["played"]] == [0, 1, 2, 3]
+
+
+def test_what_one_process_has_lost_all_play_again() -> None:
+    kept = {"rows": [{"seed": 0}], "records": [{}], "played": [{"seed": 0}], "step": 1, "shares": {}}
+    lost = {"rows": [{"seed": 1}], "records": None}
+    assert divided([kept, lost], processes=1, rank=0) == {"rows": [{"seed": 0}, {"seed": 1}], "records": None}
+    assert divided([kept, None], processes=1, rank=0) is None

@@ -98,6 +98,7 @@ def test_what_a_setup_adds() -> None:
     assert estimate(TINY, Setup(length=64, reference=False)).reference == 0
     assert estimate(TINY, Setup(length=64, lora_rank=4)).reference == 0
     assert estimate(TINY, Setup(length=64, critic=True)).critic == 4 * one.weights
+    assert estimate(TINY, Setup(length=64, critic=True, processes=4)).critic == 2.5 * one.weights  # 1 + 1 + 2 / 4
     four = estimate(TINY, Setup(length=64, shards=4))
     assert (4 * four.weights, 4 * four.optimizer) == (one.weights, one.optimizer)
     assert four.rollout_copy == 2 * TINY.parameters

@@ -62,9 +62,10 @@ def rewards(trainer: AgentTrainer) -> list[dict[str, Any]]:
 def end(trainer: AgentTrainer) -> dict[str, Any]:
     assert trainer.critic is not None
     critic = trainer.critic
+    own: Any = getattr(critic.optimizer, "optim", critic.optimizer)  # this process's part of it
     return {
         **{"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict()},
-        **{"critic": critic.model.state_dict(), "critic_optimizer": critic.optimizer.state_dict()},
+        **{"critic": critic.model.state_dict(), "critic_optimizer": own.state_dict()},
     }
 
 

@@ -1,0 +1,35 @@
+"""Named by `--env tests.kit.uneven_env:tests/Uneven-v0`: an environment that fares otherwise in each process."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import gymnasium as gym
+
+from tests.kit.say_env import SayEnv
+
+RANK = int(os.environ.get("RANK", "0"))
+DEAD, FAILING = 3, 1
+"""The process whose backend is dead from the start, and the one whose environment breaks."""
+BATCH = 4
+"""Episodes, of one turn each, after which it breaks."""
+
+
+class UnevenEnv(SayEnv):
+    """Brings rollouts in some processes only."""
+
+    begun = 0
+
+    def begin_step(self, action: str) -> Any:
+        UnevenEnv.begun += 1
+        if RANK == FAILING and UnevenEnv.begun > BATCH:
+            raise OSError("the environment broke")
+        return super().begin_step(action)
+
+    def finish_step(self, outcomes: Any) -> Any:
+        *step, info = super().finish_step(outcomes)
+        return (*step, info | {"infrastructure_error": "the backend is dead" if RANK == DEAD else None})
+
+
+gym.register("tests/Uneven-v0", UnevenEnv)

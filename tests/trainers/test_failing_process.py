@@ -1,0 +1,88 @@
+"""Four processes by torchrun, of which one has no rollouts and one fails: one message, and a state to go on from."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.kit.say_env import save_model
+from tests.kit.scripts import ENVIRONMENT, training_words
+from tests.kit.uneven_env import BATCH, FAILING
+from trainers import train
+from trainers.running.checkpoints import fault
+from trainers.running.failing import PATIENCE, OtherProcessError, agreed
+
+
+@pytest.mark.slow
+def test_all_leave_and_one_of_them_says_why(tmp_path: Path) -> None:
+    """The first step is taken without the process whose backend is dead; the second batch breaks another."""
+    words = training_words(
+        **{"env": "tests.kit.uneven_env:tests/Uneven-v0", "env_kwargs": "{}", "output_dir": tmp_path / "run"},
+        **{"model_name_or_path": save_model(tmp_path / "model"), "max_steps": 4, "save_strategy": "no"},
+        **{"per_device_train_batch_size": BATCH, "max_turn_tokens": 2, "use_cpu": True, "alarm_without_signal": 0},
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    run = subprocess.run(
+        [*command, "-m", "trainers.train", *words],
+        env=os.environ | ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 1
+    lines = run.stderr.splitlines()
+    own = [line for line in lines if re.match(r"\[rank\d\]: ", line)]  # torch's warnings have no space there
+    assert {line.split(":")[0] for line in own} == {f"[rank{FAILING}]"}
+    assert sum("Traceback" in line for line in own) == 1
+    assert f"[rank{FAILING}]: OSError: the environment broke" in own
+    assert f"[rank{FAILING}]: This was in process {FAILING} of 4, counted from 0; the others end with it." in own
+    checkpoint = tmp_path / "run" / "checkpoint-1"
+    assert own[-1].startswith(f"[rank{FAILING}]: The state of the last step is saved in {checkpoint}; go on with")
+    assert fault(checkpoint) is None
+    cause = lines[next(number for number, line in enumerate(lines) if "Root Cause" in line) :]
+    assert any(f"rank      : {FAILING} " in line for line in cause)
+
+
+class TestAgreed:
+    def test_nobody_failed(self) -> None:
+        assert agreed(None, [None, None], rank=1) is None
+
+    def test_alone(self) -> None:
+        failure = OSError("broke")
+        assert agreed(failure, ["OSError: broke"], rank=0) is failure
+        assert not hasattr(failure, "__notes__")
+
+    def test_the_first_says_what_the_others_met(self) -> None:
+        texts = [None, "OSError: broke", None, "ValueError: nan"]
+        failures = [None, OSError("broke"), None, ValueError("nan")]
+        first, *others = (agreed(failures[rank], texts, rank=rank) for rank in (1, 0, 2, 3))
+        assert first is failures[1]
+        assert first.__notes__ == [
+            "This was in process 1 of 4, counted from 0; the others end with it.",
+            "Process 3 failed too: ValueError: nan",
+        ]
+        for other, own in zip(others, (None, None, failures[3]), strict=True):
+            assert isinstance(other, OtherProcessError)
+            assert str(other) == "Process 1 failed: OSError: broke"
+            assert other.__cause__ is own
+
+
+def test_who_has_not_failed_says_nothing_and_lets_the_other_speak(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slept: list[float] = []
+
+    def main(_words: object) -> None:
+        raise OtherProcessError("Process 1 failed: OSError: broke")
+
+    monkeypatch.setattr(train, "main", main)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    assert train.run([]) == 1
+    assert slept == [PATIENCE]
+    assert capsys.readouterr() == ("", "")
