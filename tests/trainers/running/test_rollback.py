@@ -242,6 +242,8 @@ def test_numbers_are_totals() -> None:
 def test_two_processes_go_back_together(tmp_path: Path) -> None:
     assert run_script("tests.kit.two_processes_rolled_back", str(tmp_path), processes=2) == 0
     ends = [torch.load(tmp_path / f"end_{rank}.pt") for rank in (0, 1)]
+    for own in ends:
+        own.pop("critic_optimizer")  # each process has its part
     assert_close(ends[0], ends[1], rtol=0, atol=0)
     assert [entry["to"] for entry in json.loads((tmp_path / "run" / FILE).read_text())] == [4]
 
