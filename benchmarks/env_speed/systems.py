@@ -178,7 +178,7 @@ def vector(name: str, envs: Any, actions: Sequence[Sequence[str]], *, close: Cal
 class StubRetriever(Retriever):
     """Returns the same hits at once: what is left is the environment's own cost."""
 
-    call_timeout = None
+    call_timeout: float | None = None
     in_process = True
 
     def __init__(self, passages: Sequence[Passage]) -> None:

@@ -44,6 +44,15 @@ def rollouts(settings: Settings, device: str) -> Report:
     return Report("rollouts", tuple(figures), tuple(checks), {})
 
 
+def slow_tool(settings: Settings, device: str) -> Report:
+    """Rollouts per second, where each search takes a while."""
+    label = f"{settings.slow.name}, {_turns(settings.turns)}"
+    script = write_script(settings, settings.slow, turns=settings.turns)
+    found, ratio = _beside(script, label, device, Trainee.roll_out, per=settings.batch, unit="rollouts/s")
+    check = Check(f"rollouts/s, {label}: ours / TRL", TARGETS["rollouts_slow_tool"], ratio)
+    return Report("slow_tool", tuple(found), (check,), {})
+
+
 def step(settings: Settings, device: str) -> Report:
     """A whole optimiser step: rollouts, rewards, advantages, update, log."""
     figures, checks = [], []
@@ -109,7 +118,7 @@ def token_scripts(settings: Settings, lengths: Lengths) -> dict[str, Script]:
 
 
 CLAIMS: Mapping[str, Callable[[Settings, str], Report]] = MappingProxyType(
-    {"rollouts": rollouts, "token": token, "step": step}
+    {"rollouts": rollouts, "slow_tool": slow_tool, "token": token, "step": step}
 )
 
 

@@ -8,8 +8,9 @@ still costs a whole forward pass and is still sampled, in every engine alike, an
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -25,6 +26,7 @@ import agent_r1_gym.envs  # noqa: F401  # registers the environments
 from agent_r1_gym.datasets.base import QADataset, Question
 from agent_r1_gym.datasets.fiction.compact import compact_vocabulary
 from agent_r1_gym.registry import TextEnv
+from agent_r1_gym.retrieval.base import Hit
 from agent_r1_gym.tools.search import SearchTool
 from agent_r1_gym.types import Message, Passage
 from benchmarks.common.models import MINUSCULE, random_qwen2
@@ -39,6 +41,22 @@ GOLD = _WORDS[-1]
 _ATTEMPTS = 100
 FORCE = 1e4
 """Logit of the script's token; far above what random weights give, within bfloat16."""
+
+
+class SlowRetriever(StubRetriever):
+    """Takes its time for each call, as a server would; many calls wait side by side."""
+
+    call_timeout = 60.0
+    in_process = False
+
+    def __init__(self, passages: Sequence[Passage], seconds: float) -> None:
+        super().__init__(passages)
+        self._seconds = seconds
+
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """Returns the stubbed hits after a while."""
+        time.sleep(self._seconds)
+        return super().search_batch(queries, k)
 
 
 class SearchEnvironment:
@@ -90,6 +108,7 @@ class Script:
         questions: one for each episode.
         episodes: what is played.
         pass_size: see `Lengths`.
+        search_seconds: see `Lengths`.
     """
 
     settings: Settings
@@ -100,6 +119,13 @@ class Script:
     questions: tuple[str, ...]
     episodes: tuple[Episode, ...]
     pass_size: int = 0
+    search_seconds: float = 0.0
+
+    @property
+    def retriever(self) -> StubRetriever:
+        """What every side searches with."""
+        passages, seconds = [self.passage], self.search_seconds
+        return SlowRetriever(passages, seconds) if seconds else StubRetriever(passages)
 
     @property
     def generated(self) -> float:
@@ -123,7 +149,7 @@ class Script:
 
     def search_tool(self) -> SearchTool:
         """Returns the tool that every side searches with."""
-        return SearchTool(StubRetriever([self.passage]), top_k=1, style="plain")
+        return SearchTool(self.retriever, top_k=1, style="plain")
 
     def make_env(self) -> TextEnv:
         """Returns this suite's environment for the script."""
@@ -134,7 +160,7 @@ class Script:
         env = gymnasium.make(
             "AgentR1/HotpotQA-v0",
             dataset=dataset,
-            retriever=StubRetriever([self.passage]),
+            retriever=self.retriever,
             top_k=1,
             search_style="plain",
             raw_system_prompt=self.system_prompt,
@@ -172,7 +198,8 @@ def write_script(settings: Settings, lengths: Lengths, *, turns: int) -> Script:
         rng = random.Random(attempt)
         episodes = tuple(episode(number, rng) for number in range(settings.prompts))
         if _following(episodes) is not None:
-            return Script(settings, turns, tokenizer, system_prompt, passage, questions, episodes, lengths.pass_size)
+            own = lengths.pass_size, lengths.search_seconds
+            return Script(settings, turns, tokenizer, system_prompt, passage, questions, episodes, *own)
     raise ValueError(f"No episodes of {lengths} can be told apart by a token and its place; lower prompts or spread.")
 
 

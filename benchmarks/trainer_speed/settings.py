@@ -21,6 +21,7 @@ class Lengths:
             for every turn of every question.
         turns: model turns of the questions, between so and so many; None: as many as the claim is about.
         pass_size: rollouts in a pass of the update; 0: all.
+        search_seconds: what a search takes.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Lengths:
     spread: float = 0.0
     turns: tuple[int, int] | None = None
     pass_size: int = 0
+    search_seconds: float = 0.0
 
 
 COMPACT = Lengths("compact", question=12, thought=8, query=3, passage=8)
@@ -43,6 +45,9 @@ REALISTIC = Lengths(
     "realistic", question=(300, 500), thought=40, query=6, passage=150, spread=0.75, turns=(1, 5), pass_size=8
 )
 """As agents' rollouts are: prompts of 300 to 500 tokens, 1 to 5 turns; half of a padded batch is padding."""
+
+SLOW = replace(MIXED, name="mixed, slow tool", search_seconds=0.05)
+"""With a search of 50 ms, as over a network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class Settings:
         prompts: different questions of a batch.
         num_generations: episodes of each question.
         steps: optimiser steps per value; one more before them warms up.
+        slow: episodes whose tool takes its time.
     """
 
     rounds: int = 5
@@ -66,6 +72,7 @@ class Settings:
     prompts: int = 8
     num_generations: int = 8
     steps: int = 1
+    slow: Lengths = SLOW
 
     @property
     def batch(self) -> int:
@@ -74,7 +81,9 @@ class Settings:
 
 
 FULL = Settings()
-QUICK = Settings(rounds=2, lengths=(COMPACT,), prompts=2, num_generations=2, steps=1)
+QUICK = Settings(
+    rounds=2, lengths=(COMPACT,), prompts=2, num_generations=2, steps=1, slow=replace(COMPACT, search_seconds=0.01)
+)
 CUDA = Settings(model="qwen2.5-0.5b", lengths=(USUAL, Lengths("long", question=256, thought=64, query=8, passage=256)))
 """For a GPU: a model of half a billion parameters."""
 
@@ -82,6 +91,7 @@ TARGETS = MappingProxyType(
     {
         "rollouts_several_turns": 2.0,
         "rollouts_one_turn": 1.0,
+        "rollouts_slow_tool": 3.0,
         "token_several_turns": 1.15,
         "step_several_turns": 1.5,
         "step_realistic": 2.5,
