@@ -62,7 +62,7 @@ class Shop(ToolEnv):
         def nap() -> str:
             """Naps."""
             print("napping", flush=True)
-            time.sleep(0.5)
+            time.sleep(2)
             return "rested"
 
         return [count, nap]

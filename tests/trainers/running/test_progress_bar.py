@@ -15,7 +15,7 @@ from trainers.engines.collect import Collector
 from trainers.running import checkpoints
 from trainers.running.progress_bar import RolloutProgress
 from trainers.toy.model import build_model, build_tokenizer
-from trainers.train import building
+from trainers.train import building, playing
 
 SEARCH = '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>'
 
@@ -49,7 +49,7 @@ def test_a_run_whose_every_rollout_loses_its_backend_stops_by_its_alarm_with_a_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(building, "Collector", functools.partial(Collector, pause=0.0))
-    monkeypatch.setattr(building, "engine_of", lambda *_arguments, **_options: ScriptedEngine(SEARCH))
+    monkeypatch.setattr(playing, "engine_of", lambda *_arguments, **_options: ScriptedEngine(SEARCH))
     tokenizer = build_tokenizer()
     dead = COMPACT | {"retriever": f"http://127.0.0.1:{closed_port()}"}
     settings = {"env_kwargs": dead, "infrastructure_retries": 1, "max_steps": 9, "alarm_patience": 2}
