@@ -17,7 +17,8 @@ from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
 
 SHORT = Lengths("short", question=3, thought=2, query=2, passage=4)
-TINY = Settings(rounds=1, lengths=(SHORT,), turns=2, prompts=2, num_generations=2)
+SLOW = dataclasses.replace(SHORT, name="short, slow tool", search_seconds=0.01)
+TINY = Settings(rounds=1, lengths=(SHORT,), turns=2, prompts=2, num_generations=2, slow=SLOW)
 UNEVEN = dataclasses.replace(SHORT, name="uneven", thought=6, spread=0.5)
 MINUSCULE = dataclasses.replace(TINY, model="qwen2.5-minuscule")
 
@@ -107,7 +108,7 @@ def test_settings_say_what_has_to_be_shown():
     assert FULL.rounds >= 5
     assert (FULL.turns, FULL.batch, FULL.lengths[0]) == (4, 64, COMPACT)
     targets = ("rollouts_several_turns", "rollouts_one_turn", "token_several_turns", "step_several_turns")
-    realistic = {"step_realistic": 2.5, "update_realistic": 3.0}
+    realistic = {"step_realistic": 2.5, "update_realistic": 3.0, "rollouts_slow_tool": 3.0}
     assert dict(TARGETS) == dict(zip(targets, (2.0, 1.0, 1.15, 1.5), strict=True)) | realistic
     script = write_script(FULL, REALISTIC, turns=4)
     turns = [sum(b > a for a, b in pairwise((0, *episode.loss_mask))) for episode in script.episodes]
