@@ -31,7 +31,6 @@ from trainers.algorithms.layout import Layout, may_regroup, regrouped, rows_per_
 from trainers.algorithms.numbers import Told, credit_numbers, rollout_numbers
 from trainers.algorithms.registry import estimate
 from trainers.algorithms.segments import lay_out
-from trainers.algorithms.world import world_of
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.requests import TrainedBackend
@@ -128,7 +127,6 @@ class AgentTrainer(ResumableTrainer):
             self.add_callback(RolloutProgress(args.algorithm))
         if value_model is not None:
             self.critic = Critic(value_model, args, accelerator=self.accelerator)
-        self.world = world_of(self.accelerator)
         self._rows: list[Row] = []  # that TRL is having rolled out
         self.batch: Batch | None = None  # of the latest rollouts of this process
         self.backend: TrainedBackend | None = None  # see `roll_out_by`
@@ -186,6 +184,13 @@ class AgentTrainer(ResumableTrainer):
             self._log_rollouts(batch)
             self.evaluated += 1
             return output
+        with self.resume_state.told_on_failure():
+            self._assign_credit(batch, output)
+        self.batches += 1
+        return output
+
+    def _assign_credit(self, batch: Batch, output: dict[str, Any]) -> None:
+        """Puts advantages into TRL's batch, logs what there is to know of it, and fits the critic."""
         logps = self._logps_of(output)
         rollouts = self._credit_inputs(batch, output, logps)
         credit = estimate(self.args.preset.estimator, rollouts, self.credit_options)
@@ -201,10 +206,8 @@ class AgentTrainer(ResumableTrainer):
         self._write_traces(batch, output["advantages"])
         if self.critic is not None:
             self._fit_critic(self.critic, output, rollouts, credit)
-        for name, number in self.curriculum.learn().items() if self.curriculum is not None else ():
+        for name, number in self.curriculum.learn(self.world).items() if self.curriculum is not None else ():
             self._log(name, number)
-        self.batches += 1
-        return output
 
     def _roll_out(self) -> dict[str, Any]:
         """Collects rollouts for the rows that TRL was given: it hands on prompts only, and takes lists."""

@@ -8,15 +8,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests.kit.say_env import save_model
 from tests.kit.scripts import ENVIRONMENT, training_words
+from tests.kit.threads_as_processes import in_processes
 from tests.kit.uneven_env import BATCH, FAILING
 from trainers import train
+from trainers.algorithms.failing import PATIENCE, OtherProcessError, agreed
+from trainers.algorithms.world import World
 from trainers.running.checkpoints import fault
-from trainers.running.failing import PATIENCE, OtherProcessError, agreed
+from trainers.running.resumable import ResumeState
 
 
 @pytest.mark.slow
@@ -86,3 +91,24 @@ def test_who_has_not_failed_says_nothing_and_lets_the_other_speak(
     assert train.run([]) == 1
     assert slept == [PATIENCE]
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("engine", ["cached", "vllm"])
+def test_who_waits_in_the_middle_of_a_block_fails_with_it(engine: str) -> None:
+    def state_of(world: World, rank: int) -> ResumeState:
+        accelerator = SimpleNamespace(num_processes=2, process_index=rank)
+        return ResumeState(SimpleNamespace(world=world, accelerator=accelerator, args=SimpleNamespace(engine=engine)))
+
+    def breaks(world: World) -> Exception:
+        with pytest.raises(ValueError, match="no number") as raised, state_of(world, 0).told_on_failure():
+            raise ValueError("no number")
+        return raised.value
+
+    def waits(world: World) -> Exception:
+        with pytest.raises(OtherProcessError) as raised, state_of(world, 1).told_on_failure():
+            world.moments(torch.ones(2))
+        return raised.value
+
+    own, other = in_processes([breaks, waits])
+    assert str(other) == "Process 0 failed: ValueError: no number"
+    assert own.__notes__ == ["This was in process 0 of 2, counted from 0; the others end with it."]

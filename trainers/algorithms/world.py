@@ -1,7 +1,7 @@
-"""What the processes of a run tell one another about credit: turns and sums, never tokens.
+"""What the processes of a run tell one another: turns and sums, never tokens, and that one of them failed.
 
-Every process calls these methods in the same order. Numbers travel in float64, and are put together in the order of the
-processes: all of them get the same bits.
+Every process calls these methods in the same order; one that fails says so in the place of its next call. Numbers
+travel in float64, and are put together in the order of the processes: all of them get the same bits.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from accelerate.utils import gather_object  # type: ignore[import-untyped]
 from torch import Tensor
+
+from trainers.algorithms.failing import OtherProcessError
 
 Exchange = Callable[[Any], Sequence[Any]]
 """Takes this process's value; returns those of all processes, in their order."""
@@ -41,7 +43,26 @@ class World:
     """
 
     def __init__(self, exchange: Exchange = lambda value: [value], *, number: int = 0) -> None:
-        self.everyone, self._number = exchange, number
+        self._exchange, self._number = exchange, number
+
+    def everyone(self, value: Any) -> list[Any]:
+        """Returns the values of all processes, in their order.
+
+        Raises:
+            OtherProcessError: another process has failed (`failures`) and has none.
+        """
+        told = self._exchange((None, value))
+        for number, (failure, _) in enumerate(told):
+            if failure is not None:
+                raise OtherProcessError(f"Process {number} failed: {failure}")
+        return [other for _, other in told]
+
+    def failures(self, text: str | None) -> list[str | None]:
+        """Says that this process failed, or by None that it has not so far; returns what the others say.
+
+        A process that waits in `everyone` hears it there, and is not to be told again.
+        """
+        return [failure for failure, _ in self._exchange((text, None))]
 
     def gather(self, rows: Tensor, *, pad: int = 0) -> Tensor:
         """Returns the rows of all processes: (B, ...) to (N, ...), narrower ones padded at the right with `pad`."""

@@ -15,12 +15,12 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-from accelerate.utils import gather_object  # type: ignore[import-untyped]
 from torch.utils.data import Sampler
 
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.types import Task
+from trainers.algorithms.world import World
 from trainers.engines.collect import Row
 from trainers.engines.refill import key_of
 
@@ -147,9 +147,9 @@ class Curriculum:
             if successes:
                 self._noted.append((self._place[key], mean(successes)))
 
-    def learn(self) -> dict[str, float]:
+    def learn(self, world: World) -> dict[str, float]:
         """Updates the estimates by what all processes have noted; all call it. Returns what to log of it."""
-        noted: list[tuple[int, float]] = gather_object(self._noted)
+        noted: list[tuple[int, float]] = list(itertools.chain.from_iterable(world.everyone(self._noted)))
         self._noted = []
         groups: dict[str, list[float]] = {}
         for place, success in noted:  # by the pool from which it was drawn

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object, send_to_device, set_seed  # type: ignore[import-untyped]
+from accelerate.utils import send_to_device, set_seed  # type: ignore[import-untyped]
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, rotate_checkpoints
@@ -22,13 +22,14 @@ from trl import GRPOTrainer  # type: ignore[attr-defined]
 from agent_r1_gym.errors import CheckpointError, ConfigurationError
 from trainers import trl_seams
 from trainers.algorithms.critic import Critic
+from trainers.algorithms.failing import OtherProcessError, agreed
+from trainers.algorithms.world import world_of
 from trainers.config import AgentConfig
 from trainers.running import checkpoints
 from trainers.running.ahead import Ahead
 from trainers.running.alarms import CollapseAlarm
 from trainers.running.curriculum import Curriculum, CurriculumOrder
 from trainers.running.divisions import Division, redivided
-from trainers.running.failing import OtherProcessError, agreed
 from trainers.running.rollback import Rollbacks
 
 logger = logging.getLogger(__name__)
@@ -92,31 +93,47 @@ class ResumeState(TrainerCallback):
         self._random_state = checkpoints.random_state()
 
     @contextmanager
-    def saved_on_failure(self) -> Iterator[None]:
-        """If the block, which rolls out or logs, fails on any process, all save the state of the last step's end.
+    def told_on_failure(self) -> Iterator[None]:
+        """If the block, of which all processes have one, fails on any of them, it fails on all.
 
-        Engines that take turns in step with other processes (`engine=trl`) leave these hanging: there the checkpoints
-        made so far are all there is.
+        Engines that take turns in step with other processes (`engine=trl`) leave these hanging.
 
         Raises:
-            Exception: what the block raised, with a note on how to go on; `OtherProcessError` where another process
-                says it, see `failing.agreed`.
+            Exception: what the block raised; `OtherProcessError` where another process says it, see `failing.agreed`.
         """
-        trainer = self._trainer
-        training = trainer.model.training
         failure: Exception | None = None
         try:
             yield
         except Exception as error:
             failure = error
-        if trainer.accelerator.num_processes == 1 or trainer.args.engine != "trl":
-            silent = failure is None or isinstance(failure, OtherProcessError)
-            texts = gather_object([None if silent else f"{type(failure).__name__}: {failure}"])
-            failure = agreed(failure, texts, rank=trainer.accelerator.process_index)
-            if failure is not None and training:
-                self._save(failure)
+        # One that has heard of a failure within the block has been told.
+        if self._in_concert() and not isinstance(failure, OtherProcessError):
+            world, rank = self._trainer.world, self._trainer.accelerator.process_index
+            texts = world.failures(None if failure is None else f"{type(failure).__name__}: {failure}")
+            failure = agreed(failure, texts, rank=rank)
         if failure is not None:
             raise failure
+
+    @contextmanager
+    def saved_on_failure(self) -> Iterator[None]:
+        """If the block, which rolls out or logs, fails on any process, all save the state of the last step's end.
+
+        Where others cannot be told, the checkpoints made so far are all there is.
+
+        Raises:
+            Exception: see `told_on_failure`; with a note on how to go on.
+        """
+        training = self._trainer.model.training
+        try:
+            with self.told_on_failure():
+                yield
+        except Exception as failure:
+            if training and self._in_concert():
+                self._save(failure)
+            raise
+
+    def _in_concert(self) -> bool:
+        return bool(self._trainer.accelerator.num_processes == 1 or self._trainer.args.engine != "trl")
 
     def _save(self, failure: Exception) -> None:
         trainer = self._trainer
@@ -170,6 +187,7 @@ class ResumableTrainer(GRPOTrainer):
         identity: what a checkpoint must have in common with this run, see `checkpoints.identity_of`.
         resume_state: see `ResumeState`; it also saves a run whose rollouts fail.
         rollbacks: see `Rollbacks`; none is ever due with on_alarm=stop.
+        world: the processes.
     """
 
     args: AgentConfig
@@ -177,6 +195,7 @@ class ResumableTrainer(GRPOTrainer):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.world = world_of(self.accelerator)
         self.critic: Critic | None = None
         self.curriculum: Curriculum | None = None
         self.ahead: Ahead | None = None

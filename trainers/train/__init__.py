@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.terminal import say
-from trainers.running.failing import PATIENCE, OtherProcessError
+from trainers.algorithms.failing import PATIENCE, OtherProcessError
 from trainers.running.help import check_words, help_text
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
 from trainers.engines.turns import TRLEngine
 from trainers.running.ahead import Play, Played
-from trainers.running.failing import OtherProcessError
 from trainers.running.sharding import whole_weights
 from trainers.running.watchdog import watched
 from trainers.train.sizing import longest_episode
@@ -68,14 +67,7 @@ class Rollouts:
         """
         ahead, number = trainer.ahead, trainer.batches
         assert ahead is not None
-        failure, taken = None, None
-        try:
-            taken = ahead.take()
-        except Exception as error:
-            failure = error
-        if failure or any(trainer.world.everyone(failure is not None)):  # a failed process calls nobody below
-            raise failure or OtherProcessError("Another process lost the rollouts that it had begun.")
-        before, played = taken or (rows, None)
+        before, played = ahead.take() or (rows, None)
         if any(trainer.world.everyone(played is None)):
             play = self._planned(before, trainer, number)
             played = played or ahead.now(play)

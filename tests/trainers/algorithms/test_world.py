@@ -17,6 +17,7 @@ from trainers.algorithms import registry
 from trainers.algorithms.advantages import ESTIMATORS
 from trainers.algorithms.batch import valid_share
 from trainers.algorithms.credit import Credit, CreditInputs, CreditOptions
+from trainers.algorithms.failing import OtherProcessError
 from trainers.algorithms.numbers import credit_metrics
 from trainers.algorithms.registry import estimate, register_estimator
 from trainers.algorithms.world import ALONE, World
@@ -136,3 +137,20 @@ def test_rows_are_stacked_in_the_order_of_the_processes():
         (slice(2, 2), []),
         (slice(2, 3), [1]),
     ]
+
+
+def test_who_waits_for_a_process_that_fails_hears_of_it():
+    def fails(world: World) -> list[str | None]:
+        return world.failures("OSError: gone")
+
+    def waits(world: World) -> str:
+        with pytest.raises(OtherProcessError) as told:
+            world.moments(torch.ones(3))
+        return str(told.value)
+
+    assert in_processes([waits, fails, waits]) == [
+        "Process 1 failed: OSError: gone",
+        [None, "OSError: gone", None],
+        "Process 1 failed: OSError: gone",
+    ]
+    assert in_processes([lambda world: world.failures(None)] * 2) == [[None, None]] * 2

@@ -22,6 +22,7 @@ from tests.kit.killed_runs import timeless
 from tests.kit.say_env import register_say, save_model
 from tests.kit.scripts import run_script
 from tests.trainers.vllm.say import say_config
+from trainers.algorithms.world import ALONE
 from trainers.engines.refill import draw_from
 from trainers.running.curriculum import (
     BUCKETS,
@@ -131,7 +132,7 @@ def played(curriculum: Curriculum, rows: list[int], success: dict[str, float]) -
     for index in rows:
         records = [make_trajectory([4], [([5], success[NAMES[index]], [])])] * 2
         curriculum.note([ROWS[index]] * 2, records)
-    return curriculum.learn()
+    return curriculum.learn(ALONE)
 
 
 class TestCurriculum:
@@ -174,22 +175,22 @@ class TestCurriculum:
         curriculum = Curriculum(ROWS, [None] * 60, target=0.5, seed=1)
         for index, reward in ((0, 0.0), (1, 0.5), (2, 1.0)):
             curriculum.note([ROWS[index]] * 2, [make_trajectory([4], [([5], reward, [])])] * 2)
-        logged = curriculum.learn()
+        logged = curriculum.learn(ALONE)
         assert logged["curriculum/new/success"] == 0.5
         weights = curriculum.weights()
         assert weights[1] == max(weights)
         assert weights[0] == pytest.approx(weights[2])
         curriculum.note([ROWS[0]] * 2, [make_trajectory([4], [([5], 1.0, [])])] * 2)
-        assert curriculum.learn()["curriculum/failed/success"] == 1.0  # of the pool from which it was drawn
+        assert curriculum.learn(ALONE)["curriculum/failed/success"] == 1.0  # of the pool from which it was drawn
         assert curriculum.weights()[0] == pytest.approx(curriculum.weights()[1])  # now its mean is a half
-        assert {name.split("/")[1] for name in curriculum.learn()} <= set(BUCKETS)
+        assert {name.split("/")[1] for name in curriculum.learn(ALONE)} <= set(BUCKETS)
 
     def test_dropped_rollouts_tell_nothing(self) -> None:
         curriculum = Curriculum(ROWS, NAMES, target=0.5, seed=1)
         lost = replace(make_trajectory([4], [([5], 0.0, [])]), infrastructure_error="gone")
         curriculum.note([ROWS[0]] * 2, [lost, make_trajectory([4], [([5], 1.0, [])])])
         curriculum.note([ROWS[1]] * 2, [lost, lost])
-        assert curriculum.learn()["curriculum/easy/success"] == 1.0
+        assert curriculum.learn(ALONE)["curriculum/easy/success"] == 1.0
 
     def test_order_is_that_of_trl_with_other_rows(self) -> None:
         from trl.trainer.utils import RepeatSampler
