@@ -82,9 +82,25 @@ def below(pid: int) -> list[int]:
 
 
 def workers_of(sandbox: ProcessSandbox) -> list[int]:
-    """Returns the processes that run code or wait for it: those below the sandbox's zygotes that have no child."""
-    family = [pid for zygote in zygotes_of(sandbox) for pid in below(zygote)]
-    return [pid for pid in family if not below(pid)]
+    """Returns the processes that run code or wait for it, whether or not they have children yet.
+
+    A zygote forks keepers, and these fork workers; with namespaces a keeper is the child of a child, in one of its own.
+    """
+    family = [(pid, zygote) for zygote in zygotes_of(sandbox) for pid in below(zygote)]
+    workers = []
+    for pid, zygote in family:
+        try:
+            parent = int(_status(pid)["PPid"])
+            if parent != zygote and len(_status(pid)["NSpid"].split()) == len(_status(parent)["NSpid"].split()):
+                workers.append(pid)
+        except (OSError, KeyError):  # it has just ended
+            continue
+    return workers
+
+
+def _status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value for name, _, value in (line.partition(":") for line in lines)}
 
 
 def zygotes_of(sandbox: ProcessSandbox) -> list[int]:

@@ -19,7 +19,7 @@ from trainers.running import checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
-STEPS, JOIN_SECONDS = 400, 20
+STEPS, JOIN_SECONDS = 400, 120
 
 
 def script(folder: Path, model: Path) -> Path:
@@ -60,9 +60,15 @@ def said_by(file: Path, node: int) -> str:
     return (file.parent / f"home-{node}" / "said").read_text(encoding="utf-8")
 
 
-def is_whole(folder: Path) -> bool:
-    """Returns whether a checkpoint is there, and whole."""
-    return checkpoints.fault(folder) is None
+def wait_for(checkpoint: Path, file: Path, nodes: list[subprocess.Popen[str]]) -> None:
+    """Waits until a checkpoint is there, and whole; fails with what the nodes said if one of them ends before."""
+
+    def is_there() -> bool:
+        statuses = [node.poll() for node in nodes]
+        assert statuses == [None, None], f"{statuses}: {said_by(file, 0)} {said_by(file, 1)}"
+        return checkpoints.fault(checkpoint) is None
+
+    wait_until(is_there, seconds=300)  # each imports everything anew, on a machine that may be busy
 
 
 def test_a_lost_node_ends_the_other_the_same_command_goes_on_bit_for_bit_and_stops_when_told(
@@ -70,7 +76,7 @@ def test_a_lost_node_ends_the_other_the_same_command_goes_on_bit_for_bit_and_sto
 ) -> None:
     file, output, before = script(tmp_path, model_folder), tmp_path / "run", tmp_path / "before"
     nodes = [start(file, node) for node in (0, 1)]
-    wait_until(lambda: is_whole(output / "checkpoint-6"), seconds=120)
+    wait_for(output / "checkpoint-6", file, nodes)
     kill_with_children(nodes[1].pid)
     assert ends(nodes) == [1, -signal.SIGKILL]
     assert said_by(file, 0).count("agent-r1 launch: ") == 1
@@ -80,7 +86,7 @@ def test_a_lost_node_ends_the_other_the_same_command_goes_on_bit_for_bit_and_sto
     output.mkdir()
     shutil.copytree(before / "checkpoint-2", output / "checkpoint-2")  # as if it had been lost there
     nodes = [start(file, node) for node in (1, 0)]
-    wait_until(lambda: is_whole(output / "checkpoint-6"), seconds=120)
+    wait_for(output / "checkpoint-6", file, nodes)
     nodes[0].send_signal(signal.SIGTERM)
     assert ends(nodes) == [1, 1]
     assert "Stopped with the state saved" in said_by(file, 0) + said_by(file, 1)
