@@ -23,8 +23,9 @@ from benchmarks.trainer_speed.scripted import GOLD, Script, SearchEnvironment, f
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector
-from trainers.train import engine_of, ready_to_play
 from trainers.train.environments import dataset_of
+from trainers.train.playing import Rollouts
+from trainers.train.sizing import slots_of
 from trainers.trainer import AgentTrainer
 
 
@@ -165,13 +166,8 @@ class Agent(Trainee):
             max_prompt_tokens=script.longest_prompt, max_completion_tokens=arguments["max_completion_length"]
         )
         collector = Collector(Player(script.make_env, chat=chat, limits=limits))
-
-        def collect(rows: Any, trainer: AgentTrainer) -> Any:
-            with ready_to_play(trainer):
-                return collector.collect(rows, engine_of(trainer, chat, slots=len(rows)))
-
         single: dict[str, Any] = {"algorithm": "reinforce++"} if script.settings.num_generations == 1 else {}
-        return AgentTrainer(
+        trainer = AgentTrainer(
             model,
             AgentConfig(
                 **arguments,
@@ -180,10 +176,12 @@ class Agent(Trainee):
                 max_turn_tokens=arguments["max_completion_length"],
                 alarm_drift_above=math.inf,  # the script chooses the tokens, whatever the model would say
             ),
-            collect=collect,
+            collect=Rollouts(collector, collector, chat),
             train_dataset=dataset_of(script.make_env()),
             processing_class=script.tokenizer,
         )
+        trainer.slots = slots_of(trainer)
+        return trainer
 
 
 class EnvironmentFactory(Trainee):
