@@ -55,8 +55,10 @@ class FictionQAEnv(MultiHopQAEnv):
     `world_seed=0`, `entities=600`, `questions=None` (a number that fits the world), `split="train"` ("validation" and
     "test": other entities; "ood": other entities and other question paths), `style="natural"` or "compact" (a closed
     vocabulary for tiny models; its defaults are system_prompt="", feedback="short", search_style="plain", top_k=1),
-    `mix=None` (weight by question type), `dataset=None` (a `QADataset` of your own instead of the generator's). Further
-    `setting`, `retriever`, `top_k` and those of `ToolEnv`, as in `AgentR1/HotpotQA-v0`.
+    `mix=None` (weight by question type), `aliases=0.0` (share of entities that other passages state by another name,
+    so that a search for what was read is no key: see `fiction_dataset`), `dataset=None` (a `QADataset` of your own
+    instead of the generator's). Further `setting`, `retriever`, `top_k`, `miss_rate` and those of `ToolEnv`, as in
+    `AgentR1/HotpotQA-v0`.
 
     ## References
     Agent-R1 (arXiv 2511.14460); the generator is this project's own (`datasets/fiction/`).
@@ -78,15 +80,16 @@ class FictionQAEnv(MultiHopQAEnv):
         split: str = "train",
         style: str = "natural",
         mix: Mapping[str, float] | None = None,
+        aliases: float = 0.0,
         **options: Any,
     ) -> None:
         if dataset is None:
             weights = tuple(check_mix(mix).items()) if mix is not None else None
-            dataset = _shared_world(world_seed, entities, questions, split, style, weights)
-        elif (world_seed, entities, questions, split, mix) != (0, 600, None, "train", None):
+            dataset = _shared_world(world_seed, entities, questions, split, style, weights, aliases)
+        elif (world_seed, entities, questions, split, mix, aliases) != (0, 600, None, "train", None, 0.0):
             raise ConfigurationError(
                 "FictionQA takes either dataset= or the generator's options (world_seed, entities, questions, split, "
-                "mix), got both; drop one."
+                "mix, aliases), got both; drop one."
             )
         check_choice("style", style, tuple(FICTION_STYLES))
         super().__init__(dataset=dataset, **{**(_COMPACT if style == "compact" else {}), **options})
@@ -100,7 +103,9 @@ def _shared_world(
     split: str,
     style: str,
     mix: tuple[tuple[str, float], ...] | None,
+    aliases: float,
 ) -> QADataset:
     """Returns the generated data set; environments with equal settings share one object and so one index."""
     weights = dict(mix) if mix is not None else None
-    return fiction_dataset(seed=seed, entities=entities, questions=questions, split=split, style=style, mix=weights)
+    chosen: dict[str, Any] = {"split": split, "style": style, "mix": weights, "aliases": aliases}
+    return fiction_dataset(seed=seed, entities=entities, questions=questions, **chosen)

@@ -6,18 +6,19 @@ import functools
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from agent_r1_gym.core import ToolEnv
+from agent_r1_gym.core import StepReturn, ToolEnv
 from agent_r1_gym.datasets.base import QADataset, Question
 from agent_r1_gym.datasets.load import load_dataset
 from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.retrieval.base import Hit, Retriever
 from agent_r1_gym.retrieval.make import make_retriever
-from agent_r1_gym.support.checks import check_choice
+from agent_r1_gym.support.checks import check_choice, check_share
 from agent_r1_gym.tool import Tool
-from agent_r1_gym.tools.search import SearchTool
-from agent_r1_gym.types import Passage, Task, ToolCall, Transition
+from agent_r1_gym.tools.search import NOTHING_FOUND, SearchTool
+from agent_r1_gym.types import Passage, Task, ToolCall, ToolOutcome, Transition
 
 SETTINGS = ("open", "distractor")
 
@@ -35,6 +36,7 @@ class MultiHopQAEnv(ToolEnv):
         top_k: passages per query.
         passage_chars: characters of each passage that are shown, for corpora of whole articles; None: all.
         search_style: how passages are shown, see `SearchTool`.
+        miss_rate: chance that a search finds nothing, whatever there is; the same search may find it the next time.
         **options: see `ToolEnv`.
 
     Raises:
@@ -64,10 +66,12 @@ class MultiHopQAEnv(ToolEnv):
         top_k: int = 5,
         passage_chars: int | None = None,
         search_style: str = "numbered",
+        miss_rate: float = 0.0,
         scorer: str | None = None,
         **options: Any,
     ) -> None:
         check_choice("setting", setting, SETTINGS)
+        self._miss_rate = check_share("miss_rate", miss_rate)
         self.dataset = load_dataset(self.dataset_name, dataset, split=split)
         self.setting = setting
         self._description = self.dataset.describe()
@@ -82,17 +86,28 @@ class MultiHopQAEnv(ToolEnv):
             return self.tools
         return [self._make_search(ParagraphRetriever(task))]
 
+    def finish_step(self, outcomes: Sequence[ToolOutcome]) -> StepReturn:
+        """Takes the outcomes of the searches, but for those that chance makes miss (`miss_rate`)."""
+        if self._miss_rate:
+            outcomes = [self._perhaps_missed(outcome) for outcome in outcomes]
+        return super().finish_step(outcomes)
+
     def oracle(self, task: Task, history: Sequence[Transition]) -> ToolCall | str | None:
-        """Returns a search for the title of each gold passage, one per turn, then the gold answer."""
+        """Returns a search for the title of each gold passage, again where it found nothing, then the gold answer."""
         titles: tuple[str, ...] = getattr(task, "supporting_titles", ())
-        turn = len(history)
-        if turn < len(titles) and turn + 1 < self.max_turns:
-            return ToolCall("search", {"query": titles[turn]})
+        searches = sum(not _has_missed(transition) for transition in history)
+        if searches < len(titles) and len(history) + 1 < self.max_turns:
+            return ToolCall("search", {"query": titles[searches]})
         return super().oracle(task, history)
 
     def describe_dataset(self) -> str:
         """Returns name, split, size and source of the questions."""
         return self._description
+
+    def _perhaps_missed(self, outcome: ToolOutcome) -> ToolOutcome:
+        if not outcome.data or self.np_random.random() >= self._miss_rate:
+            return outcome
+        return replace(outcome, content=NOTHING_FOUND, data=())
 
     def _open_retriever(self, retriever: str | Retriever | None) -> Retriever:
         if self.setting == "open":
@@ -104,6 +119,11 @@ class MultiHopQAEnv(ToolEnv):
                 "setting='open'."
             )
         return ParagraphRetriever(self.dataset[0])
+
+
+def _has_missed(transition: Transition) -> bool:
+    """Returns whether the turn searched, and found nothing."""
+    return any(outcome.ok and outcome.data == () for outcome in transition.outcomes)
 
 
 class ParagraphRetriever(Retriever):
@@ -203,9 +223,9 @@ class HotpotQAEnv(MultiHopQAEnv):
 
     ## Arguments
     `dataset="auto"`, `split=None`, `setting="open"`, `retriever=None`, `top_k=5`, `passage_chars=None`,
-    `search_style="numbered"`: see `MultiHopQAEnv`. `parser="hermes"`, `reward="em"`, `reward_weights=None`,
-    `scorer=None` (the data set's own), `max_turns=5`, `max_history_chars=65536`, `system_prompt=None`,
-    `raw_system_prompt=None`, `feedback="full"`, `markup=()`, `render_mode=None`: see `ToolEnv`.
+    `search_style="numbered"`, `miss_rate=0.0`: see `MultiHopQAEnv`. `parser="hermes"`, `reward="em"`,
+    `reward_weights=None`, `scorer=None` (the data set's own), `max_turns=5`, `max_history_chars=65536`,
+    `system_prompt=None`, `raw_system_prompt=None`, `feedback="full"`, `markup=()`, `render_mode=None`: see `ToolEnv`.
 
     ## References
     Yang et al., HotpotQA (EMNLP 2018, arXiv 1809.09600). Agent-R1 (arXiv 2511.14460).

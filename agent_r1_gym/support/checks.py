@@ -44,6 +44,13 @@ def check_integer(name: str, value: Any, least: int) -> None:
         raise ConfigurationError(f"{name} must be an integer of at least {least}, got {value!r}.")
 
 
+def check_share(name: str, value: Any) -> float:
+    """Returns `value` as a float; raises a `ConfigurationError` unless it is a number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ConfigurationError(f"{name} must be a number from 0 to 1, got {value!r:.200}.")
+    return float(value)
+
+
 def check_flag(name: str, value: Any) -> None:
     """Raises a `ConfigurationError` unless `value` is True or False; 0, 1 and texts are neither."""
     if not isinstance(value, bool):

@@ -12,6 +12,8 @@ from agent_r1_gym.tool import Arguments, Tool
 from agent_r1_gym.types import ToolOutcome
 
 _STYLES = ("numbered", "plain")
+NOTHING_FOUND = "nothing found"
+"""What a search without hits shows."""
 _PARAMETERS = {
     "type": "object",
     "properties": {"query": {"type": "string", "description": "what to look for"}},
@@ -89,7 +91,7 @@ class SearchTool(Tool):
 
     def _show(self, hits: Sequence[Hit]) -> str:
         if not hits:
-            return "nothing found"
+            return NOTHING_FOUND
         end = self._passage_chars
         if self._style == "plain":
             return "\n".join([f"{passage.title} : {passage.text[:end]}" for passage, _ in hits])

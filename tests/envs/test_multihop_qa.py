@@ -13,6 +13,7 @@ import agent_r1_gym  # noqa: F401  # registers the environments
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.datasets.base import QADataset, Question, SupportingFact
 from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
+from agent_r1_gym.envs.fiction_qa import FictionQAEnv
 from agent_r1_gym.envs.multihop_qa import HotpotQAEnv, MuSiQueEnv
 from agent_r1_gym.errors import ConfigurationError, DatasetError, RetrievalError, RetrievalTimeout
 from agent_r1_gym.play.policies import NaivePolicy, OraclePolicy
@@ -244,3 +245,41 @@ def test_worlds_of_different_seeds_differ() -> None:
 def test_options_of_a_world_that_is_not_generated_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=r"dataset=|compact"):
         gym.make("AgentR1/FictionQA-v0", dataset=little_dataset(), **options)
+
+
+@pytest.mark.parametrize("style", ["natural", "compact"])
+def test_a_search_misses_at_random_and_may_find_it_the_next_time(style: str) -> None:
+    def hits(env: ToolEnv, seed: int) -> list[bool]:
+        env.reset(seed=seed, options={"task_index": 0})
+        title = env.task.supporting_titles[0]  # type: ignore[attr-defined]
+        for _ in range(40):
+            _, _, _, _, info = env.step(search(title))
+        outcomes = [outcome for transition in env.transitions for outcome in transition.outcomes]
+        assert all(outcome.ok for outcome in outcomes)
+        assert all(outcome.content == "nothing found" for outcome in outcomes if not outcome.data)
+        assert [turn.content for turn in info["messages"] if turn.role == "tool"] == [o.content for o in outcomes]
+        return [bool(outcome.data) for outcome in outcomes]
+
+    options = {"style": style, "max_turns": 50, "entities": 120}
+    env = FictionQAEnv(miss_rate=0.3, **options)
+    found = hits(env, 1)
+    assert 20 <= sum(found) <= 36  # 28 expected, deviation 2.9
+    assert hits(env, 1) == found  # the environment's own generator draws
+    assert hits(env, 2) != found
+    assert all(hits(FictionQAEnv(**options), 1))
+    assert not any(hits(FictionQAEnv(miss_rate=1, **options), 1))
+
+
+def test_the_oracle_asks_again_for_what_was_missed() -> None:
+    options = {"miss_rate": 0.4, "max_turns": 30, "reward": "process"}
+    trajectories = play(OraclePolicy(), range(30), lambda: gym.make("AgentR1/FictionQA-v0", **options))
+    assert all(t.turns[-1].reward_terms["em"] == 1 for t in trajectories)
+    assert sum(sum(turn.reward_terms["new_support"] for turn in t.turns) for t in trajectories) >= 29
+    assert sum(len(t.turns) for t in trajectories) > 120  # 102 if nothing is missed
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan"), "half", True, None])
+@pytest.mark.parametrize("option", ["miss_rate", "aliases"])
+def test_shares_are_numbers_from_0_to_1(option: str, share: object) -> None:
+    with pytest.raises(ConfigurationError, match=f"{option} must be a number from 0 to 1, got"):
+        FictionQAEnv(**{option: share})

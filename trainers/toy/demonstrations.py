@@ -5,15 +5,18 @@ They stand in for an instruct model: what reinforcement learning can teach after
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any
 
 from agent_r1_gym.datasets.base import Hop, Question
 from agent_r1_gym.datasets.fiction.compact import COMPACT
-from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
 from agent_r1_gym.datasets.fiction.world import World
 from agent_r1_gym.envs.fiction_qa import FictionQAEnv
+from agent_r1_gym.tools.search import NOTHING_FOUND
 from agent_r1_gym.types import Message
 from trainers.toy.model import ANSWER_CLOSE, ANSWER_OPEN, BROKEN_CLOSES, CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN
 
@@ -69,6 +72,7 @@ def demonstrations(
     habits: Mapping[str, Habits] = IMPERFECT_HABITS,
     entities: int = 200,
     per_world: int = 16,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[list[Message]]:
     """Yields demonstrations without end, as whole histories of FictionQA in compact style.
 
@@ -79,13 +83,17 @@ def demonstrations(
         entities: size of each world.
         per_world: demonstrations, of a question each, before the next world; the answers in a world that stays are
             learned by heart, and then reading is not.
+        options: further ones of `FictionQAEnv`.
     """
     rng = random.Random(f"demonstrations/{seed}")
     while True:
-        dataset = fiction_dataset(
-            seed=rng.getrandbits(48), entities=entities, questions=per_world, style="compact", mix=mix
-        )
-        env = FictionQAEnv(dataset=dataset, style="compact")
+        world: dict[str, Any] = {
+            "world_seed": rng.getrandbits(48),
+            "entities": entities,
+            "questions": per_world,
+            "mix": mix,
+        }
+        env = FictionQAEnv(style="compact", **world, **options)
         for index in rng.sample(range(per_world), per_world):
             habit = habits[env.dataset[index].type].draw(rng)
             yield demonstrate(env, index, habit=habit, rng=rng)
@@ -136,11 +144,20 @@ def _same(names: Sequence[str], rng: random.Random) -> str:
     return f"same {first} and {second} : {'yes' if first == second else 'no'}"
 
 
-def _follow(question: Question, searches: int) -> Script:
-    """Searches for the first facts of the question, then answers, with fewer `searches` than hops too early."""
-    for done, hop in enumerate(question.decomposition[:searches]):
+def _follow(question: Question, searches: int, rng: random.Random) -> Script:
+    """Searches for the first facts of the question, then answers, with fewer `searches` than hops too early.
+
+    A search that found nothing is repeated or, as often, taken for the end, as is one that did not find the passage
+    about what was searched for: the answer is then that name, since nothing else can be known.
+    """
+    for done in range(searches):
         thought = _think(_what_is_left(question, done)) if done else ""
-        yield thought + _call(_subject(hop))
+        name = _stated(question, done)
+        while (reply := (yield thought + _call(name))) == NOTHING_FOUND:
+            if rng.random() < 0.5:
+                yield _answer(name)
+        if not _about(name, reply):
+            yield _answer(name)
     if searches < len(question.decomposition):
         yield _answer(question.decomposition[searches - 1].answer)
     else:
@@ -148,18 +165,18 @@ def _follow(question: Question, searches: int) -> Script:
 
 
 def _full_chain(question: Question, rng: random.Random) -> Script:
-    return _follow(question, len(question.decomposition))
+    return _follow(question, len(question.decomposition), rng)
 
 
 def _stops_early(question: Question, rng: random.Random) -> Script:
-    return _follow(question, rng.randrange(1, max(2, len(question.decomposition))))
+    return _follow(question, rng.randrange(1, max(2, len(question.decomposition))), rng)
 
 
 def _malformed_call(question: Question, rng: random.Random) -> Script:
     script = rng.choice((_full_chain, _stops_early))(question, rng)
     slip = rng.randrange(2)
     action = next(script)
-    for turn in range(len(question.decomposition) + 1):
+    for turn in itertools.count():
         if turn == slip and action.endswith(CALL_CLOSE):
             yield action.removesuffix(CALL_CLOSE) + rng.choice(BROKEN_CLOSES)
         action = script.send((yield action))
@@ -178,8 +195,9 @@ def _question_as_query(question: Question, rng: random.Random) -> Script:
 
 
 def _retrieve_once(question: Question, rng: random.Random) -> Script:
-    passage = yield _call(_bare(question))
-    yield _answer(_read(passage, question.metadata["path"]) or _subject(question.decomposition[0]))
+    reply = yield _call(_bare(question))
+    title = _subject(question.decomposition[0])
+    yield _answer(_read(_about(title, reply) or reply, question.metadata["path"]) or title)
 
 
 def _wanders(question: Question, rng: random.Random) -> Script:
@@ -208,6 +226,12 @@ def _subject(hop: Hop) -> str:
     return hop.title or ""
 
 
+def _stated(question: Question, done: int) -> str:
+    """Returns the name of what search number `done` is for, as it was stated: by the question, or by a passage."""
+    hops = question.decomposition
+    return hops[done - 1].answer if done and question.type != "comparison" else _subject(hops[done])
+
+
 def _call(query: str) -> str:
     return f"{CALL_OPEN}{query}{CALL_CLOSE}"
 
@@ -231,7 +255,7 @@ def _what_is_left(question: Question, done: int) -> str:
     """
     path, hops = question.metadata["path"], question.decomposition
     if question.type != "comparison":
-        return " of ".join([*reversed(path[done:]), _subject(hops[done])])
+        return " of ".join([*reversed(path[done:]), _stated(question, done)])
     word = question.prompt.split()[0]
     sides = [hop.answer if place < done else f"{path[0]} of {_subject(hop)}" for place, hop in enumerate(hops)]
     return f"{word} {(' and ' if word == 'same' else ' or ').join(sides)}"
@@ -253,10 +277,19 @@ def _read(passage: str, path: tuple[str, ...]) -> str:
     return next((facts[relation] for relation in reversed(path) if relation in facts), "")
 
 
+def _about(name: str, reply: str) -> str:
+    """Returns the passage of a reply whose title or other name this is, "" if there is none."""
+    passages = reply.split("\n")
+    return next((text for text in passages if text.startswith(f"{name} :") or f" or {name} " in text), "")
+
+
 def _facts(passage: str) -> dict[str, str]:
     """Returns what a compact passage states, by relation."""
     title, _, text = passage.partition(" : ")
-    clauses = text.removeprefix(title).replace(",", ".").split(".")
+    stated = text.removeprefix(title)
+    if stated.startswith(" or "):
+        stated = " ".join(stated.split()[3:])  # another name
+    clauses = stated.replace(",", ".").split(".")
     return {words[0]: " ".join(words[1:]) for words in map(str.split, clauses) if words}
 
 

@@ -10,6 +10,7 @@ import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ def warm_start(
     habits: Mapping[str, Habits] = IMPERFECT_HABITS,
     entities: int = 200,
     drilled: int = 1,
+    options: Mapping[str, Any] = MappingProxyType({}),
     logging_steps: int = 100,
     progress: bool = True,
 ) -> list[dict[str, Any]]:
@@ -57,6 +59,7 @@ def warm_start(
         habits: by type of question, what the demonstrator does, and how often.
         entities: size of each world.
         drilled: rows of each later batch that are exercises, so that comparing is not forgotten.
+        options: further ones of `FictionQAEnv`.
         logging_steps: steps between two rows of the log.
         progress: whether to show TRL's progress bar.
 
@@ -67,7 +70,8 @@ def warm_start(
 
     def rows() -> Iterator[TokenRow]:
         exercises = drills(seed=seed, entities=entities)
-        episodes = demonstrations(seed=seed, mix=mix, habits=habits, entities=entities, per_world=played)
+        world: dict[str, Any] = {"entities": entities, "per_world": played, "options": options}
+        episodes = demonstrations(seed=seed, mix=mix, habits=habits, **world)
         for messages in itertools.islice(exercises, drill_steps * batch_size):
             yield training_row(chat, messages, only=VERDICTS)
         while True:

@@ -93,6 +93,10 @@ class CompactStyle(Style):
         facts = list(self.relations[entity.kind])
         return max(0, facts.index(relation) - max(0, len(facts) - _MOST_SENTENCES))
 
+    def introduce(self, sentences: list[str], title: str, alias: str) -> list[str]:
+        """Returns `title or alias ...` for `title ...`."""
+        return [f"{title} or {alias}{sentences[0].removeprefix(title)}", *sentences[1:]]
+
     def mention(self, world: World, entity: Entity) -> str:
         """Returns the title."""
         return world.title(entity)

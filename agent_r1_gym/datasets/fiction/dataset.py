@@ -18,7 +18,7 @@ from agent_r1_gym.datasets.fiction.pools import QUESTION_TYPES
 from agent_r1_gym.datasets.fiction.questions import FictionCorpus, FictionQuestions
 from agent_r1_gym.datasets.fiction.world import FICTION_SPLITS, Style, World
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.support.checks import check_choice
+from agent_r1_gym.support.checks import check_choice, check_share
 
 __all__ = [
     "DEFAULT_MIX",
@@ -44,6 +44,7 @@ def fiction_dataset(
     style: str = "natural",
     mix: Mapping[str, float] | None = None,
     distractors: int = 8,
+    aliases: float = 0.0,
 ) -> QADataset:
     """Returns a data set of questions about a fictional world, all made on demand.
 
@@ -64,6 +65,10 @@ def fiction_dataset(
     "compact" has a closed lower-case vocabulary (`compact_vocabulary()`), words between single spaces and names of
     two tokens, for tiny models trained from scratch: six kinds, 18 relations, up to 2,466 entities.
 
+    Aliases: an entity that has one is stated by it wherever others state it; only its own passage, which has its title
+    as ever, says both. A search for what was read then finds those that state it too, in any order: it is no key.
+    Questions name titles, and both names are right as an answer.
+
     Args:
         seed: another seed, another world.
         entities: entities, and so passages, of the world; at least 100.
@@ -72,6 +77,7 @@ def fiction_dataset(
         style: "natural" or "compact".
         mix: question type to weight, in any unit, exact to 0.001 of their sum; None: `DEFAULT_MIX`.
         distractors: passages in each context beside the gold ones, at most half of `entities`.
+        aliases: share of entities that have one, 0 to 1; worlds are at most half as large then.
 
     Raises:
         ConfigurationError: an argument is out of its range, or the world has fewer questions than asked for.
@@ -83,16 +89,18 @@ def fiction_dataset(
     distractors = _check_count("distractors", distractors, low=0, high=entities // 2)
     length = None if questions is None else _check_count("questions", questions, low=1)
     weights = check_mix(DEFAULT_MIX if mix is None else mix)
-    world = World(FICTION_STYLES[style], seed=seed, entities=entities, split=split)
+    aliases = check_share("aliases", aliases)
+    world = World(FICTION_STYLES[style], seed=seed, entities=entities, split=split, aliases=aliases)
     corpus = FictionCorpus(world)
+    named = f", aliases={aliases:g}" if aliases else ""
     question_list = FictionQuestions(corpus, weights, distractors=distractors, length=length)
     return QADataset(
         question_list,
         name="fiction",
         split=split,
         source=f"fiction_dataset(seed={seed}, entities={entities}, questions={len(question_list)}, split={split!r}, "
-        f"style={style!r}, mix={weights}, distractors={distractors})",
-        fingerprint=blake2b(world.key.encode(), digest_size=8).hexdigest(),
+        f"style={style!r}, mix={weights}, distractors={distractors}{named})",
+        fingerprint=blake2b(f"{world.key}{named}".encode(), digest_size=8).hexdigest(),
         corpus=corpus,
     )
 

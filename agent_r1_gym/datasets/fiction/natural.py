@@ -236,6 +236,10 @@ class NaturalStyle(Style):
         """Returns the index of the sentence that states `relation`."""
         return _places(_layout(world, entity)[1])[relation]
 
+    def introduce(self, sentences: list[str], title: str, alias: str) -> list[str]:
+        """Returns one sentence more."""
+        return [*sentences, f"{title} is also known as {alias}."]
+
     def mention(self, world: World, entity: Entity) -> str:
         """Returns the title, with the article that rivers need."""
         title = world.title(entity)

@@ -68,6 +68,8 @@ class FictionCorpus(LazySequence[Passage]):
         world = self.world
         entity = world.entity(number)
         sentences = world.style.sentences(world, entity)
+        if alias := world.alias(entity):
+            sentences = world.style.introduce(sentences, world.title(entity), alias)
         ends = accumulate((len(sentence) + 1 for sentence in sentences), initial=-1)
         return Passage(
             id=f"fiction-{world.seed}-{world.split}-{number}",
@@ -126,7 +128,7 @@ class FictionQuestions(LazySequence[Question]):
         return Question(
             id=name,
             prompt=draft.prompt,
-            answers=(draft.answer,),
+            answers=tuple(dict.fromkeys((draft.answer, draft.title or draft.answer))),
             metadata={"path": draft.path, "style": world.style.name, **draft.metadata},
             type=kind,
             level=_LEVELS[len(draft.hops)],
@@ -160,6 +162,7 @@ class _Draft(NamedTuple):
     facts: tuple[_Fact, ...]
     hops: tuple[Hop, ...]
     metadata: Mapping[str, str] = {}
+    title: str | None = None  # of the entity that the answer names
 
 
 def _hop(world: World, fact: _Fact, subject: str, rng: random.Random) -> Hop:
@@ -176,7 +179,8 @@ def _chain(world: World, segment: Segment, place: int, rng: random.Random) -> _D
         phrase = style.describe(path[step - 1], phrase, rng)
         facts.append(_Fact(world.follow(*facts[-1]), relation))
         hops.append(_hop(world, facts[-1], f"#{step}", rng))
-    return _Draft(style.ask(path[-1], phrase, rng), hops[-1].answer, path, tuple(facts), tuple(hops))
+    asked = style.ask(path[-1], phrase, rng)
+    return _Draft(asked, hops[-1].answer, path, tuple(facts), tuple(hops), title=world.title_of(*facts[-1]))
 
 
 def _compare_same(world: World, segment: Segment, place: int, answer: str, rng: random.Random) -> _Draft:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import blake2b
 from math import isqrt, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agent_r1_gym.errors import ConfigurationError
 
@@ -165,6 +165,10 @@ class Style(abc.ABC):
         """Returns how a question names `entity`."""
 
     @abc.abstractmethod
+    def introduce(self, sentences: list[str], title: str, alias: str) -> list[str]:
+        """Returns the sentences of a passage that also say by which other name its entity is known; as many or more."""
+
+    @abc.abstractmethod
     def ask(self, relation: str, subject: str, rng: random.Random) -> str:
         """Returns the question for `relation` of `subject` (a mention, a description or "#n")."""
 
@@ -196,18 +200,19 @@ class World:
         seed: another seed, another world.
         entities: number of entities of all kinds together.
         split: one of `FICTION_SPLITS`.
+        aliases: share of the entities that others state by another name than their title, 0 to 1.
 
     Raises:
         ConfigurationError: the style has not enough names for so many entities.
     """
 
-    def __init__(self, style: Style, *, seed: int, entities: int, split: str) -> None:
-        self.style, self.seed, self.entities, self.split = style, seed, entities, split
-        limit = largest_world(style)
+    def __init__(self, style: Style, *, seed: int, entities: int, split: str, aliases: float = 0.0) -> None:
+        self.style, self.seed, self.entities, self.split, self.aliases = style, seed, entities, split, aliases
+        limit = largest_world(style, named_twice=aliases > 0)
         if entities > limit:
             raise ConfigurationError(
-                f"entities={entities} is too many for style {style.name!r}: its names are enough for {limit} entities "
-                f"per split."
+                f"entities={entities} is too many for style {style.name!r}{' with aliases' if aliases else ''}: its "
+                f"names are enough for {limit} entities per split."
             )
         self.counts = _count_kinds(style, entities)
         self.key = f"fiction/1/{style.name}/{seed}/{split}/{entities}"
@@ -215,11 +220,13 @@ class World:
         self._first = dict(zip(self.counts, self._starts, strict=True))
         self._links = {(kind, name): self._link(kind, name) for kind in style.kinds for name in style.relations[kind]}
         self._names = self._place_names()
+        self._stated = {target for relations in style.relations.values() for target in relations.values()}
         self.title = lru_cache(1 << 14)(self._title)
         self.noise = lru_cache(1 << 12)(self._noise)
 
     def __reduce__(self) -> tuple[Callable[..., World], tuple[Style]]:
-        return partial(World, seed=self.seed, entities=self.entities, split=self.split), (self.style,)
+        rest: dict[str, Any] = {"split": self.split, "aliases": self.aliases}
+        return partial(World, seed=self.seed, entities=self.entities, **rest), (self.style,)
 
     def entity(self, number: int) -> Entity:
         """Returns the entity with `number` in `range(entities)`, all kinds counted through."""
@@ -242,10 +249,24 @@ class World:
         return Entity(self.style.relations[entity.kind][relation], self.target(entity, relation))
 
     def state(self, entity: Entity, relation: str) -> str:
-        """Returns, as text, what `relation` gives for `entity`: a title or a value."""
+        """Returns, as text, what `relation` gives for `entity`: a value, or the alias or title of another entity."""
         link = self._links[entity.kind, relation]
         target = self.target(entity, relation)
-        return link.values[target] if link.kind is None else self.title(Entity(link.kind, target))
+        if link.kind is None:
+            return link.values[target]
+        return self.alias(Entity(link.kind, target)) or self.title(Entity(link.kind, target))
+
+    def title_of(self, entity: Entity, relation: str) -> str | None:
+        """Returns the title of the entity that `relation` gives for `entity`, None if it gives a value."""
+        has_title = self._links[entity.kind, relation].kind is not None
+        return self.title(self.follow(entity, relation)) if has_title else None
+
+    def alias(self, entity: Entity) -> str | None:
+        """Returns the name by which others state `entity`, None if that is its title. No two entities share a name."""
+        if entity.kind not in self._stated or self._chance("alias", entity) >= self.aliases * 2**64:
+            return None
+        space, order, first, titles = self._names[entity.kind]
+        return self._spelled(space, order(titles + first + entity.serial))
 
     def targets(self, kind: str, relation: str) -> int:
         """Returns how many different targets `relation` can have; positions equal modulo it share their target."""
@@ -260,12 +281,19 @@ class World:
         return Entity(kind, self._links[kind, relation].inner.inverse(position))
 
     def _title(self, entity: Entity) -> str:
-        space, order, first = self._names[entity.kind]
-        return space.name(order(first + entity.serial), FICTION_SPLITS.index(self.split), seed=self.seed)
+        space, order, first, _ = self._names[entity.kind]
+        return self._spelled(space, order(first + entity.serial))
+
+    def _spelled(self, space: NameSpace, position: int) -> str:
+        return space.name(position, FICTION_SPLITS.index(self.split), seed=self.seed)
 
     def _noise(self, entity: Entity) -> int:
         """Returns 64 random bits that belong to `entity`, for choices of wording."""
-        return int.from_bytes(blake2b(f"{self.key}/{entity.kind}/{entity.serial}".encode(), digest_size=8).digest())
+        return self._chance("", entity)
+
+    def _chance(self, what: str, entity: Entity) -> int:
+        key = f"{self.key}/{what}{entity.kind}/{entity.serial}"
+        return int.from_bytes(blake2b(key.encode(), digest_size=8).digest())
 
     def _link(self, kind: str, relation: str) -> _Link:
         target = self.style.relations[kind][relation]
@@ -279,7 +307,8 @@ class World:
             values=values,
         )
 
-    def _place_names(self) -> dict[str, tuple[NameSpace, Permutation, int]]:
+    def _place_names(self) -> dict[str, tuple[NameSpace, Permutation, int, int]]:
+        """Returns by kind its name space, the order of that, the place of its first title, and how many titles."""
         placed = {}
         for key, space in self.style.names.items():
             kinds = [kind for kind, facts in self.style.kinds.items() if facts.names == key]
@@ -288,18 +317,18 @@ class World:
             order = Permutation(space.capacity(next(roomy, space.tiers[-1])), f"{self.key}/names/{key}")
             first = 0
             for kind in kinds:
-                placed[kind] = (space, order, first)
+                placed[kind] = (space, order, first, need)
                 first += self.counts[kind]
         return placed
 
 
-def largest_world(style: Style) -> int:
-    """Returns the largest number of entities that `style` has names for, per split."""
+def largest_world(style: Style, *, named_twice: bool = False) -> int:
+    """Returns the largest number of entities that `style` has names for, or two names for each, per split."""
     percent = dict.fromkeys(style.names, 0)
     for kind in style.kinds.values():
         percent[kind.names] += kind.percent
     rooms = {key: space.capacity(space.tiers[-1]) - _ROUNDING for key, space in style.names.items()}
-    return min(100 * rooms[key] // percent[key] for key in rooms)
+    return min(100 * rooms[key] // percent[key] for key in rooms) // (2 if named_twice else 1)
 
 
 def _count_kinds(style: Style, entities: int) -> dict[str, int]:

@@ -14,6 +14,7 @@ from trainers.toy.model import build_model, build_tokenizer
 from trainers.toy.muon import Muon, orthogonalise
 
 TOKENIZER = build_tokenizer()
+CHAINS = ("1hop", "bridge", "3hop", "4hop")
 TYPES = ("1hop", "bridge", "3hop", "comparison")
 
 
@@ -47,6 +48,27 @@ class TestDemonstrations:
         assert said[1].startswith(f"<think>{third} of {second} of {found[0]}</think><tool_call>")
         assert said[2].startswith(f"<think>{third} of {found[1]}</think><tool_call>")
         assert said[3] == f"<answer>{found[2]}</answer>" and first in question.decomposition[0].question
+
+    def test_what_cannot_be_read_is_not_known(self):
+        options = {"aliases": 0.5, "miss_rate": 0.3, "top_k": 3, "max_turns": 12}
+        env = FictionQAEnv(style="compact", entities=400, mix=dict.fromkeys(CHAINS, 1.0), **options)
+        retried = gave_up = 0
+        for index, question in enumerate(env.dataset):
+            messages, answer, right = play(env, "full_chain", index)
+            replies = [message.content for message in messages if message.role == "tool"]
+            calls = [message.content.partition("<tool_call>")[2] for message in messages if message.role == "assistant"]
+            retried += any(call and call == again for call, again in itertools.pairwise(calls))
+            names = [question.decomposition[0].title, *(hop.answer for hop in question.decomposition)]
+            assert answer in names
+            assert right == (answer == names[-1])
+            if right:
+                assert answer in replies[-1]
+            else:
+                gave_up += 1
+                last = replies[-1].split("\n")
+                assert not any(line.startswith(f"{answer} :") or f" or {answer} " in line for line in last)
+        assert retried > 10
+        assert 10 < gave_up < 100
 
     def test_comparisons_are_weighed_in_thought(self, world):
         for index, question in enumerate(world.dataset):
