@@ -22,7 +22,7 @@ from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.scoring import SCORERS, AnswerScorer
 from agent_r1_gym.support.checks import check_choice
 from agent_r1_gym.support.plugins import named_object
-from agent_r1_gym.types import Passage, Task, Transition
+from agent_r1_gym.types import Passage, Task, ToolOutcome, Transition
 
 TermFunction = Callable[[Transition], float]
 _MOST_CALLS = 16
@@ -235,28 +235,27 @@ def _cost(costs: Mapping[str, float], transition: Transition) -> float:
 
 
 def repeated_query(transition: Transition) -> float:
-    """1 if a call of this turn equals an earlier call of the episode or of the same turn that had succeeded, else 0."""
-    calls = transition.parsed.calls
-    if not calls or (len(calls) == 1 and not transition.earlier):
+    """1 if a call of this turn equals an earlier call of the episode or of the same turn that was answered, else 0.
+
+    A call that failed was not answered, nor was one that found nothing (`ToolOutcome.found_nothing`): to ask again may
+    be right.
+    """
+    if not transition.parsed.calls:
         return 0.0
-    seen = {key for step in transition.earlier for key in _answered_keys(step)}
-    for call, outcome in zip(calls, transition.outcomes, strict=True):
-        key = _query_key(call.key)
-        if key in seen and not outcome.is_infrastructure_failure:
+    before = [asked for step in transition.earlier for asked in _asked(step)]
+    for key, outcome in _asked(transition):
+        # Only outcomes of equal calls are looked at: `data` is in no record, and most episodes can be rescored so.
+        answered = any(asked == key and earlier.ok and not earlier.found_nothing for asked, earlier in before)
+        if answered and not outcome.is_infrastructure_failure:
             return 1.0
-        if outcome.ok:
-            seen.add(key)
+        before.append((key, outcome))
     return 0.0
 
 
-def _query_key(key: str) -> str:
-    return " ".join(key.lower().split())
-
-
-def _answered_keys(step: Transition) -> Iterator[str]:
+def _asked(step: Transition) -> Iterator[tuple[str, ToolOutcome]]:
+    """Yields each call of a step, without regard to case and spaces, and its outcome."""
     for call, outcome in zip(step.parsed.calls, step.outcomes, strict=True):
-        if outcome.ok:
-            yield _query_key(call.key)
+        yield " ".join(call.key.lower().split()), outcome
 
 
 def _retrieved_titles(step: Transition, namesakes: frozenset[str]) -> Iterator[str]:

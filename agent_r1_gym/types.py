@@ -123,7 +123,8 @@ class ToolOutcome:
         content: text for the model.
         ok: False if the call failed.
         error: why it failed, None if it did not.
-        data: structured form of `content` (a search tool: the hits), for rewards and logs; not shown to the model.
+        data: structured form of `content` (a search tool: the hits), for rewards and logs; not shown to the model. A
+            tuple or list without items says that nothing was found.
         latency: seconds that the execution took, measured where a tool returns a text, else what the tool says; equal
             outcomes may differ in it.
         retry_after: seconds for which the backend will not be asked again (see `InfrastructureError`); None if it may
@@ -141,6 +142,11 @@ class ToolOutcome:
     def is_infrastructure_failure(self) -> bool:
         """True if a backend failed, so that the episode should be dropped instead of punished."""
         return self.error in INFRASTRUCTURE_FAILURES
+
+    @property
+    def found_nothing(self) -> bool:
+        """True if the call went well and `data` is a tuple or list without items; whatever else counts as found."""
+        return self.ok and isinstance(self.data, tuple | list) and not self.data
 
 
 PARSE_ERROR_CODES = (

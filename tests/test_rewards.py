@@ -3,13 +3,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1_gym.datasets.base import Question, SupportingFact
 from agent_r1_gym.retrieval.base import Hit
+from agent_r1_gym.retrieval.bm25 import BM25Retriever
 from agent_r1_gym.rewards import REWARD_PRESETS, make_rewards
+from agent_r1_gym.tools.search import SearchTool
 from agent_r1_gym.types import (
     PARSE_ERROR_CODES,
     ErrorKind,
@@ -222,6 +225,39 @@ def test_asking_again_after_a_failure_is_no_repetition() -> None:
         Turn([("a", found("X"))]),
     )
     assert term_values("process", "repeated_query", steps) == [0, 0, 0]
+
+
+def test_asking_again_after_nothing_was_found_is_no_repetition() -> None:
+    steps = episode(
+        Turn([("a", found()), ("a", found())]),
+        Turn([("a", ToolOutcome("none", data=[]))]),
+        Turn([("a", found("X")), ("b", found())]),
+        Turn([("a", found())]),
+        Turn([("b", found("X"))]),
+    )
+    assert term_values("process", "repeated_query", steps) == [0, 0, 0, 1, 0]
+
+
+class Odd:
+    """Data of somebody's tool, which says neither its length nor its truth."""
+
+    def __len__(self) -> int:
+        raise TypeError("unknown")
+
+    __bool__ = __len__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("data", [None, {}, {"rows": []}, "", 0, False, np.zeros(0), Odd(), (None,), [[]]])
+def test_whatever_else_a_tool_returns_is_an_answer(data: object) -> None:
+    steps = episode(Turn([("a", ToolOutcome("text", data=data))]), Turn([("a", ToolOutcome("text", data=data))]))
+    assert term_values("process", "repeated_query", steps) == [0, 1]
+
+
+def test_search_says_by_its_data_that_nothing_was_found() -> None:
+    search = SearchTool(BM25Retriever([Passage("1", "Ada", "wrote notes")]))
+    nothing, something = search.run([ToolCall("search", {"query": query}) for query in ("zebra", "notes")])
+    assert (nothing.found_nothing, something.found_nothing) == (True, False)
+    assert not failed("tool_error").found_nothing
 
 
 def test_a_repetition_that_a_backend_fails_costs_nothing() -> None:

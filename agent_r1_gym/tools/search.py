@@ -23,7 +23,7 @@ _PARAMETERS = {
 
 
 class SearchTool(Tool):
-    """Searches a corpus; the outcome's `data` holds the hits as a tuple.
+    """Searches a corpus; the outcome's `data` holds the hits as a tuple, an empty one if nothing was found.
 
     Args:
         retriever: what is searched; shared, so `close` leaves it open.

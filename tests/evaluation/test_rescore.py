@@ -22,8 +22,8 @@ from agent_r1_gym.play.jobs import Job
 from agent_r1_gym.play.policies import OraclePolicy, PolicyInput
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.play.session import Session, step_sessions
-from agent_r1_gym.rewards import RewardTerm
-from agent_r1_gym.types import ToolOutcome, Transition
+from agent_r1_gym.rewards import RewardTerm, repeated_query
+from agent_r1_gym.types import ParsedTurn, ToolCall, ToolOutcome, Transition
 from tests.kit.helpers import TASKS, EchoTool
 from tests.kit.playing import play
 
@@ -239,9 +239,20 @@ def test_a_kept_outcome_is_an_outcome_that_says_what_it_has() -> None:
     fine, failed = KeptOutcome("text", None), KeptOutcome("no", "timeout")
     assert isinstance(fine, ToolOutcome) and (fine.content, fine.ok, fine.error) == ("text", True, None)
     assert not failed.ok and failed.is_infrastructure_failure
-    for name in ("data", "latency", "retry_after"):
+    for name in ("data", "latency", "retry_after", "found_nothing"):
         with pytest.raises(NotKeptError):
             getattr(fine, name)
+
+
+def test_only_a_repeated_call_needs_what_is_not_kept() -> None:
+    def step(query: str, *earlier: Transition) -> Transition:
+        parsed = ParsedTurn((ToolCall("echo", {"text": query}),))
+        return Transition(TASKS[0], len(earlier), parsed, (KeptOutcome("text", None),), earlier=earlier)
+
+    first = step("a")
+    assert repeated_query(step("b", first)) == 0
+    with pytest.raises(NotKeptError):
+        repeated_query(step("a", first))
 
 
 class Words(gymnasium.Env[str, str]):

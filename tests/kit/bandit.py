@@ -100,7 +100,8 @@ def play(rows: list[dict[str, Any]], trainer: AgentTrainer) -> list[Trajectory]:
     tokens = torch.multinomial(logps.exp(), 1)[:, 0].tolist()
     records = []
     for prompt, token, logp, row in zip(ids, tokens, logps, rows, strict=True):
-        record = make_trajectory(prompt, [([token], float(token == row["target"]), [])])
+        reward = float(token == row["target"])
+        record = make_trajectory(prompt, [([token], reward, [])], outcomes=[reward])
         assert record.tokens is not None
         records.append(replace(record, tokens=replace(record.tokens, logprobs=(logp[token].item(),))))
     return records

@@ -94,6 +94,7 @@ def test_wrong_arguments_are_refused_before_anything_is_kept() -> None:
     for text in ('{"text": 4}', "{}", '{"text": "a", "more": 1}'):
         info = env.step(f'<tool_call>{{"name": "note", "arguments": {text}}}</tool_call>')[4]
         assert info["tool_outcomes"][0].error == "bad_arguments"
+    assert call(env, "recall").found_nothing
     assert call(env, "recall").data == ()
 
 

@@ -49,6 +49,11 @@ class TestPresets:
         assert bare(tmp_path, algorithm="dr_grpo").scale_rewards == "none"
         assert bare(tmp_path, algorithm="cispo").loss_type == "cispo"
 
+    def test_papers_of_credit_by_turn(self, tmp_path: Path) -> None:
+        assert [bare(tmp_path, algorithm=name).lam for name in ("ppo", "gagpo")] == [1.0, 0.95]
+        assert [bare(tmp_path, algorithm=name).step_weight for name in ("gigpo", "mt_grpo")] == [1.0, 0.5]
+        assert bare(tmp_path, algorithm="gagpo", lam=0.5).lam == 0.5
+
     def test_clip_range_follows_the_loss(self, tmp_path: Path) -> None:
         """CISPO bounds the ratio itself, the others its distance from 1."""
         assert bare(tmp_path, algorithm="cispo").epsilon_high == 5.0

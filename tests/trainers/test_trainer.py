@@ -78,7 +78,7 @@ class TestEqualsTRL:
 
 
 class TestGradientSeesOnlySampledTokens:
-    @pytest.mark.parametrize("algorithm", [*PAPERS, "turn_group", "gigpo"])
+    @pytest.mark.parametrize("algorithm", [*PAPERS, "turn_group", "gigpo", "gagpo", "mt_grpo"])
     def test_advantages_of_environment_tokens_do_not_matter(self, tmp_path: Path, algorithm: str) -> None:
         trainer, output = run(tmp_path, multi_turn_batch(), algorithm=algorithm)
         elsewhere = output["completion_mask"] * output["tool_mask"] == 0
@@ -156,7 +156,7 @@ class TestCredit:
     @pytest.mark.parametrize(
         ("algorithm", "expected"),
         [
-            *((name, 0.75 / 0.5001) for name in ("grpo", "dapo", "gspo", "cispo")),
+            *((name, 0.75 / 0.5001) for name in ("grpo", "dapo", "gspo", "cispo", "gagpo", "mt_grpo")),
             *((name, 1.0) for name in ("rloo", "turn_group")),
             ("dr_grpo", 0.75),
             ("gigpo", 2 * 0.75 / 0.5001),
@@ -166,7 +166,7 @@ class TestCredit:
         self, tmp_path: Path, algorithm: str, expected: float
     ) -> None:
         """One rollout of four earns 1: 3/4 above the mean, 1 above the others' mean, deviation 1/2."""
-        batch = [make_trajectory([2, 5], [([12, 3], float(index == 0), [])]) for index in range(4)]
+        batch = [make_trajectory([2, 5], [([12, 3], won, [])], outcomes=[won]) for won in (1.0, 0.0, 0.0, 0.0)]
         _, output = run(tmp_path, batch, algorithm=algorithm)
         assert output["advantages"][0, 0].item() == pytest.approx(expected, rel=1e-5)
 
@@ -253,7 +253,7 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("settings", "words"),
         [
-            ({"lam": 0.95}, r"lam=0\.95 has no effect on grpo, only on ppo\. Leave it at 1\.0\."),
+            ({"lam": 0.95}, r"lam=0\.95 has no effect on grpo, only on gagpo, ppo\. Leave it at 1\.0\."),
             ({"per_device_train_batch_size": 64}, "has 12 rows, but one generation batch takes 16 prompts"),
         ],
     )

@@ -89,19 +89,69 @@ def gigpo(inputs: CreditInputs, options: CreditOptions) -> Credit:
         ConfigurationError: `state_ids` are missing.
     """
     episodes = prepare(inputs, options)
-    states = episodes.state_ids
-    if states is None:
+    scale = options.scale or "group"
+    returns = rewards_to_go(episodes.rewards, episodes.turn_mask, options.gamma)
+    steps = _by_state(episodes, returns, "gigpo", scale=scale)
+    episode = _relative(episodes, episodes.rewards.sum(1, keepdim=True), episodes.groups, scale=scale)
+    return episodes.credit(episodes.spread(episode + options.step_weight * steps))
+
+
+@register_estimator("gagpo", "lam", "scale")
+def gagpo(inputs: CreditInputs, options: CreditOptions) -> Credit:
+    """Generalised advantage grouped policy optimisation (arXiv 2605.13217): GAE by turn without a critic.
+
+    V(s) = mean G_jl over all turns (j, l) of the group that began in state s, 0 after the end;
+    delta_ik = r_ik + gamma V(s_i,k+1) - V(s_ik); T_ik = delta_ik + gamma lam T_i,k+1;
+    A_ik = (T_ik - mean T_jl) / (std T_jl + 1e-4) over all turns of the group (`scale` as in `grpo`).
+
+    A state seen once, or unknown (-1), has the value of its one return. So where no state recurs but the first, every
+    delta after the first turn is 0: the first turn gets R_i - mean_j R_j before scaling, later turns get 0. With
+    lam = 1, T_ik = G_ik - V(s_ik), whatever states come after s_ik.
+
+    Raises:
+        ConfigurationError: `state_ids` are missing.
+    """
+    episodes = prepare(inputs, options)
+    returns = rewards_to_go(episodes.rewards, episodes.turn_mask, options.gamma)
+    values = returns - _by_state(episodes, returns, "gagpo")
+    temporal = gae(episodes.rewards, values, episodes.turn_mask, options.gamma, lam=options.lam)
+    groups, scale = episodes.groups[:, None].expand_as(temporal), options.scale or "group"
+    steps = _relative_turns(episodes, temporal, groups, episodes.turn_mask, scale=scale)
+    return episodes.credit(episodes.spread(steps))
+
+
+@register_estimator("mt_grpo", "scale", "step_weight")
+def mt_grpo(inputs: CreditInputs, options: CreditOptions) -> Credit:
+    """Multi-turn GRPO (arXiv 2505.11821): process rewards are compared at their turn, outcomes over the trajectory.
+
+    With process rewards p_ik, and o_ik for all else of r_ik: A_ik = (O_i - mean_j O_j) / F +
+    step_weight (p_ik - mean_j p_jk) / F', with O_i = sum_k gamma^k o_ik; the second mean and deviation are over the
+    rollouts of the group that have a turn k. F as in `gigpo`. The last turn gets the first summand only: its process
+    rewards count in the others' means alone.
+
+    This is the paper's first version, carried from two turns to any number. Unscaled, its expected gradient is
+    (n - 1) / n of the true one where all rewards are outcomes, and where all episodes have equally many turns and a
+    process reward depends on its own turn alone (then weighted by `step_weight`). Elsewhere it is biased and may point
+    the wrong way: process rewards of later turns are not credited, and where some rollouts end at turn k, the process
+    rewards of the others at k count for less (tests/trainers/algorithms/test_bias.py has both). Without process rewards
+    it is `grpo`.
+
+    Raises:
+        ConfigurationError: `outcome_rewards` are missing.
+    """
+    episodes = prepare(inputs, options)
+    process, turn_mask = episodes.process_rewards, episodes.turn_mask
+    if process is None:
         raise ConfigurationError(
-            "gigpo needs `state_ids`, which say what turns began in the same state; see `state_id`."
+            "mt_grpo needs `outcome_rewards` beside `turn_rewards`, to tell process rewards apart."
         )
     scale = options.scale or "group"
-    totals = episodes.rewards.sum(1, keepdim=True)
-    returns = rewards_to_go(episodes.rewards, episodes.turn_mask, options.gamma)
-
-    keys = torch.stack([episodes.groups[:, None].expand_as(states), states], dim=-1).reshape(-1, 2)
-    anchors, known = episodes.world.numbered(keys), (states >= 0).flatten()
-    steps = _relative(episodes, returns.reshape(-1, 1), anchors, known, scale=scale).view_as(returns)
-    episode = _relative(episodes, totals, episodes.groups, scale=scale)
+    numbers = torch.arange(turn_mask.shape[1])
+    same_turn = episodes.groups[:, None] * len(numbers) + numbers
+    steps = _relative_turns(episodes, process, same_turn, turn_mask, scale=scale)
+    steps = torch.where(numbers < turn_mask.sum(1, keepdim=True) - 1, steps, 0.0)
+    outcomes = rewards_to_go(episodes.rewards - process, turn_mask, options.gamma)[:, :1]
+    episode = _relative(episodes, outcomes, episodes.groups, scale=scale)
     return episodes.credit(episodes.spread(episode + options.step_weight * steps))
 
 
@@ -265,6 +315,25 @@ def _relative(
     """Compares lines (B, C) with those of their group in all processes; those not `counted` (by `episodes`) get 0."""
     compare = functools.partial(_compared, scale=scale, leave_one_out=leave_one_out)
     return episodes.world.together(compare, returns, groups, episodes.counted if counted is None else counted)
+
+
+def _relative_turns(
+    episodes: Episodes, numbers: Tensor, groups: Tensor, counted: Tensor, *, scale: str = "none"
+) -> Tensor:
+    """Compares turns (B, K) with those of their group, which `groups` (B, K) number; 0 for those not `counted`."""
+    lines = numbers.reshape(-1, 1)
+    return _relative(episodes, lines, groups.flatten(), counted.flatten(), scale=scale).view_as(numbers)
+
+
+def _by_state(episodes: Episodes, returns: Tensor, name: str, *, scale: str = "none") -> Tensor:
+    """Compares returns (B, K) with those of the group's turns from the same state; 0 where the state is unknown."""
+    states = episodes.state_ids
+    if states is None:
+        raise ConfigurationError(
+            f"{name} needs `state_ids`, which say what turns began in the same state; see `state_id`."
+        )
+    keys = torch.stack([episodes.groups[:, None].expand_as(states), states], dim=-1).reshape(-1, 2)
+    return _relative_turns(episodes, returns, episodes.world.numbered(keys), states >= 0, scale=scale)
 
 
 def _compared(returns: Tensor, groups: Tensor, counted: Tensor, *, scale: str, leave_one_out: bool) -> Tensor:

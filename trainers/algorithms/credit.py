@@ -37,7 +37,7 @@ class CreditInputs:
         valid: (B,) bool, False for rollouts to leave out (infrastructure failures): no advantage, in no statistic,
             and whatever the other fields hold for them is not looked at. Nor is a trajectory without turns.
         values: (B, T) float, the critic's value of the state in which the token was chosen, that is before it.
-        outcome_rewards: (B, K) float, what the outcome terms brought of `turn_rewards`; needed to normalise the rest.
+        outcome_rewards: (B, K) float, what the outcome terms brought of `turn_rewards`; needed to tell process rewards.
         token_rewards: (B, T) float, further rewards of sampled tokens, such as a penalty for the divergence from a
             reference model.
         token_mask: (B, T) bool, True for every token that is not padding; needed without advantage mask only.
@@ -123,7 +123,7 @@ class CreditOptions:
         whiten: give the advantages mean 0 and variance 1 over the batch.
         normalise_process: divide process rewards by the batch's largest absolute return of process rewards.
         advantage_mask: False (an ablation) counts the environment's tokens as if the model had sampled them.
-        step_weight: weight of GiGPO's step advantages beside the episode's, at least 0.
+        step_weight: weight of the advantages by state (GiGPO) or turn (MT-GRPO) beside the episode's, at least 0.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -182,6 +182,7 @@ class Episodes:
         groups: (B,) long, 0 to the number of groups - 1.
         turn_mask: (B, K) bool, real turns of trajectories that take part.
         rewards: (B, K), all that was earned in a turn, 0 elsewhere.
+        process_rewards: (B, K), what process terms brought of it; None if outcomes were not given apart.
         token_rewards: (B, T), the same on tokens: a turn's reward on the last token sampled in it.
         turn_of: (B, T) long, turn whose credit a token carries, -1 for none. A token of the environment (without
             advantage mask) belongs to the turn after it, the last ones to the last turn.
@@ -197,6 +198,7 @@ class Episodes:
     groups: Tensor
     turn_mask: Tensor
     rewards: Tensor
+    process_rewards: Tensor | None
     token_rewards: Tensor
     turn_of: Tensor
     starts: Tensor
@@ -239,13 +241,17 @@ def prepare(inputs: CreditInputs, options: CreditOptions) -> Episodes:
     turn_of = turn_ids if options.advantage_mask else _owners(inputs, turn_mask, turn_ids, counted)
 
     rewards = _kept("turn_rewards", inputs.turn_rewards, turn_mask)
-    if options.normalise_process:
-        if inputs.outcome_rewards is None:
-            raise ConfigurationError(
-                "normalise_process needs `outcome_rewards` beside `turn_rewards`: the outcome must not be divided."
-            )
-        outcome = _kept("outcome_rewards", inputs.outcome_rewards, turn_mask)
-        rewards = normalise_process_rewards(rewards - outcome, inputs.world) + outcome
+    process = None
+    if inputs.outcome_rewards is not None:
+        outcomes = _kept("outcome_rewards", inputs.outcome_rewards, turn_mask)
+        process = rewards - outcomes
+        if options.normalise_process:
+            process = normalise_process_rewards(process, inputs.world)
+            rewards = process + outcomes
+    elif options.normalise_process:
+        raise ConfigurationError(
+            "normalise_process needs `outcome_rewards` beside `turn_rewards`: the outcome must not be divided."
+        )
     token_rewards = place_rewards(rewards, turn_ids)
     if inputs.token_rewards is not None:
         extra = _kept("token_rewards", inputs.token_rewards, sampled)
@@ -256,6 +262,7 @@ def prepare(inputs: CreditInputs, options: CreditOptions) -> Episodes:
         groups=inputs.world.numbered(inputs.groups[:, None]),
         turn_mask=turn_mask,
         rewards=rewards,
+        process_rewards=process,
         token_rewards=token_rewards,
         turn_of=turn_of,
         starts=starts,

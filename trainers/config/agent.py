@@ -27,6 +27,8 @@ from trainers.config.presets import ALGORITHMS, CISPO_CLIP, Preset, find_preset
 _TRL_DEFAULTS = MappingProxyType(
     {"epsilon": 0.2, "epsilon_high": None, "importance_sampling_level": "token", "mask_truncated_completions": False}
 )
+_OWN_DEFAULTS = MappingProxyType({"refill_groups": 0, "lam": 1.0, "step_weight": 1.0})
+"""Of preset fields that TRL lacks, where the preset says nothing."""
 _REPLACED = MappingProxyType(
     {"reward_weights": None, "multi_objective_aggregation": "sum_then_normalize", "max_tool_calling_iterations": None}
 )
@@ -135,7 +137,7 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
 ):
     """Arguments of `AgentTrainer`: all of `trl.GRPOConfig`'s, and those of `trainers.config.options`.
 
-    A preset field left at None takes the value that `ALGORITHMS[algorithm]` names, or TRL's default.
+    A preset field left at None takes the value that `ALGORITHMS[algorithm]` names, or the default.
 
     Raises:
         ConfigurationError: an unknown name, a value out of range, or a TRL option that has no effect here.
@@ -228,7 +230,7 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
 
     def _defaults(self) -> dict[str, Any]:
         """Returns what each preset field stands for where it is left at None."""
-        settings = {**_TRL_DEFAULTS, "refill_groups": 0, **self.preset.settings, "advantage_mask": self.loss_mask}
+        settings = {**_TRL_DEFAULTS, **_OWN_DEFAULTS, **self.preset.settings, "advantage_mask": self.loss_mask}
         own = settings["loss_type"]
         loss = self.loss_type or own
         if "cispo" in (loss, own) and loss != own:  # its clip range fits no other loss, nor theirs it

@@ -156,12 +156,12 @@ class AlgorithmOptions:
         "`register_algorithm` gave it one (trainers.algorithms.advantages).",
     )
     gamma: float = _help(1.0, "Discount from one turn to the next, 0 to 1.")
-    lam: float = _help(1.0, "Lambda of generalised advantage estimation (ppo), 0 to 1.")
+    lam: float = _help(None, "Lambda of generalised advantage estimation (ppo, gagpo), 0 to 1. Preset.")
     gae_level: str = _help("token", "Unit of time of GAE (ppo): token or turn.")
     turn_returns: bool = _help(
         False, "Credit each turn with what came from it on; not with the whole return (grpo, reinforce++-baseline)."
     )
-    step_weight: float = _help(1.0, "Weight of the step advantages beside the episode's (gigpo).")
+    step_weight: float = _help(None, "Weight of the step advantages beside the episode's (gigpo, mt_grpo). Preset.")
     normalise_process_rewards: bool = _help(
         False, "Divide process rewards by the batch's largest absolute reverse cumulative sum; as in the paper."
     )

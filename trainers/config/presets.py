@@ -21,7 +21,7 @@ CISPO_CLIP = 5.0
 PRESET_FIELDS = (
     *PAPER,
     *("scale_rewards", "epsilon", "epsilon_high", "importance_sampling_level", "mask_truncated_completions"),
-    "refill_groups",
+    *("refill_groups", "lam", "step_weight"),
 )
 """Options that a preset may set; where the user leaves them at None it does."""
 
@@ -77,9 +77,11 @@ _ALGORITHMS = {
     "cispo": make_preset("grpo", loss_type="cispo", epsilon_high=CISPO_CLIP, beta=0.0),
     "turn_group": make_preset("turn_group"),
     "gigpo": make_preset("gigpo", needs=["state_ids"]),
+    "gagpo": make_preset("gagpo", needs=["state_ids"], lam=0.95),
+    "mt_grpo": make_preset("mt_grpo", step_weight=0.5),
 }
 ALGORITHMS: Mapping[str, Preset] = MappingProxyType(_ALGORITHMS)
-"""Presets by name: the paper's five, TRL's loss variants (each with its own paper's clip range), turn-level groups, and
+"""Presets by name: the paper's five, TRL's loss variants (each with its own paper's clip range), credit by turn, and
 those of users (`registry.register_algorithm`)."""
 
 

@@ -14,7 +14,7 @@ from trainers.algorithms.credit import CreditInputs, CreditOptions
 
 DEFAULT = CreditOptions()
 UNSCALED = CreditOptions(scale="none")
-GROUP_RELATIVE = ("grpo", "rloo", "turn_group", "gigpo")
+GROUP_RELATIVE = ("grpo", "rloo", "turn_group", "gigpo", "gagpo", "mt_grpo")
 
 
 def advantages(name, inputs, options=DEFAULT):
@@ -164,7 +164,10 @@ class TestIdentities:
         assert close(by_token.advantages, by_turn.advantages) and close(by_token.returns, by_turn.returns)
 
 
-@pytest.mark.parametrize(("name", "field"), [("gigpo", "state_ids"), ("ppo", "values")])
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [("gigpo", "state_ids"), ("gagpo", "state_ids"), ("mt_grpo", "outcome_rewards"), ("ppo", "values")],
+)
 def test_missing_fields_are_refused(name, field):
     with pytest.raises(ConfigurationError, match=f"{name} needs `{field}`"):
         advantages(name, batch(("0", [1.0])))
@@ -208,6 +211,10 @@ VARIANTS = [
     ("rloo", CreditOptions(normalise_process=True)),
     ("turn_group", CreditOptions(gamma=0.5, scale="group")),
     ("gigpo", CreditOptions(gamma=0.5, scale="none", step_weight=2.0)),
+    ("gagpo", CreditOptions(gamma=0.9, lam=0.8, scale="batch")),
+    ("gagpo", CreditOptions(lam=0.5, scale="none")),
+    ("mt_grpo", CreditOptions(gamma=0.5, scale="none", step_weight=0.5)),
+    ("mt_grpo", CreditOptions(normalise_process=True, scale="batch")),
     ("reinforce++", CreditOptions(gamma=0.5)),
     ("reinforce++-baseline", CreditOptions(turn_returns=True)),
     ("ppo", CreditOptions(gamma=0.9, lam=0.8)),
@@ -305,8 +312,9 @@ class TestGroups:
     @pytest.mark.parametrize("name", GROUP_RELATIVE)
     def test_equal_rewards_and_a_group_of_one_give_zero(self, name):
         inputs = batch(
-            ("0.", [0.1]), ("0", [0.1]), ("0", [0.1]), ("00", [5.0]), groups=[0, 0, 0, 1], state_ids=[[1]] * 4
-        )
+            ("0.", [0.1]), ("0", [0.1]), ("0", [0.1]), ("00", [5.0]),
+            groups=[0, 0, 0, 1], state_ids=[[1]] * 4, outcomes=[1.0, 1.0, 1.0, 3.0],
+        )  # fmt: skip
         assert close(sampled(name, inputs), [0.0] * 5)
 
     @pytest.mark.parametrize("scale", ["group", "batch", "none"])

@@ -26,6 +26,7 @@ from tests.trainers.engines.test_collect import CHAT, EchoEnv, played
 from trainers.algorithms.batch import tokens_of
 from trainers.algorithms.contexts import context_numbers
 from trainers.algorithms.numbers import describe
+from trainers.config import ALGORITHMS
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector
 from trainers.engines.sampling import SamplingOptions
@@ -250,7 +251,7 @@ class TestTrainer:
 
     @pytest.mark.parametrize(
         "algorithm",
-        ["grpo", "rloo", "reinforce++", "reinforce++-baseline", "ppo", "turn_group", "gigpo", "gspo", "cispo", "dapo"],
+        ALGORITHMS,
     )
     def test_every_algorithm_takes_rows(self, tmp_path: Path, algorithm: str) -> None:
         trainer, output = run(tmp_path, batch(), algorithm=algorithm)

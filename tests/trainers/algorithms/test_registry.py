@@ -104,7 +104,7 @@ def test_a_critic_and_states_come_where_they_are_needed(tmp_path: Path) -> None:
 
 def test_an_option_that_it_does_not_use_is_refused(tmp_path: Path) -> None:
     make_trainer(tmp_path, play, algorithm="their_algorithms:median", step_weight=0.5)
-    with pytest.raises(ConfigurationError, match=r"lam=0\.5 has no effect on median, only on ppo"):
+    with pytest.raises(ConfigurationError, match=r"lam=0\.5 has no effect on median, only on gagpo, ppo"):
         make_trainer(tmp_path, play, algorithm="their_algorithms:median", lam=0.5)
 
 
