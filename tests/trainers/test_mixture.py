@@ -116,7 +116,8 @@ def test_statistics_of_the_batch_are_those_of_one_environment() -> None:
 def test_an_estimator_sees_each_environment_alone(name: str) -> None:
     lines = [("000", [float(number)]) for number in (3, 1, 4, 1, 5, 9)]
     values = torch.rand(6, 3, generator=torch.Generator().manual_seed(0)).tolist()
-    inputs = batch(*lines, groups=[0, 0, 1, 1, 2, 2], values=values, state_ids=[[0], [0], [1], [2], [3], [3]])
+    more = {"values": values, "state_ids": [[0], [0], [1], [2], [3], [3]], "outcomes": [2, 7, 1, 8, 2, 8]}
+    inputs = batch(*lines, groups=[0, 0, 1, 1, 2, 2], **more)
     places = torch.tensor([1, 1, 0, 0, 1, 1])
     whole = estimate(name, replace(inputs, environments=places), CreditOptions())
     for place in (0, 1):

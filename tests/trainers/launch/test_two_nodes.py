@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,9 @@ def script(folder: Path, model: Path) -> Path:
     )
     file = folder / "run.sh"
     places = ["--on", "torchrun", "--nodes", "2", "--gpus", "1", "--port", str(free_ports(1)), "--max-restarts", "0"]
-    assert run([*places, "--join-seconds", str(JOIN_SECONDS), "--output", str(file), "--", *words]) == 0
+    # The tests may run from an environment that nobody activated: the nodes' `python` is that of another one then.
+    places += ["--setup", f"export PATH={Path(sys.executable).parent}:$PATH", "--join-seconds", str(JOIN_SECONDS)]
+    assert run([*places, "--output", str(file), "--", *words]) == 0
     return file
 
 
