@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_r1_gym.datasets.base import QADataset
+from agent_r1_gym.datasets.fiction.changes import CHANGES, PASSAGE_CHANGES
 from agent_r1_gym.datasets.fiction.dataset import FICTION_STYLES, check_mix, fiction_dataset
 from agent_r1_gym.envs.multihop_qa import MultiHopQAEnv
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.retrieval.altered import SEARCH_CHANGES, altered_retriever
+from agent_r1_gym.retrieval.base import Retriever
 from agent_r1_gym.support.checks import check_choice
 
 _COMPACT: Mapping[str, Any] = {"system_prompt": "", "feedback": "short", "search_style": "plain", "top_k": 1}
@@ -55,7 +58,10 @@ class FictionQAEnv(MultiHopQAEnv):
     `world_seed=0`, `entities=600`, `questions=None` (a number that fits the world), `split="train"` ("validation" and
     "test": other entities; "ood": other entities and other question paths), `style="natural"` or "compact" (a closed
     vocabulary for tiny models; its defaults are system_prompt="", feedback="short", search_style="plain", top_k=1),
-    `mix=None` (weight by question type), `dataset=None` (a `QADataset` of your own instead of the generator's). Further
+    `mix=None` (weight by question type), `dataset=None` (a `QADataset` of your own instead of the generator's),
+    `change=None` (what is changed behind the questions, to test what answers depend on: "nothing_found",
+    "random_passages", "counterfactual", "another_world", "larger_world", or how they are worded: "no_question_mark",
+    "reversed_chain" in compact style, "other_words" in natural style; rewards go by the unchanged world). Further
     `setting`, `retriever`, `top_k` and those of `ToolEnv`, as in `AgentR1/HotpotQA-v0`.
 
     ## References
@@ -78,18 +84,49 @@ class FictionQAEnv(MultiHopQAEnv):
         split: str = "train",
         style: str = "natural",
         mix: Mapping[str, float] | None = None,
+        change: str | None = None,
         **options: Any,
     ) -> None:
+        if change is not None:
+            check_choice("change", change, [*SEARCH_CHANGES, *CHANGES])
         if dataset is None:
             weights = tuple(check_mix(mix).items()) if mix is not None else None
-            dataset = _shared_world(world_seed, entities, questions, split, style, weights)
-        elif (world_seed, entities, questions, split, mix) != (0, 600, None, "train", None):
+            of_world = None if change in SEARCH_CHANGES else change
+            dataset = _shared_world(world_seed, entities, questions, split, style, weights, of_world)
+        elif (world_seed, entities, questions, split, mix, change) != (0, 600, None, "train", None, None):
             raise ConfigurationError(
                 "FictionQA takes either dataset= or the generator's options (world_seed, entities, questions, split, "
-                "mix), got both; drop one."
+                "mix, change), got both; drop one."
             )
         check_choice("style", style, tuple(FICTION_STYLES))
+        self.change = change
         super().__init__(dataset=dataset, **{**(_COMPACT if style == "compact" else {}), **options})
+
+    def _open_retriever(self, retriever: str | Retriever | None) -> Retriever:
+        if self.change is None:
+            return super()._open_retriever(retriever)
+        if self.setting != "open":
+            raise ConfigurationError(f"change={self.change!r} is of a world that is searched whole: setting='open'.")
+        if self.change in SEARCH_CHANGES:
+            return _shared_search(self.change, self.dataset)
+        if self.change in PASSAGE_CHANGES and _has_passages(retriever):
+            raise ConfigurationError(
+                f"retriever={retriever!r} brings passages of its own, which change={self.change!r} does not reach; "
+                "expected one over the passages of the world: bm25, lucene or dense:ENCODER."
+            )
+        return super()._open_retriever(retriever)
+
+
+def _has_passages(retriever: str | Retriever | None) -> bool:
+    """Returns whether a retriever searches something else than the passages of the data set."""
+    if not isinstance(retriever, str):
+        return retriever is not None
+    return any(word in retriever for word in ("lucene:", "http:", "https:"))
+
+
+@functools.lru_cache(maxsize=8)
+def _shared_search(change: str, dataset: QADataset) -> Retriever:
+    return altered_retriever(change, lambda: tuple(dataset.passages()))
 
 
 @functools.lru_cache(maxsize=8)
@@ -100,7 +137,10 @@ def _shared_world(
     split: str,
     style: str,
     mix: tuple[tuple[str, float], ...] | None,
+    change: str | None,
 ) -> QADataset:
     """Returns the generated data set; environments with equal settings share one object and so one index."""
     weights = dict(mix) if mix is not None else None
-    return fiction_dataset(seed=seed, entities=entities, questions=questions, split=split, style=style, mix=weights)
+    return fiction_dataset(
+        seed=seed, entities=entities, questions=questions, split=split, style=style, mix=weights, change=change
+    )

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from typing import SupportsIndex
 
 from agent_r1_gym.datasets.base import QADataset
+from agent_r1_gym.datasets.fiction.changes import Changed, change_world
 from agent_r1_gym.datasets.fiction.compact import COMPACT, compact_vocabulary
 from agent_r1_gym.datasets.fiction.natural import NATURAL
 from agent_r1_gym.datasets.fiction.pools import QUESTION_TYPES
@@ -44,6 +45,7 @@ def fiction_dataset(
     style: str = "natural",
     mix: Mapping[str, float] | None = None,
     distractors: int = 8,
+    change: str | None = None,
 ) -> QADataset:
     """Returns a data set of questions about a fictional world, all made on demand.
 
@@ -72,6 +74,7 @@ def fiction_dataset(
         style: "natural" or "compact".
         mix: question type to weight, in any unit, exact to 0.001 of their sum; None: `DEFAULT_MIX`.
         distractors: passages in each context beside the gold ones, at most half of `entities`.
+        change: one of `changes.CHANGES`, of the passages (not of the contexts) or of the wording; None: none.
 
     Raises:
         ConfigurationError: an argument is out of its range, or the world has fewer questions than asked for.
@@ -86,14 +89,16 @@ def fiction_dataset(
     world = World(FICTION_STYLES[style], seed=seed, entities=entities, split=split)
     corpus = FictionCorpus(world)
     question_list = FictionQuestions(corpus, weights, distractors=distractors, length=length)
+    served = Changed(question_list, corpus, world.key) if change is None else change_world(change, question_list)
+    changed = "" if change is None else f", change={change!r}"
     return QADataset(
-        question_list,
+        served.questions,
         name="fiction",
         split=split,
         source=f"fiction_dataset(seed={seed}, entities={entities}, questions={len(question_list)}, split={split!r}, "
-        f"style={style!r}, mix={weights}, distractors={distractors})",
-        fingerprint=blake2b(world.key.encode(), digest_size=8).hexdigest(),
-        corpus=corpus,
+        f"style={style!r}, mix={weights}, distractors={distractors}{changed})",
+        fingerprint=blake2b(served.key.encode(), digest_size=8).hexdigest(),
+        corpus=served.passages,
     )
 
 

@@ -219,7 +219,7 @@ class World:
         self.noise = lru_cache(1 << 12)(self._noise)
 
     def __reduce__(self) -> tuple[Callable[..., World], tuple[Style]]:
-        return partial(World, seed=self.seed, entities=self.entities, split=self.split), (self.style,)
+        return partial(type(self), seed=self.seed, entities=self.entities, split=self.split), (self.style,)
 
     def entity(self, number: int) -> Entity:
         """Returns the entity with `number` in `range(entities)`, all kinds counted through."""
