@@ -60,6 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_run_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """Adds the options that `eval` and `rollout` share: environment, model, and how the run is played."""
     add_env_arguments(parser, several=several)
+    add_play_arguments(parser)
+
+
+def add_play_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say how a run is played, and those of models."""
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling and of the environments (default: 0)")
     parser.add_argument("--out", type=Path, help="folder of the run; an unfinished one is resumed (default: runs/...)")
     parser.add_argument(

@@ -23,6 +23,7 @@ _COMMANDS = {
     "rollout": "`eval` to look at: the first 100 questions, mean scores without intervals, and a page of their traces",
     "report": "show evaluation and training runs on one HTML page: tables, plots, traces",
     "compare": "show where evaluation runs differ, question by question",
+    "probe": "test whether an agent reads what its tools return, or knows its answers by heart; on FictionQA",
     "rescore": "score the episodes of a run with another reward, without playing them again",
     "sft": "teach a model to act by demonstrations: the oracle's, a stronger model's, or its own successes",
     "train": "train an agent by reinforcement learning; takes the options of `python -m trainers.train`",
@@ -87,7 +88,10 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
+    """Runs the command line and returns its exit status.
+
+    0 done, 1 failed, 2 wrong input, 3 an agent that was probed does not read, 130 interrupted.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = argparse.Namespace()
     try:

@@ -59,7 +59,7 @@ def agent_of(options: argparse.Namespace, *, in_flight: int) -> AgentSpec:
         raise ConfigurationError(f"--policy {options.policy}: this method lets the model speak once; drop it.")
     if options.reward:
         raise ConfigurationError("--reward has no effect on a conversation, which nobody scores; drop it.")
-    known = _member_of(card, options.env)
+    known = member_of(card, options.env)
     name = known.env_id if known else options.env
     if not name:
         raise ConfigurationError(
@@ -77,7 +77,7 @@ def agent_of(options: argparse.Namespace, *, in_flight: int) -> AgentSpec:
     return AgentSpec(env=full_id(name), env_options=chosen, policy=options.policy, model=model, in_flight=in_flight)
 
 
-def _member_of(card: AgentCard | None, env: str | None) -> Member | None:
+def member_of(card: AgentCard | None, env: str | None) -> Member | None:
     """Returns the environment of the card that is meant, by name or id however it is spelled; None for another."""
     if card is None:
         return None

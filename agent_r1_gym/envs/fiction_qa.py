@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_r1_gym.datasets.base import QADataset
+from agent_r1_gym.datasets.fiction.changes import CHANGES, PASSAGE_CHANGES
 from agent_r1_gym.datasets.fiction.dataset import FICTION_STYLES, check_mix, fiction_dataset
 from agent_r1_gym.envs.multihop_qa import MultiHopQAEnv
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.retrieval.altered import SEARCH_CHANGES, altered_retriever
+from agent_r1_gym.retrieval.base import Retriever
 from agent_r1_gym.support.checks import check_choice
 
 _COMPACT: Mapping[str, Any] = {"system_prompt": "", "feedback": "short", "search_style": "plain", "top_k": 1}
@@ -57,8 +60,10 @@ class FictionQAEnv(MultiHopQAEnv):
     vocabulary for tiny models; its defaults are system_prompt="", feedback="short", search_style="plain", top_k=1),
     `mix=None` (weight by question type), `aliases=0.0` (share of entities that other passages state by another name,
     so that a search for what was read is no key: see `fiction_dataset`), `dataset=None` (a `QADataset` of your own
-    instead of the generator's). Further `setting`, `retriever`, `top_k`, `miss_rate` and those of `ToolEnv`, as in
-    `AgentR1/HotpotQA-v0`.
+    instead of the generator's), `change=None` (what is changed behind the questions, to test what answers depend on:
+    "nothing_found", "random_passages", "counterfactual", "another_world", "larger_world", or how they are worded:
+    "no_question_mark", "reversed_chain" in compact style, "other_words" in natural style; rewards go by the unchanged
+    world). Further `setting`, `retriever`, `top_k`, `miss_rate` and those of `ToolEnv`, as in `AgentR1/HotpotQA-v0`.
 
     ## References
     Agent-R1 (arXiv 2511.14460); the generator is this project's own (`datasets/fiction/`).
@@ -81,18 +86,49 @@ class FictionQAEnv(MultiHopQAEnv):
         style: str = "natural",
         mix: Mapping[str, float] | None = None,
         aliases: float = 0.0,
+        change: str | None = None,
         **options: Any,
     ) -> None:
+        if change is not None:
+            check_choice("change", change, [*SEARCH_CHANGES, *CHANGES])
         if dataset is None:
             weights = tuple(check_mix(mix).items()) if mix is not None else None
-            dataset = _shared_world(world_seed, entities, questions, split, style, weights, aliases)
-        elif (world_seed, entities, questions, split, mix, aliases) != (0, 600, None, "train", None, 0.0):
+            of_world = None if change in SEARCH_CHANGES else change
+            dataset = _shared_world(world_seed, entities, questions, split, style, weights, aliases, of_world)
+        elif (world_seed, entities, questions, split, mix, aliases, change) != (0, 600, None, "train", None, 0.0, None):
             raise ConfigurationError(
                 "FictionQA takes either dataset= or the generator's options (world_seed, entities, questions, split, "
-                "mix, aliases), got both; drop one."
+                "mix, aliases, change), got both; drop one."
             )
         check_choice("style", style, tuple(FICTION_STYLES))
+        self.change = change
         super().__init__(dataset=dataset, **{**(_COMPACT if style == "compact" else {}), **options})
+
+    def _open_retriever(self, retriever: str | Retriever | None) -> Retriever:
+        if self.change is None:
+            return super()._open_retriever(retriever)
+        if self.setting != "open":
+            raise ConfigurationError(f"change={self.change!r} is of a world that is searched whole: setting='open'.")
+        if self.change in SEARCH_CHANGES:
+            return _shared_search(self.change, self.dataset)
+        if self.change in PASSAGE_CHANGES and _has_passages(retriever):
+            raise ConfigurationError(
+                f"retriever={retriever!r} brings passages of its own, which change={self.change!r} does not reach; "
+                "expected one over the passages of the world: bm25, lucene or dense:ENCODER."
+            )
+        return super()._open_retriever(retriever)
+
+
+def _has_passages(retriever: str | Retriever | None) -> bool:
+    """Returns whether a retriever searches something else than the passages of the data set."""
+    if not isinstance(retriever, str):
+        return retriever is not None
+    return any(word in retriever for word in ("lucene:", "http:", "https:"))
+
+
+@functools.lru_cache(maxsize=8)
+def _shared_search(change: str, dataset: QADataset) -> Retriever:
+    return altered_retriever(change, lambda: tuple(dataset.passages()))
 
 
 @functools.lru_cache(maxsize=8)
@@ -104,8 +140,9 @@ def _shared_world(
     style: str,
     mix: tuple[tuple[str, float], ...] | None,
     aliases: float,
+    change: str | None,
 ) -> QADataset:
     """Returns the generated data set; environments with equal settings share one object and so one index."""
     weights = dict(mix) if mix is not None else None
-    chosen: dict[str, Any] = {"split": split, "style": style, "mix": weights, "aliases": aliases}
+    chosen: dict[str, Any] = {"split": split, "style": style, "mix": weights, "aliases": aliases, "change": change}
     return fiction_dataset(seed=seed, entities=entities, questions=questions, **chosen)

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from typing import SupportsIndex
 
 from agent_r1_gym.datasets.base import QADataset
+from agent_r1_gym.datasets.fiction.changes import Changed, change_world
 from agent_r1_gym.datasets.fiction.compact import COMPACT, compact_vocabulary
 from agent_r1_gym.datasets.fiction.natural import NATURAL
 from agent_r1_gym.datasets.fiction.pools import QUESTION_TYPES
@@ -45,6 +46,7 @@ def fiction_dataset(
     mix: Mapping[str, float] | None = None,
     distractors: int = 8,
     aliases: float = 0.0,
+    change: str | None = None,
 ) -> QADataset:
     """Returns a data set of questions about a fictional world, all made on demand.
 
@@ -78,6 +80,7 @@ def fiction_dataset(
         mix: question type to weight, in any unit, exact to 0.001 of their sum; None: `DEFAULT_MIX`.
         distractors: passages in each context beside the gold ones, at most half of `entities`.
         aliases: share of entities that have one, 0 to 1; worlds are at most half as large then.
+        change: one of `changes.CHANGES`, of the passages (not of the contexts) or of the wording; None: none.
 
     Raises:
         ConfigurationError: an argument is out of its range, or the world has fewer questions than asked for.
@@ -94,14 +97,16 @@ def fiction_dataset(
     corpus = FictionCorpus(world)
     named = f", aliases={aliases:g}" if aliases else ""
     question_list = FictionQuestions(corpus, weights, distractors=distractors, length=length)
+    served = Changed(question_list, corpus, world.key) if change is None else change_world(change, question_list)
+    changed = "" if change is None else f", change={change!r}"
     return QADataset(
-        question_list,
+        served.questions,
         name="fiction",
         split=split,
         source=f"fiction_dataset(seed={seed}, entities={entities}, questions={len(question_list)}, split={split!r}, "
-        f"style={style!r}, mix={weights}, distractors={distractors}{named})",
-        fingerprint=blake2b(f"{world.key}{named}".encode(), digest_size=8).hexdigest(),
-        corpus=corpus,
+        f"style={style!r}, mix={weights}, distractors={distractors}{named}{changed})",
+        fingerprint=blake2b(f"{served.key}{named}".encode(), digest_size=8).hexdigest(),
+        corpus=served.passages,
     )
 
 

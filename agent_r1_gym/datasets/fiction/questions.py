@@ -96,7 +96,7 @@ class FictionQuestions(LazySequence[Question]):
         self, corpus: FictionCorpus, mix: Mapping[str, float], *, distractors: int, length: int | None = None
     ) -> None:
         world = corpus.world
-        self._corpus, self._distractors = corpus, distractors
+        self.corpus, self._mix, self._distractors = corpus, mix, distractors
         self._timetable = Timetable.of(mix)
         self._chains = {kind: chain_pool(world, hops) for kind, hops in CHAIN_HOPS.items() if mix.get(kind, 0) > 0}
         self._comparisons = comparison_pools(world) if mix.get("comparison", 0) > 0 else {}
@@ -115,12 +115,17 @@ class FictionQuestions(LazySequence[Question]):
             available["comparison"] = len(MODES) * min(len(pools["order"]) // 2, len(pools["yes"]), len(pools["no"]))
         return available
 
-    def make(self, number: int) -> Question:
-        """Returns question `number`."""
+    def about(self, corpus: FictionCorpus) -> FictionQuestions:
+        """Returns the questions with the same numbers about another world."""
+        return FictionQuestions(corpus, self._mix, distractors=self._distractors, length=len(self))
+
+    def make(self, number: int, wording: int = 0) -> Question:
+        """Returns question `number`; other numbers of the `wording` say a chain of relations otherwise."""
         kind, rank = self._timetable.at(number)
-        world = self._corpus.world
+        world = self.corpus.world
         name = f"fiction-{world.seed}-{world.split}-{kind}-{number}"
-        rng = random.Random(f"{name}/{world.style.name}/{world.entities}")
+        said = f"/{wording}" if wording else ""
+        rng = random.Random(f"{name}/{world.style.name}/{world.entities}{said}")
         draft = self._compare(rank, rng) if kind == "comparison" else _chain(world, *self._chains[kind].draw(rank), rng)
         context = [fact.entity for fact in draft.facts]
         context += _distract(world, draft.facts, self._distractors, rng)
@@ -136,16 +141,16 @@ class FictionQuestions(LazySequence[Question]):
             supporting_facts=tuple(
                 SupportingFact(world.title(fact.entity), world.style.sentence_of(world, *fact)) for fact in draft.facts
             ),
-            context=tuple(self._corpus[world.number(entity)] for entity in context),
+            context=tuple(self.corpus[world.number(entity)] for entity in context),
             decomposition=draft.hops,
         )
 
     def _compare(self, rank: int, rng: random.Random) -> _Draft:
         turn, mode = rank // len(MODES), MODES[rank % len(MODES)]
         if mode in ("yes", "no"):
-            return _compare_same(self._corpus.world, *self._comparisons[mode].draw(turn), mode, rng)
+            return _compare_same(self.corpus.world, *self._comparisons[mode].draw(turn), mode, rng)
         swapped = mode == "second"
-        return _compare_order(self._corpus.world, *self._comparisons["order"].draw(2 * turn + swapped), swapped, rng)
+        return _compare_order(self.corpus.world, *self._comparisons["order"].draw(2 * turn + swapped), swapped, rng)
 
 
 class _Fact(NamedTuple):

@@ -226,7 +226,7 @@ class World:
 
     def __reduce__(self) -> tuple[Callable[..., World], tuple[Style]]:
         rest: dict[str, Any] = {"split": self.split, "aliases": self.aliases}
-        return partial(World, seed=self.seed, entities=self.entities, **rest), (self.style,)
+        return partial(type(self), seed=self.seed, entities=self.entities, **rest), (self.style,)
 
     def entity(self, number: int) -> Entity:
         """Returns the entity with `number` in `range(entities)`, all kinds counted through."""

@@ -1,0 +1,188 @@
+"""`agent-r1 probe RUN_OR_MODEL`: the same questions with one thing changed at a time; does the agent read?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent_r1_gym.cli.agents import POLICY_HELP
+from agent_r1_gym.cli.env_options import ENV_HELP, add_env_options, env_options
+from agent_r1_gym.cli.eval import Game, add_play_arguments, play, prepare, report_excluded
+from agent_r1_gym.cli.talking import check_model_folder, member_of
+from agent_r1_gym.datasets.fiction.pools import CHAIN_HOPS
+from agent_r1_gym.envs.fiction_qa import FictionQAEnv
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.evaluation.agent_card import FILE as CARD
+from agent_r1_gym.evaluation.agent_card import MODEL_FILES, AgentCard
+from agent_r1_gym.evaluation.probe import COUNTERFACTUAL, FILE, FORMAT, NORMAL, Condition, Probed, conditions, probed
+from agent_r1_gym.play.mixture import Member
+from agent_r1_gym.registry import make_text_env
+from agent_r1_gym.report.page import number
+from agent_r1_gym.report.probe import row_name, write_probe
+from agent_r1_gym.support.files import atomic_file
+from agent_r1_gym.support.terminal import note, say, table
+
+FAILED = 3
+"""Exit status where the agent does not read."""
+_ENV = "AgentR1/FictionQA-v0"
+_TYPES = {hops: name for name, hops in CHAIN_HOPS.items()}
+_OWN = ("dataset", "setting", "questions", "mix", "change")
+"""Options of the environment that the probe sets itself, or cannot change the world of."""
+_OF_TRAINING = ("questions", "mix", "split")
+"""Options of the training of a model that are not taken over."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of this subcommand."""
+    parser.epilog = f"Exit status: 0 it reads, {FAILED} it does not, 1 episodes lost their backend (no verdict)."
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="RUN_OR_MODEL",
+        help="folder of `train`, `sft` or `quickstart`, or a model's folder or hub id; environment and options: those "
+        f"of its {CARD}",
+    )
+    parser.add_argument("--policy", help=f"instead of RUN_OR_MODEL: {POLICY_HELP}")
+    parser.add_argument("--env", metavar="ENV", help=f"{ENV_HELP}; FictionQA, or one made of it (default: FictionQA)")
+    parser.add_argument(
+        "--hops", type=int, nargs="+", choices=list(_TYPES), default=[1, 2, 3], help="numbers of hops (default: 1 2 3)"
+    )
+    parser.add_argument("-n", "--questions", type=int, default=100, help="questions per number of hops (default: 100)")
+    add_env_options(parser)
+    add_play_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plays every condition, prints table and verdict, writes `probe.json` and the page."""
+    games = _games(options, _agent(options))
+    out: Path = options.out or Path("runs") / f"probe-{time.strftime('%Y%m%d-%H%M%S')}"
+    runs = {
+        condition.name: play(options, game, out / condition.name, name=f"probe {condition.name}")
+        for condition, game in games
+    }
+    records = {name: folder.episodes() for name, (folder, _) in runs.items()}
+    lost = sum(metrics["excluded"]["episodes"] for _, metrics in runs.values())
+    of_name: dict[str, Any] = {condition.name: game.env.unwrapped for condition, game in games}
+    result = probed(records, of_name[COUNTERFACTUAL].tasks, lost=lost)
+    settings = _settings(options, games[0][1])
+    with atomic_file(out / FILE) as temporary:
+        told = json.dumps({"format": FORMAT, **settings, **result.to_dict()}, indent=2, default=str)
+        temporary.write_text(told + "\n", encoding="utf-8")
+    asked = of_name[NORMAL].describe_dataset()
+    facts = [f"{settings['policy']}, {settings['questions']} questions per number of hops, of {asked}."]
+    page = out / "report.html"
+    size = write_probe(page, result, [condition for condition, _ in games], records, facts=facts)
+    say(_told(result))
+    say(f"{out / FILE}; {page}: {size / 1e6:.1f} MB; each condition is a run of `agent-r1 eval`")
+    if lost:
+        return max(report_excluded(metrics, folder) for folder, metrics in runs.values())
+    return 0 if result.verdict.reads else FAILED
+
+
+def _settings(options: argparse.Namespace, game: Game) -> dict[str, Any]:
+    """Returns who was asked what, as `probe.json` has it."""
+    hops = sorted(set(options.hops))
+    return {
+        "policy": game.spec.policy,
+        "env_id": game.spec.env,
+        "env_options": dict(game.spec.env_options),
+        "hops": hops,
+        "questions": len(game.indices) // len(hops),
+        "seed": options.seed,
+    }
+
+
+def _agent(options: argparse.Namespace) -> Member:
+    """Returns the environment to probe in, and fills in `options.policy` and `options.max_turn_tokens`.
+
+    Raises:
+        ConfigurationError: nobody or two agents are named, or a folder without a model.
+    """
+    if (options.model is None) == (options.policy is None):
+        raise ConfigurationError("Name who is probed: RUN_OR_MODEL, or --policy; one of the two.")
+    card = None
+    if options.model is not None:
+        folder = _model_in(Path(options.model))
+        options.policy, card = f"local:{folder}", AgentCard.load(folder)
+    known = member_of(card, options.env)
+    if card is not None and options.max_turn_tokens is None:
+        options.max_turn_tokens = card.budgets.get("max_turn_tokens")
+    trained = {name: value for name, value in (known.options if known else {}).items() if name not in _OF_TRAINING}
+    asked = env_options(options)
+    refused = next((name for name in _OWN if name in asked), None)
+    if refused is not None:
+        raise ConfigurationError(
+            f"{refused}={asked[refused]!r}: the probe asks chains of --hops relations, -n of each, in generated worlds "
+            "that are searched whole; drop it."
+        )
+    return Member(env_id=options.env or (known.env_id if known else _ENV), options={**trained, **asked})
+
+
+def _model_in(folder: Path) -> Path:
+    """Returns where the model of a run lies: in its folder, in that of a quickstart's model, in its last checkpoint.
+
+    Raises:
+        ConfigurationError: the folder is there, and no model in it.
+    """
+    if not folder.is_dir():
+        return folder  # a hub id, or an error of whoever loads it
+    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
+    places = [folder, folder / "model", *reversed(checkpoints)]
+    found = next((place for place in places if any((place / name).is_file() for name in MODEL_FILES)), None)
+    if found is None:
+        check_model_folder(folder)
+    if found in checkpoints:
+        note(f"{folder} is of a run that has not finished; probing {found}.")
+    return found or folder
+
+
+def _games(options: argparse.Namespace, member: Member) -> list[tuple[Condition, Game]]:
+    """Returns what is played in each condition; all are checked before one is."""
+    env = make_text_env(member.env_id, member.options).unwrapped
+    if not isinstance(env, FictionQAEnv):
+        raise ConfigurationError(
+            f"{member.env_id} is a {type(env).__name__}: the probe changes the generated worlds of FictionQA, and no "
+            "other environment's. Drop --env, or name one that is made of FictionQA."
+        )
+    mix = {_TYPES[hops]: 1.0 for hops in sorted(set(options.hops))}
+    options.samples, options.part, per_hop = 1, None, options.questions
+    options.questions = per_hop * len(mix)
+    asked = replace(member, options={**member.options, "mix": mix, "questions": options.questions})
+    try:
+        game = prepare(options, asked)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"-n {per_hop} questions of each of {', '.join(mix)}: {error}") from error
+    search: Any = env.tools[0]
+    return [
+        (condition, _changed(game, condition))
+        for condition in conditions(str(env.tasks[0].metadata["style"]), search.top_k)
+    ]
+
+
+def _changed(game: Game, condition: Condition) -> Game:
+    """Returns the same game under a condition."""
+    chosen = {**game.spec.env_options, **condition.options}
+    return Game(replace(game.spec, env_options=chosen), make_text_env(game.spec.env, chosen), game.indices)
+
+
+def _told(result: Probed) -> str:
+    """Returns table, verdict and rules as text."""
+    groups = list(result.rows[0].em)
+    columns = [name if name == "all" else f"{name}-hop" for name in groups]
+    header = ("condition", *columns, "minus normal", "p-value", "calls")
+    rows = []
+    for row in result.rows:
+        em = [_shown(*row.em[name]) if name in row.em else "-" for name in groups]
+        against = _shown(*row.difference[:3]) if row.difference else "-"
+        p = "-" if row.p_value is None else f"{row.p_value:.2g}"
+        rows.append((row_name(row), *em, against, p, number(row.calls)))
+    rules = [f"  {rule.told}" for rule in result.verdict.rules]
+    return "\n".join([table(header, rows), "", result.verdict.told, "Rules (all must hold):", *rules])
+
+
+def _shown(mean: float, low: float, high: float) -> str:
+    return f"{mean:.2f} [{low:.2f}, {high:.2f}]"

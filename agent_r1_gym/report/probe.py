@@ -1,0 +1,93 @@
+"""`agent-r1 probe` on a page: the verdict with its rules, the scores by condition, a chart, and episodes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agent_r1_gym.evaluation.probe import Condition, Probed, Row
+from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.report.episodes import episode_item
+from agent_r1_gym.report.page import Cell, Html, Section, interval, number, paragraph, sections, table, write_page
+from agent_r1_gym.report.plots import bars, grid, legend
+from agent_r1_gym.report.viewer import viewer
+
+_TRACES = 30
+"""Episodes per condition that the page shows; the folder has all."""
+_RULES = ("rule", "measured", "", "limit", "")
+
+
+def write_probe(
+    out: Path,
+    result: Probed,
+    conditions: Sequence[Condition],
+    records: Mapping[str, Sequence[Trajectory]],
+    *,
+    facts: Sequence[str],
+) -> int:
+    """Writes the page, and returns its size in bytes.
+
+    Args:
+        out: HTML file to write.
+        result: what was found out.
+        conditions: what was changed in each.
+        records: by condition, its episodes.
+        facts: paragraphs on what was probed.
+    """
+    groups = list(result.rows[0].em)
+    chart = bars(
+        "exact match by condition",
+        [row_name(row) for row in result.rows],
+        {_group(hops): [row.em.get(hops) for row in result.rows] for hops in groups},
+        note="whiskers: 95 % intervals over questions",
+    )
+    rules: list[list[Cell]] = [
+        [rule.about, number(rule.value), rule.relation, number(rule.limit), "holds" if rule.holds else "FAILS"]
+        for rule in result.verdict.rules
+    ]
+    about = [f"{condition.name.replace('_', ' ')}: {condition.about}." for condition in conditions]
+    items = [
+        episode_item(record, labels=("hops",), condition=name)
+        for name, episodes in records.items()
+        for record in episodes[:_TRACES]
+    ]
+    parts = sections(
+        Section(
+            "Verdict",
+            [
+                paragraph(result.verdict.told, "verdict"),
+                *map(paragraph, facts),
+                table("Rules: all must hold", _RULES, rules),
+            ],
+        ),
+        Section("Conditions", [_table(result.rows, groups), *map(paragraph, about)]),
+        Section("Chart", [legend([_group(hops) for hops in groups]), grid([chart])]),
+        Section("Traces", viewer(items)),
+    )
+    return write_page(out, "Does the agent read?", parts)
+
+
+def row_name(row: Row) -> str:
+    """Returns how tables call a row: the condition, and by what it was scored where it is not the world itself."""
+    name = row.condition.replace("_", " ")
+    return name if row.truth == "world" else f"{name}: {row.truth}"
+
+
+def _table(rows: Sequence[Row], groups: Sequence[str]) -> Html:
+    header = ("", *(_group(hops) for hops in groups), "minus normal", "p-value", "calls", "by chance")
+    lines: list[list[Cell]] = [
+        [
+            row_name(row),
+            *(interval(*row.em[hops]) if hops in row.em else None for hops in groups),
+            interval(*row.difference[:3]) if row.difference else None,
+            None if row.p_value is None else f"{row.p_value:.2g}",
+            number(row.calls),
+            number(row.chance),
+        ]
+        for row in rows
+    ]
+    return table("Exact match: mean [95 % interval]; differences question by question", header, lines)
+
+
+def _group(hops: str) -> str:
+    return hops if hops == "all" else f"{hops} hop{'s' * (hops != '1')}"

@@ -1,0 +1,120 @@
+"""Agents for compact FictionQA as a stranger would write them: ones that read, and ones that only seem to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
+from agent_r1_gym.play.policies import Policy, PolicyInput
+from agent_r1_gym.types import ToolCall
+
+UNKNOWN = "unknown"
+
+
+class Stranger(Policy):
+    """Takes one turn after the other; what it searches for, or answers, is a subclass's."""
+
+    def act(self, inputs: Sequence[PolicyInput]) -> list[str]:
+        return [self.turn(state) for state in inputs]
+
+    def turn(self, state: PolicyInput) -> str:
+        raise NotImplementedError
+
+    @staticmethod
+    def question(state: PolicyInput) -> str:
+        return next(message.content for message in state.messages if message.role == "user")
+
+    @staticmethod
+    def search(state: PolicyInput, query: str) -> str:
+        return state.format.format_call(ToolCall("search", {"query": query}))
+
+
+def read(page: str, name: str, relation: str) -> str | None:
+    """What `ana kovic : ana kovic spouse eno bensen , teacher ... .` says, None where it is about another."""
+    for line in page.splitlines():
+        title, _, text = line.partition(" : ")
+        words = text.replace(",", ".").split()
+        if title == name and relation in words:
+            start = words.index(relation) + 1
+            return " ".join(words[start : words.index(".", start)])
+    return None
+
+
+class Reads(Stranger):
+    """Follows the chain, from page to page."""
+
+    name = "reads"
+
+    def turn(self, state: PolicyInput) -> str:
+        *relations, name = self.question(state).removesuffix(" ?").split(" of ")
+        for page in (message.content for message in state.messages if message.role == "tool"):
+            name = read(page, name, relations.pop()) or UNKNOWN
+            if name == UNKNOWN or not relations:
+                return state.format.format_answer(self.last_word(state, name))
+        return self.search(state, name)
+
+    def last_word(self, state: PolicyInput, answer: str) -> str:
+        return answer
+
+
+class ReadsAndRemembers(Reads):
+    """Reads, but where it finds nothing it knows the answers of the world that it was trained in."""
+
+    name = "reads and remembers"
+
+    def __init__(self) -> None:
+        self.memory = memory()
+
+    def last_word(self, state: PolicyInput, answer: str) -> str:
+        return self.memory.get(self.question(state), UNKNOWN) if answer == UNKNOWN else answer
+
+
+class ByHeart(Stranger):
+    """Searches once, for show, and says what it was trained to say."""
+
+    name = "by heart"
+
+    def __init__(self) -> None:
+        self.memory = memory()
+
+    def turn(self, state: PolicyInput) -> str:
+        question = self.question(state)
+        if state.turn == 0:
+            return self.search(state, question)
+        return state.format.format_answer(self.memory.get(question, UNKNOWN))
+
+
+class NeverSearches(Stranger):
+    """Says the same at once, whatever the question."""
+
+    name = "never searches"
+
+    def turn(self, state: PolicyInput) -> str:
+        return state.format.format_answer("1812")
+
+
+class Guesses(Stranger):
+    """Knows which values a relation can have, and takes one by the length of the question."""
+
+    name = "guesses"
+
+    def __init__(self) -> None:
+        self.memory = memory()
+
+    def turn(self, state: PolicyInput) -> str:
+        question = self.question(state)
+        relation = question.split()[0]
+        values = sorted({answer for asked, answer in self.memory.items() if asked.split()[0] == relation} or {UNKNOWN})
+        return state.format.format_answer(values[sum(map(ord, question)) % len(values)])
+
+
+WORLD: dict[str, Any] = {"style": "compact", "entities": 120, "mix": {"1hop": 1.0, "bridge": 1.0, "3hop": 1.0}}
+TRAINED = 90
+"""Questions of the training world that are known by heart."""
+
+
+def memory() -> dict[str, str]:
+    """Answers by question of the training world."""
+    data = fiction_dataset(questions=TRAINED, **WORLD)
+    return {question.prompt: question.answers[0] for question in data}
