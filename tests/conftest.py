@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,10 @@ hypothesis.settings.load_profile("suite")
 # Here and not in a fixture: the libraries read these once, when the first test module imports them.
 os.environ.update({"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"})
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny, and the workers share the cores
+
+# A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _TRAIN = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 _MISSING = [name for name in _TRAIN if not importlib.util.find_spec(name)]

@@ -29,7 +29,6 @@ def test_ctrl_c_keeps_the_finished_episodes(run_folder: Path) -> None:
         cwd=run_folder,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore Ctrl-C
     )
     trace = run_folder / "run/episodes.jsonl"
     deadline = time.monotonic() + 30
