@@ -20,7 +20,8 @@ comma := ,
 # A comma in a file name would part the prerequisites of make's functions: extras are joined by "-" there.
 STAMP = $(VENV)/.installed-$(subst $(comma),-,$(1))
 INSTALL = $(VENV)/bin/python -m pip install --quiet -c constraints.txt
-PYTEST = $(VENV)/bin/python -m pytest -n 2 --dist worksteal
+# Three for two cores: many tests wait for processes of their own.
+PYTEST = $(VENV)/bin/python -m pytest -n 3 --dist worksteal
 
 .PHONY: quickstart test test-fast test-adapters test-vllm coverage lint format type docs clean
 
