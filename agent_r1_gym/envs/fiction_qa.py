@@ -59,7 +59,8 @@ class FictionQAEnv(MultiHopQAEnv):
     "test": other entities; "ood": other entities and other question paths), `style="natural"` or "compact" (a closed
     vocabulary for tiny models; its defaults are system_prompt="", feedback="short", search_style="plain", top_k=1),
     `mix=None` (weight by question type), `aliases=0.0` (share of entities that other passages state by another name,
-    so that a search for what was read is no key: see `fiction_dataset`), `dataset=None` (a `QADataset` of your own
+    so that a search for what was read is no key: see `fiction_dataset`), `fold=None` (0, 1 or 2: another third of the
+    pairs of relations is what only "ood" asks for), `dataset=None` (a `QADataset` of your own
     instead of the generator's), `change=None` (what is changed behind the questions, to test what answers depend on:
     "nothing_found", "random_passages", "counterfactual", "another_world", "larger_world", or how they are worded:
     "no_question_mark", "reversed_chain" in compact style, "other_words" in natural style; rewards go by the unchanged
@@ -86,6 +87,7 @@ class FictionQAEnv(MultiHopQAEnv):
         style: str = "natural",
         mix: Mapping[str, float] | None = None,
         aliases: float = 0.0,
+        fold: int | None = None,
         change: str | None = None,
         **options: Any,
     ) -> None:
@@ -94,11 +96,13 @@ class FictionQAEnv(MultiHopQAEnv):
         if dataset is None:
             weights = tuple(check_mix(mix).items()) if mix is not None else None
             of_world = None if change in SEARCH_CHANGES else change
-            dataset = _shared_world(world_seed, entities, questions, split, style, weights, aliases, of_world)
-        elif (world_seed, entities, questions, split, mix, aliases, change) != (0, 600, None, "train", None, 0.0, None):
+            dataset = _shared_world(world_seed, entities, questions, split, style, weights, aliases, fold, of_world)
+        elif (world_seed, entities, questions, split) != (0, 600, None, "train") or (
+            (mix, aliases, fold, change) != (None, 0.0, None, None)
+        ):
             raise ConfigurationError(
                 "FictionQA takes either dataset= or the generator's options (world_seed, entities, questions, split, "
-                "mix, aliases, change), got both; drop one."
+                "mix, aliases, fold, change), got both; drop one."
             )
         check_choice("style", style, tuple(FICTION_STYLES))
         self.change = change
@@ -140,9 +144,10 @@ def _shared_world(
     style: str,
     mix: tuple[tuple[str, float], ...] | None,
     aliases: float,
+    fold: int | None,
     change: str | None,
 ) -> QADataset:
     """Returns the generated data set; environments with equal settings share one object and so one index."""
     weights = dict(mix) if mix is not None else None
-    chosen: dict[str, Any] = {"split": split, "style": style, "mix": weights, "aliases": aliases, "change": change}
-    return fiction_dataset(seed=seed, entities=entities, questions=questions, **chosen)
+    chosen: dict[str, Any] = {"split": split, "style": style, "mix": weights, "aliases": aliases, "fold": fold}
+    return fiction_dataset(seed=seed, entities=entities, questions=questions, change=change, **chosen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -26,14 +26,16 @@ HELD_OUT = frozenset(
     """)
 )
 """What only split "ood" asks for: single relations (1hop, comparison), and pairs of relations, anywhere in a path."""
+FOLDS = 3
+"""In how many parts all pairs of relations can be dealt out, for `fold`: each part is held out once."""
 
 _SPAN = 8  # an entity is compared with this many neighbours at most, in the order of `World.position`
 _PERIOD = 1000
 
 
-def is_held_out(path: Sequence[str]) -> bool:
-    """Returns whether only split "ood" asks along `path`."""
-    return any(pair in HELD_OUT for pair in pairwise(path)) if len(path) > 1 else tuple(path) in HELD_OUT
+def is_held_out(path: Sequence[str], held_out: Collection[tuple[str, ...]] = HELD_OUT) -> bool:
+    """Returns whether only split "ood" asks along `path`, if that split alone has these relations and pairs."""
+    return any(pair in held_out for pair in pairwise(path)) if len(path) > 1 else tuple(path) in held_out
 
 
 class Segment(NamedTuple):
@@ -83,14 +85,23 @@ def question_paths(style: Style, hops: int) -> tuple[tuple[str, tuple[str, ...]]
     return tuple((kind, path) for kind in style.kinds for path in extend(kind, hops))
 
 
-def _split_paths(world: World, hops: int) -> list[tuple[str, tuple[str, ...]]]:
-    held_out = world.split == "ood"
-    return [(kind, path) for kind, path in question_paths(world.style, hops) if is_held_out(path) == held_out]
+@lru_cache(16)
+def held_out_by(style: Style, fold: int | None) -> frozenset[tuple[str, ...]]:
+    """Returns what only split "ood" asks for: `HELD_OUT`, or of the pairs, in alphabetical order, every third one."""
+    if fold is None:
+        return HELD_OUT
+    pairs = sorted({path for _, path in question_paths(style, 2)})
+    return frozenset(path for path in HELD_OUT if len(path) == 1).union(pairs[fold::FOLDS])
 
 
-def chain_pool(world: World, hops: int) -> Pool:
-    """Returns every question that follows `hops` relations."""
-    segments = [Segment(kind, path, world.counts[kind]) for kind, path in _split_paths(world, hops)]
+def _split_paths(world: World, hops: int, fold: int | None = None) -> list[tuple[str, tuple[str, ...]]]:
+    wanted, held_out = world.split == "ood", held_out_by(world.style, fold)
+    return [(kind, path) for kind, path in question_paths(world.style, hops) if is_held_out(path, held_out) == wanted]
+
+
+def chain_pool(world: World, hops: int, fold: int | None = None) -> Pool:
+    """Returns every question that follows `hops` relations; `fold`: see `held_out_by`."""
+    segments = [Segment(kind, path, world.counts[kind]) for kind, path in _split_paths(world, hops, fold)]
     return Pool(segments, f"{world.key}/{hops} hops")
 
 

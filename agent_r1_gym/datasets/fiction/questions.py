@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from operator import index as to_index
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from agent_r1_gym.datasets.base import Hop, Question, SupportingFact
 from agent_r1_gym.datasets.fiction.pools import CHAIN_HOPS, Segment, Timetable, chain_pool, comparison_pools
@@ -87,18 +87,25 @@ class FictionQuestions(LazySequence[Question]):
         mix: question type to weight.
         distractors: passages in each context that are not needed.
         length: number of questions; None: a third of the entities, or as many as there are.
+        fold: see `pools.held_out_by`.
 
     Raises:
         ConfigurationError: there are fewer than `length` different questions.
     """
 
     def __init__(
-        self, corpus: FictionCorpus, mix: Mapping[str, float], *, distractors: int, length: int | None = None
+        self,
+        corpus: FictionCorpus,
+        mix: Mapping[str, float],
+        *,
+        distractors: int,
+        length: int | None = None,
+        fold: int | None = None,
     ) -> None:
         world = corpus.world
-        self.corpus, self._mix, self._distractors = corpus, mix, distractors
+        self.corpus, self._mix, self._distractors, self._fold = corpus, mix, distractors, fold
         self._timetable = Timetable.of(mix)
-        self._chains = {kind: chain_pool(world, hops) for kind, hops in CHAIN_HOPS.items() if mix.get(kind, 0) > 0}
+        self._chains = {kind: chain_pool(world, CHAIN_HOPS[kind], fold) for kind in CHAIN_HOPS if mix.get(kind, 0) > 0}
         self._comparisons = comparison_pools(world) if mix.get("comparison", 0) > 0 else {}
         most = min(self._timetable.first_beyond(kind, count) for kind, count in self._available().items())
         size = min(world.entities // _ENTITIES_PER_QUESTION, most) if length is None else length
@@ -117,7 +124,8 @@ class FictionQuestions(LazySequence[Question]):
 
     def about(self, corpus: FictionCorpus) -> FictionQuestions:
         """Returns the questions with the same numbers about another world."""
-        return FictionQuestions(corpus, self._mix, distractors=self._distractors, length=len(self))
+        shape: dict[str, Any] = {"distractors": self._distractors, "length": len(self), "fold": self._fold}
+        return FictionQuestions(corpus, self._mix, **shape)
 
     def make(self, number: int, wording: int = 0) -> Question:
         """Returns question `number`; other numbers of the `wording` say a chain of relations otherwise."""

@@ -230,6 +230,28 @@ def test_ood_asks_only_along_paths_that_the_other_splits_never_ask(style: str) -
     assert {relation for path in new for relation in path} <= {relation for path in seen for relation in path}
 
 
+@pytest.mark.parametrize("style", STYLES)
+def test_over_three_folds_each_pair_of_relations_is_new_once(style: str) -> None:
+    new: Counter[tuple[str, ...]] = Counter()
+    chains = {"style": style, "entities": 900, "mix": {"bridge": 1}, "questions": 800}
+    for fold in range(3):
+        seen = {question.metadata["path"] for question in fiction_dataset(split="train", fold=fold, **chains)}
+        ood = {question.metadata["path"] for question in fiction_dataset(split="ood", fold=fold, **chains)}
+        assert not seen & ood
+        new.update(ood)
+    assert set(new.values()) == {1}
+    assert new.keys() == {path for _, path in question_paths(FICTION_STYLES[style], 2)}
+
+
+def test_folds_are_told_apart_and_checked() -> None:
+    told = {fiction_dataset(fold=fold).fingerprint for fold in (None, 0, 1, 2)}
+    assert len(told) == 4
+    assert "fold=1" in fiction_dataset(fold=1).source
+    for wrong in (3, -1, True, "1"):
+        with pytest.raises(ConfigurationError, match="fold must be an integer, from 0 to 2"):
+            fiction_dataset(fold=wrong)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("style", "least"), [("natural", (58, 112, 165)), ("compact", (32, 50, 58))])
 def test_there_are_many_paths_in_and_out_of_domain(style: str, least: tuple[int, ...]) -> None:
     for hops, number in zip((2, 3, 4), least, strict=True):
