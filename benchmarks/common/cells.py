@@ -1,11 +1,12 @@
 """Cells of an experiment: one method and one seed, in a file of its own, so that a stopped run goes on.
 
-All cells start from one model. Demonstrations teach it once, and it is kept beside the cells.
+All cells of a folder start from one model. Demonstrations teach it once, and it is kept beside the cells.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import tempfile
@@ -18,14 +19,18 @@ from typing import Any
 
 import torch
 
+from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.files import atomic_directory, atomic_file, locked
 from agent_r1_gym.support.terminal import say
-from benchmarks.common.measure import provenance
+from benchmarks.common.measure import CHANGES, commit, provenance
 from trainers.toy.model import build_model, build_tokenizer
 from trainers.toy.quickstart import SHIPPED, load
 from trainers.toy.warm_start import warm_start
 
 Cell = dict[str, Any]
+EPISODES = "episodes"
+"""Key of a cell's episodes, rows of data; they are kept in a file of their own beside the cell."""
+_BENCHMARKS = Path(__file__).parents[1]
 _LONGEST = 6 * 3600.0
 
 
@@ -70,7 +75,15 @@ def run_cells(
 
     Returns:
         the exit status, 0.
+
+    Raises:
+        ConfigurationError: `folder` is one of those whose cells are committed, and files differ from the last commit.
     """
+    if folder.resolve().is_relative_to(_BENCHMARKS) and commit().endswith(CHANGES):
+        raise ConfigurationError(
+            f"Cells in {folder} are kept with the commit that made them, and files here differ from the last one. "
+            "Commit first, or write elsewhere with --output."
+        )
     warnings.filterwarnings("ignore", category=FutureWarning)
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     todo = list(cells)
@@ -87,15 +100,20 @@ def run_cells(
 
 
 def write_cell(path: Path, cell: Cell) -> None:
-    """Writes a finished cell, whole or not at all."""
+    """Writes a finished cell, whole or not at all; its `EPISODES` before it, as `NAME.jsonl.gz`."""
+    cell = dict(cell)
+    if rows := cell.pop(EPISODES, None):
+        text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+        with atomic_file(path.with_suffix(".jsonl.gz")) as temporary:
+            temporary.write_bytes(gzip.compress(text.encode(), mtime=0))
     with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(cell) + "\n", encoding="utf-8")
 
 
 def read_cells(folder: Path, name: str) -> list[Cell]:
-    """Returns the finished cells of a method, by seed."""
-    cells = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob(f"{name}-[0-9]*.json")]
-    return sorted(cells, key=lambda cell: int(cell["seed"]))
+    """Returns the finished cells of a method in `folder` and the folders in it, by warm start and seed."""
+    cells = [json.loads(path.read_text(encoding="utf-8")) for path in folder.rglob(f"{name}-[0-9]*.json")]
+    return sorted(cells, key=lambda cell: (int(cell.get("start", 0)), int(cell["seed"])))
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -131,7 +149,7 @@ def _start_folder(start: WarmStart | None, folder: Path, command: Sequence[str])
             log = warm_start(model, tokenizer, **start.options)
             facts = {"start": repr(start), "log": log} | provenance(command)
             with atomic_directory(path) as temporary:
-                model.save_pretrained(temporary)
+                model.to(torch.float16).save_pretrained(temporary)
                 tokenizer.save_pretrained(temporary)
                 (temporary / "start.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
     return path

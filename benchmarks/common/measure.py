@@ -20,6 +20,8 @@ from agent_r1_gym.support.json_lines import JsonLinesWriter
 from agent_r1_gym.support.versions import installed_version
 
 T = TypeVar("T")
+CHANGES = "+changes"
+"""Stands behind a commit if files differ from it."""
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = (
     *("agent-r1-gym", "gymnasium", "numpy", "bm25s", "fastapi", "uvicorn", "gem-llm", "datasets", "skyrl-gym"),
@@ -147,7 +149,7 @@ def provenance(command: Sequence[str]) -> dict[str, Any]:
     versions = {package: installed_version(package) for package in _PACKAGES}
     return {
         "command": " ".join(command),
-        "commit": _commit(),
+        "commit": commit(),
         "versions": {"python": platform.python_version()} | {name: found for name, found in versions.items() if found},
         "machine": _machine(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -220,14 +222,14 @@ def _round(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _commit() -> str:
-    """Returns the commit of the working tree, with "+changes" if files differ from it."""
+def commit() -> str:
+    """Returns the commit of the working tree, with `CHANGES` if files other than results differ from it."""
     try:
-        commit = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":!benchmarks/results")
+        head = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":!benchmarks/*/results")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return f"{commit}+changes" if changed else commit
+    return f"{head}{CHANGES}" if changed else head
 
 
 def _git(*arguments: str) -> str:

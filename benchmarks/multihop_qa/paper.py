@@ -129,7 +129,7 @@ def _training(name: str, method: Method, seed: int) -> Command:
         "model_name_or_path": MODEL,
         "dtype": "float32",
         "env": "AgentR1/MixedQA-v0",
-        "env_kwargs": json.dumps(TRAINING),
+        "env_kwargs": json.dumps({**TRAINING, **({} if method.reward == "em" else {"reward": method.reward})}),
         **method.options,
         "learning_rate": LEARNING_RATE,
         "lr_scheduler_type": "constant",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import inspect
 import json
 import shlex
@@ -13,9 +14,11 @@ import pytest
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from benchmarks.multihop_qa import paper
 from benchmarks.multihop_qa import run as multihop_qa
+from benchmarks.multihop_qa.cell import LOGGED, run_cell
 from benchmarks.multihop_qa.dry_run import SUBSTITUTIONS, Command, check_words, dry_run, report, stand_in
-from benchmarks.multihop_qa.settings import METHODS, PAPER, PROFILES, WarmStart
+from benchmarks.multihop_qa.settings import CONTRASTS, METHODS, PAPER, PROFILES, Start, WarmStart
 from trainers.running.command_line import read_options
+from trainers.toy.quickstart import SHIPPED
 from trainers.toy.warm_start import warm_start
 
 EVERY = paper.commands(list(METHODS), [0, 1])
@@ -25,29 +28,48 @@ EVERY = paper.commands(list(METHODS), [0, 1])
 def test_cells_of_every_kind_run_once_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["naive-rag", "base", "grpo", "ppo-no-masks", "rejection", "demonstrations"]
     words = ["--profile", "smoke", "--output", str(tmp_path)]
-    run = ["run", *words, *(word for name in names for word in ("--method", name))]
+    run = ["run", *words, "--start", "0", *(word for name in names for word in ("--method", name))]
     assert multihop_qa.main(run) == 0
-    files = sorted(path.name for path in (tmp_path / "smoke").iterdir())
-    assert files == sorted(f"{name}-0.json" for name in names)
-    cell = json.loads((tmp_path / "smoke/grpo-0.json").read_text())
-    assert set(cell["exact"]["one hop"]) <= set("01")
-    assert len(cell["exact"]["one hop"]) == 4
-    assert len(cell["curve"]) == 1
+    assert multihop_qa.main(["run", *words, "--start", "1", "--method", "grpo", "--method", "ppo-no-masks"]) == 0
+    files = sorted(path.name for path in (tmp_path / "smoke/start-0").iterdir())
+    assert files == sorted(f"{name}-0.{end}" for name in names for end in ("json", "jsonl.gz"))
+    cell = json.loads((tmp_path / "smoke/start-1/grpo-0.json").read_text())
+    assert (cell["start"], cell["seed"]) == (1, 0)
+    assert set(cell["exact"]["1 hop"]) <= set("01")
+    assert [len(marks) for marks in cell["exact"].values()] == [4, 4]
+    assert [(point["step"], len(point["1 hop"])) for point in cell["curve"]] == [(1, 4)]
+    assert {name: len(values) for name, values in cell["log"].items()} == dict.fromkeys(LOGGED, 1)
     assert cell["commit"]
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke").iterdir()}
+    rows = gzip.decompress((tmp_path / "smoke/start-1/grpo-0.jsonl.gz").read_bytes()).decode().splitlines()
+    solved = [(row["set"], row["task"], int(row["solved"])) for row in map(json.loads, rows)]
+    assert solved == [(title, at, int(mark)) for title, marks in cell["exact"].items() for at, mark in enumerate(marks)]
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke").rglob("*")}
     assert multihop_qa.main(run) == 0
-    assert kept == {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke").iterdir()}
+    assert kept == {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke").rglob("*")}
     capsys.readouterr()
     assert multihop_qa.main(["table", *words]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 + len(names)
-    assert "0.4405" in next(line for line in lines if line.startswith("| GRPO |"))
+    shown = capsys.readouterr().out
+    methods, contrasts = (shown.split(f"## {title}")[1].split("##")[0] for title in ("Methods", "Contrasts"))
+    assert methods.count("\n| ") == 2 + len(names)
+    assert "0.4405" in next(line for line in methods.splitlines() if line.startswith("| GRPO |"))
+    assert "GRPO - rejection sampling | end | 1 |" in contrasts
+
+
+def test_a_cell_is_made_again_bit_for_bit(tmp_path: Path) -> None:
+    made = []
+    for again in ("once", "twice"):
+        cell = run_cell(PROFILES["smoke"], 0, "grpo", 3, SHIPPED, tmp_path / again)
+        made.append({key: value for key, value in cell.items() if "seconds" not in key})
+    assert made[0] == made[1]
+    other = run_cell(PROFILES["smoke"], 0, "grpo", 4, SHIPPED, tmp_path / "other")
+    assert other["weights"] != made[0]["weights"]
 
 
 def test_every_row_of_the_paper_has_a_method() -> None:
     assert {method.paper for method in METHODS.values()} - {None} == set(PAPER)
     assert len(PROFILES["cpu"].seeds) >= 5
-    assert len(PROFILES["cpu"].test_sets) == 4
+    assert len(PROFILES["cpu"].starts) >= 3
+    assert all(METHODS.keys() >= {contrast.ours, contrast.theirs} for contrast in CONTRASTS)
 
 
 def test_every_command_of_every_method_parses_as_written() -> None:
@@ -151,8 +173,10 @@ def test_what_is_no_finished_evaluation_is_left_out(tmp_path: Path, capsys: pyte
         *(
             (f"{action} {choice}", "takes all cells")
             for action in ("table", "collect --profile paper")
-            for choice in ("--method grpo", "--seed 0")
+            for choice in ("--method grpo", "--seed 0", "--start 0")
         ),
+        ("run --start 3", "no such warm start"),
+        ("run --start -1", "no such warm start"),
         *((words, "does not go with") for words in ("run --profile paper", "commands --profile cpu", "dry-run")),
     ],
 )
@@ -173,25 +197,26 @@ def test_a_small_copy_of_the_gpu_profile_runs_and_its_start_is_made_once(
         test_sets={title: {**options, **world} for title, options in PROFILES["gpu"].test_sets.items()},
         questions=4,
         steps=1,
-        start=WarmStart("0.4M", {"steps": 2, "batch_size": 4, "drill_steps": 1, "entities": 200}),
+        starts=(Start(WarmStart("0.4M", {"steps": 2, "batch_size": 4, "drill_steps": 1, "entities": 200})),),
         trainer={**PROFILES["gpu"].trainer, "per_device_train_batch_size": 8, "max_completion_length": 64},
     )
     monkeypatch.setitem(PROFILES, "gpu", small)
     run = ["run", "--profile", "gpu", "--seed", "0", "--output", str(tmp_path)]
     assert multihop_qa.main([*run, "--method", "grpo"]) == 0
-    [start] = (tmp_path / "gpu").glob("start-????????")
+    [start] = (tmp_path / "gpu/start-0").glob("start-????????")
     taught = (start / "model.safetensors").stat().st_mtime_ns
     assert multihop_qa.main([*run, "--method", "base"]) == 0
     assert (start / "model.safetensors").stat().st_mtime_ns == taught
-    cells = {name: json.loads((tmp_path / f"gpu/{name}-0.json").read_text()) for name in ("grpo", "base")}
+    cells = {name: json.loads((tmp_path / f"gpu/start-0/{name}-0.json").read_text()) for name in ("grpo", "base")}
     assert all(len(marks) == 4 for cell in cells.values() for marks in cell["exact"].values())
     assert json.loads((start / "start.json").read_text())["log"]
 
 
 def test_the_gpu_profile_is_the_cpu_profile_enlarged() -> None:
     gpu = PROFILES["gpu"]
-    assert gpu.start is not None
-    assert gpu.start.size == "92M"
-    assert gpu.start.options.keys() <= inspect.signature(warm_start).parameters.keys()
+    [(taught, _)] = gpu.starts
+    assert taught is not None
+    assert taught.size == "92M"
+    assert taught.options.keys() <= inspect.signature(warm_start).parameters.keys()
     assert gpu.training["entities"] == 3 * PROFILES["cpu"].training["entities"]
     assert list(gpu.test_sets) == list(PROFILES["cpu"].test_sets)

@@ -1,0 +1,204 @@
+"""One cell: a policy comes to be by one method, from one warm start and one seed, and is measured."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoTokenizer, TrainerCallback, TrainerControl, TrainerState
+
+from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.registry import make_tool_env
+from agent_r1_gym.tools.search import NOTHING_FOUND
+from benchmarks.common.cells import EPISODES, Cell, load_start
+from benchmarks.multihop_qa.settings import METHODS, Method, Profile
+from trainers.config import AgentConfig
+from trainers.engines.chat_format import ChatFormat
+from trainers.sft.rows import training_row
+from trainers.toy.demonstrations import demonstrate
+from trainers.toy.held_out import ENV, play
+from trainers.toy.model import CALL_CLOSE, CALL_OPEN
+from trainers.toy.quickstart import configuration
+from trainers.toy.rejection import rejection_sampling
+from trainers.toy.supervised import fit, in_epochs
+from trainers.train import build_trainer
+
+_EPOCHS, _BATCH = 3, 16
+"""Passes over the demonstrations and batch size of supervised learning on them."""
+_QUERY = re.compile(re.escape(CALL_OPEN) + "(.*?)" + re.escape(CALL_CLOSE))
+LOGGED: Mapping[str, str] = {
+    "em": "rollout/reward/em",
+    "return": "reward",
+    "without_signal": "group/without_signal",
+    "entropy": "entropy",
+    "turns": "rollout/turns",
+    "calls": "rollout/calls",
+    "malformed_turns": "rollout/malformed_turns",
+    "truncated": "rollout/truncated",
+}
+"""What a cell keeps of each training step, and its name in the trainer's log."""
+
+
+class Policy(NamedTuple):
+    """A model, how it is to be played, and where its episodes are drawn from."""
+
+    model: Any
+    tokenizer: Any
+    seed: int
+    rag: bool = False
+
+    def play(self, options: Mapping[str, Any], questions: int) -> list[Trajectory]:
+        """Returns the episodes, sampled at temperature 1, in the order of the questions."""
+        episodes = play(self.model, self.tokenizer, options, questions=questions, rag=self.rag, seed=self.seed)
+        return sorted(episodes, key=lambda episode: episode.task_index)
+
+
+def run_cell(profile: Profile, start: int, name: str, seed: int, warm: Path, scratch: Path) -> Cell:
+    """Makes the model of one cell and returns its exact matches, a string of 0 and 1 for each test set.
+
+    Args:
+        profile: scale of the experiment.
+        start: number of the warm start, in `profile.starts`.
+        name: key of `METHODS`.
+        seed: of the method and of the samples that are drawn in tests.
+        warm: folder of the model to start from.
+        scratch: a folder for what need not stay.
+    """
+    method, world = METHODS[name], dict(profile.starts[start].world)
+    sets = {title: {**options, **world} for title, options in profile.test_sets.items()}
+    torch.manual_seed(seed)
+    before = Policy(load_start(warm), AutoTokenizer.from_pretrained(warm), seed, rag=method.kind == "naive-rag")
+    wall, cpu = time.perf_counter(), time.process_time()
+    policy, learnt = _learn(method, before, profile, world, scratch)
+    taken = {"training_seconds": time.perf_counter() - wall, "training_cpu_seconds": time.process_time() - cpu}
+    episodes = {title: policy.play(options, profile.questions) for title, options in sets.items()}
+    return {
+        "method": method.title,
+        "start": start,
+        "seed": seed,
+        **taken,
+        **learnt,
+        "exact": {title: marks(played) for title, played in episodes.items()},
+        "retries": retries(episode for played in episodes.values() for episode in played),
+        "weights": digest(policy.model),
+        EPISODES: [_row(title, episode) for title, played in episodes.items() for episode in played],
+    }
+
+
+def marks(episodes: Iterable[Trajectory]) -> str:
+    """Returns a character per episode: 1 if its answer is right, else 0."""
+    return "".join(str(int(bool(episode.solved))) for episode in episodes)
+
+
+def retries(episodes: Iterable[Trajectory]) -> dict[str, int]:
+    """Returns how often a search found nothing and a turn followed, and in how many of them it searched.
+
+    That turn searches for the same again ("same_query"), or for something else ("another_query").
+    """
+    found = {"nothing_found": 0, "same_query": 0, "another_query": 0}
+    for episode in episodes:
+        for asked, reply, then in zip(episode.messages, episode.messages[1:], episode.messages[2:], strict=False):
+            if (reply.role, reply.content, then.role) == ("tool", NOTHING_FOUND, "assistant"):
+                before, after = (_QUERY.findall(message.content) for message in (asked, then))
+                found["nothing_found"] += 1
+                found["same_query"] += bool(after) and before == after
+                found["another_query"] += bool(after) and before != after
+    return found
+
+
+def digest(model: Any) -> str:
+    """Returns what tells the weights of a model apart from all others."""
+    weights = blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        weights.update(name.encode())
+        weights.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+    return weights.hexdigest()
+
+
+def _row(title: str, episode: Trajectory) -> dict[str, Any]:
+    """Returns what is kept of an episode: what was replied follows from it and the task."""
+    actions = [turn.action for turn in episode.turns]
+    return {
+        "set": title,
+        "task": episode.task_index,
+        "solved": bool(episode.solved),
+        "end": episode.end_reason,
+        "answer": episode.answer,
+        "actions": actions,
+    }
+
+
+def _learn(
+    method: Method, start: Policy, profile: Profile, world: Mapping[str, Any], scratch: Path
+) -> tuple[Policy, dict[str, Any]]:
+    """Returns the trained policy, and its curve and log if it has been trained by reinforcement."""
+    training = {**profile.training, **world, "reward": method.reward}
+    args = arguments(method, profile, training, start.seed, scratch)
+    if method.kind == "rl":
+        return _reinforce(args, start, profile, world)
+    if method.kind == "rejection":
+        rejection_sampling(start.model, start.tokenizer, args, lr=profile.supervised_learning_rate)
+    elif method.kind == "demonstrations":
+        _imitate(start.model, start.tokenizer, args, training, profile.supervised_learning_rate)
+    return start._replace(model=start.model.eval()), {}
+
+
+def arguments(method: Method, profile: Profile, training: Mapping[str, Any], seed: int, scratch: Path) -> AgentConfig:
+    """Returns the configuration of a run; the controls sample and choose their tasks by it."""
+    options = {"algorithm": "grpo", **profile.trainer, **method.options, "env_kwargs": dict(training)}
+    return configuration(scratch, steps=profile.steps, seed=seed, **options)
+
+
+def _reinforce(
+    args: AgentConfig, start: Policy, profile: Profile, world: Mapping[str, Any]
+) -> tuple[Policy, dict[str, Any]]:
+    trainer = build_trainer(args, start.model, tokenizer=start.tokenizer)
+    sets = {title: {**profile.test_sets[title], **world} for title in profile.curve_sets}
+    meter = Meter(start._replace(model=trainer.model), sets, questions=profile.curve_questions, every=profile.every)
+    trainer.add_callback(meter)
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if LOGGED["em"] in row]
+    log = {name: [round(row[key], 4) for row in rows if key in row] for name, key in LOGGED.items()}
+    return start._replace(model=trainer.model.eval()), {"curve": meter.points, "log": log}
+
+
+class Meter(TrainerCallback):
+    """Measures the policy on held-out questions while it trains.
+
+    Attributes:
+        points: rows of the step and, by test set, `marks`.
+    """
+
+    def __init__(
+        self, policy: Policy, sets: Mapping[str, Mapping[str, Any]], *, questions: int, every: int | None
+    ) -> None:
+        self.points: list[dict[str, Any]] = []
+        self._policy, self._sets, self._questions, self._every = policy, sets, questions, every
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_others: Any) -> None:
+        """Plays the questions after every so many steps."""
+        if self._every and state.global_step % self._every == 0:
+            exact = {title: marks(self._policy.play(sets, self._questions)) for title, sets in self._sets.items()}
+            self.points.append({"step": state.global_step, **exact})
+
+
+def _imitate(model: Any, tokenizer: Any, args: AgentConfig, training: Mapping[str, Any], lr: float) -> None:
+    """Trains on a full demonstration of every question that RL would see."""
+    env = make_tool_env(ENV, training)
+    number = min(args.max_steps * (args.generation_batch_size or 1) // args.num_generations, len(env.tasks))
+    rng = random.Random(args.seed)
+    chat = ChatFormat(tokenizer)
+    shown = [
+        training_row(chat, demonstrate(env, index, habit="full_chain", rng=rng))  # type: ignore[arg-type]
+        for index in rng.sample(range(len(env.tasks)), number)
+    ]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    steps = max(1, _EPOCHS * number // _BATCH)
+    rows = in_epochs(shown, rng)
+    fit(model, tokenizer, rows, optimizer=optimizer, steps=steps, batch_size=_BATCH, seed=args.seed)

@@ -1,0 +1,148 @@
+"""What is said of the cells of the paper's tables: effects, intervals, power, verdicts; against values by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1_gym.errors import ConfigurationError
+from benchmarks.common import cells
+from benchmarks.common.cells import EPISODES, read_cells, run_cells, write_cell
+from benchmarks.multihop_qa.contrasts import difference, effect, pairs_needed, power, scores, smallest_difference
+from benchmarks.multihop_qa.settings import PROFILES
+from benchmarks.multihop_qa.tables import Cells, contrasts_table, power_table, steps_to
+
+CELL = {
+    "curve": [{"step": 5, "a": "10", "b": "00"}, {"step": 10, "a": "11", "b": "01"}],
+    "exact": {"a": "01", "b": "1"},
+}
+
+
+def test_scores_are_means_over_evaluations_or_those_of_the_end() -> None:
+    assert scores(CELL, ["a", "b"], "area").tolist() == [1.0, 0.5, 0.0, 0.5]
+    assert scores(CELL, ["b", "a"], "end").tolist() == [1.0, 0.0, 1.0]
+
+
+def test_an_effect_is_the_mean_over_pairs_with_their_spread() -> None:
+    ours = {(0, 0): np.array([1.0, 0.0]), (0, 1): np.array([1.0, 1.0]), (1, 0): np.array([0.0, 0.0])}
+    theirs = {(0, 0): np.array([0.0, 0.0]), (0, 1): np.array([0.0, 0.0])}
+    pairs = difference(ours, theirs)
+    assert pairs.keys() == theirs.keys()
+    found = effect(pairs, {0: ["p", "q"]})
+    assert (found.mean, found.pairs) == (0.75, 2)
+    assert found.sd == pytest.approx(0.25 * math.sqrt(2))
+    assert found.p_value == 0.5  # two of the four sign patterns are as far from 0
+    assert found.low <= 0.75 <= found.high
+
+
+def test_questions_of_one_path_do_not_count_as_many() -> None:
+    generator = np.random.default_rng(0)
+    by_path = generator.integers(0, 2, 10).repeat(20).astype(float)  # all questions of a path are right, or all wrong
+    values = {(start, seed): by_path for start in range(3) for seed in range(5)}
+    paths, alone = np.arange(10).repeat(20).tolist(), list(range(200))
+    found = [effect(values, dict.fromkeys(range(3), clusters)) for clusters in (paths, alone)]
+    widths = [each.high - each.low for each in found]
+    assert widths[0] > 3 * widths[1]
+
+
+def test_warm_starts_that_differ_widen_the_interval() -> None:
+    alike = {(start, seed): np.full(8, 0.5) for start in range(3) for seed in range(2)}
+    apart = {(start, seed): np.full(8, 0.2 + 0.3 * start) for start in range(3) for seed in range(2)}
+    paths = {start: list(range(8)) for start in range(3)}
+    found = effect(alike, paths)
+    assert found.low == found.high == 0.5
+    found = effect(apart, paths)
+    assert (found.low, found.high) == pytest.approx((0.2, 0.8))
+
+
+def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    """Seeds and paths vary; with many warm starts the bootstrap over all three holds its level."""
+    generator, hits, trials = np.random.default_rng(1), 0, 40
+    for _ in range(trials):
+        values = {}
+        for start in range(6):
+            base = generator.normal(0, 0.05)
+            by_path = generator.normal(0, 0.1, 6).repeat(4)
+            for seed in range(4):
+                values[start, seed] = base + generator.normal(0, 0.05) + by_path + generator.normal(0, 0.2, 24)
+        found = effect(values, {start: np.arange(6).repeat(4).tolist() for start in range(6)})
+        hits += found.low <= 0 <= found.high
+    assert 0.85 * trials <= hits <= trials
+
+
+@pytest.mark.parametrize(("effect_size", "pairs"), [(0.01, 28), (0.02, 9), (0.03, 6), (0.05, 4)])
+def test_pairs_for_a_difference_are_those_of_the_noncentral_t(effect_size: float, pairs: int) -> None:
+    assert pairs_needed(effect_size, 0.018) == pairs
+
+
+def test_power_rises_from_the_level_and_gives_the_smallest_difference() -> None:
+    assert power(15, 0.0) == pytest.approx(0.05, abs=1e-4)
+    smallest = smallest_difference(15, 0.018)
+    assert power(15, smallest / 0.018) == pytest.approx(0.8, abs=1e-3)
+    assert pairs_needed(smallest, 0.018) == 15
+    assert pairs_needed(0.0001, 0.018) is None
+
+
+def test_steps_to_a_level_are_counted_by_a_running_mean() -> None:
+    assert steps_to([0, 0, 1, 1, 1, 1], 0.6) == 5
+    assert steps_to([0.4] * 9, 0.5) is None
+    assert steps_to([1.0] * 3, 0.5) is None
+
+
+def _cell(name: str, start: int, seed: int, share: float) -> dict[str, Any]:
+    profile = PROFILES["cpu"]
+    right = "".join("1" if (number * 37 + seed) % 100 < 100 * share else "0" for number in range(profile.questions))
+    point = dict.fromkeys(profile.curve_sets, right[: profile.curve_questions])
+    return {
+        "method": name,
+        "start": start,
+        "seed": seed,
+        "commit": "c0ffee",
+        "curve": [{"step": 5, **point}],
+        "exact": dict.fromkeys(profile.test_sets, right),
+    }
+
+
+def test_tables_keep_the_pilot_apart_and_give_verdicts(tmp_path: Path) -> None:
+    for start in range(3):
+        for seed in (0, 1, 2, 100, 101):
+            for name, share in (("grpo", 0.6), ("ppo", 0.6), ("grpo-no-loss-mask", 0.2)):
+                uneven = share + 0.02 * ((seed + start) % 3) * (name == "ppo")
+                write_cell(tmp_path / f"start-{start}/{name}-{seed}.json", _cell(name, start, seed, uneven))
+    profile = PROFILES["cpu"]
+    cells_found, pilot = Cells(tmp_path, profile), Cells(tmp_path, profile, pilot=True)
+    assert {len(found) for found in cells_found.by_method.values()} == {9}
+    assert {len(found) for found in pilot.by_method.values()} == {6}
+    lines = contrasts_table(cells_found).splitlines()
+    [mask] = [line for line in lines if line.startswith("| both masks, GRPO")]
+    assert "| area | 9 |" in mask
+    assert "| higher |" in mask
+    [algorithms] = [line for line in lines if line.startswith("| PPO - GRPO")]
+    assert "| undecided |" in algorithms
+    assert not any("REINFORCE++ - GRPO" in line for line in lines)
+    assert [line.split(" | ")[0] for line in power_table(pilot, profile).splitlines()[2:]] == ["| area", "| end"]
+
+
+# --- where cells are kept ----------------------------------------------------------------------------------------
+
+
+def test_cells_that_are_kept_are_refused_while_files_differ(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kept = Path(cells.__file__).parents[1] / "nowhere" / "results"
+    monkeypatch.setattr(cells, "commit", lambda: "c0ffee+changes")
+    with pytest.raises(ConfigurationError, match="Commit first, or write elsewhere"):
+        run_cells(kept, [("grpo", 0)], lambda *_: {}, start=None, command=("python",))
+    assert not kept.parent.exists()
+    assert run_cells(tmp_path, [("grpo", 0)], lambda *_: {"seed": 0}, start=None, command=("python",)) == 0
+    assert [cell["seed"] for cell in read_cells(tmp_path, "grpo")] == [0]
+
+
+def test_episodes_stand_beside_their_cell_and_equal_ones_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ("a-0", "b-0"):
+        write_cell(tmp_path / f"{name}.json", {"seed": 0, EPISODES: [{"task": 1, "actions": ["é"]}]})
+    assert (tmp_path / "a-0.jsonl.gz").read_bytes() == (tmp_path / "b-0.jsonl.gz").read_bytes()
+    assert json.loads((tmp_path / "a-0.json").read_text()) == {"seed": 0}
