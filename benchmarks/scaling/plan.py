@@ -38,6 +38,7 @@ def planned_jobs(options: argparse.Namespace) -> dict[str, Job]:
         reference=not options.no_reference,
         critic=options.critic,
         shards=1 if whole else options.gpus,
+        processes=options.gpus,
     )
     job = functools.partial(Job, QWEN25[options.model], setup, options.batch, options.rollouts, turns)
     rest = {"processes": options.gpus, "mini_batches": options.mini_batches}

@@ -201,6 +201,16 @@ def test_a_published_run_is_predicted_as_its_options_are(measured, capsys):
     assert rows_of(text)[0][-15:-12] == published.between(published.predicted(run.settings, host)).split()
 
 
+def test_the_critics_optimizer_is_divided_over_the_gpus(measured, capsys):
+    def peak(*words):
+        [text] = [line.split(" of ")[0].split()[-1] for line in predicted(measured, capsys, *words).splitlines()[2:3]]
+        return int(text)
+
+    words = ("--preset", "paper", "--rollouts", "1", "--batch", "64")
+    # 3.09e9 weights in 4 bytes, their gradients, and an eighth of two means: 2.25 x 11.5 GiB
+    assert peak(*words, "--critic") - peak(*words) == pytest.approx(26, abs=1)
+
+
 def test_options_win_over_the_preset_and_what_does_not_fit_is_said(measured, capsys):
     text = predicted(measured, capsys, "--preset", "paper", "--model", "7B", "--gpu", "l40s", "--gpus", "1")
     assert all(row[:2] == ["7B", "1"] for row in rows_of(text))
