@@ -25,6 +25,7 @@ from benchmarks.scaling.model import (
     step_work,
     update_work,
 )
+from benchmarks.scaling.published import report
 from benchmarks.trainer_speed.settings import Lengths, Settings
 from trainers.running.memory import ModelShape, Setup
 
@@ -164,7 +165,7 @@ def demonstrated_job(options: Mapping[str, Any], *, episodes: int = 128) -> Job:
 
 
 def check(cases: Sequence[dict[str, Any]], benchmarks: Path) -> str:
-    """Returns predicted and measured seconds of everything that the fit did not see, and the errors."""
+    """Returns predicted and measured seconds of everything that the fit did not see, the errors, and published runs."""
     machine = fit(observed(cases))
     sets = {
         "each case, fitted to the others (CPU time)": held_out(cases, "name"),
@@ -184,4 +185,5 @@ def check(cases: Sequence[dict[str, Any]], benchmarks: Path) -> str:
         lines.append(f"\n{title}: error median {median:.0%}, worst {worst:.0%}, {len(rows)} values")
         shown = [(name, f"{p:.2f}", f"{taken:.2f}", f"{p / taken - 1:+.0%}") for name, p, taken in rows]
         lines.append(table(("", "predicted s", "measured s", "error"), shown))
+    lines.append("\npublished runs on GPUs (other engines: vLLM or SGLang)\n" + report(machine))
     return "\n".join(lines)

@@ -2,11 +2,13 @@
 
     python -m benchmarks.scaling measure                       times steps here; appends to results/scaling.jsonl
     python -m benchmarks.scaling check                         how wrong the model is, on steps it was not fitted to
+                                                               and on runs that others published
     python -m benchmarks.scaling predict --preset paper
     python -m benchmarks.scaling predict --model 7B --gpu h200 --gpus 4 --turns 5 --context 8192 --questions 51200
     python -m benchmarks.scaling predict --gpu h100 --all      every model x GPUs x turns x context
 
-`model.py` counts the work, `settings.py` holds what is assumed, `check.py` compares with what was measured.
+`model.py` counts the work, `settings.py` holds what is assumed, `check.py` compares with what was measured,
+`published.py` with what others said of their runs.
 README.md says how far to trust it.
 """
 
@@ -22,7 +24,7 @@ import statistics
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -33,9 +35,11 @@ from agent_r1_gym.support.terminal import say, table
 from benchmarks.common import measure
 from benchmarks.scaling import settings as given
 from benchmarks.scaling.check import calibration, check, observed, scripted_job
-from benchmarks.scaling.model import Job, Machine, fit, seconds, step_work
+from benchmarks.scaling.model import Machine, fit
+from benchmarks.scaling.plan import planned_jobs, step_ends
+from benchmarks.scaling.published import Calibration, between, calibration_of
 from benchmarks.trainer_speed.settings import Lengths, Settings
-from trainers.running.memory import GIB, QWEN25, Setup, estimate
+from trainers.running.memory import GIB, QWEN25, estimate
 
 RESULTS = Path(__file__).parent / "results"
 CALIBRATION = RESULTS / "scaling.jsonl"
@@ -79,54 +83,21 @@ def measure_cases(cases: Sequence[tuple[str, Lengths, int, int]], *, rounds: int
     return [{"name": name, "size": name.split(",")[0], "job": jobs[name], **medians[name]} for name in agents]
 
 
-def planned_jobs(options: argparse.Namespace) -> dict[str, Job]:
-    """Returns the step at assumed lengths, cut to the context, and at the budgets, that is with all tokens used up.
-
-    Half of the context is the prompt's, half the completion's, as in the paper.
-    """
-    half, turns, gaps = options.context / 2, options.turns, options.turns - 1
-    if half < turns:
-        raise ConfigurationError(f"--context {options.context} leaves no token for each of {turns} turns: raise it.")
-    prompt, spoken, response = options.prompt_tokens, options.spoken_tokens, options.response_tokens
-    share = min(1.0, half / (turns * spoken + gaps * response))
-    most = min(given.TURN_BUDGET, half / turns)
-    lengths = {
-        "assumed": {"prompt": min(half, prompt), "spoken": share * spoken, "response": share * response},
-        "budget": {"prompt": half, "spoken": most, "response": (half - turns * most) / gaps if gaps else 0.0},
-    }
-    whole = options.lora_rank is not None
-    setup = Setup(
-        lora_rank=options.lora_rank,
-        weight_bytes=2 if whole else 4,
-        slots=min(given.MOST_SLOTS, math.ceil(options.batch * options.rollouts / options.gpus)),
-        length=options.context,
-        micro_batch=options.micro_batch,
-        reference=not options.no_reference,
-        critic=options.critic,
-        shards=1 if whole else options.gpus,
-    )
-    job = functools.partial(Job, QWEN25[options.model], setup, options.batch, options.rollouts, turns)
-    rest = {"processes": options.gpus, "mini_batches": options.mini_batches}
-    return {name: job(**found, **rest) for name, found in lengths.items()}
-
-
-def plan(options: argparse.Namespace, host: Machine) -> list[tuple[str, ...]]:
+def plan(options: argparse.Namespace, host: Machine, calibration: Calibration) -> list[tuple[str, ...]]:
     """Returns the rows of the table for one model, number of GPUs, turns and context: one for each kind of lengths."""
     gpu, steps, rows = given.GPUS[options.gpu], math.ceil(options.questions / options.batch), []
     episodes = steps * options.batch * options.rollouts
     for lengths, job in planned_jobs(options).items():
         peak, room = estimate(job.shape, job.setup).peak / GIB, gpu.memory * given.USABLE_MEMORY
-        ends = []
-        for end in (given.LOW, given.HIGH):
-            uneven = replace(job, spread=end.spread) if lengths == "assumed" else job
-            ends.append(seconds(step_work(uneven), end.machine(gpu, host=host)))
-        hours = [steps * second / 3600 for second in ends]
+        ends = step_ends(job, gpu, host, uneven=lengths == "assumed")
+        # Published runs say nothing of episodes that use up their budgets.
+        calibrated = _costs(calibration.between(ends), steps, options) if lengths == "assumed" else ("-", "-")
         rows.append(
             (
                 *(options.model, str(options.gpus), str(options.turns), str(options.context), lengths),
                 f"{peak:.0f} of {room:.0f}{'' if peak <= room else ': TOO MUCH'}",
                 *(f"{episodes * tokens / 1e6:,.0f}" for tokens in (job.sampled, job.prompt + job.completion)),
-                *map(_between, (ends, hours, [hour * options.gpus * _price(options) for hour in hours])),
+                *(between(ends), *_costs(ends, steps, options), *calibrated),
             )
         )
     return rows
@@ -134,23 +105,27 @@ def plan(options: argparse.Namespace, host: Machine) -> list[tuple[str, ...]]:
 
 HEADER = (
     *("model", "GPUs", "turns", "context", "lengths", "GiB per GPU", "M tokens sampled", "M tokens in all"),
-    *("s per step", "hours", "US dollars"),
+    *("s per step", "hours", "US dollars", "hours, calibrated", "US dollars, calibrated"),
 )
+
+
+def _costs(step: tuple[float, float], steps: int, options: argparse.Namespace) -> tuple[str, str]:
+    """Returns hours and dollars of so many steps."""
+    low, high = (steps * second / 3600 for second in step)
+    price = options.gpus * _price(options)
+    return between((low, high)), between((low * price, high * price))
 
 
 def _price(options: argparse.Namespace) -> float:
     return float(given.GPUS[options.gpu].price if options.price is None else options.price)
 
 
-def _between(values: Sequence[float]) -> str:
-    return " to ".join(f"{value:,.0f}" if value >= 10 else f"{value:.2g}" for value in values)
-
-
 def predict(options: argparse.Namespace, host: Machine) -> str:
     """Returns the table, and what in it is measured and what assumed."""
     grid = {"model": tuple(QWEN25), **given.GRID} if options.all else {}
     changes = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    rows = [row for change in changes for row in plan(argparse.Namespace(**vars(options) | change), host)]
+    found = calibration_of(host)
+    rows = [row for change in changes for row in plan(argparse.Namespace(**vars(options) | change), host, found)]
     low, high = given.LOW, given.HIGH
     notes = (
         "Counted: tokens, weights, optimiser, KV cache, operations. Measured on a CPU: host seconds per turn and step.",
@@ -161,6 +136,8 @@ def predict(options: argparse.Namespace, host: Machine) -> str:
         f"Lengths: 'assumed' {options.prompt_tokens} tokens of prompt, {options.spoken_tokens} sampled per turn, "
         f"{options.response_tokens} per tool response, cut to the context, the longest episode {low.spread:g} to "
         f"{high.spread:g} times the mean; 'budget': every token of the context used up.",
+        f"Calibrated: the centre of the range times {found.factor:.2f}, within a factor of {found.spread:.2f}, where "
+        "80 % of runs like those published should lie: agents that search, with vLLM or SGLang; few (see `check`).",
     )
     return table(HEADER, rows) + "\n\n" + "\n".join(notes)
 
@@ -179,12 +156,11 @@ def _parser(defaults: Mapping[str, Any] = MappingProxyType({})) -> argparse.Argu
     scale = actions.add_parser("predict")
     scale.add_argument("--preset", choices=list(given.PRESETS))
     scale.add_argument("--all", action="store_true", help="every model x GPUs x turns x context")
-    scale.add_argument("--model", choices=list(QWEN25), default="3B", help="Qwen2.5 of this size")
-    scale.add_argument("--gpu", choices=list(given.GPUS), default="h100")
-    numbers = {"gpus": 8, "turns": 5, "context": 8192, "questions": 51_200, "batch": 128, "rollouts": 5}
-    numbers |= {"micro-batch": 1, "mini-batches": 1, **{f"{name}-tokens": n for name, n in given.ASSUMED.items()}}
-    for name, default in numbers.items():
-        scale.add_argument(f"--{name}", type=_positive, default=default, help="default: %(default)s")
+    scale.add_argument("--model", choices=list(QWEN25), default=given.OPTIONS["model"], help="Qwen2.5 of this size")
+    scale.add_argument("--gpu", choices=list(given.GPUS), default=given.OPTIONS["gpu"])
+    for name, default in given.NUMBERS.items():
+        word = name.replace("_", "-")
+        scale.add_argument(f"--{word}", type=_positive, default=default, help="default: %(default)s")
     scale.add_argument(
         "--lora-rank", type=_positive, help="train an adapter of this rank, with the whole model on each GPU"
     )

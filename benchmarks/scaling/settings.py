@@ -33,12 +33,13 @@ class Gpu:
 GPUS: Mapping[str, Gpu] = MappingProxyType(
     {
         "l40s": Gpu(memory=44, flops=362e12, bandwidth=0.864e12, interconnect=32e9, price=1.0),
+        "a100-40": Gpu(memory=39, flops=312e12, bandwidth=1.555e12, interconnect=300e9, price=1.3),
         "a100": Gpu(memory=79, flops=312e12, bandwidth=2.04e12, interconnect=300e9, price=1.8),
         "h100": Gpu(memory=79, flops=989e12, bandwidth=3.35e12, interconnect=450e9, price=3.0),
         "h200": Gpu(memory=139, flops=989e12, bandwidth=4.8e12, interconnect=450e9, price=3.8),
     }
 )
-"""L40S (PCIe), A100 80 GB, H100 and H200 (SXM), from NVIDIA's data sheets."""
+"""L40S (PCIe), A100 40 GB and 80 GB, H100 and H200 (SXM), from NVIDIA's data sheets."""
 
 USABLE_MEMORY = 0.85
 """Share of a GPU's memory that may be planned for: context, buffers and fragmentation come on top."""
@@ -88,6 +89,16 @@ TURN_BUDGET = 1024
 """Maximum number of tokens of a model turn."""
 MOST_SLOTS = 128
 """Maximum number of episodes that a GPU decodes side by side: `trainers.engines.slots.MOST_SLOTS`."""
+
+NUMBERS: Mapping[str, int] = MappingProxyType(
+    {"gpus": 8, "turns": 5, "context": 8192, "questions": 51_200, "batch": 128, "rollouts": 5}
+    | {"micro_batch": 1, "mini_batches": 1, **{f"{name}_tokens": number for name, number in ASSUMED.items()}}
+)
+"""What is predicted if nothing else is said."""
+OPTIONS: Mapping[str, Any] = MappingProxyType(
+    {"model": "3B", "gpu": "h100", "lora_rank": None, "critic": False, "no_reference": False, "price": None, **NUMBERS}
+)
+"""The same with every other option."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {

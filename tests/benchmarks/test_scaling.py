@@ -9,6 +9,7 @@ import pytest
 
 from agent_r1_gym.errors import ConfigurationError
 from benchmarks.scaling import check as scaling_check
+from benchmarks.scaling import published
 from benchmarks.scaling import run as scaling
 from benchmarks.scaling.model import (
     Job,
@@ -182,6 +183,34 @@ def test_the_paper_is_predicted_between_two_ends(measured, capsys):
     assert "TOO MUCH" not in text
 
 
+def test_the_calibrated_range_lies_beside_the_predicted_one(measured, capsys):
+    text = predicted(measured, capsys, "--preset", "paper", "--price", "1")
+    usual, budget = rows_of(text)
+    hours, calibrated = ([float(usual[at]), float(usual[at + 2])] for at in (13, 19))
+    factor, spread = (float(text.split(words)[1].split()[0].rstrip(",")) for words in ("range times", "a factor of"))
+    middle = (hours[0] * hours[1]) ** 0.5 * factor
+    assert calibrated == pytest.approx([middle / spread, middle * spread], rel=0.1)  # two digits are printed
+    assert budget[-2:] == ["-", "-"]  # no published run used up its budgets
+
+
+def test_a_published_run_is_predicted_as_its_options_are(measured, capsys):
+    words = "--model 1.5B --gpu a100-40 --gpus 4 --turns 5 --context 16384 --rollouts 1 --critic --micro-batch 2"
+    text = predicted(measured, capsys, *words.split(), "--mini-batches", "2")
+    [run] = [run for run in published.PUBLISHED if run.name == "Agent-R1, PPO"]
+    host = fit(scaling_check.observed(scaling_check.calibration(measured)))
+    assert rows_of(text)[0][-15:-12] == published.between(published.predicted(run.settings, host)).split()
+
+
+def test_the_critics_optimizer_is_divided_over_the_gpus(measured, capsys):
+    def peak(*words):
+        [text] = [line.split(" of ")[0].split()[-1] for line in predicted(measured, capsys, *words).splitlines()[2:3]]
+        return int(text)
+
+    words = ("--preset", "paper", "--rollouts", "1", "--batch", "64")
+    # 3.09e9 weights in 4 bytes, their gradients, and an eighth of two means: 2.25 x 11.5 GiB
+    assert peak(*words, "--critic") - peak(*words) == pytest.approx(26, abs=1)
+
+
 def test_options_win_over_the_preset_and_what_does_not_fit_is_said(measured, capsys):
     text = predicted(measured, capsys, "--preset", "paper", "--model", "7B", "--gpu", "l40s", "--gpus", "1")
     assert all(row[:2] == ["7B", "1"] for row in rows_of(text))
@@ -252,3 +281,4 @@ def test_the_check_reads_measured_steps_and_trainings(measured, tmp_path, capsys
     assert "base-0" not in text
     assert 0 < float(grpo[2]) < float(ppo[2])  # the critic's passes come on top
     assert grpo[4] == f"{float(grpo[2]) / 100 - 1:+.0%}"
+    assert "7 runs of 5 projects calibrate" in text
