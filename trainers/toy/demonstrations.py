@@ -114,7 +114,9 @@ def demonstrate(env: FictionQAEnv, index: int, *, habit: str, rng: random.Random
         notes: whether each turn after a search begins with a thought of what was read there, such as
             `birthplace of ana kovic : eno daburg`, or `: nothing` if the passage was not there.
     """
-    env.reset(options={"task_index": index})
+    # Which searches miss is drawn by the environment; from `rng` it would change what the habits draw.
+    seed = random.Random(f"{env.dataset.fingerprint}/{index}").getrandbits(31)
+    env.reset(seed=seed, options={"task_index": index})
     question, remark = env.dataset[index], ""
     script = _SCRIPTS[habit](question, rng)
     action = next(script)

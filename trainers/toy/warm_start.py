@@ -38,6 +38,33 @@ EXERCISES: Mapping[str, Exercises] = {
 }
 """What is drilled, with labels on what is to be learned and on nothing else."""
 
+_CHAIN_HABITS = Habits(
+    full_chain=0.05,
+    stops_early=0.5,
+    malformed_call=0.12,
+    direct_answer=0.08,
+    question_as_query=0.04,
+    retrieve_once=0.21,
+)
+
+READING: Mapping[str, Any] = {
+    "steps": 1800,
+    "drill_steps": 800,
+    "lr": 0.01,
+    "mix": {"1hop": 0.2, "bridge": 0.4, "3hop": 0.25, "4hop": 0.15},
+    "habits": dict.fromkeys(("1hop", "bridge", "3hop", "4hop"), _CHAIN_HABITS),
+    "drilled": 5,
+    "exercise": "reading",
+    "notes": True,
+    "options": {"aliases": 0.5, "miss_rate": 0.15, "top_k": 2, "max_turns": 7},
+}
+"""Options for a policy of size "0.5M" that reads where a search brings two passages and is no key; it does not compare.
+
+Heads of twice the usual width matter: with those of 24 numbers, half as many values were right after as many steps.
+"""
+
+RECIPES: Mapping[str, Mapping[str, Any]] = {"comparing": MappingProxyType({}), "reading": READING}
+
 
 def warm_start(
     model: PreTrainedModel,
@@ -115,14 +142,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m trainers.toy.warm_start", description=main.__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for model and tokenizer")
     parser.add_argument("--size", choices=list(SIZES), default="0.4M", help="size of the model (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=4000, help="optimiser steps (default: %(default)s)")
+    parser.add_argument(
+        "--recipe", choices=list(RECIPES), default="comparing", help="what it shall be good at (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, help="optimiser steps (default: those of the recipe)")
     parser.add_argument("--batch-size", type=int, default=16, help="demonstrations per step (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and worlds (default: %(default)s)")
     parser.add_argument("--half", action="store_true", help="store the weights in float16")
     options = parser.parse_args(arguments)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, size=options.size, seed=options.seed)
-    log = warm_start(model, tokenizer, seed=options.seed, steps=options.steps, batch_size=options.batch_size)
+    recipe = {**RECIPES[options.recipe], **({} if options.steps is None else {"steps": options.steps})}
+    log = warm_start(model, tokenizer, seed=options.seed, batch_size=options.batch_size, **recipe)
     half: Any = model.to(torch.float16) if options.half else model  # type: ignore[arg-type]  # a decorated method
     half.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)

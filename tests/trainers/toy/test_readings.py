@@ -8,10 +8,13 @@ import re
 
 import pytest
 
+from agent_r1_gym.datasets.fiction.compact import COMPACT
+from agent_r1_gym.datasets.fiction.questions import FictionCorpus
+from agent_r1_gym.datasets.fiction.world import World
 from agent_r1_gym.envs.fiction_qa import FictionQAEnv
 from trainers.engines.chat_format import ChatFormat
 from trainers.sft.rows import NOT_TRAINED
-from trainers.toy.demonstrations import NOTHING, demonstrate
+from trainers.toy.demonstrations import NOTHING, demonstrate, demonstrations
 from trainers.toy.model import build_tokenizer
 from trainers.toy.readings import reading_row, readings
 
@@ -34,6 +37,17 @@ def named(messages, name) -> list[str]:
 
 
 class TestReadings:
+    def test_whole_passages_are_shown_as_a_search_shows_them(self):
+        shown = {
+            line
+            for messages in itertools.islice(readings(seed=5, shapes={(2, 5): 1.0}), 16)
+            for line in messages[1].content.split("\n")
+        }
+        world = World(
+            COMPACT, seed=random.Random("readings/5").getrandbits(48), entities=200, split="train", aliases=0.5
+        )
+        assert shown <= {f"{passage.title} : {passage.text}" for passage in FictionCorpus(world)}
+
     def test_every_note_says_what_the_passage_of_that_name_states(self):
         for messages in EXERCISES:
             for relation, name, value in notes_of(messages):
@@ -50,7 +64,7 @@ class TestReadings:
                 values = set(re.findall(rf" {relation} ([\w ]+?) [.,]", messages[1].content))
                 asked += value != NOTHING
                 told += value != NOTHING and values == {value}
-        assert asked > 400 and told < 0.4 * asked
+        assert asked > 300 and told < 0.4 * asked
 
     def test_names_are_titles_and_aliases_and_no_question_comes_twice(self):
         by_title = by_alias = 0
@@ -62,11 +76,12 @@ class TestReadings:
             assert messages[0].content == "{} of {} ?".format(*notes[0])
         assert by_title > by_alias > 60
 
-    def test_numbers_of_passages_are_drawn_by_weight_and_the_seed_decides(self):
+    def test_shapes_are_drawn_by_weight_and_the_seed_decides(self):
         counts = [messages[1].content.count("\n") + 1 for messages in EXERCISES]
-        assert set(counts) == {2, 3, 4}
-        pairs = itertools.islice(readings(seed=3, shown={1: 1.0}), 4)
-        assert all("\n" not in messages[1].content for messages in pairs)
+        assert set(counts) == {2, 3, 4, 6}
+        for messages in itertools.islice(readings(seed=3, shapes={(1, 2): 1.0}), 4):
+            assert "\n" not in messages[1].content
+            assert sum(value != NOTHING for *_, value in notes_of(messages)) == 2
         assert list(itertools.islice(readings(seed=3), 48)) == EXERCISES != list(itertools.islice(readings(seed=4), 48))
 
     def test_only_the_values_are_learned(self):
@@ -77,11 +92,17 @@ class TestReadings:
             assert learned == " ".join(value for *_, value in notes_of(messages))
 
 
+@pytest.fixture(scope="module")
+def env() -> FictionQAEnv:
+    options = {"aliases": 0.5, "miss_rate": 0.2, "top_k": 2, "max_turns": 12}
+    return FictionQAEnv(style="compact", entities=400, mix=dict.fromkeys(CHAINS, 1.0), **options)
+
+
 class TestNotes:
-    @pytest.fixture(scope="class")
-    def env(self):
-        options = {"aliases": 0.5, "miss_rate": 0.2, "top_k": 2, "max_turns": 12}
-        return FictionQAEnv(style="compact", entities=400, mix=dict.fromkeys(CHAINS, 1.0), **options)
+    def test_searches_that_miss_are_the_same_for_equal_seeds(self):
+        options = {"miss_rate": 0.5, "max_turns": 12}
+        first, again = (list(itertools.islice(demonstrations(seed=1, options=options), 40)) for _ in range(2))
+        assert first == again and any(message.content == "nothing found" for messages in first for message in messages)
 
     @pytest.mark.parametrize(
         "habit", ["full_chain", "stops_early", "malformed_call", "question_as_query", "retrieve_once"]
