@@ -27,6 +27,8 @@ VERDICTS = ("#1", "#2", "yes", "no")
 """Last words of a comparison: which of two values it is, or whether they are the same."""
 _EXERCISES = 8
 _UNORDERED = tuple(values for name, values in COMPACT.values.items() if name != "years")
+NOTHING = "nothing"
+"""What a note says of a name whose passage a search did not bring."""
 
 Script = Generator[str, str, None]
 """Yields the turns of a demonstrator and is sent what the environment replies to each."""
@@ -72,6 +74,7 @@ def demonstrations(
     habits: Mapping[str, Habits] = IMPERFECT_HABITS,
     entities: int = 200,
     per_world: int = 16,
+    notes: bool = False,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[list[Message]]:
     """Yields demonstrations without end, as whole histories of FictionQA in compact style.
@@ -83,6 +86,7 @@ def demonstrations(
         entities: size of each world.
         per_world: demonstrations, of a question each, before the next world; the answers in a world that stays are
             learned by heart, and then reading is not.
+        notes: see `demonstrate`.
         options: further ones of `FictionQAEnv`.
     """
     rng = random.Random(f"demonstrations/{seed}")
@@ -96,19 +100,39 @@ def demonstrations(
         env = FictionQAEnv(style="compact", **world, **options)
         for index in rng.sample(range(per_world), per_world):
             habit = habits[env.dataset[index].type].draw(rng)
-            yield demonstrate(env, index, habit=habit, rng=rng)
+            yield demonstrate(env, index, habit=habit, rng=rng, notes=notes)
 
 
-def demonstrate(env: FictionQAEnv, index: int, *, habit: str, rng: random.Random) -> list[Message]:
-    """Returns the history of one episode of `env` about question `index`, played by a habit of `Habits`."""
-    env.reset(options={"task_index": index})
-    script = _SCRIPTS[habit](env.dataset[index], rng)
+def demonstrate(env: FictionQAEnv, index: int, *, habit: str, rng: random.Random, notes: bool = False) -> list[Message]:
+    """Returns the history of one episode.
+
+    Args:
+        env: FictionQA in compact style.
+        index: number of the question.
+        habit: one of `Habits`, which plays it.
+        rng: what the habit draws from.
+        notes: whether each turn after a search begins with a thought of what was read there, such as
+            `birthplace of ana kovic : eno daburg`, or `: nothing` if the passage was not there.
+    """
+    # Which searches miss is drawn by the environment; from `rng` it would change what the habits draw.
+    seed = random.Random(f"{env.dataset.fingerprint}/{index}").getrandbits(31)
+    env.reset(seed=seed, options={"task_index": index})
+    question, remark = env.dataset[index], ""
+    script = _SCRIPTS[habit](question, rng)
     action = next(script)
     while True:
-        _, _, terminated, truncated, info = env.step(action)
+        _, _, terminated, truncated, info = env.step(_remark(remark, action))
         if terminated or truncated:
             return list(info["messages"])
-        action = script.send(info["new_messages"][-1].content)
+        reply = info["new_messages"][-1].content
+        last, action = action, script.send(reply)
+        if notes and not reply.startswith("error "):  # after an error the turn is repeated, with what was read before
+            remark = _what_was_read(question, last, reply, action)
+
+
+def note(relation: str, name: str, value: str) -> str:
+    """Returns what was looked for and what was read, `relation of name : value`."""
+    return f"{relation} of {name} : {value}"
 
 
 def drills(*, seed: int, entities: int = 200) -> Iterator[list[Message]]:
@@ -259,6 +283,28 @@ def _what_is_left(question: Question, done: int) -> str:
     word = question.prompt.split()[0]
     sides = [hop.answer if place < done else f"{path[0]} of {_subject(hop)}" for place, hop in enumerate(hops)]
     return f"{word} {(' and ' if word == 'same' else ' or ').join(sides)}"
+
+
+def _what_was_read(question: Question, search: str, reply: str, action: str) -> str:
+    """Returns a note of what `action` takes from the reply to `search`, "" if that found nothing."""
+    query = search.rpartition(CALL_OPEN)[2].removesuffix(CALL_CLOSE)
+    name = " ".join(query.split()[-2:])  # a question ends in a name too
+    facts, path = _facts(_about(name, reply)), question.metadata["path"]
+    if reply == NOTHING_FOUND:
+        return ""
+    if not facts:
+        stated = [_stated(question, done) for done in range(len(path))]
+        return note(path[stated.index(name)], name, NOTHING)
+    used = (relation for relation in reversed(path) if relation in facts and facts[relation] in action)
+    return next((note(relation, name, facts[relation]) for relation in used), "")
+
+
+def _remark(remark: str, action: str) -> str:
+    """Returns `action` with a remark before its thought."""
+    if not remark:
+        return action
+    rest = action.removeprefix(THINK_OPEN)
+    return f"{THINK_OPEN}{remark} . {rest}" if rest != action else _think(remark) + action
 
 
 def _verdict(question: Question) -> str:

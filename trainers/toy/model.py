@@ -64,10 +64,13 @@ class TinySize:
     feed_forward: int
     spread: float = 0.06
     """Standard deviation of the first weights."""
+    head: int = 0
+    """Width of a head; 0: `width / heads`."""
 
 
 SIZES: Mapping[str, TinySize] = {
     "0.4M": TinySize(layers=3, width=96, heads=4, feed_forward=256),
+    "0.5M": TinySize(layers=3, width=96, heads=4, feed_forward=256, head=48),
     "1.5M": TinySize(layers=4, width=160, heads=5, feed_forward=512),
     "5M": TinySize(layers=6, width=256, heads=8, feed_forward=688),
     "92M": TinySize(layers=12, width=768, heads=12, feed_forward=2304, spread=0.02),
@@ -141,7 +144,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, *, size: str = "0.4M", seed:
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.heads,
-        head_dim=shape.width // shape.heads,
+        head_dim=shape.head or shape.width // shape.heads,
         intermediate_size=shape.feed_forward,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=True,

@@ -1,6 +1,7 @@
 """Supervised start of a tiny policy: TRL's SFTTrainer on imperfect demonstrations in ever new worlds.
 
-`python -m trainers.toy.warm_start --out DIR` writes model and tokenizer.
+`python -m trainers.toy.warm_start --out DIR` writes model and tokenizer; with `--recipe reading` one that reads where
+a search brings several passages.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +22,48 @@ from trainers.sft.rows import TokenRow, training_row
 from trainers.toy.demonstrations import IMPERFECT_HABITS, QUESTION_MIX, VERDICTS, Habits, demonstrations, drills
 from trainers.toy.model import SIZES, build_model, build_tokenizer
 from trainers.toy.muon import Muon
+from trainers.toy.readings import reading_row, readings
 from trainers.toy.supervised import fit
+
+Exercises = Callable[[ChatFormat, int, int], Iterator[TokenRow]]
+"""From chat format, seed and size of the worlds."""
+
+EXERCISES: Mapping[str, Exercises] = {
+    "comparing": lambda chat, seed, entities: (
+        training_row(chat, messages, only=VERDICTS) for messages in drills(seed=seed, entities=entities)
+    ),
+    "reading": lambda chat, seed, entities: (
+        reading_row(chat, messages) for messages in readings(seed=seed, entities=entities)
+    ),
+}
+"""What is drilled, with labels on what is to be learned and on nothing else."""
+
+_CHAIN_HABITS = Habits(
+    full_chain=0.05,
+    stops_early=0.5,
+    malformed_call=0.12,
+    direct_answer=0.08,
+    question_as_query=0.04,
+    retrieve_once=0.21,
+)
+
+READING: Mapping[str, Any] = {
+    "steps": 1800,
+    "drill_steps": 800,
+    "lr": 0.01,
+    "mix": {"1hop": 0.2, "bridge": 0.4, "3hop": 0.25, "4hop": 0.15},
+    "habits": dict.fromkeys(("1hop", "bridge", "3hop", "4hop"), _CHAIN_HABITS),
+    "drilled": 5,
+    "exercise": "reading",
+    "notes": True,
+    "options": {"aliases": 0.5, "miss_rate": 0.15, "top_k": 2, "max_turns": 7},
+}
+"""Options for a policy of size "0.5M" that reads where a search brings two passages and is no key; it does not compare.
+
+Heads of twice the usual width matter: with those of 24 numbers, half as many values were right after as many steps.
+"""
+
+RECIPES: Mapping[str, Mapping[str, Any]] = {"comparing": MappingProxyType({}), "reading": READING}
 
 
 def warm_start(
@@ -38,6 +80,8 @@ def warm_start(
     habits: Mapping[str, Habits] = IMPERFECT_HABITS,
     entities: int = 200,
     drilled: int = 1,
+    exercise: str = "comparing",
+    notes: bool = False,
     options: Mapping[str, Any] = MappingProxyType({}),
     logging_steps: int = 100,
     progress: bool = True,
@@ -51,14 +95,16 @@ def warm_start(
         tokenizer: with a chat template.
         seed: seed of worlds and demonstrations.
         steps: optimiser steps.
-        drill_steps: the first of them, all on exercises in comparing (`demonstrations.drills`).
+        drill_steps: the first of them, all on exercises.
         batch_size: demonstrations per step.
         lr: learning rate of `Muon` for the matrices.
         adam_lr: learning rate of `Muon` for embeddings and norms.
         mix: question type to weight.
         habits: by type of question, what the demonstrator does, and how often.
         entities: size of each world.
-        drilled: rows of each later batch that are exercises, so that comparing is not forgotten.
+        drilled: rows of each later batch that are exercises, so that what they teach is not forgotten.
+        exercise: one of `EXERCISES`.
+        notes: whether demonstrations say what they read, see `demonstrations.demonstrate`.
         options: further ones of `FictionQAEnv`.
         logging_steps: steps between two rows of the log.
         progress: whether to show TRL's progress bar.
@@ -69,16 +115,14 @@ def warm_start(
     played, chat = batch_size - drilled, ChatFormat(tokenizer)
 
     def rows() -> Iterator[TokenRow]:
-        exercises = drills(seed=seed, entities=entities)
+        exercises = EXERCISES[exercise](chat, seed, entities)
         world: dict[str, Any] = {"entities": entities, "per_world": played, "options": options}
-        episodes = demonstrations(seed=seed, mix=mix, habits=habits, **world)
-        for messages in itertools.islice(exercises, drill_steps * batch_size):
-            yield training_row(chat, messages, only=VERDICTS)
+        episodes = demonstrations(seed=seed, mix=mix, habits=habits, notes=notes, **world)
+        yield from itertools.islice(exercises, drill_steps * batch_size)
         while True:
             for messages in itertools.islice(episodes, played):
                 yield training_row(chat, messages)
-            for messages in itertools.islice(exercises, drilled):
-                yield training_row(chat, messages, only=VERDICTS)
+            yield from itertools.islice(exercises, drilled)
 
     return fit(
         model,
@@ -98,14 +142,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m trainers.toy.warm_start", description=main.__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for model and tokenizer")
     parser.add_argument("--size", choices=list(SIZES), default="0.4M", help="size of the model (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=4000, help="optimiser steps (default: %(default)s)")
+    parser.add_argument(
+        "--recipe", choices=list(RECIPES), default="comparing", help="what it shall be good at (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, help="optimiser steps (default: those of the recipe)")
     parser.add_argument("--batch-size", type=int, default=16, help="demonstrations per step (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and worlds (default: %(default)s)")
     parser.add_argument("--half", action="store_true", help="store the weights in float16")
     options = parser.parse_args(arguments)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, size=options.size, seed=options.seed)
-    log = warm_start(model, tokenizer, seed=options.seed, steps=options.steps, batch_size=options.batch_size)
+    recipe = {**RECIPES[options.recipe], **({} if options.steps is None else {"steps": options.steps})}
+    log = warm_start(model, tokenizer, seed=options.seed, batch_size=options.batch_size, **recipe)
     half: Any = model.to(torch.float16) if options.half else model  # type: ignore[arg-type]  # a decorated method
     half.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)

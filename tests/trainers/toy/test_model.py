@@ -87,9 +87,11 @@ def test_all_roles_are_rendered():
     assert text == "".join(f"<|im_start|>{m['role']}\nyes<|im_end|>" for m in chat) + "<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize(("size", "millions"), [("0.4M", 0.4), ("1.5M", 1.5), ("5M", 5.0), ("92M", 92.0)])
+@pytest.mark.parametrize(
+    ("size", "millions"), [("0.4M", 0.4), ("0.5M", 0.5), ("1.5M", 1.5), ("5M", 5.0), ("92M", 92.0)]
+)
 def test_sizes_are_what_their_names_say(size, millions):
-    assert set(SIZES) == {"0.4M", "1.5M", "5M", "92M"}
+    assert set(SIZES) == {"0.4M", "0.5M", "1.5M", "5M", "92M"}
     assert build_model(TOKENIZER, size=size).num_parameters() == pytest.approx(millions * 1e6, rel=0.1)
 
 

@@ -1,0 +1,129 @@
+"""Exercises in reading, and the notes that demonstrations take of what they read."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+
+import pytest
+
+from agent_r1_gym.datasets.fiction.compact import COMPACT
+from agent_r1_gym.datasets.fiction.questions import FictionCorpus
+from agent_r1_gym.datasets.fiction.world import World
+from agent_r1_gym.envs.fiction_qa import FictionQAEnv
+from trainers.engines.chat_format import ChatFormat
+from trainers.sft.rows import NOT_TRAINED
+from trainers.toy.demonstrations import NOTHING, demonstrate, demonstrations
+from trainers.toy.model import build_tokenizer
+from trainers.toy.readings import reading_row, readings
+
+TOKENIZER = build_tokenizer()
+EXERCISES = list(itertools.islice(readings(seed=3), 48))
+CHAINS = ("1hop", "bridge", "3hop", "4hop")
+
+
+def notes_of(messages) -> list[tuple[str, str, str]]:
+    """Returns the notes of an exercise as (relation, name, value)."""
+    thought = messages[-1].content.removeprefix("<think>").removesuffix("</think>")
+    return [re.fullmatch(r"(\w+) of (\w+ \w+) : ([\w ]+)", text).groups() for text in thought.split(" . ")]
+
+
+def named(messages, name) -> list[str]:
+    """Returns the passages of a reply that introduce somebody by `name`."""
+    return [
+        line for line in messages[1].content.split("\n") if re.match(rf"{name} : |\w+ \w+ : \w+ \w+ or {name} ", line)
+    ]
+
+
+class TestReadings:
+    def test_whole_passages_are_shown_as_a_search_shows_them(self):
+        shown = {
+            line
+            for messages in itertools.islice(readings(seed=5, shapes={(2, 5): 1.0}), 16)
+            for line in messages[1].content.split("\n")
+        }
+        world = World(
+            COMPACT, seed=random.Random("readings/5").getrandbits(48), entities=200, split="train", aliases=0.5
+        )
+        assert shown <= {f"{passage.title} : {passage.text}" for passage in FictionCorpus(world)}
+
+    def test_every_note_says_what_the_passage_of_that_name_states(self):
+        for messages in EXERCISES:
+            for relation, name, value in notes_of(messages):
+                lines = named(messages, name)
+                if value == NOTHING:
+                    assert not lines and f" {name} " in messages[1].content
+                else:
+                    assert len(lines) == 1 and f" {relation} {value} " in lines[0]
+
+    def test_a_relation_alone_does_not_tell_the_value(self):
+        told = asked = 0
+        for messages in EXERCISES:
+            for relation, _, value in notes_of(messages):
+                values = set(re.findall(rf" {relation} ([\w ]+?) [.,]", messages[1].content))
+                asked += value != NOTHING
+                told += value != NOTHING and values == {value}
+        assert asked > 300 and told < 0.4 * asked
+
+    def test_names_are_titles_and_aliases_and_no_question_comes_twice(self):
+        by_title = by_alias = 0
+        for messages in EXERCISES:
+            notes = notes_of(messages)
+            read = [named(messages, name)[0].split(" : ")[0] == name for _, name, value in notes if value != NOTHING]
+            by_title, by_alias = by_title + sum(read), by_alias + len(read) - sum(read)
+            assert len({(relation, name) for relation, name, value in notes if value != NOTHING}) == len(read)
+            assert messages[0].content == "{} of {} ?".format(*notes[0])
+        assert by_title > by_alias > 60
+
+    def test_shapes_are_drawn_by_weight_and_the_seed_decides(self):
+        counts = [messages[1].content.count("\n") + 1 for messages in EXERCISES]
+        assert set(counts) == {2, 3, 4, 6}
+        for messages in itertools.islice(readings(seed=3, shapes={(1, 2): 1.0}), 4):
+            assert "\n" not in messages[1].content
+            assert sum(value != NOTHING for *_, value in notes_of(messages)) == 2
+        assert list(itertools.islice(readings(seed=3), 48)) == EXERCISES != list(itertools.islice(readings(seed=4), 48))
+
+    def test_only_the_values_are_learned(self):
+        chat = ChatFormat(TOKENIZER)
+        for messages in EXERCISES[:8]:
+            row = reading_row(chat, messages)
+            learned = TOKENIZER.decode([label for label in row["labels"] if label != NOT_TRAINED])
+            assert learned == " ".join(value for *_, value in notes_of(messages))
+
+
+@pytest.fixture(scope="module")
+def env() -> FictionQAEnv:
+    options = {"aliases": 0.5, "miss_rate": 0.2, "top_k": 2, "max_turns": 12}
+    return FictionQAEnv(style="compact", entities=400, mix=dict.fromkeys(CHAINS, 1.0), **options)
+
+
+class TestNotes:
+    def test_searches_that_miss_are_the_same_for_equal_seeds(self):
+        options = {"miss_rate": 0.5, "max_turns": 12}
+        first, again = (list(itertools.islice(demonstrations(seed=1, options=options), 40)) for _ in range(2))
+        assert first == again and any(message.content == "nothing found" for messages in first for message in messages)
+
+    @pytest.mark.parametrize(
+        "habit", ["full_chain", "stops_early", "malformed_call", "question_as_query", "retrieve_once"]
+    )
+    def test_what_was_read_is_said_first_and_nothing_else_changes(self, env, habit):
+        noted = missing = 0
+        for index in range(60):
+            plain = demonstrate(env, index, habit=habit, rng=random.Random(index))
+            with_notes = demonstrate(env, index, habit=habit, rng=random.Random(index), notes=True)
+            reply = ""
+            for before, after in zip(plain, with_notes, strict=True):
+                if before.role == "tool":
+                    reply = before.content
+                read = re.match(r"<think>(\w+) of (\w+ \w+) : (\w+(?: \w+)?)( \. |</think>)", after.content)
+                if read is None:
+                    assert before == after
+                    continue
+                relation, name, value, _ = read.groups()
+                assert after.content.endswith(before.content.removeprefix("<think>"))
+                lines = [line for line in reply.split("\n") if line.startswith(f"{name} :") or f" or {name} " in line]
+                noted, missing = noted + bool(lines), missing + (value == NOTHING)
+                assert value == NOTHING if not lines else f" {relation} {value} " in lines[0]
+                assert value == NOTHING or value in before.content
+        assert noted > 40 and (missing > 5 or habit == "retrieve_once")
