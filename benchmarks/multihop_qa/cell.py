@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from benchmarks.common.cells import EPISODES, Cell, load_start
 from benchmarks.multihop_qa.settings import METHODS, Method, Profile
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
-from trainers.sft.rows import training_row
+from trainers.sft.rows import TokenRow, training_row
 from trainers.toy.demonstrations import demonstrate
 from trainers.toy.held_out import ENV, play
 from trainers.toy.model import CALL_CLOSE, CALL_OPEN
@@ -75,7 +75,7 @@ def run_cell(profile: Profile, start: int, name: str, seed: int, warm: Path, scr
     torch.manual_seed(seed)
     before = Policy(load_start(warm), AutoTokenizer.from_pretrained(warm), seed, rag=method.kind == "naive-rag")
     wall, cpu = time.perf_counter(), time.process_time()
-    policy, learnt = _learn(method, before, profile, world, scratch)
+    policy, learnt = _learn(method, before, profile, start, scratch)
     taken = {"training_seconds": time.perf_counter() - wall, "training_cpu_seconds": time.process_time() - cpu}
     episodes = {title: policy.play(options, profile.questions) for title, options in sets.items()}
     return {
@@ -135,18 +135,20 @@ def _row(title: str, episode: Trajectory) -> dict[str, Any]:
 
 
 def _learn(
-    method: Method, start: Policy, profile: Profile, world: Mapping[str, Any], scratch: Path
+    method: Method, policy: Policy, profile: Profile, start: int, scratch: Path
 ) -> tuple[Policy, dict[str, Any]]:
     """Returns the trained policy, and its curve and log if it has been trained by reinforcement."""
+    taught, world = profile.starts[start]
     training = {**profile.training, **world, "reward": method.reward}
-    args = arguments(method, profile, training, start.seed, scratch)
+    args = arguments(method, profile, training, policy.seed, scratch)
     if method.kind == "rl":
-        return _reinforce(args, start, profile, world)
+        return _reinforce(args, policy, profile, world)
     if method.kind == "rejection":
-        rejection_sampling(start.model, start.tokenizer, args, lr=profile.supervised_learning_rate)
+        rejection_sampling(policy.model, policy.tokenizer, args, lr=profile.supervised_learning_rate)
     elif method.kind == "demonstrations":
-        _imitate(start.model, start.tokenizer, args, training, profile.supervised_learning_rate)
-    return start._replace(model=start.model.eval()), {}
+        shown = _full_demonstrations(args, training, policy, notes=bool(taught and taught.options.get("notes")))
+        _imitate(policy, shown, lr=profile.supervised_learning_rate)
+    return policy._replace(model=policy.model.eval()), {}
 
 
 def arguments(method: Method, profile: Profile, training: Mapping[str, Any], seed: int, scratch: Path) -> AgentConfig:
@@ -188,17 +190,23 @@ class Meter(TrainerCallback):
             self.points.append({"step": state.global_step, **exact})
 
 
-def _imitate(model: Any, tokenizer: Any, args: AgentConfig, training: Mapping[str, Any], lr: float) -> None:
-    """Trains on a full demonstration of every question that RL would see."""
+def _full_demonstrations(
+    args: AgentConfig, training: Mapping[str, Any], policy: Policy, *, notes: bool
+) -> list[TokenRow]:
+    """Returns a full demonstration of every question that a run would see, in the manner of the warm start's."""
     env = make_tool_env(ENV, training)
     number = min(args.max_steps * (args.generation_batch_size or 1) // args.num_generations, len(env.tasks))
-    rng = random.Random(args.seed)
-    chat = ChatFormat(tokenizer)
-    shown = [
-        training_row(chat, demonstrate(env, index, habit="full_chain", rng=rng))  # type: ignore[arg-type]
+    rng = random.Random(policy.seed)
+    chat = ChatFormat(policy.tokenizer)
+    return [
+        training_row(chat, demonstrate(env, index, habit="full_chain", rng=rng, notes=notes))  # type: ignore[arg-type]
         for index in rng.sample(range(len(env.tasks)), number)
     ]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
-    steps = max(1, _EPOCHS * number // _BATCH)
-    rows = in_epochs(shown, rng)
-    fit(model, tokenizer, rows, optimizer=optimizer, steps=steps, batch_size=_BATCH, seed=args.seed)
+
+
+def _imitate(policy: Policy, shown: Sequence[TokenRow], *, lr: float) -> None:
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr, weight_decay=0.0)
+    steps = max(1, _EPOCHS * len(shown) // _BATCH)
+    rows = in_epochs(shown, random.Random(policy.seed))
+    sizes = {"steps": steps, "batch_size": _BATCH, "seed": policy.seed}
+    fit(policy.model, policy.tokenizer, rows, optimizer=optimizer, **sizes)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from benchmarks.common.cells import WarmStart
+from trainers.toy.warm_start import READING
 
 Kind = Literal["naive-rag", "untrained", "rl", "rejection", "demonstrations"]
 Measure = Literal["area", "end"]
@@ -169,8 +170,8 @@ HOPS = ("1 hop", "2 hops", "3 hops")
 
 def _start(seed: int) -> Start:
     """Returns a warm start whose model has never read the pairs of relations that its tests hold back."""
-    options = {"seed": seed}
-    return Start(WarmStart("0.4M", options), {"fold": seed})
+    options = {**READING, "seed": seed, "options": {**READING["options"], "fold": seed}}
+    return Start(WarmStart("0.5M", options), {"fold": seed})
 
 
 PROFILES: dict[str, Profile] = {
@@ -196,7 +197,7 @@ PROFILES: dict[str, Profile] = {
         trainer={
             "per_device_train_batch_size": 32,
             "gradient_accumulation_steps": 1,
-            "max_completion_length": 420,
+            "max_completion_length": 640,
         },
     ),
     "smoke": Profile(
@@ -214,7 +215,7 @@ PROFILES: dict[str, Profile] = {
         curve_questions=4,
     ),
 }
-"""Worlds with headroom for a policy of 0.4M parameters: what it trains on, and longer chains, new pairs of relations,
+"""Worlds with headroom for a policy of 0.5M parameters: what it trains on, and longer chains, new pairs of relations,
 other passages and other wordings."""
 
 _LARGE = {"entities": 2400, **_KEYS}
