@@ -207,6 +207,5 @@ def _full_demonstrations(
 def _imitate(policy: Policy, shown: Sequence[TokenRow], *, lr: float) -> None:
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr, weight_decay=0.0)
     steps = max(1, _EPOCHS * len(shown) // _BATCH)
-    rows = in_epochs(shown, random.Random(policy.seed))
-    sizes = {"steps": steps, "batch_size": _BATCH, "seed": policy.seed}
-    fit(policy.model, policy.tokenizer, rows, optimizer=optimizer, **sizes)
+    rows, model = in_epochs(shown, random.Random(policy.seed)), policy.model
+    fit(model, policy.tokenizer, rows, optimizer=optimizer, steps=steps, batch_size=_BATCH, seed=policy.seed)
