@@ -1,5 +1,7 @@
 """Where an alarm would stop a run: back to the last good checkpoint, with other random numbers and a lower rate.
 
+The start is a checkpoint too (`checkpoint-0`), so that a run that collapses before its first save can go back.
+
 What was thrown away stays on record in `rollbacks.json` in the run's folder: how often a run went back decides the
 random numbers after it, so a run that is killed and resumed goes on as if it had not been.
 """
