@@ -107,12 +107,12 @@ CAUSES: Mapping[str, Method] = {
     ),
     "entropy": Method("entropy bonus far too large (`entropy_coef=0.7`)", {"entropy_coef": 0.7}),
     "old": Method(
-        "the engine gets new weights every 10 steps only (at 3 times the rate)",
+        "the engine gets new weights every 15 steps only (at 3 times the rate)",
         {"learning_rate": FAST},
-        rollouts=functools.partial(OldWeights, every=10),
+        rollouts=functools.partial(OldWeights, every=15),
     ),
     "decay": Method("weight decay far too large (`weight_decay=50`)", {"weight_decay": 50.0}),
-    "rate": Method("learning rate x 5", {"learning_rate": 5 * RATE}),
+    "rate": Method("learning rate x 10", {"learning_rate": 10 * RATE}),
 }
 HEALTHY: Mapping[str, Method] = {
     "grpo": Method("grpo"),
