@@ -31,7 +31,11 @@ def tables(cells: Cells) -> str:
             _saved,
         ),
         (("healthy", "seeds", "false alarms", "falls", "EM at the end"), HEALTHY, _healthy),
-        (("20 steps without a backend", "seeds", "EM before", "at its end", "lowest", "at the end"), OUTAGES, _outage),
+        (
+            ("20 steps without a backend", "seeds", "EM before", "at their end", "at the end of the run"),
+            OUTAGES,
+            _outage,
+        ),
     ]
     return "\n\n".join(
         markdown(header, rows) for header, methods, row in parts if (rows := [*_rows(cells, methods, row)])
@@ -91,12 +95,7 @@ def _healthy(cells: Sequence[Cell]) -> Iterator[str]:
 def _outage(cells: Sequence[Cell]) -> Iterator[str]:
     for last in OUTAGE:
         yield _spread([statistics.mean(cell["log"]["em"][last - _ENDS : last]) for cell in cells])
-    yield _spread([min(_running(cell["log"]["em"])) for cell in cells])
     yield _spread([end(cell) for cell in cells])
-
-
-def _running(em: Sequence[float]) -> list[float]:
-    return [statistics.mean(em[at : at + _ENDS]) for at in range(len(em) - _ENDS + 1)]
 
 
 def _listed(numbers: Sequence[int | None]) -> str:
