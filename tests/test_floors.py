@@ -55,7 +55,7 @@ FLOORS = {
         ("__init__",),
         ("common",),
         ("adapters", "env_speed", "eval_speed", "multihop_qa", "sandbox", "service_desk", "vllm"),
-        ("trainer_speed", "discovery", "endurance", "refill"),
+        ("trainer_speed", "discovery", "endurance", "refill", "collapse"),
         ("scaling", "gpu"),
     ),
 }

@@ -84,7 +84,7 @@ _SHARES = (
     "lam",
     "alarm_dropped_above",
     "alarm_repetition_above",
-    "alarm_answer_share_above",
+    *("alarm_answer_share_above", "alarm_reward_fallen"),
     *("rollback_lr_factor", "curriculum"),
 )
 _COUNTS = (
@@ -107,6 +107,7 @@ _AMOUNTS = (
     *(
         "sample_steps",
         "alarm_calls_below",
+        "alarm_entropy_above",
         "alarm_drift_above",
         "alarm_without_signal",
         *("rollout_deadline", "watchdog_seconds"),
@@ -215,15 +216,15 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
             return
         if 0 < self.max_steps <= self.save_steps:
             raise ConfigurationError(
-                f"on_alarm=rollback: with save_steps={self.save_steps:g} and max_steps={self.max_steps} there is no "
-                f"checkpoint to go back to. Set save_steps to {max(1, self.max_steps // 10)}, say."
+                f"on_alarm=rollback: with save_steps={self.save_steps:g} and max_steps={self.max_steps} there is "
+                f"nothing but the start to go back to. Set save_steps to {max(1, self.max_steps // 10)}, say."
             )
         patience = max(self.alarm_patience, self.alarm_without_signal if self.stop_without_signal else 1)
-        beyond = patience * max(1, int(self.logging_steps))  # steps from the last that was well to the alarm
+        beyond = patience * max(1, int(self.logging_steps)) + 1  # steps from the last good weights to the alarm
         kept = math.ceil(beyond / self.save_steps) + 1
         if self.save_total_limit is not None and self.save_total_limit < kept:
             raise ConfigurationError(
-                f"on_alarm=rollback: an alarm may come {beyond} steps after the last good one, and with save_steps="
+                f"on_alarm=rollback: an alarm may come {beyond} steps after the last good weights, and with save_steps="
                 f"{self.save_steps:g} the last save_total_limit={self.save_total_limit} checkpoints may all be later. "
                 f"Set save_total_limit to {kept} or more, or raise save_steps."
             )

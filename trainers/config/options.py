@@ -221,6 +221,9 @@ class AlarmOptions:
     alarm_entropy_below: float | None = _help(
         None, "Stop when the entropy per token, in nats, stays below this; None: never."
     )
+    alarm_entropy_above: float | None = _help(
+        None, "Stop when the entropy per token, in nats, stays above this; None: never."
+    )
     alarm_repetition_above: float | None = _help(
         None, "Stop when the share of 4-grams that repeat stays above this; None: never."
     )
@@ -228,6 +231,11 @@ class AlarmOptions:
         None,
         "Stop when the mean number of calls per rollout stays below this; None: never, but a warning comes once when "
         "it stays below a tenth of what it was.",
+    )
+    alarm_reward_fallen: float | None = _help(
+        None,
+        "Stop when the reward stays below this share of its best; that is its best mean over five logged steps. None: "
+        "never. It comes after the fall, whatever the cause is: for on_alarm=rollback.",
     )
     alarm_dropped_above: float | None = _help(
         0.5, "Stop when more than this share of a batch's rollouts was dropped; None: never."
@@ -240,9 +248,10 @@ class AlarmOptions:
     alarm_patience: int = _help(5, "Number of logged steps in a row beyond its threshold that stop the run.")
     on_alarm: str = _help(
         "stop",
-        "What an alarm does: stop or rollback; rollback goes on from the last checkpoint that was saved before the "
-        "first logged step beyond the threshold, with a lower learning rate and other random numbers. What came after "
-        "is removed, and told in output_dir/rollbacks.json. A backend that is down stops the run all the same.",
+        "What an alarm does: stop or rollback; rollback goes on from the last checkpoint (the start is one) that was "
+        "saved before the first logged step beyond the threshold, with a lower learning rate and other random numbers. "
+        "What came after is removed, and told in output_dir/rollbacks.json. A backend that is down stops the run all "
+        "the same.",
     )
     rollback_lr_factor: float = _help(
         0.5, "Factor of the learning rate at each rollback; that of the critic stays as it is."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,15 @@ SYMPTOMS: Mapping[str, Symptom] = {
         "go on from an earlier checkpoint's weights with a lower learning_rate, beta 0.001 to 0.01, epsilon_high 0.28 "
         "(algorithm dapo), entropy_coef above 0, or temperature 1",
     ),
+    "alarm_entropy_above": Symptom(
+        "entropy",
+        1,
+        "the policy falls apart: updates push down more than they pull up (too high a learning rate, few rollouts per "
+        "step), an entropy bonus outweighs the reward, or rollouts come from other weights than the trained ones "
+        "(sampling/logprob_drift_mean)",
+        "go on from an earlier checkpoint's weights with a lower learning_rate, entropy_coef 0, more rollouts per "
+        "step, or mask_truncated_completions (algorithm dapo)",
+    ),
     "alarm_repetition_above": Symptom(
         "rollout/repetition",
         1,
@@ -95,6 +104,16 @@ WITHOUT_SIGNAL = Symptom(
     "a cold start (agent-r1 sft); easier tasks, or a reward that pays for a part (f1, process); more rollouts per "
     "prompt (num_generations); temperature 1",
 )
+FALLEN_REWARD = Symptom(
+    "reward",
+    -1,
+    "too high a learning rate; tokens in the loss that the model did not sample; an entropy bonus or KL that outweighs "
+    "the reward; rollouts from other weights than the trained ones (sampling/logprob_drift_mean); a tool that fails",
+    "read docs/collapse.md, numbers that went bad before the reward; go on from an earlier checkpoint's weights with a "
+    "lower learning_rate (--on_alarm rollback does), or mend what is broken",
+)
+WINDOW = 5
+"""Logged steps over which the reward's best mean is taken."""
 ONE_ANSWER, MOST_GOLDS = 0.9, 0.7
 """A warning comes where one answer is given more often than the first, and no accepted one is as frequent as the
 second: there answering alike cannot be right."""
@@ -110,8 +129,9 @@ class CollapseAlarm(TrainerCallback):
 
     The state is saved first. A gradient that is not finite stops at once and saves nothing: the weights are spoilt, the
     last checkpoint is from before. Where no group of rollouts differs for `alarm_without_signal` logs in a row, it
-    warns once, or stops if `stop_without_signal` says so. Where nearly all rollouts answer alike, or hardly one calls
-    a tool any more, it warns once. Whatever it says, likely reasons and what to try follow.
+    warns once, or stops if `stop_without_signal` says so. `alarm_reward_fallen` compares the reward with its own best.
+    Where nearly all rollouts answer alike, or hardly one calls a tool any more, it warns once. Whatever it says, likely
+    reasons and what to try follow.
 
     Attributes:
         reason: why the run was stopped, None if it was not.
@@ -129,7 +149,7 @@ class CollapseAlarm(TrainerCallback):
         self._warned: set[str] = set()
         self._unseen = 0
         self._most_calls = 0.0  # since this process began: a resumed run measures from where it stands
-        self.beyond = dict.fromkeys((*SYMPTOMS, "alarm_without_signal", _ANSWERS, _FALL), 0)
+        self.beyond = dict.fromkeys((*SYMPTOMS, "alarm_without_signal", "alarm_reward_fallen", _ANSWERS, _FALL), 0)
 
     def on_train_begin(self, *_arguments: Any, **_others: Any) -> None:
         """Forgets why an earlier run, or this one before it went back, was stopped."""
@@ -154,6 +174,7 @@ class CollapseAlarm(TrainerCallback):
         for option, symptom in SYMPTOMS.items():
             self._watch(option, symptom, logs, state, control)
         self._watch_signal(logs, state, control)
+        self._watch_reward(state, control)
         self._watch_answers(logs, state)
         self._watch_calls(logs, state)
 
@@ -173,6 +194,18 @@ class CollapseAlarm(TrainerCallback):
             self._stop(reason, state, control, WITHOUT_SIGNAL, fine=self.fine.get("alarm_without_signal", 0))
         else:
             self._warn(reason, state, WITHOUT_SIGNAL, "To stop then: --stop_without_signal True.")
+
+    def _watch_reward(self, state: TrainerState, control: TrainerControl) -> None:
+        share, option = self._args.alarm_reward_fallen, "alarm_reward_fallen"
+        rewards = [row["reward"] for row in state.log_history if "reward" in row]  # a resume restores them, too
+        if share is None or len(rewards) <= WINDOW or "reward" not in state.log_history[-1]:
+            return
+        best = best_mean(rewards[:-1], WINDOW)
+        if self._count(option, state, beyond=best > 0 and rewards[-1] < share * best) >= self._args.alarm_patience:
+            reason = (
+                f"reward is {rewards[-1]:.3g}, below {option}={share} of its best mean over {WINDOW} steps, {best:.3g}"
+            )
+            self._stop(reason, state, control, FALLEN_REWARD, fine=self.fine.get(option, 0))
 
     def _watch_answers(self, logs: dict[str, Any], state: TrainerState) -> None:
         option = "alarm_answer_share_above"
@@ -260,3 +293,8 @@ class CollapseAlarm(TrainerCallback):
         control.should_save = control.should_save or save
         advice = "" if symptom is None else f"\n{symptom.advice}"
         logger.error("Stopped at step %d: %s.%s", state.global_step, reason, advice)
+
+
+def best_mean(values: Sequence[float], window: int) -> float:
+    """Returns the highest mean of so many values in a row; there must be as many."""
+    return max(sum(values[at : at + window]) for at in range(len(values) - window + 1)) / window

@@ -75,8 +75,11 @@ class ResumeState(TrainerCallback):
         """Restores the sum of the losses since the last log, which the Trainer has just set to 0.
 
         And takes this run's steps between logs, evaluations and checkpoints, where the Trainer has taken the old run's.
+        A run that begins keeps its start, if it may have to go back there: an alarm may come before the first save.
         """
         if self._loss is None:
+            if self._trainer.args.on_alarm == "rollback":
+                trl_seams.save_checkpoint(self._trainer)
             return
         trl_seams.set_loss(self._trainer, self._loss)
         self._loss = None

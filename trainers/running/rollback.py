@@ -1,5 +1,7 @@
 """Where an alarm would stop a run: back to the last good checkpoint, with other random numbers and a lower rate.
 
+The start is a checkpoint too (`checkpoint-0`), so that a run that collapses before its first save can go back.
+
 What was thrown away stays on record in `rollbacks.json` in the run's folder: how often a run went back decides the
 random numbers after it, so a run that is killed and resumed goes on as if it had not been.
 """
@@ -89,11 +91,14 @@ class Rollbacks:
         if len(self.taken) >= args.max_rollbacks:
             past = "; ".join(map(str, self.taken))
             return f"all of max_rollbacks={args.max_rollbacks} were used: {past or 'none'}", None
-        good = checkpoints.last_complete(self._folder, until=fine)
+        # A step's numbers are of the weights before its update: those that were saved after step `fine` gave the first
+        # bad ones.
+        last = max(0, fine - 1)
+        good = checkpoints.last_complete(self._folder, until=last)
         if good is None:
             return (
-                f"there is no checkpoint to roll back to: none of step {fine} or before, the last logged step at which "
-                "all was well, is whole; set a smaller save_steps, or a larger save_total_limit",
+                f"there is no checkpoint to roll back to: none of step {last} or before, whose numbers were all well, "
+                "is whole; set a smaller save_steps, or a larger save_total_limit",
                 None,
             )
         state = torch.load(good / "rollouts_0.pt", map_location="cpu", weights_only=True)

@@ -118,6 +118,7 @@ def test_healthy_training_is_left_alone(tmp_path: Path) -> None:
     ("options", "logs", "words"),
     [
         ({"alarm_entropy_below": 0.5}, {"entropy": 0.1}, ("learning rate", "beta 0.001", "temperature")),
+        ({"alarm_entropy_above": 1.0}, {"entropy": 1.2}, ("entropy bonus", "logprob_drift_mean", "entropy_coef 0")),
         ({"alarm_repetition_above": 0.5}, {"rollout/repetition": 0.9}, ("loops", "max_turn_tokens", "agent-r1 sft")),
         ({"alarm_calls_below": 0.5}, {"rollout/calls": 0.1}, ("answers without calls", "malformed_turns", "guess")),
         ({}, {"rollout/dropped": 0.9}, ("backend", "resume_from_checkpoint", "infrastructure_retries")),
@@ -201,3 +202,29 @@ def test_calls_that_fall_to_nearly_none_warn_once(tmp_path: Path, caplog: pytest
     (record,) = caplog.records
     assert "Calls per rollout have fallen from 2 to 0.1" in record.getMessage()
     assert "To stop then: --alarm_calls_below 0.2." in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "stopped_at"),
+    [
+        ([0.4] * 5 + [0.1, 0.1], 7),  # below half of .4, twice
+        ([0.4] * 5 + [0.1, 0.3, 0.1], None),  # not in a row
+        ([0.4] * 5 + [0.2, 0.2], None),  # not below half
+        ([0.4] * 4 + [0.1, 0.1], None),  # no mean of five before: .34 at the sixth, and the run ends
+        ([0.1] * 5 + [0.8] * 5 + [0.3, 0.3], 12),  # the best mean counts, not the first
+        ([-0.4] * 5 + [-1.0] * 3, None),  # nothing to lose
+    ],
+)
+def test_a_reward_that_stays_below_a_share_of_its_best_stops(
+    tmp_path: Path, rewards: list[float], stopped_at: int | None
+) -> None:
+    alarm, state = CollapseAlarm(make_args(tmp_path, alarm_reward_fallen=0.5, alarm_patience=2)), TrainerState()
+    stops = []
+    for state.global_step, reward in enumerate(rewards, start=1):
+        control, logs = TrainerControl(), {"grad_norm": 1.0, "entropy": 1.0, "rollout/dropped": 0.0, "reward": reward}
+        state.log_history.append(logs)
+        alarm.on_log(None, state, control, logs=logs)
+        stops += [state.global_step] * control.should_training_stop
+    assert stops[:1] == ([] if stopped_at is None else [stopped_at])
+    if stopped_at is not None:
+        assert "below alarm_reward_fallen=0.5 of its best mean over 5 steps" in str(alarm.reason)

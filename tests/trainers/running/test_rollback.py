@@ -88,7 +88,7 @@ def test_goes_back_with_other_rollouts_and_half_the_learning_rate(tmp_path: Path
     assert [row["step"] for row in rewards(trainer)] == list(range(1, 13))
     assert [row["learning_rate"] for row in rewards(trainer)] == [1e-2] * 4 + [5e-3] * 8
     assert sorted(folder.name for folder in tmp_path.glob("checkpoint-*")) == sorted(
-        f"checkpoint-{step}" for step in range(2, 13, 2)
+        f"checkpoint-{step}" for step in range(0, 13, 2)
     )
     played = {(back, batch): answers for back, batch, answers in collect.answers}
     assert [batch for _, batch, _ in collect.answers] == [*range(8), *range(4, 12)]
@@ -166,22 +166,83 @@ def test_stops_when_all_are_used_and_tells_them_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "changes", "reason"),
+    ("at", "on_alarm", "reason"),
     [
-        (0, {}, "there is no checkpoint to roll back to: none of step 0 or before"),
-        (5, {"on_alarm": "stop"}, None),
+        (0, "rollback", "; there is no checkpoint to roll back to: none of step 0 or before"),
+        (5, "stop", ""),
     ],
 )
-def test_stops_where_it_cannot_or_must_not_go_back(
-    tmp_path: Path, at: int, changes: dict[str, Any], reason: str | None
-) -> None:
-    trainer = make_trainer(tmp_path, Collapsing(at, times=9), **{**SETTINGS, **changes})
+def test_stops_where_it_cannot_or_must_not_go_back(tmp_path: Path, at: int, on_alarm: str, reason: str) -> None:
+    collapsing = Collapsing(at, times=9)
+
+    def collect(rows: Any, trainer: AgentTrainer) -> list[Trajectory]:
+        shutil.rmtree(tmp_path / "checkpoint-0", ignore_errors=True)  # as a low save_total_limit does
+        return collapsing(rows, trainer)
+
+    trainer = make_trainer(tmp_path, collect, **SETTINGS | {"on_alarm": on_alarm})
     trainer.train()
     assert trainer.state.global_step == at + 3
     assert (tmp_path / f"checkpoint-{at + 3}").is_dir()
     assert not (tmp_path / FILE).exists()
-    said = "rollout/calls is 0, beyond alarm_calls_below=0.5"
-    assert trainer.alarm.reason == said if reason is None else str(trainer.alarm.reason).startswith(f"{said}; {reason}")
+    said = f"rollout/calls is 0, beyond alarm_calls_below=0.5{reason}"
+    assert str(trainer.alarm.reason).startswith(said)
+
+
+def test_an_alarm_before_the_first_save_goes_back_to_the_start(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path / "whole", Collapsing(0, times=1), **SETTINGS | {"save_steps": 4})
+    start = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    seen: list[dict[str, torch.Tensor]] = []
+
+    class Watching(Collapsing):
+        def __call__(self, rows: Any, trainer: AgentTrainer) -> list[Trajectory]:
+            if trainer.batches == 0:
+                seen.append({name: weight.clone() for name, weight in trainer.model.state_dict().items()})
+            return super().__call__(rows, trainer)
+
+    trainer.collect = Watching(0, times=1)
+    trainer.train()
+    assert trainer.alarm.reason is None
+    assert [(rollback.at, rollback.to, rollback.rollouts) for rollback in trainer.rollbacks.taken] == [(3, 0, 24)]
+    assert [row["learning_rate"] for row in rewards(trainer)] == [5e-3] * 12
+    assert_close(seen, [start, start], rtol=0, atol=0)
+
+
+def test_a_resume_from_the_start_is_a_start(tmp_path: Path) -> None:
+    """As where a run is killed before its first save; a run that never goes back needs no start."""
+    whole = make_trainer(tmp_path, Collapsing(99, times=0), **SETTINGS)
+    whole.train()
+    resumed = make_trainer(tmp_path, Collapsing(99, times=0), **SETTINGS)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-0"))
+    assert_close(end(resumed), end(whole), rtol=0, atol=0)
+    assert timeless(resumed.state.log_history) == timeless(whole.state.log_history)
+    make_trainer(tmp_path / "stop", Collapsing(99, times=0), **SETTINGS | {"on_alarm": "stop"}).train()
+    assert not (tmp_path / "stop" / "checkpoint-0").exists()
+
+
+class Mirror:
+    """A backend that notes the weights that it is given, and for which batch."""
+
+    def __init__(self, trainer: AgentTrainer) -> None:
+        self.trainer = trainer
+        self.given: list[tuple[int, int, torch.Tensor]] = []
+
+    def sync(self, model: Any) -> None:
+        weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+        self.given.append((len(self.trainer.rollbacks.taken), self.trainer.batches, weights))
+
+
+def test_a_backend_with_weights_of_its_own_gets_the_restored_ones(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Collapsing(5, times=1), **SETTINGS)
+    mirror = Mirror(trainer)
+    trainer.roll_out_by(mirror)  # type: ignore[arg-type]
+    trainer.train()
+    given = {(back, batch): weights for back, batch, weights in mirror.given}
+    assert [(back, batch) for back, batch, _ in mirror.given] == [
+        *((0, batch) for batch in range(8)),
+        *((1, batch) for batch in range(4, 12)),
+    ]
+    assert_close(given[1, 4], given[0, 4], rtol=0, atol=0)
+    assert not torch.equal(given[1, 4], given[0, 7])
 
 
 def test_a_backend_that_is_down_stops_the_run(tmp_path: Path) -> None:
@@ -253,8 +314,11 @@ def test_two_processes_go_back_together(tmp_path: Path) -> None:
     [
         ({"save_strategy": "no"}, "needs save_strategy=steps or epoch, save_only_model=False"),
         ({"save_only_model": True}, "save_only_model=True"),
-        ({"save_steps": 12}, r"save_steps=12 and max_steps=12 there is no checkpoint.*Set save_steps to 1, say"),
-        ({"save_total_limit": 2}, r"3 steps after the last good one.*Set save_total_limit to 3 or more"),
+        (
+            {"save_steps": 12},
+            r"save_steps=12 and max_steps=12 there is nothing but the start.*Set save_steps to 1, say",
+        ),
+        ({"save_total_limit": 2}, r"4 steps after the last good weights.*Set save_total_limit to 3 or more"),
         ({"max_rollbacks": 0}, "max_rollbacks must lie between 1"),
         ({"rollback_lr_factor": 2.0}, "rollback_lr_factor must lie between 0 and 1"),
         ({"on_alarm": "rolback"}, r"on_alarm: got 'rolback'.*rollback"),
@@ -266,7 +330,8 @@ def test_settings_without_a_way_back_are_refused(tmp_path: Path, changes: dict[s
 
 
 def test_the_smallest_limit_that_is_taken_keeps_a_good_checkpoint(tmp_path: Path) -> None:
-    for at in (4, 5):
+    """The weights that were saved after step 4 gave the first bad numbers, where those are step 5's."""
+    for at, to in ((4, 2), (5, 4)):
         trainer = make_trainer(tmp_path / str(at), Collapsing(at, times=1), **SETTINGS, save_total_limit=3)
         trainer.train()
-        assert [rollback.to for rollback in trainer.rollbacks.taken] == [4]
+        assert [rollback.to for rollback in trainer.rollbacks.taken] == [to]

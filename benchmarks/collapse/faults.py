@@ -1,0 +1,120 @@
+"""Faults between a trainer and its rollouts, put around `trainer.collect`: the trainer has no switch for them."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from agent_r1_gym.play.record import Trajectory
+from trainers.trainer import AgentTrainer, Collect, Row
+
+Weights = Mapping[str, torch.Tensor]
+
+
+class Rollouts:
+    """Hands a trainer's rollouts on as they are, and notes how many were right.
+
+    A fault overrides what is played, or what the trainer is told of it.
+
+    Args:
+        collect: what plays them.
+
+    Attributes:
+        em: exact match of the policy's episodes by number of the batch, whatever the trainer is told of them.
+    """
+
+    def __init__(self, collect: Collect) -> None:
+        self._collect = collect
+        self.em: dict[int, float] = {}
+
+    def __call__(self, rows: list[Row], trainer: AgentTrainer) -> list[Trajectory]:
+        """Returns an episode per row."""
+        records = self._play(rows, trainer)
+        self.em[trainer.batches] = statistics.mean(record.scores["em"] for record in records)
+        return self._told(records, trainer)
+
+    def _play(self, rows: list[Row], trainer: AgentTrainer) -> list[Trajectory]:
+        return self._collect(rows, trainer)
+
+    def _told(self, records: list[Trajectory], trainer: AgentTrainer) -> list[Trajectory]:
+        return records
+
+
+class OldWeights(Rollouts):
+    """An engine that gets new weights in every `every`-th batch only: a sync that is lost, or skipped to save time.
+
+    Rollouts are played, and their log-probs reported, by the weights that it has.
+    """
+
+    def __init__(self, collect: Collect, *, every: int) -> None:
+        super().__init__(collect)
+        self._every = every
+        self._weights: Weights = {}
+        self._rollbacks = 0
+
+    def _play(self, rows: list[Row], trainer: AgentTrainer) -> list[Trajectory]:
+        model, rollbacks = trainer.accelerator.unwrap_model(trainer.model), len(trainer.rollbacks.taken)
+        if trainer.batches % self._every == 0 or rollbacks > self._rollbacks:  # a rollback syncs at once
+            self._weights, self._rollbacks = weights_of(model), rollbacks
+        with lent(model, self._weights):
+            return super()._play(rows, trainer)
+
+
+class Outage(Rollouts):
+    """A search backend that is down in batches `begin` to `end`: most episodes that call it are lost.
+
+    Args:
+        collect: what plays them.
+        begin: number of the first batch.
+        end: number after the last one.
+        share: of the episodes with a call that are lost.
+        zero: they are scored 0 instead of marked as lost.
+    """
+
+    def __init__(self, collect: Collect, *, begin: int, end: int, share: float, zero: bool) -> None:
+        super().__init__(collect)
+        self._batches, self._share, self._zero = range(begin, end), share, zero
+
+    def _told(self, records: list[Trajectory], trainer: AgentTrainer) -> list[Trajectory]:
+        if trainer.batches not in self._batches:
+            return records
+        draws = random.Random(f"{trainer.args.seed} {trainer.batches}")
+        lost = [draws.random() < self._share and record.counts()["calls"] > 0 for record in records]
+        spoilt = zeroed if self._zero else dropped
+        return [spoilt(record) if gone else record for record, gone in zip(records, lost, strict=True)]
+
+
+def zeroed(record: Trajectory) -> Trajectory:
+    """Returns an episode that earned nothing."""
+    turns = (
+        replace(turn, reward=0.0, outcome_reward=0.0, reward_terms=dict.fromkeys(turn.reward_terms, 0.0))
+        for turn in record.turns
+    )
+    return replace(record, turns=tuple(turns))
+
+
+def dropped(record: Trajectory) -> Trajectory:
+    """Returns an episode that lost its backend."""
+    return replace(record, infrastructure_error="the search backend is down")
+
+
+def weights_of(model: Any) -> Weights:
+    """Returns a copy of a model's weights."""
+    return {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+
+
+@contextmanager
+def lent(model: Any, weights: Weights) -> Iterator[None]:
+    """While open, a model has other weights; its own come back bit for bit."""
+    own = weights_of(model)
+    model.load_state_dict(weights)
+    try:
+        yield
+    finally:
+        model.load_state_dict(own)

@@ -1,0 +1,223 @@
+"""The collapse laboratory: what a fall is, which alarm flags it, faults that end, tables and chart of made-up cells."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from agent_r1_gym.play.record import Trajectory
+from benchmarks.collapse import faults, run
+from benchmarks.collapse.chart import write_chart
+from benchmarks.collapse.settings import (
+    ALARMS,
+    BACK,
+    CAUSES,
+    DRIFT,
+    HEALTHY,
+    METHODS,
+    OUTAGES,
+    PATIENCE,
+    ROLLED_BACK,
+    Fall,
+)
+from benchmarks.collapse.signs import DRIFT_OPTION, fall_of, flags_of
+from benchmarks.collapse.tables import recovered
+from tests.kit.fixed import make_trajectory
+from tests.kit.tiny_model import make_model
+
+RULE = Fall(steps=3, share=0.5, window=2, least=0.2)
+
+
+@pytest.mark.parametrize(
+    ("em", "step"),
+    [
+        ([0.4, 0.6, 0.5, 0.2, 0.2, 0.1], 4),  # the best mean of two is .55, half of it .275
+        ([0.4, 0.6, 0.5, 0.2, 0.2, 0.5, 0.2, 0.2, 0.2], 7),  # two in a row are not enough
+        ([0.4, 0.6, 0.5, 0.2, 0.2], None),
+        ([0.4, 0.6, 0.5, 0.3, 0.3, 0.3, 0.3], None),  # not below half
+        ([0.1, 0.2, 0.1, 0.0, 0.0, 0.0], None),  # never .2
+        ([0.5, 0.0, 0.0, 0.0, 0.0], 3),  # mean .25 of the first two
+        ([0.5], None),
+        ([], None),
+    ],
+)
+def test_a_fall_is_so_many_steps_below_half_of_the_best(em: list[float], step: int | None) -> None:
+    assert fall_of(em, RULE) == step
+
+
+def test_a_fall_ignores_what_comes_later() -> None:
+    fallen = [0.4, 0.6, 0.5, 0.2, 0.2, 0.1]
+    assert fall_of([*fallen, 0.9, 0.9, 0.9], RULE) == fall_of(fallen, RULE)
+
+
+def healthy_log(steps: int = 20) -> dict[str, list[float | None]]:
+    same = {"em": 0.5, "entropy": 0.1, "grad_norm": 1.0, "rollout/repetition": 0.0, "rollout/calls": 1.5}
+    same |= {"rollout/malformed_turns": 0.0, "rollout/dropped": 0.0, "rollout/answer_share": 0.2}
+    same |= {"sampling/logprob_drift_mean": 1e-6}
+    return {name: [value] * steps for name, value in same.items()}
+
+
+def bad(option: str) -> float:
+    return ALARMS[option] * (0.5 if option.endswith("below") else 1.5)
+
+
+NUMBER = {
+    "alarm_entropy_below": "entropy",
+    "alarm_calls_below": "rollout/calls",
+    "alarm_dropped_above": "rollout/dropped",
+}
+
+
+def test_a_healthy_log_has_no_flag() -> None:
+    assert flags_of(healthy_log()) == {}
+
+
+@pytest.mark.parametrize("option", NUMBER)
+def test_a_flag_is_the_step_at_which_the_alarm_stops(option: str) -> None:
+    log = healthy_log()
+    log[NUMBER[option]][6:] = [bad(option)] * 14
+    assert flags_of(log) == {option: 6 + PATIENCE}
+    log[NUMBER[option]][6 + PATIENCE - 1] = healthy_log()[NUMBER[option]][0]  # not in a row
+    assert flags_of(log) == {option: 6 + 2 * PATIENCE}
+
+
+def test_drift_is_flagged_at_once_and_the_earliest_flag_comes_first() -> None:
+    log = healthy_log()
+    log["entropy"][0:] = [bad("alarm_entropy_below")] * 20
+    log["sampling/logprob_drift_mean"] = [None, 1e-6, *[2 * DRIFT] * 18]
+    assert flags_of(log) == {"alarm_entropy_below": PATIENCE, DRIFT_OPTION: 3}
+    log["sampling/logprob_drift_mean"][0] = 2 * DRIFT
+    assert list(flags_of(log)) == [DRIFT_OPTION, "alarm_entropy_below"]
+
+
+class Trainer(SimpleNamespace):
+    """What a fault asks of a trainer."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(
+            model=model, batches=0, args=SimpleNamespace(seed=0, temperature=1.0), rollbacks=SimpleNamespace(taken=[])
+        )
+        self.accelerator = SimpleNamespace(unwrap_model=lambda wrapped: wrapped)
+
+
+def episode(*, calls: int, em: float) -> Trajectory:
+    record = make_trajectory([2, 5], [([12, 3], em, [])])
+    turn = replace(record.turns[0], outcome_errors=(None,) * calls, reward_terms={"em": em})
+    return replace(record, turns=(turn,), scores={"em": em})
+
+
+def test_weights_that_are_lent_come_back() -> None:
+    model = make_model()
+    own = faults.weights_of(model)
+    with faults.lent(model, {name: torch.zeros_like(weight) for name, weight in own.items()}):
+        assert not any(weight.any() for weight in model.state_dict().values())
+    assert all(torch.equal(weight, own[name]) for name, weight in model.state_dict().items())
+
+
+def test_old_weights_are_renewed_every_so_many_batches_and_by_a_rollback() -> None:
+    trainer = Trainer(make_model())
+    first = next(iter(faults.weights_of(trainer.model)))
+    played: list[float] = []
+
+    def collect(rows: Any, trainer: Any) -> list[Trajectory]:
+        played.append(trainer.model.state_dict()[first].flatten()[0].item())
+        return [episode(calls=1, em=0.5)]
+
+    old = faults.OldWeights(collect, every=3)
+    for batch in (0, 1, 2, 3, 4, 4, 5):
+        if len(played) == 5:
+            trainer.rollbacks.taken.append("one")
+        trainer.batches = batch
+        trainer.model.state_dict()[first].fill_(len(played))
+        old([], trainer)
+    assert played == [0, 0, 0, 3, 3, 5, 5]
+    assert old.em == dict.fromkeys(range(6), 0.5)
+
+
+@pytest.mark.parametrize("zero", [True, False])
+def test_an_outage_loses_episodes_that_call_while_it_lasts(zero: bool) -> None:
+    records = [episode(calls=1, em=1.0), episode(calls=0, em=1.0)]
+    trainer = Trainer(None)
+    outage = faults.Outage(lambda *_: records, begin=1, end=2, share=1.0, zero=zero)
+    told = {}
+    for trainer.batches in range(3):
+        told[trainer.batches] = outage([], trainer)
+    assert told[0] == told[2] == records
+    lost, other = told[1]
+    assert other == records[1]
+    assert (lost.infrastructure_error is None, lost.episode_return) == ((True, 0.0) if zero else (False, 1.0))
+    assert outage.em == {0: 1.0, 1: 1.0, 2: 1.0}
+
+
+def test_every_method_has_a_name_of_its_own() -> None:
+    assert len(METHODS) == len(CAUSES) + len(ROLLED_BACK) + len(HEALTHY) + len(OUTAGES)
+    assert {name.removesuffix(BACK) for name in ROLLED_BACK} <= set(CAUSES)
+
+
+def made_up(name: str, seed: int) -> dict[str, Any]:
+    """A cell that falls at step 30, and is flagged at 20 - seed; a rollback or health prevents both."""
+    log = healthy_log(40)
+    if name in CAUSES or name == "zeroed":
+        log["em"][29:] = [0.1] * 11
+        log["entropy"][20 - seed - PATIENCE :] = [bad("alarm_entropy_below")] * (20 + seed + PATIENCE)
+    else:
+        log["em"][30:] = [0.9] * 10
+    return {"method": name, "seed": seed, "log": log, "rollbacks": [], "stopped": None}
+
+
+def test_tables_and_chart_are_of_the_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cause = "rate"
+    for name in (cause, f"{cause}{BACK}", "grpo", *OUTAGES):
+        for seed in (0, 1):
+            (tmp_path / f"{name}-{seed}.json").write_text(json.dumps(made_up(name, seed)))
+    assert run.main(["table", "--output", str(tmp_path)]) == 0
+    warned, saved, healthy, outage = capsys.readouterr().out.strip().split("\n\n")
+    title = CAUSES[cause].title
+    assert warned.splitlines()[2:] == [f"| {title} | 2 | `alarm_entropy_below` 2 | 20 19 | 30 30 | 10 11 | 2 of 2 |"]
+    assert saved.splitlines()[2:] == [f"| {title} | 2 | 0 0 | 2 of 2 | 2 of 2 | 0.90 (0.90 to 0.90) |"]
+    assert healthy.splitlines()[2:] == ["| grpo | 2 | 0 | 0 | 0.90 (0.90 to 0.90) |"]
+    assert [line.rsplit(" | ", 1)[1] for line in outage.splitlines()[2:]] == [
+        "0.90 (0.90 to 0.90) |",
+        "0.10 (0.10 to 0.10) |",
+    ]
+    cells = {name: [made_up(name, 0)] for name in (cause, "grpo", *OUTAGES)}
+    write_chart(cells, tmp_path / "chart.svg")
+    root = ElementTree.fromstring((tmp_path / "chart.svg").read_text())
+    drawn = [element.get("class") for element in root.iter() if element.get("class")]
+    assert drawn.count("run") == 2  # and one in the legend
+    assert {"flag", "fall", "healthy", "dropped", "zeroed", "outage"} <= set(drawn)
+
+
+def test_recovered_means_to_the_end_without_a_fall_and_better_than_at_first() -> None:
+    cell = made_up("grpo", 0)
+    assert recovered(cell)
+    assert not recovered(cell, steps=41)
+    assert not recovered(made_up("rate", 0))
+    cell["log"]["em"] = [0.5] * 40
+    assert not recovered(cell)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["masks", f"rate{BACK}", "old", "dropped"])
+def test_a_cell_runs(name: str, tmp_path: Path) -> None:
+    assert run.main(["run", "--quick", "--method", name, "--output", str(tmp_path)]) == 0
+    cell = json.loads((tmp_path / "quick" / f"{name}-0.json").read_text())
+    assert cell["method"] == name
+    assert {len(values) for values in cell["log"].values()} == {3}
+    assert {"em", "entropy", "rollout/calls", "sampling/logprob_drift_mean"} <= set(cell["log"])
+    first, unchecked, later = cell["log"]["sampling/logprob_drift_mean"]
+    assert (first < 1e-4, unchecked, later < 1e-4) == (True, None, name != "old")
+    assert cell["commit"]
+
+
+def test_the_table_refuses_options_that_it_would_not_heed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run.main(["table", "--seed", "0"])
+    assert "takes all cells" in capsys.readouterr().err
