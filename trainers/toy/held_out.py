@@ -57,6 +57,8 @@ def play(
     options: Mapping[str, Any],
     *,
     questions: int,
+    env: str = ENV,
+    top_p: float = 1.0,
     rag: bool = False,
     seed: int = 0,
     bar: Any = None,
@@ -68,6 +70,8 @@ def play(
         tokenizer: the model's.
         options: options of the environment.
         questions: how many.
+        env: id of the environment.
+        top_p: smallest set of tokens with at least this probability is sampled from.
         rag: Naive RAG with the model as its reader, instead of the model with tools.
         seed: seed of the run.
         bar: a progress bar, updated after each episode.
@@ -75,11 +79,11 @@ def play(
     local = wrap_model(
         model,
         tokenizer,
-        sampling={"temperature": 1.0, "max_new_tokens": _TURN_TOKENS},
+        sampling={"temperature": 1.0, "top_p": top_p, "max_new_tokens": _TURN_TOKENS},
         slots=min(questions, _SIDE_BY_SIDE),
     )
     player = Player(
-        functools.partial(make_text_env, ENV, options, markup=local.chat.markup),
+        functools.partial(make_text_env, env, options, markup=local.chat.markup),
         method=make_method("naive-rag" if rag else "tools"),
         chat=local.chat,
         limits=local.limits,
