@@ -23,6 +23,19 @@ def marks(episodes: Iterable[Trajectory]) -> str:
     return "".join(str(int(bool(episode.solved))) for episode in episodes)
 
 
+def episode_row(title: str, episode: Trajectory) -> dict[str, Any]:
+    """Returns what is kept of an episode: what was replied follows from it and the task."""
+    actions = [turn.action for turn in episode.turns]
+    return {
+        "set": title,
+        "task": episode.task_index,
+        "solved": bool(episode.solved),
+        "end": episode.end_reason,
+        "answer": episode.answer,
+        "actions": actions,
+    }
+
+
 def digest(model: Any) -> str:
     """Returns what tells the weights of a model apart from all others."""
     weights = blake2b(digest_size=16)

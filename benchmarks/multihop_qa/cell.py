@@ -16,7 +16,7 @@ from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import make_tool_env
 from agent_r1_gym.tools.search import NOTHING_FOUND
 from benchmarks.common.cells import EPISODES, Cell, load_start
-from benchmarks.common.curves import Meter, digest, logged, marks
+from benchmarks.common.curves import Meter, digest, episode_row, logged, marks
 from benchmarks.multihop_qa.settings import METHODS, Method, Profile
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
@@ -87,7 +87,7 @@ def run_cell(profile: Profile, start: int, name: str, seed: int, warm: Path, scr
         "exact": {title: marks(played) for title, played in episodes.items()},
         "retries": retries(episode for played in episodes.values() for episode in played),
         "weights": digest(policy.model),
-        EPISODES: [_row(title, episode) for title, played in episodes.items() for episode in played],
+        EPISODES: [episode_row(title, episode) for title, played in episodes.items() for episode in played],
     }
 
 
@@ -105,19 +105,6 @@ def retries(episodes: Iterable[Trajectory]) -> dict[str, int]:
                 found["same_query"] += bool(after) and before == after
                 found["another_query"] += bool(after) and before != after
     return found
-
-
-def _row(title: str, episode: Trajectory) -> dict[str, Any]:
-    """Returns what is kept of an episode: what was replied follows from it and the task."""
-    actions = [turn.action for turn in episode.turns]
-    return {
-        "set": title,
-        "task": episode.task_index,
-        "solved": bool(episode.solved),
-        "end": episode.end_reason,
-        "answer": episode.answer,
-        "actions": actions,
-    }
 
 
 def _learn(

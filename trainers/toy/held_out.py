@@ -58,7 +58,6 @@ def play(
     *,
     questions: int,
     env: str = ENV,
-    top_p: float = 1.0,
     rag: bool = False,
     seed: int = 0,
     bar: Any = None,
@@ -71,7 +70,6 @@ def play(
         options: options of the environment.
         questions: how many.
         env: id of the environment.
-        top_p: smallest set of tokens with at least this probability is sampled from.
         rag: Naive RAG with the model as its reader, instead of the model with tools.
         seed: seed of the run.
         bar: a progress bar, updated after each episode.
@@ -79,7 +77,7 @@ def play(
     local = wrap_model(
         model,
         tokenizer,
-        sampling={"temperature": 1.0, "top_p": top_p, "max_new_tokens": _TURN_TOKENS},
+        sampling={"temperature": 1.0, "max_new_tokens": _TURN_TOKENS},
         slots=min(questions, _SIDE_BY_SIDE),
     )
     player = Player(
