@@ -54,7 +54,7 @@ FLOORS = {
     "benchmarks": (
         ("__init__",),
         ("common",),
-        ("adapters", "env_speed", "eval_speed", "multihop_qa", "sandbox", "service_desk", "vllm"),
+        ("adapters", "credit", "env_speed", "eval_speed", "multihop_qa", "sandbox", "service_desk", "vllm"),
         ("trainer_speed", "discovery", "endurance", "refill", "collapse"),
         ("scaling", "gpu"),
     ),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -46,6 +46,27 @@ class WarmStart:
     size: str
     options: Mapping[str, Any]
 
+    def teach(self, folder: Path) -> Mapping[str, Any]:
+        """Writes model and tokenizer; returns its log."""
+        tokenizer = build_tokenizer()
+        model = _placed(build_model(tokenizer, size=self.size))
+        log = warm_start(model, tokenizer, **self.options)
+        save_half(model, tokenizer, folder)
+        return {"log": log}
+
+
+class Teaching(Protocol):
+    """How the model that cells start from comes to be; other settings have another `repr`."""
+
+    def teach(self, folder: Path) -> Mapping[str, Any]:
+        """Writes model and tokenizer into an empty folder; returns what is to be told of it."""
+
+
+def save_half(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Writes model, in float16, and tokenizer."""
+    model.to(torch.float16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
 
 def add_cell_options(parser: argparse.ArgumentParser, methods: Iterable[str], results: Path, *, seeds: str) -> None:
     """Adds the options that choose cells and their folder; `seeds` names the default ones."""
@@ -61,7 +82,7 @@ def run_cells(
     cells: Iterable[tuple[str, int]],
     make: Callable[[str, int, Path, Path], Cell],
     *,
-    start: WarmStart | None,
+    start: Teaching | None,
     command: Sequence[str],
 ) -> int:
     """Makes the cells that `folder` does not hold yet; each file is written whole, with where its numbers come from.
@@ -132,7 +153,7 @@ def _placed(model: Any) -> Any:
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _start_folder(start: WarmStart | None, folder: Path, command: Sequence[str]) -> Path:
+def _start_folder(start: Teaching | None, folder: Path, command: Sequence[str]) -> Path:
     """Returns the folder of model and tokenizer; makes them in `folder` if they are not there.
 
     Other settings make another folder, so that no cell starts from a model that was taught differently. Other code does
@@ -143,13 +164,8 @@ def _start_folder(start: WarmStart | None, folder: Path, command: Sequence[str])
     path = folder / f"start-{blake2b(repr(start).encode(), digest_size=4).hexdigest()}"
     with locked(path, timeout=_LONGEST):
         if not path.exists():
-            say(f"warm start of {start.size} parameters, kept in {path}")
-            tokenizer = build_tokenizer()
-            model = _placed(build_model(tokenizer, size=start.size))
-            log = warm_start(model, tokenizer, **start.options)
-            facts = {"start": repr(start), "log": log} | provenance(command)
+            say(f"warm start, kept in {path}: {start}")
             with atomic_directory(path) as temporary:
-                model.to(torch.float16).save_pretrained(temporary)
-                tokenizer.save_pretrained(temporary)
+                facts = {"start": repr(start), **start.teach(temporary), **provenance(command)}
                 (temporary / "start.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
     return path

@@ -6,17 +6,17 @@ import random
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoTokenizer, TrainerCallback, TrainerControl, TrainerState
+from transformers import AutoTokenizer
 
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import make_tool_env
 from agent_r1_gym.tools.search import NOTHING_FOUND
 from benchmarks.common.cells import EPISODES, Cell, load_start
+from benchmarks.common.curves import Meter, digest, episode_row, logged, marks
 from benchmarks.multihop_qa.settings import METHODS, Method, Profile
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
@@ -87,13 +87,8 @@ def run_cell(profile: Profile, start: int, name: str, seed: int, warm: Path, scr
         "exact": {title: marks(played) for title, played in episodes.items()},
         "retries": retries(episode for played in episodes.values() for episode in played),
         "weights": digest(policy.model),
-        EPISODES: [_row(title, episode) for title, played in episodes.items() for episode in played],
+        EPISODES: [episode_row(title, episode) for title, played in episodes.items() for episode in played],
     }
-
-
-def marks(episodes: Iterable[Trajectory]) -> str:
-    """Returns a character per episode: 1 if its answer is right, else 0."""
-    return "".join(str(int(bool(episode.solved))) for episode in episodes)
 
 
 def retries(episodes: Iterable[Trajectory]) -> dict[str, int]:
@@ -110,28 +105,6 @@ def retries(episodes: Iterable[Trajectory]) -> dict[str, int]:
                 found["same_query"] += bool(after) and before == after
                 found["another_query"] += bool(after) and before != after
     return found
-
-
-def digest(model: Any) -> str:
-    """Returns what tells the weights of a model apart from all others."""
-    weights = blake2b(digest_size=16)
-    for name, tensor in sorted(model.state_dict().items()):
-        weights.update(name.encode())
-        weights.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
-    return weights.hexdigest()
-
-
-def _row(title: str, episode: Trajectory) -> dict[str, Any]:
-    """Returns what is kept of an episode: what was replied follows from it and the task."""
-    actions = [turn.action for turn in episode.turns]
-    return {
-        "set": title,
-        "task": episode.task_index,
-        "solved": bool(episode.solved),
-        "end": episode.end_reason,
-        "answer": episode.answer,
-        "actions": actions,
-    }
 
 
 def _learn(
@@ -165,29 +138,8 @@ def _reinforce(
     meter = Meter(start._replace(model=trainer.model), sets, questions=profile.curve_questions, every=profile.every)
     trainer.add_callback(meter)
     trainer.train()
-    rows = [row for row in trainer.state.log_history if LOGGED["em"] in row]
-    log = {name: [round(row[key], 4) for row in rows if key in row] for name, key in LOGGED.items()}
-    return start._replace(model=trainer.model.eval()), {"curve": meter.points, "log": log}
-
-
-class Meter(TrainerCallback):
-    """Measures the policy on held-out questions while it trains.
-
-    Attributes:
-        points: rows of the step and, by test set, `marks`.
-    """
-
-    def __init__(
-        self, policy: Policy, sets: Mapping[str, Mapping[str, Any]], *, questions: int, every: int | None
-    ) -> None:
-        self.points: list[dict[str, Any]] = []
-        self._policy, self._sets, self._questions, self._every = policy, sets, questions, every
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_others: Any) -> None:
-        """Plays the questions after every so many steps."""
-        if self._every and state.global_step % self._every == 0:
-            exact = {title: marks(self._policy.play(sets, self._questions)) for title, sets in self._sets.items()}
-            self.points.append({"step": state.global_step, **exact})
+    learnt = {"curve": meter.points, "log": logged(trainer.state.log_history, LOGGED)}
+    return start._replace(model=trainer.model.eval()), learnt
 
 
 def _full_demonstrations(

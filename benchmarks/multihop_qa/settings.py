@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from benchmarks.common.cells import WarmStart
+from benchmarks.common.contrasts import Contrast
 from trainers.toy.warm_start import READING
 
 Kind = Literal["naive-rag", "untrained", "rl", "rejection", "demonstrations"]
-Measure = Literal["area", "end"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +65,6 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-class Contrast(NamedTuple):
-    """A difference that was named before the cells ran: `ours` - `theirs`, keys of `METHODS`, by a measure.
-
-    "area": mean exact match over the evaluations while training, the main measure. "end": exact match of the final
-    model, where one of the two has no curve.
-    """
-
-    title: str
-    ours: str
-    theirs: str
-    measure: Measure = "area"
-
-
 ALGORITHMS = ("ppo", "grpo", "reinforce++", "reinforce++-baseline", "rloo")
 CONTRASTS = (
     Contrast("PPO - GRPO", "ppo", "grpo"),
@@ -96,9 +83,7 @@ CONTRASTS = (
     *(Contrast(f"{METHODS[name].title} - Naive RAG", name, "naive-rag", "end") for name in ALGORITHMS),
     *(Contrast(f"{METHODS[name].title} - Base Tool Call", name, "base", "end") for name in ALGORITHMS),
 )
-"""Tested together: their p-values are Holm's."""
-FIRST_PILOT_SEED = 100
-"""Cells with this seed or a higher one are a pilot's: the power of the experiment is reckoned from them alone."""
+"""Tested together: their p-values are Holm's. The area is the main measure, the end is for where one has no curve."""
 PILOT = ("ppo", "grpo", "reinforce++")
 
 PAPER: Mapping[str, tuple[float, float, float]] = {

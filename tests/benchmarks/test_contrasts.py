@@ -1,4 +1,4 @@
-"""What is said of the cells of the paper's tables: effects, intervals, power, verdicts; against values by hand."""
+"""What is said of cells: effects, intervals, power, verdicts; against values by hand."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 from agent_r1_gym.errors import ConfigurationError
 from benchmarks.common import cells
 from benchmarks.common.cells import EPISODES, read_cells, run_cells, write_cell
-from benchmarks.multihop_qa.contrasts import difference, effect, pairs_needed, power, scores, smallest_difference
-from benchmarks.multihop_qa.settings import PROFILES
-from benchmarks.multihop_qa.tables import Cells, contrasts_table, power_table, steps_to
+from benchmarks.common.contrasts import difference, effect, pairs_needed, power, scores, smallest_difference
+from benchmarks.common.tables import contrasts_table, power_table
+from benchmarks.multihop_qa.settings import CONTRASTS, PILOT, PROFILES
+from benchmarks.multihop_qa.tables import Cells, steps_to
 
 CELL = {
     "curve": [{"step": 5, "a": "10", "b": "00"}, {"step": 10, "a": "11", "b": "01"}],
@@ -118,14 +119,15 @@ def test_tables_keep_the_pilot_apart_and_give_verdicts(tmp_path: Path) -> None:
     cells_found, pilot = Cells(tmp_path, profile), Cells(tmp_path, profile, pilot=True)
     assert {len(found) for found in cells_found.by_method.values()} == {9}
     assert {len(found) for found in pilot.by_method.values()} == {6}
-    lines = contrasts_table(cells_found).splitlines()
+    lines = contrasts_table(cells_found, CONTRASTS).splitlines()
     [mask] = [line for line in lines if line.startswith("| both masks, GRPO")]
     assert "| area | 9 |" in mask
     assert "| higher |" in mask
     [algorithms] = [line for line in lines if line.startswith("| PPO - GRPO")]
     assert "| undecided |" in algorithms
     assert not any("REINFORCE++ - GRPO" in line for line in lines)
-    assert [line.split(" | ")[0] for line in power_table(pilot, profile).splitlines()[2:]] == ["| area", "| end"]
+    power_rows = power_table(pilot, PILOT, planned=15).splitlines()[2:]
+    assert [line.split(" | ")[0] for line in power_rows] == ["| area", "| end"]
 
 
 # --- where cells are kept ----------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ def play(
     options: Mapping[str, Any],
     *,
     questions: int,
+    env: str = ENV,
     rag: bool = False,
     seed: int = 0,
     bar: Any = None,
@@ -68,6 +69,7 @@ def play(
         tokenizer: the model's.
         options: options of the environment.
         questions: how many.
+        env: id of the environment.
         rag: Naive RAG with the model as its reader, instead of the model with tools.
         seed: seed of the run.
         bar: a progress bar, updated after each episode.
@@ -79,7 +81,7 @@ def play(
         slots=min(questions, _SIDE_BY_SIDE),
     )
     player = Player(
-        functools.partial(make_text_env, ENV, options, markup=local.chat.markup),
+        functools.partial(make_text_env, env, options, markup=local.chat.markup),
         method=make_method("naive-rag" if rag else "tools"),
         chat=local.chat,
         limits=local.limits,

@@ -1,7 +1,8 @@
-"""What the cells say: effects with intervals over warm starts, seeds and paths, tests, and what can be decided at all.
+"""What cells say: effects with intervals over warm starts, seeds and clusters, tests, and what can be decided at all.
 
 A pair is a warm start and a seed: both methods begin with the same weights, see the same questions and are tested on
-the same ones. Questions along one path of relations depend on each other, so that they are drawn together.
+the same ones. Questions that depend on each other, as those along one path of relations do, are a cluster: they are
+drawn together.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,24 @@ from benchmarks.common.cells import Cell
 Floats = npt.NDArray[np.float64]
 Pair = tuple[int, int]
 """Warm start and seed."""
+Measure = Literal["area", "end"]
+FIRST_PILOT_SEED = 100
+"""Cells with this seed or a higher one are a pilot's: the power of an experiment is reckoned from them alone."""
 LEVEL, POWER = 0.95, 0.8
 _RESAMPLES, _DRAWS = 2_000, 100_000
 _MOST_PAIRS = 200
+
+
+class Contrast(NamedTuple):
+    """A difference that was named before the cells ran: `ours` - `theirs`, keys of methods, by a measure.
+
+    "area": mean score over the evaluations while training. "end": score of the final model.
+    """
+
+    title: str
+    ours: str
+    theirs: str
+    measure: Measure = "area"
 
 
 class Effect(NamedTuple):
@@ -30,7 +46,7 @@ class Effect(NamedTuple):
 
     Attributes:
         mean: over pairs and questions.
-        low: lower end of the 95 % interval over warm starts, seeds and paths.
+        low: lower end of the 95 % interval over warm starts, seeds and clusters.
         high: upper end.
         sd: standard deviation between pairs.
         pairs: their number.
@@ -61,19 +77,19 @@ def scores(cell: Cell, titles: Sequence[str], measure: str) -> Floats:
     return np.asarray(scored.mean(axis=0))
 
 
-def effect(values: Mapping[Pair, Floats], paths: Mapping[int, Sequence[Any]], *, seed: int = 0) -> Effect:
+def effect(values: Mapping[Pair, Floats], clusters: Mapping[int, Sequence[Any]], *, seed: int = 0) -> Effect:
     """Returns the mean of `values`, its interval and its test against 0.
 
-    The interval is the percentile interval of a bootstrap that draws warm starts, and for each of them seeds and paths,
-    all with replacement. Of three warm starts it can say little: it is too narrow if they differ a lot.
+    The interval is the percentile interval of a bootstrap that draws warm starts, and for each of them seeds and
+    clusters, all with replacement. Of three warm starts it can say little: it is too narrow if they differ a lot.
 
     Args:
         values: by warm start and seed, (questions,): scores, or differences of scores.
-        paths: by warm start, what path each question follows.
+        clusters: by warm start, the cluster of each question.
         seed: seed of the resamples.
     """
     by_pair = [float(values[pair].mean()) for pair in sorted(values)]
-    tables = [_table(start, values, paths[start]) for start in sorted({start for start, _ in values})]
+    tables = [_table(start, values, clusters[start]) for start in sorted({start for start, _ in values})]
     generator = np.random.default_rng(seed)
     starts = generator.integers(0, len(tables), (len(tables), _RESAMPLES))
     drawn = [np.choose(chosen, [_resample(table, generator) for table in tables]) for chosen in starts]
@@ -87,20 +103,20 @@ def difference(ours: Mapping[Pair, Floats], theirs: Mapping[Pair, Floats]) -> di
     return {pair: ours[pair] - theirs[pair] for pair in ours if pair in theirs}
 
 
-def _table(start: int, values: Mapping[Pair, Floats], paths: Sequence[Any]) -> tuple[Floats, Floats]:
-    """Returns the sums by seed and path, (seeds, paths), and the number of questions per path, (paths,)."""
-    order = {path: number for number, path in enumerate(dict.fromkeys(paths))}
-    member = np.zeros((len(paths), len(order)))
-    member[range(len(paths)), [order[path] for path in paths]] = 1
+def _table(start: int, values: Mapping[Pair, Floats], clusters: Sequence[Any]) -> tuple[Floats, Floats]:
+    """Returns sums by seed and cluster, (seeds, clusters), and the number of questions per cluster, (clusters,)."""
+    order = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
+    member = np.zeros((len(clusters), len(order)))
+    member[range(len(clusters)), [order[cluster] for cluster in clusters]] = 1
     rows = np.array([values[pair] for pair in sorted(values) if pair[0] == start])
     return rows @ member, member.sum(axis=0)
 
 
 def _resample(table: tuple[Floats, Floats], generator: np.random.Generator) -> Floats:
-    """Returns the mean of each resample of the seeds and paths of a warm start, (resamples,)."""
+    """Returns the mean of each resample of the seeds and clusters of a warm start, (resamples,)."""
     sums, sizes = table
-    seeds, paths = (generator.multinomial(count, [1 / count] * count, _RESAMPLES) for count in sums.shape)
-    return np.asarray(((seeds @ sums) * paths).sum(axis=1) / (len(sums) * (paths @ sizes)))
+    seeds, clusters = (generator.multinomial(count, [1 / count] * count, _RESAMPLES) for count in sums.shape)
+    return np.asarray(((seeds @ sums) * clusters).sum(axis=1) / (len(sums) * (clusters @ sizes)))
 
 
 def pairs_needed(difference: float, sd: float) -> int | None:

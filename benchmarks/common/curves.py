@@ -1,0 +1,77 @@
+"""What a cell keeps of a policy: marks on questions, its curve while it trains, its log, a digest of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from agent_r1_gym.play.record import Trajectory
+
+
+class Plays(Protocol):
+    """A policy that plays questions."""
+
+    def play(self, options: Mapping[str, Any], questions: int, /) -> list[Trajectory]:
+        """Returns the episodes of an environment's first questions, in their order."""
+
+
+def marks(episodes: Iterable[Trajectory]) -> str:
+    """Returns a character per episode: 1 if its answer is right, else 0."""
+    return "".join(str(int(bool(episode.solved))) for episode in episodes)
+
+
+def episode_row(title: str, episode: Trajectory) -> dict[str, Any]:
+    """Returns what is kept of an episode: what was replied follows from it and the task."""
+    actions = [turn.action for turn in episode.turns]
+    return {
+        "set": title,
+        "task": episode.task_index,
+        "solved": bool(episode.solved),
+        "end": episode.end_reason,
+        "answer": episode.answer,
+        "actions": actions,
+    }
+
+
+def digest(model: Any) -> str:
+    """Returns what tells the weights of a model apart from all others."""
+    weights = blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        weights.update(name.encode())
+        weights.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+    return weights.hexdigest()
+
+
+def logged(rows: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, list[float]]:
+    """Returns numbers of each training step, by name; names are those of the trainer's log.
+
+    Args:
+        rows: the log.
+        names: name to name in the log. A row counts as a step's if it holds the first of them.
+    """
+    first = next(iter(names.values()))
+    steps = [row for row in rows if first in row]
+    return {name: [round(row[key], 4) for row in steps if key in row] for name, key in names.items()}
+
+
+class Meter(TrainerCallback):
+    """Measures the policy on held-out questions while it trains.
+
+    Attributes:
+        points: rows of the step and, by test set, `marks`.
+    """
+
+    def __init__(
+        self, policy: Plays, sets: Mapping[str, Mapping[str, Any]], *, questions: int, every: int | None
+    ) -> None:
+        self.points: list[dict[str, Any]] = []
+        self._policy, self._sets, self._questions, self._every = policy, sets, questions, every
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_others: Any) -> None:
+        """Plays the questions after every so many steps."""
+        if self._every and state.global_step % self._every == 0:
+            exact = {title: marks(self._policy.play(sets, self._questions)) for title, sets in self._sets.items()}
+            self.points.append({"step": state.global_step, **exact})

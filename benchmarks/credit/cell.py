@@ -1,0 +1,97 @@
+"""One cell: a method trains the model of a warm start with a seed, and is measured while it does and at the end."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoTokenizer
+
+from agent_r1_gym.play.record import Trajectory
+from benchmarks.common.cells import EPISODES, Cell, load_start
+from benchmarks.common.curves import Meter, digest, episode_row, logged, marks
+from benchmarks.credit.settings import METHODS, Profile
+from benchmarks.credit.teaching import ENV
+from trainers.toy.held_out import play
+from trainers.toy.quickstart import configuration
+from trainers.train import build_trainer
+
+LOGGED: Mapping[str, str] = {
+    "em": "rollout/reward/em",
+    "return": "reward",
+    "noted_fact": "rollout/reward/noted_fact",
+    "without_signal": "group/without_signal",
+    "entropy": "entropy",
+    "turns": "rollout/turns",
+    "malformed_turns": "rollout/malformed_turns",
+    "truncated": "rollout/truncated",
+}
+"""What a cell keeps of each training step, and its name in the trainer's log."""
+
+
+class Policy(NamedTuple):
+    """A model, and the seed of its samples."""
+
+    model: Any
+    tokenizer: Any
+    seed: int
+
+    def play(self, options: Mapping[str, Any], questions: int) -> list[Trajectory]:
+        """Returns the episodes, sampled at temperature 1, in the order of the questions."""
+        episodes = play(self.model, self.tokenizer, options, questions=questions, env=ENV, seed=self.seed)
+        return sorted(episodes, key=lambda episode: episode.task_index)
+
+
+def run_cell(profile: Profile, start: int, name: str, seed: int, warm: Path, scratch: Path) -> Cell:
+    """Trains the model of one cell and returns its curve, its log and what it does on the test set.
+
+    Args:
+        profile: scale of the experiment.
+        start: number of the warm start, in `profile.starts`.
+        name: key of `METHODS`.
+        seed: of the rollouts and of the samples that are drawn in tests.
+        warm: folder of the model to start from.
+        scratch: a folder for what need not stay.
+    """
+    method = METHODS[name]
+    torch.manual_seed(seed)
+    tokenizer = AutoTokenizer.from_pretrained(warm)
+    world = {"env_id": ENV, "env_kwargs": {**profile.training, "reward": method.reward}}
+    options: dict[str, Any] = {**profile.trainer, **world, **method.options}
+    args = configuration(scratch, steps=profile.steps, seed=seed, **options)
+    trainer = build_trainer(args, load_start(warm), tokenizer=tokenizer)
+    policy = Policy(trainer.model, tokenizer, seed)
+    (curve_title, curve_options), (title, test_options) = profile.curve_set, profile.test_set
+    wall, cpu = time.perf_counter(), time.process_time()
+    before = marks(policy.play(curve_options, profile.curve_questions))
+    meter = Meter(policy, {curve_title: curve_options}, questions=profile.curve_questions, every=profile.every)
+    trainer.add_callback(meter)
+    trainer.train()
+    played = policy._replace(model=trainer.model.eval()).play(test_options, profile.questions)
+    return {
+        "method": method.title,
+        "start": start,
+        "seed": seed,
+        "before": before,
+        "curve": meter.points,
+        "log": logged(trainer.state.log_history, LOGGED),
+        "exact": {title: marks(played)},
+        **behaviour(played),
+        "seconds": time.perf_counter() - wall,
+        "cpu_seconds": time.process_time() - cpu,
+        "weights": digest(trainer.model),
+        EPISODES: [episode_row(title, episode) for episode in played],
+    }
+
+
+def behaviour(episodes: Iterable[Trajectory]) -> dict[str, float]:
+    """Returns, of episodes with process rewards, the mean share of facts noted and the mean number of turns."""
+    played = list(episodes)
+    return {
+        "noted": statistics.mean(episode.reward_terms.get("noted_fact", 0.0) for episode in played),
+        "turns": statistics.mean(len(episode.turns) for episode in played),
+    }
