@@ -67,7 +67,7 @@ RATE = 3e-4
 """The quickstart's learning rate."""
 FALL = Fall()
 FULL = Settings()
-QUICK = Settings(steps=3, rollouts=8, copies=4, seeds=(0,))
+QUICK = Settings(steps=4, rollouts=8, copies=4, seeds=(0,))
 OUTAGE = (5, 25)
 """First batch of the twenty without a search backend, and the one after the last."""
 LOST = 0.916
