@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from benchmarks.common.cells import WarmStart
 from benchmarks.common.contrasts import Contrast
+from trainers.toy.demonstrations import Habits
 from trainers.toy.warm_start import READING
 
 Kind = Literal["naive-rag", "untrained", "rl", "rejection", "demonstrations"]
@@ -39,8 +40,8 @@ def _rl(title: str, algorithm: str, **options: Any) -> Method:
     return Method(title, "rl", {"algorithm": algorithm, **options}, paper=title)
 
 
-def _process(title: str, algorithm: str) -> Method:
-    return Method(f"{title}, process rewards", "rl", {"algorithm": algorithm}, reward="process")
+def _process(title: str, algorithm: str, **options: Any) -> Method:
+    return Method(f"{title}, process rewards", "rl", {"algorithm": algorithm, **options}, reward="process")
 
 
 METHODS: Mapping[str, Method] = {
@@ -56,13 +57,15 @@ METHODS: Mapping[str, Method] = {
     "ppo-no-advantage-mask": _rl("PPO without advantage mask", "ppo", advantage_mask=False),
     "ppo-no-masks": _rl("PPO without advantage and loss mask", "ppo", advantage_mask=False, loss_mask=False),
     "grpo-no-loss-mask": _rl("GRPO without loss mask", "grpo", loss_mask=False, advantage_mask=False),
-    "ppo-turn": Method("PPO, GAE by turn", "rl", {"algorithm": "ppo", "gae_level": "turn"}),
     "grpo-process": _process("GRPO", "grpo"),
     "turn_group": _process("turn_group", "turn_group"),
     "gigpo": _process("GiGPO", "gigpo"),
     "gagpo": _process("GAGPO", "gagpo"),
     "mt_grpo": _process("MT-GRPO", "mt_grpo"),
+    "ppo-process": _process("PPO, lambda .95", "ppo", lam=0.95),
+    "ppo-turn": _process("PPO, GAE by turn, lambda .95", "ppo", lam=0.95, gae_level="turn"),
 }
+"""With lambda 1, the default, GAE by turn and by token would differ in the baseline alone."""
 
 
 ALGORITHMS = ("ppo", "grpo", "reinforce++", "reinforce++-baseline", "rloo")
@@ -77,7 +80,7 @@ CONTRASTS = (
     Contrast("credit by turn, GiGPO - GRPO, process rewards", "gigpo", "grpo-process"),
     Contrast("credit by turn, GAGPO - GRPO, process rewards", "gagpo", "grpo-process"),
     Contrast("credit by turn, MT-GRPO - GRPO, process rewards", "mt_grpo", "grpo-process"),
-    Contrast("credit by turn, GAE by turn - by token, PPO", "ppo-turn", "ppo"),
+    Contrast("credit by turn, GAE by turn - by token, PPO, process rewards", "ppo-turn", "ppo-process"),
     Contrast("GRPO - rejection sampling", "grpo", "rejection", "end"),
     Contrast("GRPO - demonstrations", "grpo", "demonstrations", "end"),
     *(Contrast(f"{METHODS[name].title} - Naive RAG", name, "naive-rag", "end") for name in ALGORITHMS),
@@ -144,18 +147,31 @@ class Profile:
     supervised_learning_rate: float = 1e-3
 
 
-_WORLD = {"style": "compact", "entities": 800, "aliases": 0.5, "miss_rate": 0.15, "top_k": 2, "max_turns": 7}
-"""Searches return two passages and find nothing in 3 of 20 cases; half of all names have another; two turns of slack
+_WORLD = {"style": "compact", "entities": 800, "aliases": 0.3, "miss_rate": 0.15, "top_k": 2, "max_turns": 7}
+"""Searches return two passages and find nothing in 3 of 20 cases; three names of ten have another; two turns of slack
 behind the longest chain."""
 _KEYS = {"aliases": 0.0, "miss_rate": 0.0, "top_k": 1}
 """What a model can play that was taught with one passage per search: a name that was read is a key to its passage."""
-_TEST = {**_WORLD, "world_seed": 1, "questions": 200, "split": "test"}
+_TEST = {**_WORLD, "questions": 200, "split": "test"}
 HOPS = ("1 hop", "2 hops", "3 hops")
+
+
+_HABITS = Habits(
+    full_chain=0.2,
+    stops_early=0.35,
+    malformed_call=0.12,
+    direct_answer=0.08,
+    question_as_query=0.04,
+    retrieve_once=0.21,
+)
+"""One demonstration in three shows a full chain, and half of these end early: where a search has found nothing, or
+not what was meant."""
 
 
 def _start(seed: int) -> Start:
     """Returns a warm start whose model has never read the pairs of relations that its tests hold back."""
-    options = {**READING, "seed": seed, "options": {**READING["options"], "fold": seed}}
+    habits = dict.fromkeys(READING["mix"], _HABITS)
+    options = {**READING, "habits": habits, "seed": seed, "options": {**READING["options"], "fold": seed}}
     return Start(WarmStart("0.5M", options), {"fold": seed})
 
 
@@ -173,14 +189,14 @@ PROFILES: dict[str, Profile] = {
             "reversed chain": {**_TEST, "change": "reversed_chain", "mix": {"bridge": 1.0}},
         },
         questions=100,
-        steps=40,
+        steps=30,
         seeds=(0, 1, 2, 3, 4),
         starts=(_start(0), _start(1), _start(2)),
         every=5,
         curve_sets=HOPS,
-        curve_questions=40,
+        curve_questions=60,
         trainer={
-            "per_device_train_batch_size": 32,
+            "per_device_train_batch_size": 64,
             "gradient_accumulation_steps": 1,
             "max_completion_length": 640,
         },
