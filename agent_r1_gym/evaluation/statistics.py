@@ -27,7 +27,7 @@ RESAMPLES = 2_000
 _PARTIAL_CREDIT = 2.0  # scores between 0 and 1 vary less than 0 and 1 do, but hardly less than half as much
 _SUBSETS = 1_000
 _CHUNK = 4_000_000
-_EXACT_SIGNS = 14
+_EXACT_SIGNS = 16
 
 
 class Interval(NamedTuple):
@@ -98,6 +98,22 @@ def _proportion(groups: Sequence[Sequence[float]], level: float) -> Interval:
     return _wilson(mean.item(), _effective_number(mean, variance, least, most), level)
 
 
+def proportion_interval(
+    mean: float, variance: float, *, independent: float, scores: float, level: float = 0.95
+) -> Interval:
+    """Returns Wilson's interval of a proportion whose mean has this variance, however that was found.
+
+    Args:
+        mean: in [0, 1].
+        variance: of the mean; 0: nothing varied, so that the number of independent parts alone says how sure it is.
+        independent: number of parts that do not depend on each other.
+        scores: number of scores in all.
+        level: of the interval.
+    """
+    number = independent if variance == 0 else _effective_number(mean, variance, 1.0, scores)
+    return _wilson(mean, number, level)
+
+
 def _effective_number(mean: float, variance: float, least: float, most: float) -> float:
     """Returns how many independent scores of 0 and 1 would give the mean this variance; `least` where it shows none."""
     return least if variance == 0 else float(np.clip(mean * (1 - mean) / variance, least, most))
@@ -142,7 +158,7 @@ def crossed_interval(scores: Sequence[Sequence[float]], *, level: float = 0.95) 
         (rest**2).sum() / (max(1, (seeds - 1) * (questions - 1)) * matrix.size),
     )
     variance = max(parts[0] + parts[1] - parts[2], *parts[:2])
-    return _wilson(mean, _effective_number(mean, variance, 1.0, matrix.size) if variance else questions, level)
+    return proportion_interval(mean, variance, independent=questions, scores=matrix.size, level=level)
 
 
 def paired_bootstrap(
@@ -169,7 +185,7 @@ def permutation_test(
 ) -> float:
     """Returns the two-sided p-value of the paired sign-flip test (Fisher 1935) for a mean difference of zero.
 
-    p = share of sign patterns whose |sum| is at least the observed one: over all 2^n patterns if at most 14 differences
+    p = share of sign patterns whose |sum| is at least the observed one: over all 2^n patterns if at most 16 differences
     are not zero, else over random ones, the observed one counted in: (1 + hits) / (1 + resamples).
 
     Raises:

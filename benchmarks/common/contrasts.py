@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from agent_r1_gym.evaluation.statistics import permutation_test
+from agent_r1_gym.evaluation.statistics import permutation_test, proportion_interval
 from benchmarks.common.cells import Cell
 
 Floats = npt.NDArray[np.float64]
@@ -24,7 +24,7 @@ Pair = tuple[int, int]
 Measure = Literal["area", "end"]
 FIRST_PILOT_SEED = 100
 """Cells with this seed or a higher one are a pilot's: the power of an experiment is reckoned from them alone."""
-LEVEL, POWER = 0.95, 0.8
+LEVEL, SIGNIFICANT, POWER = 0.95, 0.05, 0.8
 _RESAMPLES, _DRAWS = 2_000, 100_000
 _MOST_PAIRS = 200
 
@@ -77,15 +77,24 @@ def scores(cell: Cell, titles: Sequence[str], measure: str) -> Floats:
     return np.asarray(scored.mean(axis=0))
 
 
-def effect(values: Mapping[Pair, Floats], clusters: Mapping[int, Sequence[Any]], *, seed: int = 0) -> Effect:
+def effect(
+    values: Mapping[Pair, Floats],
+    clusters: Mapping[int, Sequence[Any]],
+    *,
+    proportion: bool = False,
+    seed: int = 0,
+) -> Effect:
     """Returns the mean of `values`, its interval and its test against 0.
 
-    The interval is the percentile interval of a bootstrap that draws warm starts, and for each of them seeds and
-    clusters, all with replacement. Of three warm starts it can say little: it is too narrow if they differ a lot.
+    A bootstrap draws warm starts, and for each of them seeds and clusters, all with replacement. The interval is its
+    percentile interval; of a proportion Wilson's with the bootstrap's variance, which has a width where all scores are
+    equal too (a cluster then counts as one score). Of three warm starts both can say little: they are too narrow if
+    warm starts differ a lot.
 
     Args:
         values: by warm start and seed, (questions,): scores, or differences of scores.
         clusters: by warm start, the cluster of each question.
+        proportion: whether the values are scores in [0, 1], not differences.
         seed: seed of the resamples.
     """
     by_pair = [float(values[pair].mean()) for pair in sorted(values)]
@@ -93,9 +102,14 @@ def effect(values: Mapping[Pair, Floats], clusters: Mapping[int, Sequence[Any]],
     generator = np.random.default_rng(seed)
     starts = generator.integers(0, len(tables), (len(tables), _RESAMPLES))
     drawn = [np.choose(chosen, [_resample(table, generator) for table in tables]) for chosen in starts]
-    low, high = np.quantile(np.mean(drawn, axis=0), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+    means, mean = np.mean(drawn, axis=0), float(np.mean(by_pair))
+    if proportion:
+        independent, scored = sum(table[1].size for table in tables), sum(row.size for row in values.values())
+        _, low, high = proportion_interval(mean, float(means.var()), independent=independent, scores=scored)
+    else:
+        low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     sd = float(np.std(by_pair, ddof=1)) if len(by_pair) > 1 else math.nan
-    return Effect(float(np.mean(by_pair)), low, high, sd, len(by_pair), permutation_test(by_pair, [0.0] * len(by_pair)))
+    return Effect(mean, low, high, sd, len(by_pair), permutation_test(by_pair, [0.0] * len(by_pair)))
 
 
 def difference(ours: Mapping[Pair, Floats], theirs: Mapping[Pair, Floats]) -> dict[Pair, Floats]:
@@ -119,42 +133,49 @@ def _resample(table: tuple[Floats, Floats], generator: np.random.Generator) -> F
     return np.asarray(((seeds @ sums) * clusters).sum(axis=1) / (len(sums) * (clusters @ sizes)))
 
 
-def pairs_needed(difference: float, sd: float) -> int | None:
+def pairs_needed(difference: float, sd: float, *, level: float = SIGNIFICANT) -> int | None:
     """Returns the least number of pairs with which a t test finds `difference` in `POWER` of all cases.
 
     Args:
         difference: the true mean of the paired differences.
         sd: their standard deviation.
+        level: of the test.
 
     Returns:
         At least 2; None: more than 200.
     """
-    return next((pairs for pairs in range(2, _MOST_PAIRS + 1) if power(pairs, difference / sd) >= POWER), None)
+    pairs = range(2, _MOST_PAIRS + 1)
+    return next((number for number in pairs if power(number, difference / sd, level=level) >= POWER), None)
 
 
-def smallest_difference(pairs: int, sd: float) -> float:
+def smallest_difference(pairs: int, sd: float, *, level: float = SIGNIFICANT) -> float:
     """Returns the least true difference that a t test of `pairs` finds in `POWER` of all cases."""
-    low, high = 0.0, 100.0
+    low, high = 0.0, 1000.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (low, middle) if power(pairs, middle) >= POWER else (middle, high)
+        low, high = (low, middle) if power(pairs, middle, level=level) >= POWER else (middle, high)
     return high * sd
 
 
-def power(pairs: int, standardised: float) -> float:
-    """Returns how often a two-sided paired t test at 5 % finds a mean of `standardised` standard deviations.
+def power(pairs: int, standardised: float, *, level: float = SIGNIFICANT) -> float:
+    """Returns how often a two-sided paired t test finds a mean of `standardised` standard deviations.
 
-    By 100,000 draws, the same for every call with so many pairs; the error is .003, .02 with 3 pairs.
+    By 100,000 draws, the same for every call with so many pairs; at a level of 5 % the error is .003, .02 with 3 pairs.
     """
-    means, deviations, limit = _statistics(pairs)
-    return float((np.abs(means + standardised) * math.sqrt(pairs) / deviations > limit).mean())
+    means, deviations, _ = _statistics(pairs)
+    return float((np.abs(means + standardised) * math.sqrt(pairs) / deviations > _limit(pairs, level)).mean())
+
+
+@functools.lru_cache(1024)
+def _limit(pairs: int, level: float) -> float:
+    """Returns what |t| exceeds in `level` of all cases without a difference."""
+    return float(np.quantile(_statistics(pairs)[2], 1 - level))
 
 
 @functools.lru_cache(256)
-def _statistics(pairs: int) -> tuple[Floats, Floats, float]:
-    """Returns means and standard deviations of standard normal samples, and the limit of |t| at 5 %."""
+def _statistics(pairs: int) -> tuple[Floats, Floats, Floats]:
+    """Returns means, standard deviations and |t| of standard normal samples."""
     generator = np.random.default_rng(pairs)
     means = generator.standard_normal(_DRAWS) / math.sqrt(pairs)
     deviations = np.sqrt(generator.chisquare(pairs - 1, _DRAWS) / (pairs - 1))
-    limit = float(np.quantile(np.abs(means) * math.sqrt(pairs) / deviations, LEVEL))
-    return means, deviations, limit
+    return means, deviations, np.abs(means) * math.sqrt(pairs) / deviations

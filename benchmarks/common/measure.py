@@ -22,6 +22,8 @@ from agent_r1_gym.support.versions import installed_version
 T = TypeVar("T")
 CHANGES = "+changes"
 """Stands behind a commit if files differ from it."""
+UNKNOWN = "unknown"
+"""Stands for the commit where there is no repository."""
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = (
     *("agent-r1-gym", "gymnasium", "numpy", "bm25s", "fastapi", "uvicorn", "gem-llm", "datasets", "skyrl-gym"),
@@ -228,7 +230,7 @@ def commit() -> str:
         head = _git("rev-parse", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":!benchmarks/*/results")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return UNKNOWN
     return f"{head}{CHANGES}" if changed else head
 
 

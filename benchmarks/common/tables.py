@@ -12,6 +12,7 @@ from agent_r1_gym.evaluation.statistics import holm
 from benchmarks.common.cells import Cell, markdown, read_cells
 from benchmarks.common.contrasts import (
     FIRST_PILOT_SEED,
+    SIGNIFICANT,
     Contrast,
     Effect,
     Floats,
@@ -24,7 +25,6 @@ from benchmarks.common.contrasts import (
     smallest_difference,
 )
 
-_SIGNIFICANT = 0.05
 _DIFFERENCES = (0.01, 0.02, 0.03, 0.05)
 
 
@@ -59,66 +59,95 @@ class CellTable(ABC):
         return {(cell["start"], cell["seed"]): scores(cell, chosen, measure) for cell in cells}
 
     def effect(self, values: Mapping[Pair, Floats], measure: Measure, titles: Sequence[str] | None = None) -> Effect:
-        """Returns the mean of these values with its interval and test."""
+        """Returns the mean of these differences with its interval and test."""
         return effect(values, self.clusters(measure, self.titles(measure) if titles is None else titles))
+
+    def mean(self, name: str, measure: Measure, titles: Sequence[str] | None = None) -> Effect:
+        """Returns the mean score of a method with its interval."""
+        chosen = self.titles(measure) if titles is None else titles
+        return effect(self.values(name, measure, chosen), self.clusters(measure, chosen), proportion=True)
+
+    def contrast(self, contrast: Contrast, titles: Sequence[str] | None = None) -> Effect | None:
+        """Returns the effect of a contrast, None if no pair has both its methods."""
+        sides = (self.values(name, contrast.measure, titles) for name in (contrast.ours, contrast.theirs))
+        pairs = difference(*sides)
+        return self.effect(pairs, contrast.measure, titles) if pairs else None
 
     def commits(self) -> str:
         """Returns the commits that made the cells."""
         return ", ".join(sorted({cell["commit"] for found in self.by_method.values() for cell in found}))
 
 
-def power_table(pilot: CellTable, methods: Sequence[str], *, planned: int) -> str:
+def power_table(pilot: CellTable, methods: Sequence[str], *, planned: int, contrasts: int) -> str:
     """Returns what differences `planned` pairs can decide, by the spread of paired differences in a pilot.
 
     Args:
         pilot: its cells.
         methods: those that are compared, two by two.
         planned: pairs of a warm start and a seed in the experiment.
+        contrasts: number of contrasts that are tested together; Holm's first one is tested at 5 % / this number.
     """
     rows = []
     measures: tuple[Measure, ...] = ("area", "end")
+    strict = SIGNIFICANT / contrasts
     for measure in measures:
-        sds = [
-            pilot.effect(pairs, measure).sd
+        compared = (
+            pilot.contrast(Contrast("", ours, theirs, measure))
             for ours, theirs in combinations([name for name in methods if name in pilot.by_method], 2)
-            if len(pairs := difference(pilot.values(ours, measure), pilot.values(theirs, measure))) > 1
-        ]
-        if sds:
-            sd = statistics.mean(spread**2 for spread in sds) ** 0.5
+        )
+        found = [each for each in compared if each is not None and each.pairs > 1]
+        if found:
+            sd = statistics.mean(each.sd**2 for each in found) ** 0.5
             needed = [pairs_needed(each, sd) for each in _DIFFERENCES]
+            smallest = (smallest_difference(planned, sd, level=level) for level in (SIGNIFICANT, strict))
             shown = [str(pairs or "> 200") for pairs in needed]
-            rows.append((measure, f"{sd:.4f}", *shown, f"{smallest_difference(planned, sd):.3f}"))
+            rows.append((measure, f"{sd:.4f} ({found[0].pairs} pairs)", *shown, *(f"{each:.3f}" for each in smallest)))
     header = ("measure", "SD of paired differences", *(f"pairs for {each}" for each in _DIFFERENCES))
-    return markdown((*header, f"smallest that {planned} pairs decide"), rows) if rows else ""
+    decided = (f"smallest that {planned} pairs decide", f"the same, at .05 / {contrasts}")
+    return markdown((*header, *decided), rows) if rows else ""
 
 
-def contrasts_table(cells: CellTable, contrasts: Iterable[Contrast]) -> str:
-    """Returns the named contrasts that have cells, with Holm's p-values and verdicts."""
-    found: dict[Contrast, Effect] = {}
-    for contrast in contrasts:
-        sides = (cells.values(name, contrast.measure) for name in (contrast.ours, contrast.theirs))
-        if all(name in cells.by_method for name in (contrast.ours, contrast.theirs)):
-            found[contrast] = cells.effect(difference(*sides), contrast.measure)
-    corrected = holm([each.p_value for each in found.values()])
+def contrasts_table(cells: CellTable, contrasts: Sequence[Contrast]) -> str:
+    """Returns the named contrasts that have cells, with Holm's p-values over those, and verdicts."""
+    found = {contrast: each for contrast in contrasts if (each := cells.contrast(contrast)) is not None}
+    corrected, strict = holm([each.p_value for each in found.values()]), SIGNIFICANT / max(1, len(found))
     rows = [
         (
             contrast.title,
             contrast.measure,
             str(each.pairs),
-            f"{each.mean:+.3f} [{each.low:+.3f}, {each.high:+.3f}]",
+            with_sign(each),
             f"{p_value:.4f}",
-            *_verdict(each, p_value),
+            verdict(each, p_value),
+            f"{smallest_difference(each.pairs, each.sd, level=strict):.3f}" if each.pairs > 2 else "-",
         )
         for (contrast, each), p_value in zip(found.items(), corrected, strict=True)
     ]
-    header = ("contrast", "measure", "pairs", "difference [95 %]", "p (Holm)", "verdict", "smallest that these decide")
-    return markdown(header, rows)
+    header = ("contrast", "measure", "pairs", "difference [95 %]", "p (Holm)", "verdict")
+    return markdown((*header, f"smallest that these decide, at .05 / {len(found)}"), rows)
 
 
-def _verdict(found: Effect, p_value: float) -> tuple[str, str]:
-    decided = p_value < _SIGNIFICANT
-    smallest = f"{smallest_difference(found.pairs, found.sd):.3f}" if found.pairs > 1 else "-"
-    return ("higher" if found.mean > 0 else "lower") if decided else "undecided", smallest
+def parts_table(cells: CellTable, contrasts: Sequence[Contrast], titles: Sequence[str]) -> str:
+    """Returns the named contrasts set by set: differences with intervals, not tested."""
+    rows = []
+    for contrast in contrasts:
+        parts = [cells.contrast(contrast, [title]) for title in titles]
+        if any(parts):
+            shown = ("-" if each is None else with_sign(each) for each in parts)
+            rows.append((contrast.title, contrast.measure, *shown))
+    return markdown(("contrast", "measure", *titles), rows) if rows else ""
+
+
+def verdict(found: Effect, p_value: float) -> str:
+    """Returns whether a difference is decided: by the test over pairs, and the interval over warm starts too."""
+    if p_value >= SIGNIFICANT or found.low <= 0 <= found.high:
+        return "undecided"
+    return "higher" if found.mean > 0 else "lower"
+
+
+def with_sign(found: Effect) -> str:
+    """Returns a difference with its interval."""
+    return f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
 
 
 def with_interval(found: Effect) -> str:

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from agent_r1_gym.play.record import Trajectory
-from benchmarks.common.cells import EPISODES, Cell, load_start
+from benchmarks.common.cells import EPISODES, MODEL, Cell, load_start, save_half
 from benchmarks.common.curves import Meter, digest, episode_row, logged, marks
 from benchmarks.credit.settings import METHODS, Profile
 from benchmarks.credit.teaching import ENV
@@ -72,18 +72,22 @@ def run_cell(profile: Profile, start: int, name: str, seed: int, warm: Path, scr
     trainer.add_callback(meter)
     trainer.train()
     played = policy._replace(model=trainer.model.eval()).play(test_options, profile.questions)
+    weights, seconds, cpu_seconds = digest(trainer.model), time.perf_counter() - wall, time.process_time() - cpu
+    save_half(trainer.model, tokenizer, scratch / MODEL)
     return {
         "method": method.title,
+        "settings": repr(method),
         "start": start,
+        "start_weights": digest(load_start(warm)),
         "seed": seed,
         "before": before,
         "curve": meter.points,
         "log": logged(trainer.state.log_history, LOGGED),
         "exact": {title: marks(played)},
         **behaviour(played),
-        "seconds": time.perf_counter() - wall,
-        "cpu_seconds": time.process_time() - cpu,
-        "weights": digest(trainer.model),
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "weights": weights,
         EPISODES: [episode_row(title, episode) for episode in played],
     }
 

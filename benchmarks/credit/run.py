@@ -1,6 +1,7 @@
 """What does credit by turn gain in episodes of many turns with rewards on the way? Every estimator, side by side.
 
     python -m benchmarks.credit run [--method gigpo ...] [--start 0 ...] [--seed 0 ...]
+    python -m benchmarks.credit replay --method gigpo --start 0 --seed 0 [--model DIR]
     python -m benchmarks.credit table
 
 A cell is one method, one warm start and one seed; each is a file of its own, so that a run that was stopped goes on
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_r1_gym.support.terminal import say
-from benchmarks.common.cells import add_cell_options, run_cells
+from benchmarks.common.cells import CellMaker, add_cell_options, add_start_options, make_cells
 from benchmarks.credit.cell import run_cell
 from benchmarks.credit.settings import METHODS, PROFILES
 from benchmarks.credit.tables import report
@@ -29,29 +30,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.credit", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("action", choices=["run", "table"])
+    parser.add_argument("action", choices=["run", "replay", "table"])
     parser.add_argument(
         "--profile", choices=list(PROFILES), default="cpu", help="size of the experiment (default: %(default)s)"
     )
     add_cell_options(parser, METHODS, RESULTS, seeds="the profile's")
-    parser.add_argument("--start", action="append", type=int, help="warm start; may be repeated (default: all)")
+    add_start_options(parser)
     options = parser.parse_args(arguments)
     profile = PROFILES[options.profile]
     starts = range(len(profile.starts))
     if options.action == "table":
-        if options.method or options.seed or options.start:
-            parser.error("table takes all cells there are: drop --method, --seed and --start")
+        if options.method or options.seed or options.start or options.model:
+            parser.error("table takes all cells there are: drop --method, --seed, --start and --model")
         say(report(options.output / options.profile, profile))
         return 0
     if unknown := set(options.start or ()).difference(starts):
         parser.error(f"--start {min(unknown)}: profile {options.profile} has no such warm start")
     # All methods of a seed and a warm start before the next, so that whatever is done is balanced.
-    for seed, start in itertools.product(options.seed or profile.seeds, options.start or starts):
-        run_cells(
-            options.output / options.profile / f"start-{start}",
-            [(name, seed) for name in options.method or METHODS],
-            functools.partial(run_cell, profile, start),
-            start=profile.starts[start],
-            command=("python", "-m", "benchmarks.credit", "run", "--profile", options.profile, "--start", str(start)),
-        )
-    return 0
+    pairs = itertools.product(options.seed or profile.seeds, options.start or starts)
+    for_start = functools.partial(_of_start, options.profile)
+    return make_cells(parser, options, options.method or METHODS, pairs, for_start, settings=profile)
+
+
+def _of_start(name: str, start: int) -> CellMaker:
+    """Returns how cells of a profile are made from one of its warm starts."""
+    command = ("python", "-m", "benchmarks.credit", "run", "--profile", name, "--start", str(start))
+    profile = PROFILES[name]
+    return CellMaker(functools.partial(run_cell, profile, start), profile.starts[start], command)

@@ -55,7 +55,9 @@ def report(folder: Path, profile: Profile) -> str:
     """Returns all tables of a profile."""
     cells, planned = Cells(folder, profile), len(profile.starts) * len(profile.seeds)
     parts = {
-        "Power, from the pilot": power_table(Cells(folder, profile, pilot=True), PILOT, planned=planned),
+        "Power, from the pilot": power_table(
+            Cells(folder, profile, pilot=True), PILOT, planned=planned, contrasts=len(CONTRASTS)
+        ),
         "Methods": methods_table(cells),
         "Contrasts": contrasts_table(cells, CONTRASTS),
         "Curves": curves_table(cells),
@@ -70,7 +72,7 @@ def methods_table(cells: Cells) -> str:
     rows = []
     measures: tuple[Measure, ...] = ("area", "end")
     for name, found in cells.by_method.items():
-        scored = [with_interval(cells.effect(cells.values(name, measure), measure)) for measure in measures]
+        scored = [with_interval(cells.mean(name, measure)) for measure in measures]
         behaviour = (f"{statistics.mean(cell[what] for cell in found):.2f}" for what in ("noted", "turns"))
         rows.append((METHODS[name].title, str(len(found)), *scored, *behaviour))
     return markdown(("method", "cells", "area", "end", "facts noted at the end", "turns at the end"), rows)

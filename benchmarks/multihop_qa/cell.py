@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import time
@@ -15,7 +16,7 @@ from transformers import AutoTokenizer
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import make_tool_env
 from agent_r1_gym.tools.search import NOTHING_FOUND
-from benchmarks.common.cells import EPISODES, Cell, load_start
+from benchmarks.common.cells import EPISODES, MODEL, Cell, load_start, save_half
 from benchmarks.common.curves import Meter, digest, episode_row, logged, marks
 from benchmarks.multihop_qa.settings import METHODS, Method, Profile
 from trainers.config import AgentConfig
@@ -23,7 +24,7 @@ from trainers.engines.chat_format import ChatFormat
 from trainers.sft.rows import TokenRow, training_row
 from trainers.toy.demonstrations import demonstrate
 from trainers.toy.held_out import ENV, play
-from trainers.toy.model import CALL_CLOSE, CALL_OPEN
+from trainers.toy.model import ANSWER_CLOSE, ANSWER_OPEN, CALL_CLOSE, CALL_OPEN
 from trainers.toy.quickstart import configuration
 from trainers.toy.rejection import rejection_sampling
 from trainers.toy.supervised import fit, in_epochs
@@ -78,15 +79,19 @@ def run_cell(profile: Profile, start: int, name: str, seed: int, warm: Path, scr
     policy, learnt = _learn(method, before, profile, start, scratch)
     taken = {"training_seconds": time.perf_counter() - wall, "training_cpu_seconds": time.process_time() - cpu}
     episodes = {title: policy.play(options, profile.questions) for title, options in sets.items()}
+    weights = digest(policy.model)
+    save_half(policy.model, policy.tokenizer, scratch / MODEL)
     return {
         "method": method.title,
+        "settings": repr(method),
         "start": start,
+        "start_weights": digest(load_start(warm)),
         "seed": seed,
         **taken,
         **learnt,
         "exact": {title: marks(played) for title, played in episodes.items()},
         "retries": retries(episode for played in episodes.values() for episode in played),
-        "weights": digest(policy.model),
+        "weights": weights,
         EPISODES: [episode_row(title, episode) for title, played in episodes.items() for episode in played],
     }
 
@@ -119,7 +124,7 @@ def _learn(
     if method.kind == "rejection":
         rejection_sampling(policy.model, policy.tokenizer, args, lr=profile.supervised_learning_rate)
     elif method.kind == "demonstrations":
-        shown = _full_demonstrations(args, training, policy, notes=bool(taught and taught.options.get("notes")))
+        shown = full_demonstrations(args, training, policy, notes=bool(taught and taught.options.get("notes")))
         _imitate(policy, shown, lr=profile.supervised_learning_rate)
     return policy._replace(model=policy.model.eval()), {}
 
@@ -138,22 +143,30 @@ def _reinforce(
     meter = Meter(start._replace(model=trainer.model), sets, questions=profile.curve_questions, every=profile.every)
     trainer.add_callback(meter)
     trainer.train()
-    learnt = {"curve": meter.points, "log": logged(trainer.state.log_history, LOGGED)}
+    log = logged(trainer.state.log_history, LOGGED)
+    learnt = {"curve": meter.points, "curve_cpu_seconds": meter.cpu_seconds, "log": log}
     return start._replace(model=trainer.model.eval()), learnt
 
 
-def _full_demonstrations(
+def full_demonstrations(
     args: AgentConfig, training: Mapping[str, Any], policy: Policy, *, notes: bool
 ) -> list[TokenRow]:
-    """Returns a full demonstration of every question that a run would see, in the manner of the warm start's."""
-    env = make_tool_env(ENV, training)
-    number = min(args.max_steps * (args.generation_batch_size or 1) // args.num_generations, len(env.tasks))
-    rng = random.Random(policy.seed)
-    chat = ChatFormat(policy.tokenizer)
-    return [
-        training_row(chat, demonstrate(env, index, habit="full_chain", rng=rng, notes=notes))  # type: ignore[arg-type]
-        for index in rng.sample(range(len(env.tasks)), number)
-    ]
+    """Returns as many full demonstrations as a run sees questions, of questions each, in the warm start's manner.
+
+    Those that end in a wrong answer, because a search found nothing or not what was meant, are left out: half of them
+    where two or three facts are needed.
+    """
+    env: Any = make_tool_env(ENV, training)
+    number = args.max_steps * (args.generation_batch_size or 1) // args.num_generations
+    rng, chat = random.Random(policy.seed), ChatFormat(policy.tokenizer)
+    order = rng.sample(range(len(env.tasks)), len(env.tasks))
+    shown = ((index, demonstrate(env, index, habit="full_chain", rng=rng, notes=notes)) for index in order)
+    right = (
+        training_row(chat, messages)
+        for index, messages in shown
+        if messages[-1].content.endswith(f"{ANSWER_OPEN}{env.dataset[index].answers[0]}{ANSWER_CLOSE}")
+    )
+    return list(itertools.islice(right, number))
 
 
 def _imitate(policy: Policy, shown: Sequence[TokenRow], *, lr: float) -> None:

@@ -1,6 +1,7 @@
 """Do RL-trained agents beat Naive RAG and Base Tool Call? The paper's tables 3 and 4, cell by cell.
 
     python -m benchmarks.multihop_qa run [--profile cpu] [--method grpo ...] [--start 0 ...] [--seed 0 ...]
+    python -m benchmarks.multihop_qa replay --method grpo --start 0 --seed 0 [--model DIR]
     python -m benchmarks.multihop_qa table [--profile cpu]
     python -m benchmarks.multihop_qa commands|dry-run|collect --profile paper
 
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_r1_gym.support.terminal import say
-from benchmarks.common.cells import add_cell_options, run_cells
+from benchmarks.common.cells import CellMaker, add_cell_options, add_start_options, make_cells
 from benchmarks.multihop_qa import dry_run, tables
 from benchmarks.multihop_qa.cell import run_cell
 from benchmarks.multihop_qa.paper import RUNS, SEEDS, TEST_SETS, collect, script
@@ -50,25 +51,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.multihop_qa", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("action", choices=["run", "table", *AT_SCALE])
+    parser.add_argument("action", choices=["run", "replay", "table", *AT_SCALE])
     parser.add_argument(
         "--profile", choices=[*PROFILES, "paper"], default="cpu", help="size of the experiment (default: %(default)s)"
     )
     add_cell_options(parser, METHODS, RESULTS, seeds="the profile's")
-    parser.add_argument("--start", action="append", type=int, help="warm start; may be repeated (default: all)")
+    add_start_options(parser)
     options = parser.parse_args(arguments)
     paper = options.profile == "paper"
     if options.action != "table" and paper != (options.action in AT_SCALE):
         parser.error(f"{options.action} does not go with --profile {options.profile}: see --help")
-    if options.action in ("table", "collect") and (options.method or options.seed or options.start):
-        parser.error(f"{options.action} takes all cells there are: drop --method, --start and --seed")
+    if options.action in ("table", "collect") and (options.method or options.seed or options.start or options.model):
+        parser.error(f"{options.action} takes all cells there are: drop --method, --start, --seed and --model")
     for start in options.start or ():
         if paper or start not in range(len(PROFILES[options.profile].starts)):
             parser.error(f"--start {start}: profile {options.profile} has no such warm start")
     if options.action in AT_SCALE:
         return _at_scale(options)
-    if options.action == "run":
-        return _run(options)
+    if options.action in ("run", "replay"):
+        return _run(parser, options)
     folder = options.output / options.profile
     curves = not paper and PROFILES[options.profile].every
     titles = list(TEST_SETS if paper else PROFILES[options.profile].test_sets)
@@ -76,17 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(options: argparse.Namespace) -> int:
-    """Makes the cells, of all warm starts seed by seed, so that whatever is done is balanced."""
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Makes the cells, of all warm starts seed by seed, so that whatever is done is balanced; or one of them again."""
     profile = PROFILES[options.profile]
-    starts = options.start or range(len(profile.starts))
-    for seed, start in itertools.product(options.seed or profile.seeds, starts):
-        command = ("python", "-m", "benchmarks.multihop_qa", "run", "--profile", options.profile, "--start", str(start))
-        run_cells(
-            options.output / options.profile / f"start-{start}",
-            [(name, seed) for name in options.method or METHODS],
-            functools.partial(run_cell, profile, start),
-            start=profile.starts[start].taught,
-            command=command,
-        )
-    return 0
+    pairs = itertools.product(options.seed or profile.seeds, options.start or range(len(profile.starts)))
+    for_start = functools.partial(_of_start, options.profile)
+    return make_cells(parser, options, options.method or METHODS, pairs, for_start, settings=profile)
+
+
+def _of_start(name: str, start: int) -> CellMaker:
+    """Returns how cells of a profile are made from one of its warm starts."""
+    command = ("python", "-m", "benchmarks.multihop_qa", "run", "--profile", name, "--start", str(start))
+    profile = PROFILES[name]
+    return CellMaker(functools.partial(run_cell, profile, start), profile.starts[start].taught, command)

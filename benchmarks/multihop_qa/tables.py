@@ -10,7 +10,7 @@ from agent_r1_gym.envs.fiction_qa import FictionQAEnv
 from agent_r1_gym.evaluation.statistics import crossed_interval
 from benchmarks.common.cells import Cell, markdown, read_cells
 from benchmarks.common.contrasts import Measure
-from benchmarks.common.tables import CellTable, contrasts_table, power_table, with_interval
+from benchmarks.common.tables import CellTable, contrasts_table, parts_table, power_table, with_interval
 from benchmarks.multihop_qa.settings import CONTRASTS, METHODS, PAPER, PILOT, Profile
 
 _PAPER = "paper: HotpotQA, 2Wiki, MuSiQue"
@@ -28,6 +28,7 @@ class Cells(CellTable):
     def __init__(self, folder: Path, profile: Profile, *, pilot: bool = False) -> None:
         super().__init__(folder, METHODS, pilot=pilot)
         self.profile = profile
+        self._paths: dict[tuple[int, str], list[tuple[str, ...]]] = {}
 
     def titles(self, measure: Measure) -> Sequence[str]:
         """Returns the test sets of the curve."""
@@ -37,14 +38,16 @@ class Cells(CellTable):
         """Returns by warm start the path of relations that each question follows."""
         number = self.profile.curve_questions if measure == "area" else self.profile.questions
         return {
-            start: [path for title in titles for path in _paths(self.profile, start, title)[:number]]
+            start: [path for title in titles for path in self._paths_of(start, title)[:number]]
             for start in range(len(self.profile.starts))
         }
 
-
-def _paths(profile: Profile, start: int, title: str) -> list[tuple[str, ...]]:
-    env = FictionQAEnv(**profile.test_sets[title], **profile.starts[start].world)
-    return [env.dataset[number].metadata["path"] for number in range(profile.questions)]
+    def _paths_of(self, start: int, title: str) -> list[tuple[str, ...]]:
+        if (start, title) not in self._paths:
+            env = FictionQAEnv(**self.profile.test_sets[title], **self.profile.starts[start].world)
+            questions = (env.dataset[number] for number in range(self.profile.questions))
+            self._paths[start, title] = [question.metadata["path"] for question in questions]
+        return self._paths[start, title]
 
 
 def report(folder: Path, profile: Profile) -> str:
@@ -52,9 +55,12 @@ def report(folder: Path, profile: Profile) -> str:
     cells = Cells(folder, profile)
     planned = len(profile.starts) * len(profile.seeds)
     parts = {
-        "Power, from the pilot": power_table(Cells(folder, profile, pilot=True), PILOT, planned=planned),
+        "Power, from the pilot": power_table(
+            Cells(folder, profile, pilot=True), PILOT, planned=planned, contrasts=len(CONTRASTS)
+        ),
         "Methods": methods_table(cells),
         "Contrasts": contrasts_table(cells, CONTRASTS),
+        "Contrasts by number of hops": parts_table(cells, CONTRASTS, profile.curve_sets),
         "Behaviour": behaviour_table(cells),
     }
     texts = [f"## {title}\n\n{text}" for title, text in parts.items() if text]
@@ -65,11 +71,8 @@ def methods_table(cells: Cells) -> str:
     """Returns area and end by test set, each with its interval over warm starts, seeds and paths."""
     rows = []
     for name, found in cells.by_method.items():
-        area = with_interval(cells.effect(cells.values(name, "area"), "area")) if "curve" in found[0] else "-"
-        ends = [
-            with_interval(cells.effect(cells.values(name, "end", [title]), "end", [title]))
-            for title in cells.profile.test_sets
-        ]
+        area = with_interval(cells.mean(name, "area")) if "curve" in found[0] else "-"
+        ends = [with_interval(cells.mean(name, "end", [title])) for title in cells.profile.test_sets]
         rows.append((METHODS[name].title, str(len(found)), area, *ends, _paper(name)))
     return markdown(("method", "cells", "area", *cells.profile.test_sets, _PAPER), rows)
 

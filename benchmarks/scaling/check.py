@@ -117,18 +117,19 @@ def cells(machine: Machine, folder: Path) -> Iterator[tuple[str, float, float]]:
 
     profile = PROFILES["cpu"]
     job = None
-    for path in sorted((folder / "cpu").glob("*.json")):
+    for path in sorted((folder / "cpu").glob("*/*-[0-9]*.json")):
         method, cell = METHODS[path.stem.rsplit("-", 1)[0]], json.loads(path.read_text(encoding="utf-8"))
-        if method.kind != "rl" or "training_cpu_seconds" not in cell:
+        if method.kind != "rl":
             continue
         job = job or demonstrated_job(profile.training)
         algorithm = method.options["algorithm"]
-        args = configuration(folder, algorithm=algorithm, steps=len(cell["curve"]), seed=0)
+        args = configuration(folder, algorithm=algorithm, steps=profile.steps, seed=0, **profile.trainer)
         rollouts = args.num_generations
         critic = "values" in ALGORITHMS[algorithm].needs
         setup = replace(job.setup, critic=critic, micro_batch=args.per_device_train_batch_size)
         one = replace(job, setup=setup, questions=(args.generation_batch_size or 0) // rollouts, rollouts=rollouts)
-        yield f"cell: {path.stem}", len(cell["curve"]) * seconds(step_work(one), machine), cell["training_cpu_seconds"]
+        measured = cell["training_cpu_seconds"] - cell["curve_cpu_seconds"]
+        yield f"cell: {path.parent.name}/{path.stem}", profile.steps * seconds(step_work(one), machine), measured
 
 
 def demonstrated_job(options: Mapping[str, Any], *, episodes: int = 128) -> Job:

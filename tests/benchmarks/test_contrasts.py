@@ -12,9 +12,17 @@ import pytest
 
 from agent_r1_gym.errors import ConfigurationError
 from benchmarks.common import cells
-from benchmarks.common.cells import EPISODES, read_cells, run_cells, write_cell
-from benchmarks.common.contrasts import difference, effect, pairs_needed, power, scores, smallest_difference
-from benchmarks.common.tables import contrasts_table, power_table
+from benchmarks.common.cells import EPISODES, read_cells, replay_cell, run_cells, write_cell
+from benchmarks.common.contrasts import (
+    Effect,
+    difference,
+    effect,
+    pairs_needed,
+    power,
+    scores,
+    smallest_difference,
+)
+from benchmarks.common.tables import contrasts_table, parts_table, power_table, verdict
 from benchmarks.multihop_qa.settings import CONTRASTS, PILOT, PROFILES
 from benchmarks.multihop_qa.tables import Cells, steps_to
 
@@ -89,6 +97,31 @@ def test_power_rises_from_the_level_and_gives_the_smallest_difference() -> None:
     assert pairs_needed(0.0001, 0.018) is None
 
 
+def test_what_is_tested_among_many_needs_a_larger_difference() -> None:
+    assert smallest_difference(15, 0.018) == pytest.approx(0.014, abs=5e-4)
+    assert smallest_difference(15, 0.018, level=0.05 / 23) == pytest.approx(0.022, abs=5e-4)
+    assert power(15, 0.0, level=0.05 / 23) == pytest.approx(0.05 / 23, abs=1e-4)
+
+
+def test_a_mean_of_scores_that_are_all_equal_is_not_certain() -> None:
+    """Four paths seen from three warm starts: Wilson's interval of 12 scores, 0 of them right."""
+    values = {(start, seed): np.zeros(8) for start in range(3) for seed in range(5)}
+    paths = {start: ["p", "q", "r", "s"] * 2 for start in range(3)}
+    found = effect(values, paths, proportion=True)
+    assert (found.mean, found.low) == (0.0, 0.0)
+    assert found.high == pytest.approx(1.96**2 / (12 + 1.96**2), abs=1e-4)
+    uneven = {pair: np.array([0.0, 1.0] * 4) for pair in values}
+    found = effect(uneven, {start: list(range(8)) for start in range(3)}, proportion=True)
+    assert 0.2 < found.low < 0.4 < found.mean < 0.6 < found.high < 0.8
+
+
+def test_a_difference_is_decided_by_the_test_and_the_interval() -> None:
+    assert verdict(Effect(0.1, 0.05, 0.15, 0.02, 15, 0.001), 0.02) == "higher"
+    assert verdict(Effect(-0.1, -0.15, -0.05, 0.02, 15, 0.001), 0.02) == "lower"
+    assert verdict(Effect(0.1, 0.05, 0.15, 0.02, 15, 0.001), 0.05) == "undecided"
+    assert verdict(Effect(0.1, -0.01, 0.2, 0.02, 15, 0.001), 0.02) == "undecided"
+
+
 def test_steps_to_a_level_are_counted_by_a_running_mean() -> None:
     assert steps_to([0, 0, 1, 1, 1, 1], 0.6) == 5
     assert steps_to([0.4] * 9, 0.5) is None
@@ -113,7 +146,7 @@ def test_tables_keep_the_pilot_apart_and_give_verdicts(tmp_path: Path) -> None:
     for start in range(3):
         for seed in (0, 1, 2, 100, 101):
             for name, share in (("grpo", 0.6), ("ppo", 0.6), ("grpo-no-loss-mask", 0.2)):
-                uneven = share + 0.02 * ((seed + start) % 3) * (name == "ppo")
+                uneven = share + 0.02 * ((seed + start) % 3 - 1) * (name == "ppo")
                 write_cell(tmp_path / f"start-{start}/{name}-{seed}.json", _cell(name, start, seed, uneven))
     profile = PROFILES["cpu"]
     cells_found, pilot = Cells(tmp_path, profile), Cells(tmp_path, profile, pilot=True)
@@ -126,7 +159,10 @@ def test_tables_keep_the_pilot_apart_and_give_verdicts(tmp_path: Path) -> None:
     [algorithms] = [line for line in lines if line.startswith("| PPO - GRPO")]
     assert "| undecided |" in algorithms
     assert not any("REINFORCE++ - GRPO" in line for line in lines)
-    power_rows = power_table(pilot, PILOT, planned=15).splitlines()[2:]
+    parts = parts_table(cells_found, CONTRASTS, profile.curve_sets).splitlines()
+    assert parts[0] == "| contrast | measure | 1 hop | 2 hops | 3 hops |"
+    assert len(parts) == len(lines) == 4
+    power_rows = power_table(pilot, PILOT, planned=15, contrasts=len(CONTRASTS)).splitlines()[2:]
     assert [line.split(" | ")[0] for line in power_rows] == ["| area", "| end"]
 
 
@@ -141,6 +177,43 @@ def test_cells_that_are_kept_are_refused_while_files_differ(monkeypatch: pytest.
     assert not kept.parent.exists()
     assert run_cells(tmp_path, [("grpo", 0)], lambda *_: {"seed": 0}, start=None, command=("python",)) == 0
     assert [cell["seed"] for cell in read_cells(tmp_path, "grpo")] == [0]
+
+
+def test_cells_of_other_settings_are_not_put_beside(tmp_path: Path) -> None:
+    def run(seed: int, settings: object) -> int:
+        return run_cells(
+            tmp_path, [("grpo", seed)], lambda *_: {"seed": 0}, start=None, command=("python",), settings=settings
+        )
+
+    assert run(0, {"steps": 30}) == run(1, {"steps": 30}) == 0
+    with pytest.raises(ConfigurationError, match="other settings"):
+        run(2, {"steps": 40})
+    assert sorted(path.name for path in tmp_path.glob("*-?.json")) == ["grpo-0.json", "grpo-1.json"]
+
+
+def test_a_replay_tells_whether_a_cell_comes_out_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = {"exact": "01", "seconds": 1.0, EPISODES: [{"task": 0}]}
+
+    def make(name: str, seed: int, warm: Path, scratch: Path) -> dict[str, Any]:
+        (scratch / "model").mkdir()
+        (scratch / "model" / "weights").write_text(name)
+        return dict(made)
+
+    def replay(**more: Any) -> int:
+        return replay_cell(tmp_path / "kept", "grpo", 0, make, start=None, command=("python",), **more)
+
+    with pytest.raises(ConfigurationError, match="no cell of grpo and seed 0"):
+        replay()
+    run_cells(tmp_path / "kept", [("grpo", 0)], make, start=None, command=("python",))
+    made["seconds"] = 2.0
+    assert replay(model=tmp_path / "model") == 0
+    assert (tmp_path / "model" / "weights").read_text() == "grpo"
+    made["exact"] = "11"
+    assert replay() == 1
+    made |= {"exact": "01", EPISODES: [{"task": 1}]}
+    assert replay() == 1
+    said = [line.split(": ")[1] for line in capsys.readouterr().out.splitlines() if "kept" in line]
+    assert said == ["equal", "differs in exact", "differs in episodes"]
 
 
 def test_episodes_stand_beside_their_cell_and_equal_ones_give_equal_bytes(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.registry import make_tool_env
 from benchmarks.multihop_qa import paper
 from benchmarks.multihop_qa import run as multihop_qa
-from benchmarks.multihop_qa.cell import LOGGED, run_cell
+from benchmarks.multihop_qa.cell import LOGGED, Policy, arguments, full_demonstrations, run_cell
 from benchmarks.multihop_qa.dry_run import SUBSTITUTIONS, Command, check_words, dry_run, report, stand_in
 from benchmarks.multihop_qa.settings import CONTRASTS, METHODS, PAPER, PROFILES, Start, WarmStart
 from trainers.running.command_line import read_options
+from trainers.toy.model import build_tokenizer
 from trainers.toy.quickstart import SHIPPED
 from trainers.toy.warm_start import warm_start
 
@@ -32,7 +34,7 @@ def test_cells_of_every_kind_run_once_and_make_a_table(tmp_path: Path, capsys: p
     assert multihop_qa.main(run) == 0
     assert multihop_qa.main(["run", *words, "--start", "1", "--method", "grpo", "--method", "ppo-no-masks"]) == 0
     files = sorted(path.name for path in (tmp_path / "smoke/start-0").iterdir())
-    assert files == sorted(f"{name}-0.{end}" for name in names for end in ("json", "jsonl.gz"))
+    assert files == sorted([*(f"{name}-0.{end}" for name in names for end in ("json", "jsonl.gz")), "settings.json"])
     cell = json.loads((tmp_path / "smoke/start-1/grpo-0.json").read_text())
     assert (cell["start"], cell["seed"]) == (1, 0)
     assert set(cell["exact"]["1 hop"]) <= set("01")
@@ -63,6 +65,32 @@ def test_a_cell_is_made_again_bit_for_bit(tmp_path: Path) -> None:
     assert made[0] == made[1]
     other = run_cell(PROFILES["smoke"], 0, "grpo", 4, SHIPPED, tmp_path / "other")
     assert other["weights"] != made[0]["weights"]
+
+
+def test_full_demonstrations_are_right_and_as_many_as_a_run_sees_questions(tmp_path: Path) -> None:
+    profile, method = PROFILES["cpu"], METHODS["demonstrations"]
+    training = {**profile.training, "fold": 0}
+    args = arguments(method, dataclasses.replace(profile, steps=4), training, 0, tmp_path)
+    policy = Policy(None, build_tokenizer(), 0)
+    rows = full_demonstrations(args, training, policy, notes=True)
+    assert len(rows) == 4 * 64 // 8
+    env = make_tool_env("AgentR1/FictionQA-v0", training)
+    gold = {question.prompt: question.answers[0] for question in env.tasks}
+    for row in rows:
+        text = policy.tokenizer.decode(row["input_ids"])
+        [question] = [prompt for prompt in gold if f"user\n{prompt}<" in text]
+        assert text.endswith(f"<answer>{gold[question]}</answer><|im_end|>")
+
+
+def test_a_replay_is_equal_and_leaves_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cell = ["--profile", "smoke", "--output", str(tmp_path), "--start", "0", "--seed", "0", "--method", "base"]
+    assert multihop_qa.main(["run", *cell]) == 0
+    assert multihop_qa.main(["replay", *cell, "--model", str(tmp_path / "model")]) == 0
+    assert "base-0.json: equal" in capsys.readouterr().out
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+    with pytest.raises(SystemExit):
+        multihop_qa.main(["replay", *cell, "--seed", "1"])
+    assert "replay takes one cell" in capsys.readouterr().err
 
 
 def test_every_row_of_the_paper_has_a_method() -> None:
