@@ -33,6 +33,7 @@ from trainers.train import build_trainer
 _EPOCHS, _BATCH = 3, 16
 """Passes over the demonstrations and batch size of supervised learning on them."""
 _QUERY = re.compile(re.escape(CALL_OPEN) + "(.*?)" + re.escape(CALL_CLOSE))
+MISSES = ("nothing_found", "other_passages")
 LOGGED: Mapping[str, str] = {
     "em": "rollout/reward/em",
     "return": "reward",
@@ -96,20 +97,32 @@ def run_cell(profile: Profile, start: int, name: str, seed: int, warm: Path, scr
     }
 
 
-def retries(episodes: Iterable[Trajectory]) -> dict[str, int]:
-    """Returns how often a search found nothing and a turn followed, and in how many of them it searched.
+def retries(episodes: Iterable[Trajectory]) -> dict[str, dict[str, int]]:
+    """Returns how often a search missed and a turn followed ("turns"), and in how many of them it searched.
 
-    That turn searches for the same again ("same_query"), or for something else ("another_query").
+    A search misses if it finds nothing ("nothing_found"), or passages that do not have the name it ends with
+    ("other_passages"). The turn after it searches for the same again ("same_query"), or for something else
+    ("another_query").
     """
-    found = {"nothing_found": 0, "same_query": 0, "another_query": 0}
+    found = {miss: dict.fromkeys(("turns", "same_query", "another_query"), 0) for miss in MISSES}
     for episode in episodes:
         for asked, reply, then in zip(episode.messages, episode.messages[1:], episode.messages[2:], strict=False):
-            if (reply.role, reply.content, then.role) == ("tool", NOTHING_FOUND, "assistant"):
-                before, after = (_QUERY.findall(message.content) for message in (asked, then))
-                found["nothing_found"] += 1
-                found["same_query"] += bool(after) and before == after
-                found["another_query"] += bool(after) and before != after
+            queries = _QUERY.findall(asked.content)
+            if (asked.role, reply.role, then.role) != ("assistant", "tool", "assistant") or not queries:
+                continue
+            if miss := _miss(queries[-1], reply.content):
+                after = _QUERY.findall(then.content)
+                found[miss]["turns"] += 1
+                found[miss]["same_query"] += bool(after) and queries == after
+                found[miss]["another_query"] += bool(after) and queries != after
     return found
+
+
+def _miss(query: str, reply: str) -> str | None:
+    """Returns how a search missed, None if it did not; the names of compact worlds are two words."""
+    if reply == NOTHING_FOUND:
+        return "nothing_found"
+    return None if " ".join(query.split()[-2:]) in reply else "other_passages"
 
 
 def _learn(

@@ -11,6 +11,7 @@ from agent_r1_gym.evaluation.statistics import crossed_interval
 from benchmarks.common.cells import Cell, markdown, read_cells
 from benchmarks.common.contrasts import Measure
 from benchmarks.common.tables import CellTable, contrasts_table, parts_table, power_table, with_interval
+from benchmarks.multihop_qa.cell import MISSES
 from benchmarks.multihop_qa.settings import CONTRASTS, METHODS, PAPER, PILOT, Profile
 
 _PAPER = "paper: HotpotQA, 2Wiki, MuSiQue"
@@ -81,12 +82,17 @@ def behaviour_table(cells: Cells) -> str:
     """Returns how the trained policies got there and what they do."""
     rows = []
     for name, found in cells.by_method.items():
-        nothing = sum(cell["retries"]["nothing_found"] for cell in found) or 1
-        again = [sum(cell["retries"][what] for cell in found) / nothing for what in ("same_query", "another_query")]
         learnt = list(_learning(found)) if "log" in found[0] else ["-"] * 4
+        again = [
+            sum(cell["retries"][miss][what] for cell in found)
+            / (sum(cell["retries"][miss]["turns"] for cell in found) or 1)
+            for miss in MISSES
+            for what in ("same_query", "another_query")
+        ]
         rows.append((METHODS[name].title, *learnt, *(f"{share:.2f}" for share in again)))
     header = ("groups without signal, first 10 steps", "last 10", "calls, last 10", "steps to .5 in training")
-    return markdown(("method", *header, "same search after nothing found", "another search"), rows)
+    retried = ("same search after nothing found", "another", "same search after other passages", "another")
+    return markdown(("method", *header, *retried), rows)
 
 
 def _learning(found: Sequence[Cell]) -> Iterator[str]:

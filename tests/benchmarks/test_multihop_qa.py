@@ -12,14 +12,25 @@ from pathlib import Path
 import pytest
 
 from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import make_tool_env
+from agent_r1_gym.tools.search import NOTHING_FOUND
+from agent_r1_gym.types import Message
 from benchmarks.multihop_qa import paper
 from benchmarks.multihop_qa import run as multihop_qa
-from benchmarks.multihop_qa.cell import LOGGED, Policy, arguments, full_demonstrations, run_cell
+from benchmarks.multihop_qa.cell import LOGGED, Policy, arguments, full_demonstrations, retries, run_cell
 from benchmarks.multihop_qa.dry_run import SUBSTITUTIONS, Command, check_words, dry_run, report, stand_in
 from benchmarks.multihop_qa.settings import CONTRASTS, METHODS, PAPER, PROFILES, Start, WarmStart
 from trainers.running.command_line import read_options
-from trainers.toy.model import build_tokenizer
+from trainers.toy.model import (
+    ANSWER_CLOSE,
+    ANSWER_OPEN,
+    CALL_CLOSE,
+    CALL_OPEN,
+    THINK_CLOSE,
+    THINK_OPEN,
+    build_tokenizer,
+)
 from trainers.toy.quickstart import SHIPPED
 from trainers.toy.warm_start import warm_start
 
@@ -65,6 +76,34 @@ def test_a_cell_is_made_again_bit_for_bit(tmp_path: Path) -> None:
     assert made[0] == made[1]
     other = run_cell(PROFILES["smoke"], 0, "grpo", 4, SHIPPED, tmp_path / "other")
     assert other["weights"] != made[0]["weights"]
+
+
+def test_what_follows_a_search_that_missed_is_counted() -> None:
+    def said(query: str) -> Message:
+        return Message("assistant", f"{THINK_OPEN}so{THINK_CLOSE}{CALL_OPEN}{query}{CALL_CLOSE}")
+
+    def found(text: str) -> Message:
+        return Message("tool", text)
+
+    answer = Message("assistant", f"{ANSWER_OPEN}1804{ANSWER_CLOSE}")
+    question, there = (
+        Message("user", "birthyear of ana kovic ?"),
+        found("ana kovic : ana kovic or eno lund birthyear 1804 ."),
+    )
+    elsewhere, nothing = found("ana daburg : ana daburg birthyear 1809 ."), found(NOTHING_FOUND)
+    histories = [
+        (question, said("ana kovic"), there, answer),
+        (question, said("eno lund"), there, said("ana kovic"), there, answer),  # the other name is there
+        (question, said("ana kovic"), nothing, said("ana kovic"), nothing, said("kovic"), nothing, answer),
+        (question, said("birthyear of ana kovic"), elsewhere, said("birthyear of ana kovic"), elsewhere, answer),
+        (question, said("ana kovic"), elsewhere),  # its turns were used up
+        (question, Message("assistant", CALL_OPEN), found("error json"), said("ana kovic"), there, answer),
+    ]
+    counted = retries(Trajectory(messages=messages) for messages in histories)
+    assert counted == {
+        "nothing_found": {"turns": 3, "same_query": 1, "another_query": 1},
+        "other_passages": {"turns": 2, "same_query": 1, "another_query": 0},
+    }
 
 
 def test_full_demonstrations_are_right_and_as_many_as_a_run_sees_questions(tmp_path: Path) -> None:
