@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.play.record import Tokens, Trajectory
+from trainers.toy.model import SPACE
 from trainers.trainer import AgentTrainer, Collect, Row
 
 Weights = Mapping[str, torch.Tensor]
@@ -66,6 +67,33 @@ class OldWeights(Rollouts):
             return super()._play(rows, trainer)
 
 
+class Retokenised(Rollouts):
+    """A trainer that makes tokens of the text again, and gets others: it trains on what nobody sampled.
+
+    As where a library keeps the messages of an episode instead of its tokens. A share of the words that were sampled
+    as one token each come back as their characters.
+
+    Args:
+        collect: what plays them.
+        share: of the words.
+    """
+
+    def __init__(self, collect: Collect, *, share: float) -> None:
+        super().__init__(collect)
+        self._share = share
+
+    def _told(self, records: list[Trajectory], trainer: AgentTrainer) -> list[Trajectory]:
+        draws = random.Random(f"{trainer.args.seed} {trainer.batches}")
+        spelling = spellings(trainer.processing_class)
+
+        def ids(token: int) -> Sequence[int]:
+            return spelling[token] if token in spelling and draws.random() < self._share else (token,)
+
+        return [
+            replace(record, tokens=retokenised(record.tokens, ids)) if record.tokens else record for record in records
+        ]
+
+
 class Outage(Rollouts):
     """A search backend that is down in batches `begin` to `end`: most episodes that call it are lost.
 
@@ -88,6 +116,34 @@ class Outage(Rollouts):
         lost = [draws.random() < self._share and record.counts()["calls"] > 0 for record in records]
         spoilt = zeroed if self._zero else dropped
         return [spoilt(record) if gone else record for record, gone in zip(records, lost, strict=True)]
+
+
+def spellings(tokenizer: Any) -> dict[int, tuple[int, ...]]:
+    """Returns the characters of each word that is one token, as ids."""
+    vocabulary: Mapping[str, int] = tokenizer.get_vocab()
+    words = {word: number for word, number in vocabulary.items() if len(word) > 2 and word.startswith(SPACE)}
+    return {number: tuple(vocabulary[character] for character in word) for word, number in words.items()}
+
+
+def retokenised(tokens: Tokens, ids: Callable[[int], Sequence[int]]) -> Tokens:
+    """Returns an episode with other tokens in the place of sampled ones; log-probs stay with the first of them."""
+    completion: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float | None] = []
+    at = [0]
+    for token, sampled, logprob in zip(tokens.completion_ids, tokens.loss_mask, tokens.logprobs, strict=True):
+        made = ids(token) if sampled else (token,)
+        completion += made
+        mask += [sampled] * len(made)
+        logprobs += [logprob, *[0.0 if sampled else None] * (len(made) - 1)]
+        at.append(len(completion))
+    return replace(
+        tokens,
+        completion_ids=tuple(completion),
+        loss_mask=tuple(mask),
+        logprobs=tuple(logprobs),
+        spans=tuple((at[start], at[end]) for start, end in tokens.spans),
+    )
 
 
 def zeroed(record: Trajectory) -> Trajectory:

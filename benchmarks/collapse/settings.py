@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.collapse.faults import OldWeights, Outage, Rollouts
+from benchmarks.collapse.faults import OldWeights, Outage, Retokenised, Rollouts
 from trainers.trainer import Collect
 
 
@@ -113,6 +113,11 @@ CAUSES: Mapping[str, Method] = {
     ),
     "decay": Method("weight decay far too large (`weight_decay=50`)", {"weight_decay": 50.0}),
     "rate": Method("learning rate x 10", {"learning_rate": 10 * RATE}),
+    "retokenised": Method(
+        "tokens are made of the text again: a tenth of the words come back as characters (at 3 times the rate)",
+        {"learning_rate": FAST},
+        rollouts=functools.partial(Retokenised, share=0.1),
+    ),
 }
 HEALTHY: Mapping[str, Method] = {
     "grpo": Method("grpo"),
@@ -128,6 +133,6 @@ OUTAGES: Mapping[str, Method] = {
     for name, title in (("dropped", "lost rollouts are dropped"), ("zeroed", "lost rollouts are scored 0"))
 }
 BACK = "-rollback"
-ROLLED_BACK: Mapping[str, Method] = {f"rate{BACK}": CAUSES["rate"]}
+ROLLED_BACK: Mapping[str, Method] = {f"{name}{BACK}": method for name, method in CAUSES.items()}
 """Causes with `on_alarm=rollback`."""
 METHODS: Mapping[str, Method] = {**CAUSES, **ROLLED_BACK, **HEALTHY, **OUTAGES}

@@ -35,9 +35,10 @@ _FORMAT = (CALL_OPEN, CALL_CLOSE, *BROKEN_CLOSES, THINK_OPEN, THINK_CLOSE, ANSWE
 # Tools of the toy are never busy: a word more would make other weights of the same seed.
 _FEEDBACK = ("error", "nothing", "found", *PARSE_ERROR_CODES, *(kind for kind in get_args(ErrorKind) if kind != "busy"))
 _FIXED_ENDS = "|".join(re.escape(text.split("\n")[-1] or "\n") for text in (*_FORMAT, "\n"))
-_SPACE = "▁"
+SPACE = "▁"
+"""First character of a word's token."""
 _CHARACTERS = (
-    _SPACE,
+    SPACE,
     "\n",
     *(character for character in string.printable if character.isprintable() and character != " "),
 )
@@ -90,18 +91,18 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     The chat template renders system, user, assistant and tool turns; a longer history extends the rendering of a
     shorter one, and its `generation` blocks mark what the model says (its end of turn included).
     """
-    entries = (PAD, UNKNOWN, *_CHARACTERS, *(_SPACE + word for word in (*compact_vocabulary(), *_FEEDBACK)))
+    entries = (PAD, UNKNOWN, *_CHARACTERS, *(SPACE + word for word in (*compact_vocabulary(), *_FEEDBACK)))
     vocabulary = {entry: number for number, entry in enumerate(dict.fromkeys(entries))}
     model = models.WordPiece(
         vocab=vocabulary, unk_token=UNKNOWN, max_input_chars_per_word=4096, continuing_subword_prefix=""
     )
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme="always", split=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always", split=True)
     tokenizer.decoder = decoders.Sequence(
         [
             decoders.Fuse(),
-            decoders.Replace(Regex(f"(?:^|(?<={_FIXED_ENDS})){_SPACE}"), ""),
-            decoders.Replace(_SPACE, " "),
+            decoders.Replace(Regex(f"(?:^|(?<={_FIXED_ENDS})){SPACE}"), ""),
+            decoders.Replace(SPACE, " "),
         ]
     )
     tokenizer.add_special_tokens(
