@@ -64,7 +64,8 @@ class FictionQAEnv(MultiHopQAEnv):
     instead of the generator's), `change=None` (what is changed behind the questions, to test what answers depend on:
     "nothing_found", "random_passages", "counterfactual", "another_world", "larger_world", or how they are worded:
     "no_question_mark", "reversed_chain" in compact style, "other_words" in natural style; rewards go by the unchanged
-    world). Further `setting`, `retriever`, `top_k`, `miss_rate` and those of `ToolEnv`, as in `AgentR1/HotpotQA-v0`.
+    world). Further `setting`, `retriever`, `top_k`, `miss_rate`, `wrong_rate` and those of `ToolEnv`, as in
+    `AgentR1/HotpotQA-v0`.
 
     ## References
     Agent-R1 (arXiv 2511.14460); the generator is this project's own (`datasets/fiction/`).

@@ -13,6 +13,7 @@ from agent_r1_gym.core import StepReturn, ToolEnv
 from agent_r1_gym.datasets.base import QADataset, Question
 from agent_r1_gym.datasets.load import load_dataset
 from agent_r1_gym.errors import ConfigurationError, DatasetError
+from agent_r1_gym.retrieval.altered import altered_retriever
 from agent_r1_gym.retrieval.base import Hit, Retriever
 from agent_r1_gym.retrieval.make import make_retriever
 from agent_r1_gym.support.checks import check_choice, check_share
@@ -37,6 +38,7 @@ class MultiHopQAEnv(ToolEnv):
         passage_chars: characters of each passage that are shown, for corpora of whole articles; None: all.
         search_style: how passages are shown, see `SearchTool`.
         miss_rate: chance that a search finds nothing, whatever there is; the same search may find it the next time.
+        wrong_rate: chance that a search brings random passages of the data set instead, likewise.
         **options: see `ToolEnv`.
 
     Raises:
@@ -67,17 +69,20 @@ class MultiHopQAEnv(ToolEnv):
         passage_chars: int | None = None,
         search_style: str = "numbered",
         miss_rate: float = 0.0,
+        wrong_rate: float = 0.0,
         scorer: str | None = None,
         **options: Any,
     ) -> None:
         check_choice("setting", setting, SETTINGS)
         self._miss_rate = check_share("miss_rate", miss_rate)
+        self._wrong_rate = check_share("wrong_rate", wrong_rate)
         self.dataset = load_dataset(self.dataset_name, dataset, split=split)
         self.setting = setting
         self._description = self.dataset.describe()
         self._make_search = functools.partial(SearchTool, top_k=top_k, passage_chars=passage_chars, style=search_style)
         _check_questions(self.dataset, setting)
         tool = self._make_search(self._open_retriever(retriever))
+        self._astray = self._make_search(_random_passages(self.dataset)) if wrong_rate else None
         super().__init__(tasks=self.dataset, tools=[tool], scorer=scorer or self.dataset_name, **options)
 
     def make_tools(self, task: Task) -> Sequence[Tool]:
@@ -87,15 +92,17 @@ class MultiHopQAEnv(ToolEnv):
         return [self._make_search(ParagraphRetriever(task))]
 
     def finish_step(self, outcomes: Sequence[ToolOutcome]) -> StepReturn:
-        """Takes the outcomes of the searches, but for those that chance makes miss (`miss_rate`)."""
+        """Takes the outcomes of the searches, but for those that chance makes miss (`miss_rate`, `wrong_rate`)."""
         if self._miss_rate:
             outcomes = [self._perhaps_missed(outcome) for outcome in outcomes]
+        if self._astray is not None:
+            outcomes = [self._perhaps_astray(outcome, self._astray) for outcome in outcomes]
         return super().finish_step(outcomes)
 
     def oracle(self, task: Task, history: Sequence[Transition]) -> ToolCall | str | None:
-        """Returns a search for the title of each gold passage, again where it found nothing, then the gold answer."""
+        """Returns a search for the title of each gold passage, again where it missed by chance, then the answer."""
         titles: tuple[str, ...] = getattr(task, "supporting_titles", ())
-        searches = sum(not _has_missed(transition) for transition in history)
+        searches = sum(not self._has_missed(transition) for transition in history)
         if searches < len(titles) and len(history) + 1 < self.max_turns:
             return ToolCall("search", {"query": titles[searches]})
         return super().oracle(task, history)
@@ -109,6 +116,19 @@ class MultiHopQAEnv(ToolEnv):
             return outcome
         return replace(outcome, content=NOTHING_FOUND, data=())
 
+    def _has_missed(self, transition: Transition) -> bool:
+        """Returns whether the turn searched, and chance let it find nothing, or random passages."""
+        found = [outcome.data for outcome in transition.outcomes if outcome.ok]
+        # Random passages have the score 0, which no passage that was found has.
+        drawn = self._astray is not None and any(hit.score == 0 for hits in found for hit in hits)
+        return drawn or any(hits == () for hits in found)
+
+    def _perhaps_astray(self, outcome: ToolOutcome, astray: SearchTool) -> ToolOutcome:
+        if not outcome.data or self.np_random.random() >= self._wrong_rate:
+            return outcome
+        drawn = astray.execute({"query": str(self.np_random.integers(2**31))})
+        return replace(outcome, content=drawn.content, data=drawn.data)
+
     def _open_retriever(self, retriever: str | Retriever | None) -> Retriever:
         if self.setting == "open":
             passages, fingerprint = functools.partial(_passages, self.dataset), self.dataset.fingerprint
@@ -121,9 +141,14 @@ class MultiHopQAEnv(ToolEnv):
         return ParagraphRetriever(self.dataset[0])
 
 
-def _has_missed(transition: Transition) -> bool:
-    """Returns whether the turn searched, and found nothing."""
-    return any(outcome.ok and outcome.data == () for outcome in transition.outcomes)
+@functools.lru_cache(maxsize=8)
+def _random_passages(dataset: QADataset) -> Retriever:
+    passages = tuple(dataset.passages())
+    if not passages:
+        raise ConfigurationError(
+            "wrong_rate brings random passages of the data set, and its questions have none. Leave it at 0."
+        )
+    return altered_retriever("random_passages", lambda: passages)
 
 
 class ParagraphRetriever(Retriever):
@@ -223,7 +248,7 @@ class HotpotQAEnv(MultiHopQAEnv):
 
     ## Arguments
     `dataset="auto"`, `split=None`, `setting="open"`, `retriever=None`, `top_k=5`, `passage_chars=None`,
-    `search_style="numbered"`, `miss_rate=0.0`: see `MultiHopQAEnv`. `parser="hermes"`, `reward="em"`,
+    `search_style="numbered"`, `miss_rate=0.0`, `wrong_rate=0.0`: see `MultiHopQAEnv`. `parser="hermes"`, `reward="em"`,
     `reward_weights=None`, `scorer=None` (the data set's own), `max_turns=5`, `max_history_chars=65536`,
     `system_prompt=None`, `raw_system_prompt=None`, `feedback="full"`, `markup=()`, `render_mode=None`: see `ToolEnv`.
 

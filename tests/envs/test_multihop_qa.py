@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import pytest
@@ -20,6 +21,7 @@ from agent_r1_gym.play.policies import NaivePolicy, OraclePolicy
 from agent_r1_gym.retrieval.base import Hit, Retriever
 from agent_r1_gym.retrieval.bm25 import BM25Retriever
 from agent_r1_gym.types import Passage
+from tests.kit.helpers import StubRetriever
 from tests.kit.playing import play
 from tests.kit.shared_data import shared_file
 
@@ -270,8 +272,34 @@ def test_a_search_misses_at_random_and_may_find_it_the_next_time(style: str) -> 
     assert not any(hits(FictionQAEnv(miss_rate=1, **options), 1))
 
 
-def test_the_oracle_asks_again_for_what_was_missed() -> None:
-    options = {"miss_rate": 0.4, "max_turns": 30, "reward": "process"}
+def test_a_search_goes_astray_at_random_and_may_find_it_the_next_time() -> None:
+    def shown(env: ToolEnv, seed: int) -> list[str]:
+        env.reset(seed=seed, options={"task_index": 0})
+        for _ in range(40):
+            env.step(search(env.task.supporting_titles[0]))  # type: ignore[attr-defined]
+        return [outcome.content for transition in env.transitions for outcome in transition.outcomes]
+
+    options: dict[str, Any] = {"style": "compact", "max_turns": 50, "entities": 120}
+    env = FictionQAEnv(wrong_rate=0.3, **options)
+    [right] = set(shown(FictionQAEnv(**options), 1))
+    found = shown(env, 1)
+    assert 20 <= found.count(right) <= 36
+    assert len(set(found)) >= 5  # other passages each time
+    passages = {f"{passage.title} : {passage.text}" for passage in env.dataset.passages()}
+    assert passages.issuperset(found)
+    assert shown(env, 1) == found != shown(env, 2)
+    assert shown(FictionQAEnv(wrong_rate=1, **options), 1).count(right) <= 3  # of 120 passages, by chance
+
+
+def test_what_has_no_passages_cannot_go_astray() -> None:
+    questions = QADataset([Question("q", "Who?", ("Ana",))], name="mine", split="train", source="here", fingerprint="1")
+    with pytest.raises(ConfigurationError, match="wrong_rate brings random passages of the data set"):
+        HotpotQAEnv(dataset=questions, retriever=StubRetriever([]), wrong_rate=0.5)
+
+
+@pytest.mark.parametrize("misses", [{"miss_rate": 0.4}, {"wrong_rate": 0.4}])
+def test_the_oracle_asks_again_for_what_was_missed(misses: dict[str, float]) -> None:
+    options: dict[str, Any] = {**misses, "max_turns": 30, "reward": "process"}
     trajectories = play(OraclePolicy(), range(30), lambda: gym.make("AgentR1/FictionQA-v0", **options))
     assert all(t.turns[-1].reward_terms["em"] == 1 for t in trajectories)
     assert sum(sum(turn.reward_terms["new_support"] for turn in t.turns) for t in trajectories) >= 29
@@ -279,7 +307,7 @@ def test_the_oracle_asks_again_for_what_was_missed() -> None:
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan"), "half", True, None])
-@pytest.mark.parametrize("option", ["miss_rate", "aliases"])
+@pytest.mark.parametrize("option", ["miss_rate", "wrong_rate", "aliases"])
 def test_shares_are_numbers_from_0_to_1(option: str, share: object) -> None:
     with pytest.raises(ConfigurationError, match=f"{option} must be a number from 0 to 1, got"):
         FictionQAEnv(**{option: share})
