@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
@@ -10,6 +11,11 @@ from typing import Any, Protocol
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.tools.search import NOTHING_FOUND
+from trainers.toy.model import CALL_CLOSE, CALL_OPEN
+
+_QUERY = re.compile(re.escape(CALL_OPEN) + "(.*?)" + re.escape(CALL_CLOSE))
+MISSES = ("nothing_found", "other_passages")
 
 
 class Plays(Protocol):
@@ -35,6 +41,34 @@ def episode_row(title: str, episode: Trajectory) -> dict[str, Any]:
         "answer": episode.answer,
         "actions": actions,
     }
+
+
+def retries(episodes: Iterable[Trajectory]) -> dict[str, dict[str, int]]:
+    """Returns how often a search missed and a turn followed ("turns"), and in how many of them it searched.
+
+    A search misses if it finds nothing ("nothing_found"), or passages that do not have the name it ends with
+    ("other_passages"). The turn after it searches for the same again ("same_query"), or for something else
+    ("another_query").
+    """
+    found = {miss: dict.fromkeys(("turns", "same_query", "another_query"), 0) for miss in MISSES}
+    for episode in episodes:
+        for asked, reply, then in zip(episode.messages, episode.messages[1:], episode.messages[2:], strict=False):
+            queries = _QUERY.findall(asked.content)
+            if (asked.role, reply.role, then.role) != ("assistant", "tool", "assistant") or not queries:
+                continue
+            if miss := _miss(queries[-1], reply.content):
+                after = _QUERY.findall(then.content)
+                found[miss]["turns"] += 1
+                found[miss]["same_query"] += bool(after) and queries == after
+                found[miss]["another_query"] += bool(after) and queries != after
+    return found
+
+
+def _miss(query: str, reply: str) -> str | None:
+    """Returns how a search missed, None if it did not; the names of compact worlds are two words."""
+    if reply == NOTHING_FOUND:
+        return "nothing_found"
+    return None if " ".join(query.split()[-2:]) in reply else "other_passages"
 
 
 def digest(model: Any) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,16 +14,15 @@ from transformers import AutoTokenizer
 
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import make_tool_env
-from agent_r1_gym.tools.search import NOTHING_FOUND
 from benchmarks.common.cells import EPISODES, MODEL, Cell, load_start, save_half
-from benchmarks.common.curves import Meter, digest, episode_row, logged, marks
+from benchmarks.common.curves import Meter, digest, episode_row, logged, marks, retries
 from benchmarks.multihop_qa.settings import METHODS, Method, Profile
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
 from trainers.sft.rows import TokenRow, training_row
 from trainers.toy.demonstrations import demonstrate
 from trainers.toy.held_out import ENV, play
-from trainers.toy.model import ANSWER_CLOSE, ANSWER_OPEN, CALL_CLOSE, CALL_OPEN
+from trainers.toy.model import ANSWER_CLOSE, ANSWER_OPEN
 from trainers.toy.quickstart import configuration
 from trainers.toy.rejection import rejection_sampling
 from trainers.toy.supervised import fit, in_epochs
@@ -32,8 +30,6 @@ from trainers.train import build_trainer
 
 _EPOCHS, _BATCH = 3, 16
 """Passes over the demonstrations and batch size of supervised learning on them."""
-_QUERY = re.compile(re.escape(CALL_OPEN) + "(.*?)" + re.escape(CALL_CLOSE))
-MISSES = ("nothing_found", "other_passages")
 LOGGED: Mapping[str, str] = {
     "em": "rollout/reward/em",
     "return": "reward",
@@ -95,34 +91,6 @@ def run_cell(profile: Profile, start: int, name: str, seed: int, warm: Path, scr
         "weights": weights,
         EPISODES: [episode_row(title, episode) for title, played in episodes.items() for episode in played],
     }
-
-
-def retries(episodes: Iterable[Trajectory]) -> dict[str, dict[str, int]]:
-    """Returns how often a search missed and a turn followed ("turns"), and in how many of them it searched.
-
-    A search misses if it finds nothing ("nothing_found"), or passages that do not have the name it ends with
-    ("other_passages"). The turn after it searches for the same again ("same_query"), or for something else
-    ("another_query").
-    """
-    found = {miss: dict.fromkeys(("turns", "same_query", "another_query"), 0) for miss in MISSES}
-    for episode in episodes:
-        for asked, reply, then in zip(episode.messages, episode.messages[1:], episode.messages[2:], strict=False):
-            queries = _QUERY.findall(asked.content)
-            if (asked.role, reply.role, then.role) != ("assistant", "tool", "assistant") or not queries:
-                continue
-            if miss := _miss(queries[-1], reply.content):
-                after = _QUERY.findall(then.content)
-                found[miss]["turns"] += 1
-                found[miss]["same_query"] += bool(after) and queries == after
-                found[miss]["another_query"] += bool(after) and queries != after
-    return found
-
-
-def _miss(query: str, reply: str) -> str | None:
-    """Returns how a search missed, None if it did not; the names of compact worlds are two words."""
-    if reply == NOTHING_FOUND:
-        return "nothing_found"
-    return None if " ".join(query.split()[-2:]) in reply else "other_passages"
 
 
 def _learn(

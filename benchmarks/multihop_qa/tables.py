@@ -10,8 +10,8 @@ from agent_r1_gym.envs.fiction_qa import FictionQAEnv
 from agent_r1_gym.evaluation.statistics import crossed_interval
 from benchmarks.common.cells import Cell, markdown, read_cells
 from benchmarks.common.contrasts import Measure
+from benchmarks.common.curves import MISSES
 from benchmarks.common.tables import CellTable, contrasts_table, parts_table, power_table, with_interval
-from benchmarks.multihop_qa.cell import MISSES
 from benchmarks.multihop_qa.settings import CONTRASTS, METHODS, PAPER, PILOT, Profile
 
 _PAPER = "paper: HotpotQA, 2Wiki, MuSiQue"

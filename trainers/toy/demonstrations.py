@@ -59,6 +59,14 @@ class Habits:
         return rng.choices(names, [getattr(self, name) for name in names])[0]
 
 
+@dataclass(frozen=True)
+class PersistentHabits(Habits):
+    """Habits with one more."""
+
+    looks_again: float = 0.0
+    """The full chain, and where a search brought other passages, the same search again; all others give up there."""
+
+
 IMPERFECT = Habits()
 IMPERFECT_HABITS: Mapping[str, Habits] = {
     **dict.fromkeys(("1hop", "bridge", "3hop", "4hop"), IMPERFECT),
@@ -168,20 +176,19 @@ def _same(names: Sequence[str], rng: random.Random) -> str:
     return f"same {first} and {second} : {'yes' if first == second else 'no'}"
 
 
-def _follow(question: Question, searches: int, rng: random.Random) -> Script:
+def _follow(question: Question, searches: int, rng: random.Random, *, looks_again: bool = False) -> Script:
     """Searches for the first facts of the question, then answers, with fewer `searches` than hops too early.
 
     A search that found nothing is repeated or, as often, taken for the end, as is one that did not find the passage
-    about what was searched for: the answer is then that name, since nothing else can be known.
+    about what was searched for, unless it `looks_again`: the answer is then that name, since nothing else can be known.
     """
     for done in range(searches):
         thought = _think(_what_is_left(question, done)) if done else ""
         name = _stated(question, done)
-        while (reply := (yield thought + _call(name))) == NOTHING_FOUND:
-            if rng.random() < 0.5:
+        while not _about(name, reply := (yield thought + _call(name))):
+            gives_up = rng.random() < 0.5 if reply == NOTHING_FOUND else not looks_again
+            if gives_up:
                 yield _answer(name)
-        if not _about(name, reply):
-            yield _answer(name)
     if searches < len(question.decomposition):
         yield _answer(question.decomposition[searches - 1].answer)
     else:
@@ -190,6 +197,10 @@ def _follow(question: Question, searches: int, rng: random.Random) -> Script:
 
 def _full_chain(question: Question, rng: random.Random) -> Script:
     return _follow(question, len(question.decomposition), rng)
+
+
+def _looks_again(question: Question, rng: random.Random) -> Script:
+    return _follow(question, len(question.decomposition), rng, looks_again=True)
 
 
 def _stops_early(question: Question, rng: random.Random) -> Script:
@@ -242,6 +253,7 @@ _SCRIPTS: Mapping[str, Callable[[Question, random.Random], Script]] = {
     "question_as_query": _question_as_query,
     "retrieve_once": _retrieve_once,
     "wanders": _wanders,
+    "looks_again": _looks_again,
 }
 
 

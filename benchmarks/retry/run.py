@@ -1,0 +1,194 @@
+"""Does RL find that a wrong passage calls for the same search again, and what has to be shown for it?
+
+    python -m benchmarks.retry run [--shown check ...] [--start 0 ...] [--seed 0 ...]
+    python -m benchmarks.retry replay --shown check --start 0 --seed 0 [--model DIR]
+    python -m benchmarks.retry table
+
+A cell is what demonstrations show, a warm start that has read them, and a seed of GRPO.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoTokenizer, TrainerCallback, TrainerControl, TrainerState
+
+from agent_r1_gym.play.record import Trajectory
+from agent_r1_gym.support.terminal import say
+from benchmarks.common.cells import (
+    EPISODES,
+    MODEL,
+    Cell,
+    CellMaker,
+    add_cell_options,
+    add_start_options,
+    load_start,
+    make_cells,
+    markdown,
+    read_cells,
+    save_half,
+)
+from benchmarks.common.curves import digest, episode_row, marks, retries
+from benchmarks.retry.settings import ARMS, FULL, GRPO, KINDS, QUICK, TRAINER, Settings
+from trainers.toy.held_out import play
+from trainers.toy.quickstart import configuration
+from trainers.train import build_trainer
+
+RESULTS = Path(__file__).parent / "results"
+_WRONG = "other_passages"
+_WHEN = ("before", "after")
+_HEADER = ("demonstrations show", "cells", *(f"{what} {when}" for what in ("retries", *KINDS) for when in _WHEN))
+
+
+class Measure(TrainerCallback):
+    """Plays held-out questions every so many steps.
+
+    Attributes:
+        points: rows of the step, marks by kind of question, and what followed searches that missed.
+        last: the episodes of the last measurement.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, settings: Settings, seed: int) -> None:
+        self.points: list[dict[str, Any]] = []
+        self.last: dict[str, list[Trajectory]] = {}
+        self._policy, self._settings, self._seed = (model, tokenizer), settings, seed
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_others: Any) -> None:
+        """Measures after a step whose number `every` divides."""
+        if state.global_step % self._settings.every == 0:
+            self.measure(state.global_step)
+
+    def measure(self, step: int) -> None:
+        """Plays the questions."""
+        for title, options in self._settings.test_sets.items():
+            played = play(*self._policy, options, questions=self._settings.questions, seed=self._seed)
+            self.last[title] = sorted(played, key=lambda episode: episode.task_index)
+        exact = {title: marks(played) for title, played in self.last.items()}
+        self.points.append({"step": step, **exact, "retries": retries(itertools.chain(*self.last.values()))})
+
+
+def run_cell(settings: Settings, shown: str, start: int, _name: str, seed: int, warm: Path, scratch: Path) -> Cell:
+    """Trains one policy; returns its curves of exact match and of retries.
+
+    Args:
+        settings: sizes of the experiment.
+        shown: key of `ARMS`, what the model to start from has seen.
+        start: which of these models.
+        seed: of the rollouts and of the samples that are drawn in tests.
+        warm: folder of the model to start from.
+        scratch: a folder for what need not stay.
+    """
+    torch.manual_seed(seed)
+    tokenizer, model = AutoTokenizer.from_pretrained(warm), load_start(warm)
+    start_weights = digest(model)
+    options: dict[str, Any] = {**TRAINER, "env_kwargs": settings.training}
+    args = configuration(scratch, algorithm=GRPO, steps=settings.steps, seed=seed, **options)
+    trainer = build_trainer(args, model, tokenizer=tokenizer)
+    measure = Measure(trainer.model, tokenizer, settings, seed)
+    measure.measure(0)
+    trainer.add_callback(measure)
+    trainer.train()
+    weights = digest(trainer.model)
+    save_half(trainer.model, tokenizer, scratch / MODEL)
+    return {
+        "method": shown,
+        "settings": repr(ARMS[shown]),
+        "start": start,
+        "start_weights": start_weights,
+        "seed": seed,
+        "curve": measure.points,
+        "weights": weights,
+        EPISODES: [episode_row(title, episode) for title, played in measure.last.items() for episode in played],
+    }
+
+
+def retried(point: Mapping[str, Any]) -> float:
+    """Returns in what share of turns after a wrong passage the same search followed; NaN if there was none."""
+    counted = point["retries"][_WRONG]
+    return counted["same_query"] / counted["turns"] if counted["turns"] else float("nan")
+
+
+def table(folder: Path) -> str:
+    """Returns the finished cells as two Markdown tables: before and after, and the share of retries by step."""
+    found = {name: cells for name in ARMS if (cells := read_cells(folder / name, GRPO))}
+    ends = markdown(_HEADER, ((ARMS[name].title, str(len(cells)), *_ends(cells)) for name, cells in found.items()))
+    steps = [point["step"] for point in next(iter(found.values()))[0]["curve"]] if found else []
+    curves = markdown(
+        ("retries after steps", *map(str, steps)),
+        (
+            (ARMS[name].title, *(_mean([retried(cell["curve"][at]) for cell in cells]) for at in range(len(steps))))
+            for name, cells in found.items()
+        ),
+    )
+    commits = sorted({cell["commit"] for cells in found.values() for cell in cells})
+    return f"{ends}\n\n{curves}\n\nAll cells: commit {', '.join(commits)}."
+
+
+def _ends(cells: Sequence[Cell]) -> Iterator[str]:
+    for at in (0, -1):
+        yield _spread([retried(cell["curve"][at]) for cell in cells])
+    for title in KINDS:
+        for at in (0, -1):
+            scored = [cell["curve"][at][title] for cell in cells]
+            yield _spread([text.count("1") / len(text) for text in scored])
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{_mean(values)} ({min(values):.2f} to {max(values):.2f})"
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.2f}"
+
+
+class _Arm(NamedTuple):
+    shown: str
+    settings: Settings
+    words: tuple[str, ...]
+
+    def maker(self, start: int) -> CellMaker:
+        """Returns how cells of one of its warm starts are made."""
+        command = ("python", "-m", "benchmarks.retry", "run", *self.words, "--shown", self.shown, "--start", str(start))
+        make = functools.partial(run_cell, self.settings, self.shown, start)
+        return CellMaker(make, self.settings.start(self.shown, start), command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Makes cells, makes one of them again, or shows the tables of those that are done."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.retry", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("action", choices=["run", "replay", "table"])
+    parser.add_argument("--shown", action="append", choices=list(ARMS), help="may be repeated (default: all)")
+    add_cell_options(parser, [GRPO], RESULTS, seeds="two")
+    add_start_options(parser)
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, to see that everything runs, in a folder of their own"
+    )
+    options = parser.parse_args(arguments)
+    settings, words = (QUICK, ("--quick",)) if options.quick else (FULL, ())
+    options.output = options.output / "quick" if options.quick else options.output
+    if options.action == "table":
+        if options.shown or options.method or options.seed or options.start or options.model:
+            parser.error("table takes all cells there are: drop all options but --output and --quick")
+        say(table(options.output))
+        return 0
+    if unknown := set(options.start or ()).difference(settings.starts):
+        parser.error(f"--start {min(unknown)}: there is no such warm start")
+    arms = options.shown or list(ARMS)
+    if options.action == "replay" and len(arms) > 1:
+        parser.error("replay takes one cell: name it by --shown, --start and --seed")
+    status = 0
+    for seed, start, shown in itertools.product(options.seed or settings.seeds, options.start or settings.starts, arms):
+        options.profile = shown
+        pairs = [(seed, start)]
+        arm = _Arm(shown, settings, words)
+        status = make_cells(parser, options, [GRPO], pairs, arm.maker, settings=(settings, ARMS[shown]))
+    return status
