@@ -91,7 +91,7 @@ _HELD_OUT = {**_WORLD, "questions": 200, "reward": "process"}
 PROFILES: dict[str, Profile] = {
     "cpu": Profile(
         starts=(Beginner(0), Beginner(1), Beginner(2)),
-        seeds=(0, 1, 2),
+        seeds=(0, 1, 2, 3),
         training={**_WORLD, "questions": 30_000},
         curve_set=("validation", {**_HELD_OUT, "split": "validation"}),
         curve_questions=60,
