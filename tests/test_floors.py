@@ -54,7 +54,7 @@ FLOORS = {
     "benchmarks": (
         ("__init__",),
         ("common",),
-        ("adapters", "credit", "env_speed", "eval_speed", "multihop_qa", "sandbox", "service_desk", "vllm"),
+        ("adapters", "credit", "env_speed", "eval_speed", "multihop_qa", "sandbox", "service_desk", "vllm", "worlds"),
         ("trainer_speed", "discovery", "retry", "endurance", "refill", "collapse"),
         ("scaling", "gpu"),
     ),
