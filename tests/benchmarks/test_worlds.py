@@ -48,11 +48,7 @@ def test_commands_are_those_of_the_examples(world: World) -> None:
 
 def _pairs(words: list[str], without: set[str]) -> set[tuple[str, str]]:
     pairs = zip(words[1::2], words[2::2], strict=True)
-    return {
-        (name, value if value == "script:beginner" or "=" in value else _number(value))
-        for name, value in pairs
-        if name not in without
-    }
+    return {(name, _number(value)) for name, value in pairs if name not in without}
 
 
 def _number(value: str) -> str:
