@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import sys
 from pathlib import Path
 
-from agent_r1_gym.report.plots import Curve, curves
+from agent_r1_gym.report.plots import Curve, curves, standalone
 from trainers.toy.quickstart import baselines
-
-_STYLE = (
-    "svg{font:11px system-ui,sans-serif;background:#fff}text{fill:#555}"
-    "line{stroke-width:1}.axis{stroke:#ddd}.line0{stroke:#0a6ebd;fill:none;stroke-width:2}.dots{fill:none;stroke:#0a6ebd;stroke-width:3;"
-    "stroke-linecap:round;opacity:.5}.across{stroke:#888;stroke-dasharray:4 3}"
-)
 
 
 def main(folder: Path) -> None:
@@ -28,10 +21,8 @@ def main(folder: Path) -> None:
         for at, (x, _) in enumerate(rows)
     ]
     curve = Curve([x for x, _ in smooth], [(y, y, y) for _, y in smooth], raw=rows)
-    figure = curves("exact match", {"GRPO": curve}, lines=baselines(scores), x_label="optimiser step").text
-    (svg,) = re.findall(r"<svg.*?</svg>", figure, re.S)
-    svg = svg.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1).replace(">", f"><style>{_STYLE}</style>", 1)
-    (Path(__file__).parent / "_static" / "quickstart.svg").write_text(svg + "\n", encoding="utf-8")
+    figure = curves("exact match", {"GRPO": curve}, lines=baselines(scores), x_label="optimiser step")
+    (Path(__file__).parent / "_static" / "quickstart.svg").write_text(standalone(figure), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,14 @@ _SLANT = 55
 """Degrees by which labels are turned that do not fit beside each other."""
 _FEW = 12
 """Number of points up to which each is marked: a line through two points is no trend."""
+_LEGEND_COLUMNS = 2
+_CODES = ("#0072b2", "#c25400", "#00795a", "#a3457d", "#8a6d00", "#2b86b8")
+_STYLE = (
+    "svg{font:11px system-ui,sans-serif;background:#fff}text{fill:#555}line{stroke-width:1}.axis{stroke:#ddd}"
+    ".curve{fill:none;stroke-width:2}.dots{fill:none;stroke-width:3;stroke-linecap:round;opacity:.5}"
+    ".band{stroke:none;opacity:.12}.across{stroke:#888;stroke-dasharray:4 3}.whisker{stroke:#333}"
+)
+"""Of a plot on its own: those of the page, in its light scheme."""
 COLOURS = 6
 """Number of series in a plot that look different; the next looks like the first again."""
 
@@ -120,6 +129,31 @@ def legend(names: Sequence[str]) -> Html:
         f'<li><i class="fill{number % COLOURS}"></i>{html.escape(name)}</li>' for number, name in enumerate(names)
     )
     return Html(f'<ul class="legend">{"".join(entries)}</ul>')
+
+
+def standalone(figure: Html, names: Sequence[str] = ()) -> str:
+    """Returns the plot of a figure as an SVG file of its own, for pages that do not have this project's styles.
+
+    Args:
+        figure: of `bars` or `curves`.
+        names: of the series, for a legend below; none: no legend.
+    """
+    [(height, parts)] = re.findall(r'<svg viewBox="0 0 \d+ (\d+)".*?>(.*)</svg>', figure.text, re.S)
+    lines = [names[at : at + _LEGEND_COLUMNS] for at in range(0, len(names), _LEGEND_COLUMNS)]
+    entries = [
+        f'<circle class="fill{(row * _LEGEND_COLUMNS + column) % COLOURS}" cx="{left + 4:.0f}" cy="{y - 4}" r="4"/>'
+        + _text(left + 14, y, name, "start")
+        for row, line in enumerate(lines)
+        for y in [int(height) + 14 + 16 * row]
+        for column, name in enumerate(line)
+        for left in [12 + column * _WIDTH / _LEGEND_COLUMNS]
+    ]
+    colours = "".join(f".line{at}{{stroke:{code}}}.fill{at}{{fill:{code}}}" for at, code in enumerate(_CODES))
+    whole = int(height) + 16 * len(lines) + (6 if lines else 0)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {whole}" role="img">'
+        f"<style>{_STYLE}{colours}</style>{parts}{''.join(entries)}</svg>\n"
+    )
 
 
 def grid(figures: Sequence[Html]) -> Html:

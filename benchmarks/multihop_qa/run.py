@@ -2,7 +2,7 @@
 
     python -m benchmarks.multihop_qa run [--profile cpu] [--method grpo ...] [--start 0 ...] [--seed 0 ...]
     python -m benchmarks.multihop_qa replay --method grpo --start 0 --seed 0 [--model DIR]
-    python -m benchmarks.multihop_qa table [--profile cpu]
+    python -m benchmarks.multihop_qa table|chart [--profile cpu]
     python -m benchmarks.multihop_qa commands|dry-run|collect --profile paper
 
 A cell is one method, one warm start and one seed; each is a file of its own, so that a run that was stopped goes on
@@ -24,10 +24,12 @@ from agent_r1_gym.support.terminal import say
 from benchmarks.common.cells import CellMaker, add_cell_options, add_start_options, make_cells
 from benchmarks.multihop_qa import dry_run, tables
 from benchmarks.multihop_qa.cell import run_cell
+from benchmarks.multihop_qa.chart import write_chart
 from benchmarks.multihop_qa.paper import RUNS, SEEDS, TEST_SETS, collect, script
-from benchmarks.multihop_qa.settings import METHODS, PROFILES
+from benchmarks.multihop_qa.settings import METHODS, PROFILES, Profile
 
 RESULTS = Path(__file__).parent / "results"
+CHART = Path(__file__).parents[2] / "docs" / "_static" / "headroom.svg"
 AT_SCALE = ("commands", "dry-run", "collect")
 """Actions at the paper's scale: show the commands, try them, collect what they measured."""
 
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.multihop_qa", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("action", choices=["run", "replay", "table", *AT_SCALE])
+    parser.add_argument("action", choices=["run", "replay", "table", "chart", *AT_SCALE])
     parser.add_argument(
         "--profile", choices=[*PROFILES, "paper"], default="cpu", help="size of the experiment (default: %(default)s)"
     )
@@ -61,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     paper = options.profile == "paper"
     if options.action != "table" and paper != (options.action in AT_SCALE):
         parser.error(f"{options.action} does not go with --profile {options.profile}: see --help")
-    if options.action in ("table", "collect") and (options.method or options.seed or options.start or options.model):
+    chosen = options.method or options.seed or options.start or options.model
+    if chosen and options.action in ("table", "chart", "collect"):
         parser.error(f"{options.action} takes all cells there are: drop --method, --start, --seed and --model")
     for start in options.start or ():
         if paper or start not in range(len(PROFILES[options.profile].starts)):
@@ -71,10 +74,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.action in ("run", "replay"):
         return _run(parser, options)
     folder = options.output / options.profile
-    curves = not paper and PROFILES[options.profile].every
-    titles = list(TEST_SETS if paper else PROFILES[options.profile].test_sets)
-    say(tables.report(folder, PROFILES[options.profile]) if curves else tables.exact_table(folder, titles))
+    if paper:
+        say(tables.exact_table(folder, list(TEST_SETS)))
+    elif options.action == "chart":
+        write_chart(tables.Cells(folder, PROFILES[options.profile]), CHART)
+    else:
+        _show(folder, PROFILES[options.profile])
     return 0
+
+
+def _show(folder: Path, profile: Profile) -> None:
+    say(tables.report(folder, profile) if profile.every else tables.exact_table(folder, list(profile.test_sets)))
 
 
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:

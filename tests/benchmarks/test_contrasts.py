@@ -23,6 +23,7 @@ from benchmarks.common.contrasts import (
     smallest_difference,
 )
 from benchmarks.common.tables import contrasts_table, parts_table, power_table, verdict
+from benchmarks.multihop_qa.chart import write_chart
 from benchmarks.multihop_qa.settings import CONTRASTS, PILOT, PROFILES
 from benchmarks.multihop_qa.tables import Cells, steps_to
 
@@ -162,6 +163,11 @@ def test_tables_keep_the_pilot_apart_and_give_verdicts(tmp_path: Path) -> None:
     parts = parts_table(cells_found, CONTRASTS, profile.curve_sets).splitlines()
     assert parts[0] == "| contrast | measure | 1 hop | 2 hops | 3 hops |"
     assert len(parts) == len(lines) == 4
+    write_chart(cells_found, tmp_path / "chart.svg")
+    drawn = (tmp_path / "chart.svg").read_text()
+    assert ">GRPO<" in drawn
+    assert ">GRPO without loss mask<" in drawn
+    assert ">RLOO<" not in drawn
     power_rows = power_table(pilot, PILOT, planned=15, contrasts=len(CONTRASTS)).splitlines()[2:]
     assert [line.split(" | ")[0] for line in power_rows] == ["| area", "| end"]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from xml.etree import ElementTree
 
 import pytest
 
-from agent_r1_gym.report.plots import Curve, bars, curves, nice_ticks, tick_labels
+from agent_r1_gym.report.plots import Curve, bars, curves, nice_ticks, standalone, tick_labels
 
 
 @pytest.mark.parametrize(
@@ -93,3 +94,19 @@ def test_labels_that_do_not_fit_are_turned_instead_of_cut() -> None:
     names = ["malformed_call", "repeated_query", "new_support", "valid_call", "failed_call", "em"]
     figure = bars("terms", names, {"a": bar}).text
     assert all(name in figure for name in names) and figure.count("rotate(") == 6 and "whisker" not in figure
+
+
+def test_a_plot_on_its_own_is_an_image_with_its_colours_and_a_legend() -> None:
+    figure = curves("solved", {name: Curve([0, 1], [(0.1, 0.0, 0.2), (0.5, 0.4, 0.6)]) for name in ("a & b", "c", "d")})
+    whole = ElementTree.fromstring(standalone(figure, ["a & b", "c", "d"]))
+    alone = ElementTree.fromstring(standalone(figure))
+    space = "{http://www.w3.org/2000/svg}"
+    heights = [float(svg.get("viewBox", "").split()[3]) for svg in (whole, alone)]
+    assert heights[0] == heights[1] + 2 * 16 + 6  # two lines of two names
+    words = [text.text for text in whole.iter(f"{space}text")]
+    assert words[-3:] == ["a & b", "c", "d"]
+    ends = [float(text.get("y", "")) for text in whole.iter(f"{space}text")]
+    assert max(ends) <= heights[0]
+    [style] = [element.text or "" for element in whole.iter(f"{space}style")]
+    used = {name for element in whole.iter() for name in element.get("class", "").split()}
+    assert all(f".{name}{{" in style for name in used - {"named"}), used
