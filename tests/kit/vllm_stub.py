@@ -38,6 +38,7 @@ class StubVLLM:
         seconds: that a turn takes.
         garbage: what it answers instead of turns; None: turns.
         failing: status with which turns are answered; 0: none.
+        hangs: whether it takes requests and answers none, from now on.
         turns: (context, seed, weights) of what it has answered.
         loads: names of the weights that it was given.
     """
@@ -51,6 +52,7 @@ class StubVLLM:
     seconds: float = 0.0
     garbage: Any = None
     failing: int = 0
+    hangs: bool = False
     turns: list[tuple[tuple[int, ...], int, str]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     adapters: set[str] = field(default_factory=set)
@@ -59,6 +61,7 @@ class StubVLLM:
 
     def __enter__(self) -> StubVLLM:
         self._busy, self._lock = 0, threading.Lock()
+        self._killed = threading.Event()
         self.connections: list[socket.socket] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), _handler(self))
         self._server.daemon_threads = True
@@ -76,6 +79,7 @@ class StubVLLM:
 
     def kill(self) -> None:
         """Ends it at once; what is being answered is cut off."""
+        self._killed.set()
         self._server.shutdown()
         self._server.server_close()
         while self.connections:
@@ -84,6 +88,10 @@ class StubVLLM:
 
     def answer(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
         """Returns status and JSON."""
+        if self.hangs:
+            self._killed.wait()
+        if path == "/health":
+            return 200, {}
         if path == "/v1/models":
             cards = [{"id": "base", "parent": None, "max_model_len": self.max_model_len}]
             return 200, {"data": [*cards, *({"id": name, "parent": "base"} for name in sorted(self.adapters))]}

@@ -72,6 +72,8 @@ class VLLMServers:
     """Answers requests by servers, the least busy one first; one that fails is left alone until it is up again.
 
     A request whose server fails is sent again, to another one if there is one: with its seed it gets the same tokens.
+    A server that takes long is asked for its health meanwhile: one that hangs has failed, one that is well may take its
+    time.
     A server that was started again gets the weights of the day before it is asked anything.
 
     Args:
@@ -188,7 +190,8 @@ class VLLMServers:
         while True:
             server = self._take(batch, deadline)
             try:
-                return self._sample(server, request, max(deadline - time.monotonic(), 1.0))
+                seconds = max(deadline - time.monotonic(), 1.0)
+                return server.attend(functools.partial(self._sample, server, request, seconds))
             except InfrastructureError as error:
                 faults += 1
                 self._leave(server, error)
@@ -264,7 +267,7 @@ class VLLMServers:
             weights = self.weights
             try:
                 if weights is not None:
-                    self._load(server, weights)
+                    self._hand_over(server, weights)
                 else:
                     server.cards()
             except InfrastructureError:
@@ -294,7 +297,7 @@ class VLLMServers:
         new = Weights(name, str(folder))
         self.weights = new  # for servers that come up from here on
         up = [server for server in self._servers if server.up]
-        loads = [start_call(functools.partial(self._load, server, new)) for server in up]
+        loads = [start_call(functools.partial(self._hand_over, server, new)) for server in up]
         for server, load in zip(up, loads, strict=True):
             try:
                 load.result()
@@ -303,6 +306,9 @@ class VLLMServers:
         if old is not None:
             self._withdraw(old)
         return new
+
+    def _hand_over(self, server: Server, weights: Weights) -> None:
+        server.attend(functools.partial(self._load, server, weights))
 
     def _load(self, server: Server, weights: Weights) -> None:
         """Has a server answer with these weights; several processes may ask for it at once."""

@@ -17,7 +17,7 @@ from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from tests.kit.scripted import ScriptedSession
 from tests.kit.tiny_model import make_model
 from tests.kit.vllm_stub import STOP, StubVLLM, sampled
-from trainers.engines import vllm_servers
+from trainers.engines import vllm_server, vllm_servers
 from trainers.engines.requests import RequestEngine
 from trainers.engines.sampling import SamplingOptions
 from trainers.engines.vllm_backend import adapter_rank
@@ -143,7 +143,7 @@ class TestFleet:
                 thread.join(20)
                 assert not thread.is_alive()
                 assert again.loads == [servers.weights.name]
-                assert {weights for _, _, weights in again.turns} == {servers.weights.name}
+                assert servers.weights.name in {weights for _, _, weights in again.turns}
         assert [session.turns for session in sessions] == undisturbed(tmp_path / "twin", servers.weights.name)
         assert not any(session.lost for session in sessions)
 
@@ -222,6 +222,36 @@ class TestFleet:
             assert servers.weights is not None
             assert servers.weights.name in two.adapters
             assert play(servers, episodes()) == undisturbed(tmp_path / "twin", servers.weights.name)
+
+    @pytest.mark.parametrize("from_the_sync_on", [False, True])
+    def test_a_server_that_hangs_costs_a_look_at_its_health(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_the_sync_on: bool
+    ) -> None:
+        """Its time of patience is ten minutes: nobody waits for that, nothing is lost."""
+        monkeypatch.setattr(vllm_server, "_LOOK", 0.05)
+        monkeypatch.setattr(vllm_server, "_HEALTH_TIMEOUT", 0.5)
+        with StubVLLM(seconds=0.01) as one, StubVLLM() as good:
+            servers, model = fleet(tmp_path, [one, good], patience=600.0), adapted()
+            servers.sync(model)
+            one.hangs = True
+            if from_the_sync_on:
+                servers.sync(model)
+            sessions = episodes()
+            start = time.monotonic()
+            play(servers, sessions)
+            assert time.monotonic() - start < 60
+            assert not any(session.lost for session in sessions)
+            assert [session.turns for session in sessions] == undisturbed(tmp_path / "twin", servers.weights.name)  # type: ignore[union-attr]
+            assert not one.turns
+
+    def test_a_server_that_is_well_may_take_its_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(vllm_server, "_LOOK", 0.02)
+        with StubVLLM(seconds=0.5) as slow, StubVLLM() as quick:
+            servers = fleet(tmp_path, [slow, quick])
+            servers.sync(adapted())
+            played = play(servers, episodes(8))
+            assert slow.turns  # and none of them was played by the other one too
+            assert len(slow.turns) + len(quick.turns) == sum(len(turns) for turns in played)
 
     def test_patience_is_for_a_turn_and_not_for_each_attempt(self, tmp_path: Path) -> None:
         with StubVLLM(seconds=30) as hanging:
