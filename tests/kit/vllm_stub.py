@@ -40,6 +40,7 @@ class StubVLLM:
         failing: status with which turns are answered; 0: none.
         hangs: whether it takes requests and answers none, from now on.
         turns: (context, seed, weights) of what it has answered.
+        bodies: the requests for those turns, as they came.
         loads: names of the weights that it was given.
     """
 
@@ -54,6 +55,7 @@ class StubVLLM:
     failing: int = 0
     hangs: bool = False
     turns: list[tuple[tuple[int, ...], int, str]] = field(default_factory=list)
+    bodies: list[Mapping[str, Any]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     adapters: set[str] = field(default_factory=set)
     version: str = "default"
@@ -137,6 +139,7 @@ class StubVLLM:
             self._busy -= 1
         weights = body["model"] if body["model"] != "base" else self.version
         ids = sampled(body["prompt"], body["seed"], weights, body["max_tokens"], self.tokens)
+        self.bodies.append(body)
         self.turns.append((tuple(body["prompt"]), body["seed"], weights))
         reason = "stop" if ids[-1] in body["stop_token_ids"] else "length"
         logprobs = {"token_logprobs": [-0.5] * len(ids)}

@@ -103,6 +103,22 @@ class TestFleet:
             assert not one.adapters
             assert not list(tmp_path.glob("agent-r1-*"))
 
+    def test_what_a_turn_is_asked_with(self, tmp_path: Path) -> None:
+        """Only the chat format's tokens end a turn; ids and log-probs are asked for; each turn has a seed of its own."""
+        with StubVLLM() as stub:
+            servers = fleet(tmp_path, [stub])
+            servers.sync(adapted())
+            play(servers, episodes(3))
+            assert servers.weights is not None
+            rest = {"prompt", "seed", "max_tokens"}
+            for body in stub.bodies:
+                assert {name: value for name, value in body.items() if name not in rest} == {
+                    **{"model": servers.weights.name, "temperature": 0.8, "top_p": 1.0, "top_k": 0},
+                    **{"stop_token_ids": [STOP], "ignore_eos": True, "logprobs": 0, "return_token_ids": True},
+                }
+            assert {body["max_tokens"] for body in stub.bodies} == {OPTIONS.max_new_tokens}
+            assert len({body["seed"] for body in stub.bodies}) == len(stub.bodies)
+
     def test_a_slow_server_gets_less(self, tmp_path: Path) -> None:
         with StubVLLM(seconds=0.2) as slow, StubVLLM() as quick:
             servers = fleet(tmp_path, [slow, quick])
