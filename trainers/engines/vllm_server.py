@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.support.http import HTTPClient
 from agent_r1_gym.support.threads import start_call
-from trainers.engines.requests import SampledTurn
+from trainers.engines.requests import SampledTurn, TurnRequest
 
 _T = TypeVar("_T")
 _MAX_BYTES = 64 * 2**20
@@ -112,6 +112,24 @@ class Server:
         self._http.close()
 
 
+def completion(name: str, request: TurnRequest) -> dict[str, Any]:
+    """Returns what to ask `/v1/completions` for a turn by the model, or adapter, of this name."""
+    options = request.options
+    return {
+        "model": name,
+        "prompt": request.context,
+        "max_tokens": request.max_tokens,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
+        "seed": request.seed,
+        "stop_token_ids": list(options.stop_token_ids),
+        "ignore_eos": True,  # only the chat format's tokens end a turn
+        "logprobs": 0,
+        "return_token_ids": True,
+    }
+
+
 def turn_of(server: Server, answer: Any) -> tuple[SampledTurn, str]:
     """Returns the turn in an answer, and whose it is.
 
@@ -131,11 +149,3 @@ def turn_of(server: Server, answer: Any) -> tuple[SampledTurn, str]:
     except (TypeError, KeyError, IndexError):
         pass
     raise InfrastructureError(f"{server.url}/v1/completions answered with no turn: {answer!s:.300}")
-
-
-def likeliest(server: Server, temperature: float) -> tuple[float, float]:
-    """Returns the log-probs of the two likeliest tokens after three arbitrary ones."""
-    body = {"model": server.base, "prompt": [1, 2, 3], "max_tokens": 1, "logprobs": 2, "seed": 0, "ignore_eos": True}
-    answer = server.must("POST", "/v1/completions", {**body, "temperature": temperature})
-    first, second = sorted(answer["choices"][0]["logprobs"]["top_logprobs"][0].values(), reverse=True)[:2]
-    return first, second

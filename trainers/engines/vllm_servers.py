@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import shutil
 import threading
 import time
@@ -27,13 +28,13 @@ from safetensors.torch import save_file
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.support.threads import start_call
 from trainers.engines.requests import SampledTurn, TurnRequest
-from trainers.engines.vllm_server import Server, likeliest, turn_of
+from trainers.engines.vllm_backend import lora_room
+from trainers.engines.vllm_preflight import PREFIX, check_start, check_weights
+from trainers.engines.vllm_server import Server, completion, turn_of
 from trainers.engines.weights import save_adapter, whole_parameters
 
 logger = logging.getLogger(__name__)
 
-_PREFIX = "agent-r1-"
-"""How the names of weights begin."""
 _PAUSE = 1.0
 """Seconds between two questions whether a server is up again."""
 _ATTEMPTS = 4
@@ -52,6 +53,8 @@ class ServerOptions:
     """Maximum number of tokens of a context."""
     adapter_rank: int = 0
     """Rank of the LoRA adapter that is trained; 0: whole weights are sent."""
+    drift_above: float = math.inf
+    """Log-probs of a server with its first weights may differ from the trainer's by so many nats, on average."""
     patience: float = 600.0
     """Seconds to wait for a server where none answers; then episodes are lost."""
 
@@ -154,35 +157,12 @@ class VLLMServers:
         deadline = time.monotonic() + self.options.patience
         while True:
             try:
-                base = next(card for card in server.cards() if card.get("parent") is None)
-                break
+                check_start(server, max_length=self.options.max_length, adapter_rank=self.options.adapter_rank)
+                return
             except InfrastructureError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_PAUSE)
-        server.base, room = base["id"], base.get("max_model_len") or self.options.max_length
-        if room < self.options.max_length:
-            raise ConfigurationError(
-                f"{server.url} takes contexts of {room} tokens, but max_prompt_length + max_completion_length = "
-                f"{self.options.max_length}: start it with --max-model-len {self.options.max_length}."
-            )
-        version = server.weight_version()
-        if self.options.adapter_rank and (version or "").startswith(_PREFIX):
-            raise ConfigurationError(
-                f"{server.url} still has the whole weights of another run ({version}), to which no adapter of this one "
-                "fits: start it again."
-            )
-        if not self.options.adapter_rank and version is None:
-            raise ConfigurationError(
-                f"{server.url} takes no whole weights: start it with VLLM_SERVER_DEV_MODE=1 (on a network that you "
-                "trust: it lets everybody change the server), or train an adapter (use_peft)."
-            )
-        (first, second), colder = likeliest(server, 1.0), likeliest(server, 0.5)
-        if (first, second) == colder and first != second:
-            raise ConfigurationError(
-                f"{server.url} reports log-probs that do not depend on the temperature: start it with "
-                "--logprobs-mode processed_logprobs."
-            )
 
     def _answer(self, request: TurnRequest, batch: int) -> SampledTurn:
         """Returns a turn that a server sampled with the weights of the day."""
@@ -202,21 +182,8 @@ class VLLMServers:
                     server.in_flight -= 1
 
     def _sample(self, server: Server, request: TurnRequest, seconds: float) -> SampledTurn:
-        options, weights = request.options, self.weights
-        name = weights.name if weights is not None and self.options.adapter_rank else server.base
-        body = {
-            "model": name,
-            "prompt": request.context,
-            "max_tokens": request.max_tokens,
-            "temperature": options.temperature,
-            "top_p": options.top_p,
-            "top_k": options.top_k,
-            "seed": request.seed,
-            "stop_token_ids": list(options.stop_token_ids),
-            "ignore_eos": True,  # only the chat format's tokens end a turn
-            "logprobs": 0,
-            "return_token_ids": True,
-        }
+        weights, name = self.weights, self._name_at(server)
+        body = completion(name, request)
         status, answer = server.ask("POST", "/v1/completions", body, timeout=seconds)
         if status == 404:
             raise _Stale(f"{server.url} does not know {name!r}: it was started again.")
@@ -227,6 +194,10 @@ class VLLMServers:
         if model != name or not self._is_current(server):
             raise _Stale(f"{server.url} answered with the weights of {model!r}, expected {weights!r}.")
         return turn
+
+    def _name_at(self, server: Server) -> str:
+        """Returns by which name a server has the weights of the day."""
+        return self.weights.name if self.weights is not None and self.options.adapter_rank else server.base
 
     def _is_current(self, server: Server) -> bool:
         """Returns whether whole weights are those of the latest sync; of adapters the answer itself tells."""
@@ -286,7 +257,7 @@ class VLLMServers:
     def _publish(self, model: Any) -> Weights:
         """Writes the weights and has the servers load them; the old ones are removed."""
         self._version += 1
-        old, name = self.weights, f"{_PREFIX}{self._run}-{self._version}"
+        old, name = self.weights, f"{PREFIX}{self._run}-{self._version}"
         folder = self.options.folder.resolve() / name
         folder.mkdir(parents=True)
         if self.options.adapter_rank:
@@ -301,11 +272,17 @@ class VLLMServers:
         for server, load in zip(up, loads, strict=True):
             try:
                 load.result()
+                if old is None and self.options.drift_above < math.inf:
+                    self._compare(server, model)
             except InfrastructureError as error:
                 self._leave(server, error)
         if old is not None:
             self._withdraw(old)
         return new
+
+    def _compare(self, server: Server, model: Any) -> None:
+        room, most = self.options.max_length, self.options.drift_above
+        check_weights(server, self._name_at(server), model, max_length=room, most=most)
 
     def _hand_over(self, server: Server, weights: Weights) -> None:
         server.attend(functools.partial(self._load, server, weights))
@@ -315,6 +292,11 @@ class VLLMServers:
         if self.options.adapter_rank:
             body = {"lora_name": weights.name, "lora_path": weights.folder}
             status, answer = server.ask("POST", "/v1/load_lora_adapter", body, timeout=600.0)
+            if status != 200 and "max_lora_rank" in str(answer):  # whatever the status: another try would not help
+                raise ConfigurationError(
+                    f"{server.url} does not take adapters of rank {self.options.adapter_rank} ({answer!s:.200}): start "
+                    f"it with --max-lora-rank {lora_room(self.options.adapter_rank)}."
+                )
             if status >= 500:
                 raise InfrastructureError(f"{server.url} answered {status} to a new adapter: {answer!s:.300}")
             if weights.name not in {card["id"] for card in server.cards()}:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from tests.kit.scripted import ScriptedSession
 from tests.kit.tiny_model import make_model
-from tests.kit.vllm_stub import STOP, StubVLLM, sampled
+from tests.kit.vllm_stub import STOP, StubVLLM, reports_of, sampled
 from trainers.engines import vllm_server, vllm_servers
 from trainers.engines.requests import RequestEngine
 from trainers.engines.sampling import SamplingOptions
@@ -47,7 +47,16 @@ def fleet(folder: Path, stubs: Sequence[StubVLLM], **settings: Any) -> VLLMServe
 
 
 def adapted() -> Any:
-    return get_peft_model(make_model(), LoraConfig(r=8, target_modules="all-linear"))
+    return get_peft_model(make_model(), LoraConfig(r=8, target_modules="all-linear", lora_dropout=0.5))
+
+
+def changed(model: Any) -> Any:
+    """An adapter that does something: a new one does nothing."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
+    return model
 
 
 def episodes(count: int = 24) -> list[Any]:
@@ -104,7 +113,7 @@ class TestFleet:
             assert not list(tmp_path.glob("agent-r1-*"))
 
     def test_what_a_turn_is_asked_with(self, tmp_path: Path) -> None:
-        """Only the chat format's tokens end a turn; ids and log-probs are asked for; each turn has a seed of its own."""
+        """Only the chat format's tokens end a turn; ids and log-probs are asked for; each turn has its own seed."""
         with StubVLLM() as stub:
             servers = fleet(tmp_path, [stub])
             servers.sync(adapted())
@@ -362,6 +371,37 @@ class TestRefusals:
             servers = fleet(tmp_path, [stub])
             with pytest.raises(ConfigurationError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora"):
                 servers.sync(adapted())
+
+    @pytest.mark.parametrize("refusal", [400, 500])  # 500 may be of the server, but not for good
+    def test_a_server_for_adapters_of_a_smaller_rank(self, tmp_path: Path, refusal: int) -> None:
+        with StubVLLM(max_lora_rank=4, refusal=refusal) as stub:
+            servers = fleet(tmp_path, [stub])
+            words = f"{stub.url} does not take adapters of rank 8 .*: start it with --max-lora-rank 8.$"
+            with pytest.raises(ConfigurationError, match=words):
+                servers.sync(adapted())
+
+    @pytest.mark.parametrize("adapter_rank", [8, 0])
+    def test_one_server_of_two_that_has_another_model(self, tmp_path: Path, adapter_rank: int) -> None:
+        """Of the same shape: no name and no size tells; nothing is said of it before its first weights are there."""
+        model = changed(adapted())
+        with (
+            StubVLLM(tokens=17, reports=reports_of(model)) as right,
+            StubVLLM(tokens=17, reports=reports_of(make_model(seed=1))) as wrong,
+        ):
+            servers = fleet(tmp_path, [right, wrong], drift_above=0.05, adapter_rank=adapter_rank)
+            with pytest.raises(ConfigurationError, match=f"{wrong.url} has another model .* at most .*=0.05. Start it"):
+                servers.sync(model)
+
+    @pytest.mark.parametrize("adapter_rank", [8, 0])
+    def test_a_server_that_has_the_model_under_whatever_name(self, tmp_path: Path, adapter_rank: int) -> None:
+        model = changed(adapted()).train()
+        with StubVLLM(tokens=17, reports=reports_of(model)) as stub:
+            servers = fleet(tmp_path, [stub], drift_above=1e-4, adapter_rank=adapter_rank)
+            servers.sync(model)
+            assert len(stub.turns) == 1
+            servers.sync(model)
+            assert len(stub.turns) == 1  # later the rollouts tell
+        assert model.training
 
     def test_no_server(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="No server is named"):
