@@ -98,6 +98,7 @@ class VLLMServers:
         self._run, self._version = uuid.uuid4().hex[:8], 0
         self._servers = [Server(url) for url in options.urls]
         self._change = threading.Condition()
+        self._loading = threading.Lock()  # held while a server is given weights; waited for by no request
         self._refusal: ConfigurationError | None = None
         self._batch = 0
         self._closed = False
@@ -132,15 +133,18 @@ class VLLMServers:
             ConfigurationError: a server refuses them.
         """
         told: list[Any] = [None, None]
-        if PartialState().is_main_process:
-            try:
-                told[0] = self._publish(model)
-            except Exception as error:  # all processes stop with it, else they would wait for ever
-                told[1] = error
-        broadcast_object_list(told)
-        if told[1] is not None:
-            raise told[1]
-        self.weights = told[0]
+        with self._loading:
+            # Else one would load old weights after another had loaded the new ones, and before it said which these are.
+            PartialState().wait_for_everyone()
+            if PartialState().is_main_process:
+                try:
+                    told[0] = self._publish(model)
+                except Exception as error:  # all processes stop with it, else they would wait for ever
+                    told[1] = error
+            broadcast_object_list(told)
+            if told[1] is not None:
+                raise told[1]
+            self.weights = told[0]
 
     def close(self) -> None:
         """Ends all waiting, takes the last adapter from the servers and removes its files."""
@@ -234,25 +238,26 @@ class VLLMServers:
         start_call(functools.partial(self._revive, server))
 
     def _revive(self, server: Server) -> None:
+        """Waits until a server answers, gives it the weights of the day, and takes it back."""
         while not self._closed:
-            weights = self.weights
             try:
-                if weights is not None:
-                    self._hand_over(server, weights)
-                else:
-                    server.cards()
+                server.cards()  # who does not answer holds up no sync
+                with self._loading:
+                    if self.weights is not None:
+                        self._hand_over(server, self.weights)
+                    self._take_back(server)
+                return
             except InfrastructureError:
                 time.sleep(_PAUSE)
-                continue
-            except ConfigurationError as error:
-                if self.weights is not weights:  # these are gone; newer ones are there
-                    continue
+            except ConfigurationError as error:  # which the requests raise
                 self._refusal = error
-            if self.weights is weights:
-                with self._change:
-                    server.up = True
-                    self._change.notify_all()
+                self._take_back(server)
                 return
+
+    def _take_back(self, server: Server) -> None:
+        with self._change:
+            server.up = True
+            self._change.notify_all()
 
     def _publish(self, model: Any) -> Weights:
         """Writes the weights and has the servers load them; the old ones are removed."""

@@ -108,7 +108,8 @@ def build_trainer(
     if args.probe_memory or (args.probe_memory is None and trainer.accelerator.device.type == "cuda"):
         trainer.add_callback(LargestUpdate(trainer))
     if args.engine == "vllm":
-        trainer.roll_out_by(start_backend(trainer))
+        with trainer.resume_state.told_on_failure():
+            trainer.roll_out_by(start_backend(trainer))
     return trainer
 
 

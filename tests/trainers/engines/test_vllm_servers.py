@@ -226,26 +226,38 @@ class TestFleet:
             play(servers, [session])
             assert alone.url in session.lost[0]
 
-    def test_a_server_that_comes_up_during_a_sync_gets_the_new_weights(self, tmp_path: Path) -> None:
-        """It is about to load the old ones when these are removed: no reason to give up."""
+    @pytest.mark.parametrize("adapter_rank", [8, 0])
+    def test_a_sync_waits_for_a_server_that_is_being_given_the_old_weights(
+        self, tmp_path: Path, adapter_rank: int
+    ) -> None:
+        """Else these could come last, under the name of the new ones, or be removed while they are read."""
         with StubVLLM() as one, StubVLLM() as two:
-            servers, model = fleet(tmp_path, [one, two]), adapted()
+            servers, model = fleet(tmp_path, [one, two], adapter_rank=adapter_rank), adapted()
             servers.sync(model)
-            load, waits = servers._load, threading.Event()
+            load, begun, may_end, events = servers._load, threading.Event(), threading.Event(), []
 
             def slow(server: Any, weights: Any) -> None:
-                if weights.name.endswith("-1"):
-                    waits.wait(10)
-                    raise ConfigurationError("no such folder")
+                number = weights.name.rpartition("-")[2]
+                events.append(f"begins {number}")
+                if number == "1":
+                    begun.set()
+                    may_end.wait(10)
                 load(server, weights)
+                events.append(f"ends {number}")
 
             servers._load = slow  # type: ignore[method-assign]
+            two.adapters.clear()
             servers._leave(servers._servers[1], InfrastructureError("it was away"))
-            servers.sync(model)
-            waits.set()
+            assert begun.wait(10)
+            thread = threading.Thread(target=servers.sync, args=(model,))
+            thread.start()
+            time.sleep(0.1)
+            may_end.set()
+            thread.join(20)
+            assert events[:3] == ["begins 1", "ends 1", "begins 2"]
             wait_until(lambda: servers._servers[1].up)
             assert servers.weights is not None
-            assert servers.weights.name in two.adapters
+            assert servers.weights.name == two.loads[-1]
             assert play(servers, episodes()) == undisturbed(tmp_path / "twin", servers.weights.name)
 
     @pytest.mark.parametrize("from_the_sync_on", [False, True])
