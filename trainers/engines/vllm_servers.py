@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import re
 import shutil
 import threading
 import time
@@ -35,6 +36,8 @@ from trainers.engines.weights import save_adapter, whole_parameters
 
 logger = logging.getLogger(__name__)
 
+_NAME = re.compile(rf"{PREFIX}[0-9a-f]{{8}}-\d+")
+"""Names of weights: of a run, and the number of the sync."""
 _PAUSE = 1.0
 """Seconds between two questions whether a server is up again."""
 _ATTEMPTS = 4
@@ -104,6 +107,8 @@ class VLLMServers:
         self._closed = False
         for server in self._servers:
             self._greet(server)
+        if PartialState().is_main_process:
+            _sweep(options.folder)
 
     def submit(self, request: TurnRequest) -> Future[SampledTurn]:
         """See `Backend`."""
@@ -324,3 +329,10 @@ class VLLMServers:
                 except InfrastructureError as error:
                     self._leave(server, error)
         shutil.rmtree(weights.folder, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Removes weights that a run has left behind which was killed, and nothing that has another name."""
+    for left in folder.glob(f"{PREFIX}*"):
+        if _NAME.fullmatch(left.name) and left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)  # follows no link

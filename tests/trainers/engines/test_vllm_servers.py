@@ -361,6 +361,20 @@ class TestWeights:
             assert one.weights is not None
             one._load(one._servers[0], one.weights)
 
+    def test_what_a_killed_run_left_behind_is_removed_at_the_next_start(self, tmp_path: Path) -> None:
+        folder, elsewhere = tmp_path / "weights", tmp_path / "elsewhere"
+        for made in (folder / "agent-r1-0a1b2c3d-12", folder / "agent-r1-0a1b2c3d-mine", folder / "other", elsewhere):
+            made.mkdir(parents=True)
+            (made / "model.safetensors").write_bytes(b"weights")
+        (folder / "agent-r1-0a1b2c3d-13").symlink_to(elsewhere)
+        (folder / "agent-r1-0a1b2c3d-14").write_bytes(b"no folder")
+        with StubVLLM() as stub:
+            fleet(folder, [stub])
+        assert {path.name.removeprefix("agent-r1-0a1b2c3d-") for path in folder.iterdir()} == {
+            *("mine", "other", "13", "14"),
+        }
+        assert (elsewhere / "model.safetensors").exists()
+
 
 class TestRefusals:
     @pytest.mark.parametrize(
