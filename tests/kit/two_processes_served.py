@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.state import PartialState
 from peft import LoraConfig
 from transformers import AutoTokenizer, TrainerCallback
 
 from tests.kit.cluster import wait_until
+from tests.kit.cpu_launch import as_on_gpus
+from tests.kit.ranks import FSDP
 from tests.kit.say_env import register_say
 from tests.trainers.vllm.say import say_config
 from trainers.engines import vllm_servers
@@ -36,7 +38,12 @@ class AllUp(TrainerCallback):
 
 def served(folder: Path, kind: str, urls: str) -> None:
     """Trains, and writes the names of the weights in the order of the syncs, and how many rollouts were lost."""
-    options = {"max_steps": STEPS, "per_device_train_batch_size": BATCH, "alarm_drift_above": math.inf}
+    if kind == "fsdp2":
+        PartialState._prepare_backend = as_on_gpus
+        os.environ.update({**FSDP, "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"})
+    options: dict[str, Any] = {"max_steps": STEPS, "per_device_train_batch_size": BATCH, "alarm_drift_above": 0.01}
+    options["learning_rate"] = 1e-8  # the servers report the log-probs of the first weights
+    options["use_cpu"] = kind != "fsdp2"
     where = {"vllm_mode": "server", "vllm_server_base_url": urls}
     trainer = build_trainer(
         say_config(folder / kind, register_say(), **options, **where),

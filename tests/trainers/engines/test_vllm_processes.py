@@ -13,20 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from tests.kit.cluster import wait_until
 from tests.kit.say_env import save_model
 from tests.kit.scripts import ENVIRONMENT, run_script, training_words
 from tests.kit.two_processes_served import BATCH, STEPS
-from tests.kit.vllm_stub import StubVLLM
+from tests.kit.vllm_stub import StubVLLM, reports_of
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("kind", ["lora", "whole"])
+@pytest.mark.parametrize("kind", ["lora", "whole", "fsdp2"])
 def test_both_have_the_same_weights_and_a_server_that_dies_costs_nothing(tmp_path: Path, kind: str) -> None:
-    save_model(tmp_path / "model")
-    with StubVLLM(tokens=17, seconds=0.02) as one, StubVLLM(tokens=17, seconds=0.02) as two:
+    reports = reports_of(AutoModelForCausalLM.from_pretrained(save_model(tmp_path / "model")))
+    options: dict[str, Any] = {"tokens": 17, "reports": reports}
+    with StubVLLM(**options, seconds=0.02) as one, StubVLLM(**options, seconds=0.02) as two:
         status: list[int] = []
 
         def run() -> None:
@@ -37,7 +39,7 @@ def test_both_have_the_same_weights_and_a_server_that_dies_costs_nothing(tmp_pat
         thread.start()
         wait_until(lambda: len(two.turns) >= 3 or not thread.is_alive(), seconds=200)
         two.kill()
-        with StubVLLM(port=two.port, tokens=17) as again:
+        with StubVLLM(**options, port=two.port) as again:
             thread.join(250)
             assert status == [0]
         told: list[dict[str, Any]] = [json.loads((tmp_path / f"{kind}_{rank}.json").read_text()) for rank in (0, 1)]
