@@ -1,10 +1,10 @@
-"""VLLMServers against servers that are dead, slow, stale, started again, or started wrongly."""
+"""VLLMServers against servers that are dead, slow, hanging, stale, or started again."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,63 +14,19 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
-from tests.kit.scripted import ScriptedSession
 from tests.kit.tiny_model import make_model
-from tests.kit.vllm_stub import STOP, StubVLLM, reports_of, sampled
+from tests.kit.vllm_fleet import OPTIONS, adapted, closed_fleets, episodes, fleet, play
+from tests.kit.vllm_stub import STOP, StubVLLM, sampled
 from trainers.engines import vllm_server, vllm_servers
-from trainers.engines.requests import RequestEngine
-from trainers.engines.sampling import SamplingOptions
 from trainers.engines.vllm_backend import adapter_rank
-from trainers.engines.vllm_servers import ServerOptions, VLLMServers
 from trainers.engines.weights import check_whole
-
-OPTIONS = SamplingOptions(max_new_tokens=4, temperature=0.8, stop_token_ids=(STOP,))
-
-
-_FLEETS: list[VLLMServers] = []
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Closes all fleets in the end: else their threads would ask for dead servers during the tests of others."""
     monkeypatch.setattr(vllm_servers, "_PAUSE", 0.02)
-    yield
-    while _FLEETS:
-        _FLEETS.pop().close()
-
-
-def fleet(folder: Path, stubs: Sequence[StubVLLM], **settings: Any) -> VLLMServers:
-    options = {"max_length": 60, "patience": 20.0, "adapter_rank": 8, **settings}
-    made = VLLMServers(ServerOptions(urls=[stub.url for stub in stubs], folder=folder, **options))
-    _FLEETS.append(made)
-    return made
-
-
-def adapted() -> Any:
-    return get_peft_model(make_model(), LoraConfig(r=8, target_modules="all-linear", lora_dropout=0.5))
-
-
-def changed(model: Any) -> Any:
-    """An adapter that does something: a new one does nothing."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
-    return model
-
-
-def episodes(count: int = 24) -> list[Any]:
-    sessions = [ScriptedSession([5, 6 + number % 3], [[7] * (number % 4), [8, 9]]) for number in range(count)]
-    for number, session in enumerate(sessions):
-        session.seed = number  # type: ignore[attr-defined]
-        session.lost = []  # type: ignore[attr-defined]
-        session.lose = session.lost.append  # type: ignore[attr-defined]
-    return sessions
-
-
-def play(servers: VLLMServers, sessions: Sequence[Any], slots: int = 8) -> list[Any]:
-    RequestEngine(servers, OPTIONS, slots=slots, max_length=60).run(sessions)
-    return [session.turns for session in sessions]
+    with closed_fleets():
+        yield
 
 
 def undisturbed(folder: Path, name: str) -> list[Any]:
@@ -375,68 +331,6 @@ class TestWeights:
             *("mine", "other", "13", "14"),
         }
         assert (elsewhere / "model.safetensors").exists()
-
-
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("wrong", "settings", "words"),
-        [
-            ({"max_model_len": 30}, {}, "contexts of 30 tokens.*--max-model-len 60"),
-            ({"processed": False}, {}, "--logprobs-mode processed_logprobs"),
-            ({"dev_mode": False}, {"adapter_rank": 0}, "VLLM_SERVER_DEV_MODE=1"),
-            ({"version": "agent-r1-abc-7"}, {}, r"whole weights of another run \(agent-r1-abc-7\).*start it again"),
-        ],
-    )
-    def test_a_server_that_was_started_wrongly(
-        self, tmp_path: Path, wrong: dict[str, Any], settings: dict[str, Any], words: str
-    ) -> None:
-        with StubVLLM(**wrong) as stub, pytest.raises(ConfigurationError, match=words):
-            fleet(tmp_path, [stub], **settings)
-
-    def test_a_server_that_takes_no_adapter(self, tmp_path: Path) -> None:
-        with StubVLLM(lora=False) as stub:
-            servers = fleet(tmp_path, [stub])
-            with pytest.raises(ConfigurationError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora"):
-                servers.sync(adapted())
-
-    @pytest.mark.parametrize("refusal", [400, 500])  # 500 may be of the server, but not for good
-    def test_a_server_for_adapters_of_a_smaller_rank(self, tmp_path: Path, refusal: int) -> None:
-        with StubVLLM(max_lora_rank=4, refusal=refusal) as stub:
-            servers = fleet(tmp_path, [stub])
-            words = f"{stub.url} does not take adapters of rank 8 .*: start it with --max-lora-rank 8.$"
-            with pytest.raises(ConfigurationError, match=words):
-                servers.sync(adapted())
-
-    @pytest.mark.parametrize("adapter_rank", [8, 0])
-    def test_one_server_of_two_that_has_another_model(self, tmp_path: Path, adapter_rank: int) -> None:
-        """Of the same shape: no name and no size tells; nothing is said of it before its first weights are there."""
-        model = changed(adapted())
-        with (
-            StubVLLM(tokens=17, reports=reports_of(model)) as right,
-            StubVLLM(tokens=17, reports=reports_of(make_model(seed=1))) as wrong,
-        ):
-            servers = fleet(tmp_path, [right, wrong], drift_above=0.05, adapter_rank=adapter_rank)
-            with pytest.raises(ConfigurationError, match=f"{wrong.url} has another model .* at most .*=0.05. Start it"):
-                servers.sync(model)
-
-    @pytest.mark.parametrize("adapter_rank", [8, 0])
-    def test_a_server_that_has_the_model_under_whatever_name(self, tmp_path: Path, adapter_rank: int) -> None:
-        model = changed(adapted()).train()
-        with StubVLLM(tokens=17, reports=reports_of(model)) as stub:
-            servers = fleet(tmp_path, [stub], drift_above=1e-4, adapter_rank=adapter_rank)
-            servers.sync(model)
-            assert len(stub.turns) == 1
-            servers.sync(model)
-            assert len(stub.turns) == 1  # later the rollouts tell
-        assert model.training
-
-    def test_no_server(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigurationError, match="No server is named"):
-            fleet(tmp_path, [])
-        with StubVLLM() as stub:
-            stub.kill()
-            with pytest.raises(InfrastructureError, match="cannot be reached"):
-                fleet(tmp_path, [stub], patience=0.05)
 
 
 def wait_until(holds: Any, seconds: float = 20.0) -> None:
