@@ -154,7 +154,7 @@ class AgentTrainer(ResumableTrainer):
         def sync() -> None:
             if self.ahead is not None:
                 self.ahead.wait()  # no episode changes its policy on the way
-            with whole_weights(self):
+            with self.resume_state.saved_on_failure(), whole_weights(self):
                 backend.sync(self.accelerator.unwrap_model(self.model))
 
         self.backend = backend

@@ -60,6 +60,10 @@ note("vllm", words=sys.argv[1:], gpus=os.environ["CUDA_VISIBLE_DEVICES"], port=s
 mode = os.environ.get("FAKE_VLLM", "well")
 if mode == "broken":
     sys.exit(1)
+if not os.fork():  # vLLM's engine: a process of its own, which a killed server leaves behind
+    note("core", port=sys.argv[-1])
+    time.sleep(60)
+    os._exit(0)
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200 if mode == "well" and self.path == "/health" else 503)

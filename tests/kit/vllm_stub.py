@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import torch
 
 STOP = 1
 
@@ -22,6 +26,18 @@ def sampled(context: list[int], seed: int, weights: str, budget: int, tokens: in
     digest = blake2b(json.dumps([context, seed, weights]).encode(), digest_size=8).digest()
     ids = [2 + byte % (tokens - 2) for byte in digest[: 1 + digest[7] % 3]]
     return [*ids, STOP][:budget]
+
+
+def reports_of(model: Any) -> Callable[[list[int], list[int]], list[float]]:
+    """Returns what a server that has this model, as it is now, reports at temperature 1."""
+    model = copy.deepcopy(model).eval()
+
+    def reports(context: list[int], ids: list[int]) -> list[float]:
+        with torch.no_grad():
+            logprobs = model(torch.tensor([[*context, *ids]])).logits[0].log_softmax(-1)
+        return [logprobs[len(context) - 1 + at, token].item() for at, token in enumerate(ids)]
+
+    return reports
 
 
 @dataclass
@@ -34,11 +50,15 @@ class StubVLLM:
         processed: whether log-probs depend on the temperature.
         dev_mode: whether it takes whole weights.
         lora: whether it takes adapters.
+        max_lora_rank: up to which rank; it refuses others with the status `refusal`.
+        reports: what it says of log-probs, by context and sampled ids; None: -0.5 each.
         tokens: size of its vocabulary.
         seconds: that a turn takes.
         garbage: what it answers instead of turns; None: turns.
         failing: status with which turns are answered; 0: none.
+        hangs: whether it takes requests and answers none, from now on.
         turns: (context, seed, weights) of what it has answered.
+        bodies: the requests for those turns, as they came.
         loads: names of the weights that it was given.
     """
 
@@ -47,11 +67,16 @@ class StubVLLM:
     processed: bool = True
     dev_mode: bool = True
     lora: bool = True
+    max_lora_rank: int = 64
+    refusal: int = 400
+    reports: Callable[[list[int], list[int]], list[float]] | None = None
     tokens: int = 50
     seconds: float = 0.0
     garbage: Any = None
     failing: int = 0
+    hangs: bool = False
     turns: list[tuple[tuple[int, ...], int, str]] = field(default_factory=list)
+    bodies: list[Mapping[str, Any]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     adapters: set[str] = field(default_factory=set)
     version: str = "default"
@@ -59,6 +84,7 @@ class StubVLLM:
 
     def __enter__(self) -> StubVLLM:
         self._busy, self._lock = 0, threading.Lock()
+        self._killed = threading.Event()
         self.connections: list[socket.socket] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), _handler(self))
         self._server.daemon_threads = True
@@ -76,6 +102,7 @@ class StubVLLM:
 
     def kill(self) -> None:
         """Ends it at once; what is being answered is cut off."""
+        self._killed.set()
         self._server.shutdown()
         self._server.server_close()
         while self.connections:
@@ -84,11 +111,15 @@ class StubVLLM:
 
     def answer(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
         """Returns status and JSON."""
+        if self.hangs:
+            self._killed.wait()
+        if path == "/health":
+            return 200, {}
         if path == "/v1/models":
             cards = [{"id": "base", "parent": None, "max_model_len": self.max_model_len}]
             return 200, {"data": [*cards, *({"id": name, "parent": "base"} for name in sorted(self.adapters))]}
         if path == "/v1/load_lora_adapter":
-            return self._load_adapter(body["lora_name"])
+            return self._load_adapter(body["lora_name"], Path(body["lora_path"]))
         if path == "/v1/unload_lora_adapter":
             self.adapters.discard(body["lora_name"])
             return 200, "ok"
@@ -102,9 +133,13 @@ class StubVLLM:
             self.loads.append(body["kwargs"]["weights_path"].rpartition("/")[2])
         return 200, {"weight_version": self.version}
 
-    def _load_adapter(self, name: str) -> tuple[int, Any]:
+    def _load_adapter(self, name: str, folder: Path) -> tuple[int, Any]:
         if not self.lora:
             return 404, {"detail": "Not Found"}
+        rank = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["r"]
+        if rank > self.max_lora_rank:
+            message = f"LoRA rank {rank} is greater than max_lora_rank {self.max_lora_rank}."
+            return self.refusal, {"error": {"message": message}}
         if name in self.adapters:
             return 400, {"error": {"message": "has already been loaded"}}
         self.adapters.add(name)
@@ -129,12 +164,13 @@ class StubVLLM:
             self._busy -= 1
         weights = body["model"] if body["model"] != "base" else self.version
         ids = sampled(body["prompt"], body["seed"], weights, body["max_tokens"], self.tokens)
+        self.bodies.append(body)
         self.turns.append((tuple(body["prompt"]), body["seed"], weights))
         reason = "stop" if ids[-1] in body["stop_token_ids"] else "length"
-        logprobs = {"token_logprobs": [-0.5] * len(ids)}
+        reported = [-0.5] * len(ids) if self.reports is None else self.reports(body["prompt"], ids)
         return 200, {
             "model": body["model"],
-            "choices": [{"token_ids": ids, "logprobs": logprobs, "finish_reason": reason}],
+            "choices": [{"token_ids": ids, "logprobs": {"token_logprobs": reported}, "finish_reason": reason}],
         }
 
 

@@ -77,6 +77,11 @@ class TestAgreed:
             assert str(other) == "Process 1 failed: OSError: broke"
             assert other.__cause__ is own
 
+    def test_what_all_met_is_said_once(self) -> None:
+        failure = OSError("broke")
+        assert agreed(failure, ["OSError: broke"] * 3, rank=0) is failure
+        assert failure.__notes__ == ["This was in process 0 of 3, counted from 0; the others end with it."]
+
 
 def test_who_has_not_failed_says_nothing_and_lets_the_other_speak(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1_gym.errors import ConfigurationError
 from tests.kit import vllm_stub
@@ -142,7 +142,17 @@ def test_what_cannot_overlap_is_refused(tmp_path: Path, changes: dict[str, Any],
         say_config(tmp_path, register_say(), overlap_rollouts=True, **where, **changes)
 
 
-def test_a_drift_ends_the_run(tmp_path: Path) -> None:
-    with StubVLLM(tokens=17) as stub, pytest.raises(ConfigurationError, match="keeps old weights"):
+def test_a_server_with_another_model_ends_the_run_before_the_first_rollout(tmp_path: Path) -> None:
+    with StubVLLM(tokens=17) as stub, pytest.raises(ConfigurationError, match="another model than the one"):
         trained(tmp_path, stub, alarm_drift_above=0.5)
-    assert len(stub.turns) == 8
+    assert len(stub.turns) == 1
+
+
+def test_a_drift_ends_the_run(tmp_path: Path) -> None:
+    """The server has the model, but goes wrong afterwards."""
+    right = vllm_stub.reports_of(AutoModelForCausalLM.from_pretrained(save_model(tmp_path / "model")))
+    with StubVLLM(tokens=17) as stub:
+        stub.reports = lambda context, ids: right(context, ids) if not stub.turns[1:] else [-0.5] * len(ids)
+        with pytest.raises(ConfigurationError, match="keeps old weights"):
+            trained(tmp_path, stub, alarm_drift_above=0.5)
+        assert len(stub.turns) == 1 + 8

@@ -32,5 +32,6 @@ def agreed(failure: Exception | None, texts: Sequence[str | None], *, rank: int)
     if len(texts) > 1:
         failure.add_note(f"This was in process {rank} of {len(texts)}, counted from 0; the others end with it.")
     for number in failed[1:]:
-        failure.add_note(f"Process {number} failed too: {texts[number]}")
+        if texts[number] != texts[rank]:
+            failure.add_note(f"Process {number} failed too: {texts[number]}")
     return failure

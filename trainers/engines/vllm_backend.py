@@ -168,7 +168,7 @@ def _start(options: VLLMOptions) -> Any:
     on_gpu = torch.cuda.is_available()
     settings: dict[str, Any] = {"gpu_memory_utilization": options.memory_share} if on_gpu else _on_cpu()
     if options.adapter_rank:
-        settings |= {"enable_lora": True, "max_lora_rank": _rank(options.adapter_rank)}
+        settings |= {"enable_lora": True, "max_lora_rank": lora_room(options.adapter_rank)}
         settings |= {"max_loras": 2, "max_cpu_loras": 2}
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         settings |= {"distributed_executor_backend": "external_launcher"}
@@ -196,8 +196,8 @@ def _on_cpu() -> dict[str, Any]:
     return {"enforce_eager": True, "block_size": _CPU_BLOCK}
 
 
-def _rank(wanted: int) -> int:
-    """Returns the smallest rank that vLLM has kernels for."""
+def lora_room(wanted: int) -> int:
+    """Returns the smallest `max_lora_rank` that vLLM takes for adapters of a rank."""
     ranks = (8, 16, 32, 64, 128, 256, 320, 512)
     if wanted > ranks[-1]:
         raise ConfigurationError(f"lora_r={wanted}: vLLM applies adapters of rank {ranks[-1]} at most. Lower it.")

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import wait
+from typing import Any, TypeVar
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.support.http import HTTPClient
-from trainers.engines.requests import SampledTurn
+from agent_r1_gym.support.threads import start_call
+from trainers.engines.requests import SampledTurn, TurnRequest
 
+_T = TypeVar("_T")
 _MAX_BYTES = 64 * 2**20
+_LOOK = 10.0
+"""Seconds after which a server that has not answered yet is asked whether it is well, again and again."""
+_HEALTH_TIMEOUT = 30.0
+"""Seconds that it has to say so; under load vLLM may need some."""
 
 
 class Server:
@@ -21,6 +30,8 @@ class Server:
         self.base = ""
         self.in_flight = 0
         self.up = True
+        self._looking, self._look_at = threading.Lock(), 0.0
+        self._fault: str | None = None
         self._http = HTTPClient(self.url, max_retries=0, pool_size=64, max_bytes=_MAX_BYTES)
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float) -> tuple[int, Any]:
@@ -50,6 +61,34 @@ class Server:
             raise ConfigurationError(f"{self.url}{path} answered {status}: {answer!s:.300}")
         return answer
 
+    def attend(self, call: Callable[[], _T]) -> _T:
+        """Returns what a call to this server returns, however long it takes while the server is well.
+
+        Raises:
+            InfrastructureError: the server hangs: it does not answer `/health` either. The call is left to itself.
+        """
+        answer = start_call(call)
+        while wait([answer], _LOOK).not_done:
+            self._check_health()
+        return answer.result()
+
+    def _check_health(self) -> None:
+        """Asks whether the server is well; of many threads that want to know, one asks for all of them."""
+        with self._looking:
+            if time.monotonic() >= self._look_at:
+                self._fault = self._ask_for_fault()
+                self._look_at = time.monotonic() + _LOOK
+            fault = self._fault
+        if fault is not None:
+            raise InfrastructureError(f"{self.url} hangs: {fault}")
+
+    def _ask_for_fault(self) -> str | None:
+        try:
+            status, _ = self.ask("GET", "/health", timeout=_HEALTH_TIMEOUT)
+        except InfrastructureError as error:
+            return str(error)
+        return f"/health answered {status}." if status >= 500 else None
+
     def cards(self) -> list[Any]:
         """Returns what it says of its models, adapters included."""
         answer = self.must("GET", "/v1/models", timeout=30.0)
@@ -73,6 +112,24 @@ class Server:
         self._http.close()
 
 
+def completion(name: str, request: TurnRequest) -> dict[str, Any]:
+    """Returns what to ask `/v1/completions` for a turn by the model, or adapter, of this name."""
+    options = request.options
+    return {
+        "model": name,
+        "prompt": request.context,
+        "max_tokens": request.max_tokens,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
+        "seed": request.seed,
+        "stop_token_ids": list(options.stop_token_ids),
+        "ignore_eos": True,  # only the chat format's tokens end a turn
+        "logprobs": 0,
+        "return_token_ids": True,
+    }
+
+
 def turn_of(server: Server, answer: Any) -> tuple[SampledTurn, str]:
     """Returns the turn in an answer, and whose it is.
 
@@ -92,11 +149,3 @@ def turn_of(server: Server, answer: Any) -> tuple[SampledTurn, str]:
     except (TypeError, KeyError, IndexError):
         pass
     raise InfrastructureError(f"{server.url}/v1/completions answered with no turn: {answer!s:.300}")
-
-
-def likeliest(server: Server, temperature: float) -> tuple[float, float]:
-    """Returns the log-probs of the two likeliest tokens after three arbitrary ones."""
-    body = {"model": server.base, "prompt": [1, 2, 3], "max_tokens": 1, "logprobs": 2, "seed": 0, "ignore_eos": True}
-    answer = server.must("POST", "/v1/completions", {**body, "temperature": temperature})
-    first, second = sorted(answer["choices"][0]["logprobs"]["top_logprobs"][0].values(), reverse=True)[:2]
-    return first, second

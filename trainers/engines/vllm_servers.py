@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
+import re
 import shutil
 import threading
 import time
@@ -27,13 +29,15 @@ from safetensors.torch import save_file
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.support.threads import start_call
 from trainers.engines.requests import SampledTurn, TurnRequest
-from trainers.engines.vllm_server import Server, likeliest, turn_of
+from trainers.engines.vllm_backend import lora_room
+from trainers.engines.vllm_preflight import PREFIX, check_start, check_weights
+from trainers.engines.vllm_server import Server, completion, turn_of
 from trainers.engines.weights import save_adapter, whole_parameters
 
 logger = logging.getLogger(__name__)
 
-_PREFIX = "agent-r1-"
-"""How the names of weights begin."""
+_NAME = re.compile(rf"{PREFIX}[0-9a-f]{{8}}-\d+")
+"""Names of weights: of a run, and the number of the sync."""
 _PAUSE = 1.0
 """Seconds between two questions whether a server is up again."""
 _ATTEMPTS = 4
@@ -52,6 +56,8 @@ class ServerOptions:
     """Maximum number of tokens of a context."""
     adapter_rank: int = 0
     """Rank of the LoRA adapter that is trained; 0: whole weights are sent."""
+    drift_above: float = math.inf
+    """Log-probs of a server with its first weights may differ from the trainer's by so many nats, on average."""
     patience: float = 600.0
     """Seconds to wait for a server where none answers; then episodes are lost."""
 
@@ -72,6 +78,8 @@ class VLLMServers:
     """Answers requests by servers, the least busy one first; one that fails is left alone until it is up again.
 
     A request whose server fails is sent again, to another one if there is one: with its seed it gets the same tokens.
+    A server that takes long is asked for its health meanwhile: one that hangs has failed, one that is well may take its
+    time.
     A server that was started again gets the weights of the day before it is asked anything.
 
     Args:
@@ -93,11 +101,14 @@ class VLLMServers:
         self._run, self._version = uuid.uuid4().hex[:8], 0
         self._servers = [Server(url) for url in options.urls]
         self._change = threading.Condition()
+        self._loading = threading.Lock()  # held while a server is given weights; waited for by no request
         self._refusal: ConfigurationError | None = None
         self._batch = 0
         self._closed = False
         for server in self._servers:
             self._greet(server)
+        if PartialState().is_main_process:
+            _sweep(options.folder)
 
     def submit(self, request: TurnRequest) -> Future[SampledTurn]:
         """See `Backend`."""
@@ -127,15 +138,18 @@ class VLLMServers:
             ConfigurationError: a server refuses them.
         """
         told: list[Any] = [None, None]
-        if PartialState().is_main_process:
-            try:
-                told[0] = self._publish(model)
-            except Exception as error:  # all processes stop with it, else they would wait for ever
-                told[1] = error
-        broadcast_object_list(told)
-        if told[1] is not None:
-            raise told[1]
-        self.weights = told[0]
+        with self._loading:
+            # Else one would load old weights after another had loaded the new ones, and before it said which these are.
+            PartialState().wait_for_everyone()
+            if PartialState().is_main_process:
+                try:
+                    told[0] = self._publish(model)
+                except Exception as error:  # all processes stop with it, else they would wait for ever
+                    told[1] = error
+            broadcast_object_list(told)
+            if told[1] is not None:
+                raise told[1]
+            self.weights = told[0]
 
     def close(self) -> None:
         """Ends all waiting, takes the last adapter from the servers and removes its files."""
@@ -152,35 +166,12 @@ class VLLMServers:
         deadline = time.monotonic() + self.options.patience
         while True:
             try:
-                base = next(card for card in server.cards() if card.get("parent") is None)
-                break
+                check_start(server, max_length=self.options.max_length, adapter_rank=self.options.adapter_rank)
+                return
             except InfrastructureError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_PAUSE)
-        server.base, room = base["id"], base.get("max_model_len") or self.options.max_length
-        if room < self.options.max_length:
-            raise ConfigurationError(
-                f"{server.url} takes contexts of {room} tokens, but max_prompt_length + max_completion_length = "
-                f"{self.options.max_length}: start it with --max-model-len {self.options.max_length}."
-            )
-        version = server.weight_version()
-        if self.options.adapter_rank and (version or "").startswith(_PREFIX):
-            raise ConfigurationError(
-                f"{server.url} still has the whole weights of another run ({version}), to which no adapter of this one "
-                "fits: start it again."
-            )
-        if not self.options.adapter_rank and version is None:
-            raise ConfigurationError(
-                f"{server.url} takes no whole weights: start it with VLLM_SERVER_DEV_MODE=1 (on a network that you "
-                "trust: it lets everybody change the server), or train an adapter (use_peft)."
-            )
-        (first, second), colder = likeliest(server, 1.0), likeliest(server, 0.5)
-        if (first, second) == colder and first != second:
-            raise ConfigurationError(
-                f"{server.url} reports log-probs that do not depend on the temperature: start it with "
-                "--logprobs-mode processed_logprobs."
-            )
 
     def _answer(self, request: TurnRequest, batch: int) -> SampledTurn:
         """Returns a turn that a server sampled with the weights of the day."""
@@ -188,7 +179,8 @@ class VLLMServers:
         while True:
             server = self._take(batch, deadline)
             try:
-                return self._sample(server, request, max(deadline - time.monotonic(), 1.0))
+                seconds = max(deadline - time.monotonic(), 1.0)
+                return server.attend(functools.partial(self._sample, server, request, seconds))
             except InfrastructureError as error:
                 faults += 1
                 self._leave(server, error)
@@ -199,21 +191,8 @@ class VLLMServers:
                     server.in_flight -= 1
 
     def _sample(self, server: Server, request: TurnRequest, seconds: float) -> SampledTurn:
-        options, weights = request.options, self.weights
-        name = weights.name if weights is not None and self.options.adapter_rank else server.base
-        body = {
-            "model": name,
-            "prompt": request.context,
-            "max_tokens": request.max_tokens,
-            "temperature": options.temperature,
-            "top_p": options.top_p,
-            "top_k": options.top_k,
-            "seed": request.seed,
-            "stop_token_ids": list(options.stop_token_ids),
-            "ignore_eos": True,  # only the chat format's tokens end a turn
-            "logprobs": 0,
-            "return_token_ids": True,
-        }
+        weights, name = self.weights, self._name_at(server)
+        body = completion(name, request)
         status, answer = server.ask("POST", "/v1/completions", body, timeout=seconds)
         if status == 404:
             raise _Stale(f"{server.url} does not know {name!r}: it was started again.")
@@ -224,6 +203,10 @@ class VLLMServers:
         if model != name or not self._is_current(server):
             raise _Stale(f"{server.url} answered with the weights of {model!r}, expected {weights!r}.")
         return turn
+
+    def _name_at(self, server: Server) -> str:
+        """Returns by which name a server has the weights of the day."""
+        return self.weights.name if self.weights is not None and self.options.adapter_rank else server.base
 
     def _is_current(self, server: Server) -> bool:
         """Returns whether whole weights are those of the latest sync; of adapters the answer itself tells."""
@@ -260,30 +243,31 @@ class VLLMServers:
         start_call(functools.partial(self._revive, server))
 
     def _revive(self, server: Server) -> None:
+        """Waits until a server answers, gives it the weights of the day, and takes it back."""
         while not self._closed:
-            weights = self.weights
             try:
-                if weights is not None:
-                    self._load(server, weights)
-                else:
-                    server.cards()
+                server.cards()  # who does not answer holds up no sync
+                with self._loading:
+                    if self.weights is not None:
+                        self._hand_over(server, self.weights)
+                    self._take_back(server)
+                return
             except InfrastructureError:
                 time.sleep(_PAUSE)
-                continue
-            except ConfigurationError as error:
-                if self.weights is not weights:  # these are gone; newer ones are there
-                    continue
+            except ConfigurationError as error:  # which the requests raise
                 self._refusal = error
-            if self.weights is weights:
-                with self._change:
-                    server.up = True
-                    self._change.notify_all()
+                self._take_back(server)
                 return
+
+    def _take_back(self, server: Server) -> None:
+        with self._change:
+            server.up = True
+            self._change.notify_all()
 
     def _publish(self, model: Any) -> Weights:
         """Writes the weights and has the servers load them; the old ones are removed."""
         self._version += 1
-        old, name = self.weights, f"{_PREFIX}{self._run}-{self._version}"
+        old, name = self.weights, f"{PREFIX}{self._run}-{self._version}"
         folder = self.options.folder.resolve() / name
         folder.mkdir(parents=True)
         if self.options.adapter_rank:
@@ -294,21 +278,35 @@ class VLLMServers:
         new = Weights(name, str(folder))
         self.weights = new  # for servers that come up from here on
         up = [server for server in self._servers if server.up]
-        loads = [start_call(functools.partial(self._load, server, new)) for server in up]
+        loads = [start_call(functools.partial(self._hand_over, server, new)) for server in up]
         for server, load in zip(up, loads, strict=True):
             try:
                 load.result()
+                if old is None and self.options.drift_above < math.inf:
+                    self._compare(server, model)
             except InfrastructureError as error:
                 self._leave(server, error)
         if old is not None:
             self._withdraw(old)
         return new
 
+    def _compare(self, server: Server, model: Any) -> None:
+        room, most = self.options.max_length, self.options.drift_above
+        check_weights(server, self._name_at(server), model, max_length=room, most=most)
+
+    def _hand_over(self, server: Server, weights: Weights) -> None:
+        server.attend(functools.partial(self._load, server, weights))
+
     def _load(self, server: Server, weights: Weights) -> None:
         """Has a server answer with these weights; several processes may ask for it at once."""
         if self.options.adapter_rank:
             body = {"lora_name": weights.name, "lora_path": weights.folder}
             status, answer = server.ask("POST", "/v1/load_lora_adapter", body, timeout=600.0)
+            if status != 200 and "max_lora_rank" in str(answer):  # whatever the status: another try would not help
+                raise ConfigurationError(
+                    f"{server.url} does not take adapters of rank {self.options.adapter_rank} ({answer!s:.200}): start "
+                    f"it with --max-lora-rank {lora_room(self.options.adapter_rank)}."
+                )
             if status >= 500:
                 raise InfrastructureError(f"{server.url} answered {status} to a new adapter: {answer!s:.300}")
             if weights.name not in {card["id"] for card in server.cards()}:
@@ -331,3 +329,10 @@ class VLLMServers:
                 except InfrastructureError as error:
                     self._leave(server, error)
         shutil.rmtree(weights.folder, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Removes weights that a run has left behind which was killed, and nothing that has another name."""
+    for left in folder.glob(f"{PREFIX}*"):
+        if _NAME.fullmatch(left.name) and left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)  # follows no link

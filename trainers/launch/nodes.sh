@@ -30,22 +30,24 @@ await_servers() {  # URL...: returns once all are up; 1 where one is not in time
   done
 }
 
-end() {  # PID: tells a process to end, and makes it end after 30 s
+end() {  # PID: tells the leader of a group to end; what is left of the group after that, or after 30 s, is killed
   local tries
   kill "$1" 2>/dev/null
-  for ((tries = 0; tries < 300; tries++)); do kill -0 "$1" 2>/dev/null || return 0; sleep 0.1; done
-  kill -KILL "$1" 2>/dev/null
+  for ((tries = 0; tries < 300; tries++)); do kill -0 "$1" 2>/dev/null || break; sleep 0.1; done
+  kill -KILL -- "-$1" 2>/dev/null
 }
 
 keep_up() {  # COMMAND...: a server that fails is started again, a few times; the trainer then gives it its weights
-  local left child=
+  local left status child=
   trap '' USR1  # Slurm sends it to the whole group; the server is to hear TERM alone, from here
-  trap 'end "$child"; exit 0' TERM
+  trap 'end "$child"; exit 0' TERM HUP
   for left in 3 2 1 0; do
-    "$@" &
+    setsid "$@" &  # a group of its own: vLLM's engine outlives a server that is killed, and keeps the GPU's memory
     child=$!
     wait "$child"
-    say "a server ended with status $?; it is started again at most $left times."
+    status=$?
+    kill -KILL -- "-$child" 2>/dev/null
+    say "a server ended with status $status; it is started again at most $left times."
     ((left)) && sleep "$POLL_SECONDS"
   done
   return 1

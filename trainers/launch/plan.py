@@ -13,13 +13,12 @@ from trl import ModelConfig, get_peft_config  # type: ignore[attr-defined]
 from agent_r1_gym.errors import ConfigurationError
 from trainers.config import AgentConfig
 from trainers.engines.merging import is_adapter
+from trainers.engines.vllm_backend import lora_room
 from trainers.engines.weights import is_plain
 from trainers.running.command_line import read_config
 from trainers.running.help import check_words
 
 SHARDINGS = ("ddp", "fsdp2", "zero2", "zero3")
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Values that vLLM takes for --max-lora-rank."""
 _OF_LAUNCH = {"resume_from_checkpoint": None, "vllm_server_base_url": None, "vllm_mode": "colocate"}
 """Options of the trainer that the scripts set, with the values that mean "not given"."""
 
@@ -153,8 +152,7 @@ def server_command(training: Training, nodes: Nodes) -> tuple[list[str], dict[st
     rank = adapter_rank(training, nodes)
     if not rank:
         return words, {"VLLM_SERVER_DEV_MODE": "1"}
-    room = next((size for size in _RANKS if size >= rank), rank)
-    words += ["--enable-lora", "--max-lora-rank", str(room), "--max-loras", "2"]
+    words += ["--enable-lora", "--max-lora-rank", str(lora_room(rank)), "--max-loras", "2"]
     return words, {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
 
 

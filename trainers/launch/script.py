@@ -167,7 +167,7 @@ def _why_batch(nodes: Nodes, training: Training) -> str:
         f"(per_device_train_batch_size) x {args.steps_per_generation} passes = {size} rollouts, which is "
         f"{groups} groups of {args.num_generations} (num_generations) without a rest. An optimiser step takes "
         f"{nodes.processes * args.per_device_train_batch_size * steps} of them (gradient_accumulation_steps={steps}). "
-        "Another number of processes is another batch, and no run resumes with it."
+        "On another number of processes a run goes on where both numbers of rollouts stay: change the options too."
     )
 
 

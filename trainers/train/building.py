@@ -108,7 +108,8 @@ def build_trainer(
     if args.probe_memory or (args.probe_memory is None and trainer.accelerator.device.type == "cuda"):
         trainer.add_callback(LargestUpdate(trainer))
     if args.engine == "vllm":
-        trainer.roll_out_by(start_backend(trainer))
+        with trainer.resume_state.told_on_failure():
+            trainer.roll_out_by(start_backend(trainer))
     return trainer
 
 
@@ -187,10 +188,14 @@ def start_backend(trainer: AgentTrainer) -> TrainedBackend:
     if not rank:
         check_whole(model)
     if args.vllm_mode == "server":
-        urls = [url.strip() for url in str(args.vllm_server_base_url).split(",")]
-        folder, patience = Path(args.output_dir or ".") / "weights_for_servers", args.vllm_server_timeout
-        length = longest_episode(args, model)
-        servers = ServerOptions(urls=urls, folder=folder, max_length=length, adapter_rank=rank, patience=patience)
+        servers = ServerOptions(
+            urls=[url.strip() for url in str(args.vllm_server_base_url).split(",")],
+            folder=Path(args.output_dir or ".") / "weights_for_servers",
+            max_length=longest_episode(args, model),
+            adapter_rank=rank,
+            drift_above=args.alarm_drift_above,
+            patience=args.vllm_server_timeout,
+        )
         return VLLMServers(servers)
     path = str(getattr(model.config, "_name_or_path", ""))
     if not path:

@@ -1,10 +1,10 @@
-"""VLLMServers against servers that are dead, slow, stale, started again, or started wrongly."""
+"""VLLMServers against servers that are dead, slow, hanging, stale, or started again."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,54 +14,19 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
-from tests.kit.scripted import ScriptedSession
 from tests.kit.tiny_model import make_model
+from tests.kit.vllm_fleet import OPTIONS, adapted, closed_fleets, episodes, fleet, play
 from tests.kit.vllm_stub import STOP, StubVLLM, sampled
-from trainers.engines import vllm_servers
-from trainers.engines.requests import RequestEngine
-from trainers.engines.sampling import SamplingOptions
+from trainers.engines import vllm_server, vllm_servers
 from trainers.engines.vllm_backend import adapter_rank
-from trainers.engines.vllm_servers import ServerOptions, VLLMServers
 from trainers.engines.weights import check_whole
-
-OPTIONS = SamplingOptions(max_new_tokens=4, temperature=0.8, stop_token_ids=(STOP,))
-
-
-_FLEETS: list[VLLMServers] = []
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Closes all fleets in the end: else their threads would ask for dead servers during the tests of others."""
     monkeypatch.setattr(vllm_servers, "_PAUSE", 0.02)
-    yield
-    while _FLEETS:
-        _FLEETS.pop().close()
-
-
-def fleet(folder: Path, stubs: Sequence[StubVLLM], **settings: Any) -> VLLMServers:
-    options = {"max_length": 60, "patience": 20.0, "adapter_rank": 8, **settings}
-    made = VLLMServers(ServerOptions(urls=[stub.url for stub in stubs], folder=folder, **options))
-    _FLEETS.append(made)
-    return made
-
-
-def adapted() -> Any:
-    return get_peft_model(make_model(), LoraConfig(r=8, target_modules="all-linear"))
-
-
-def episodes(count: int = 24) -> list[Any]:
-    sessions = [ScriptedSession([5, 6 + number % 3], [[7] * (number % 4), [8, 9]]) for number in range(count)]
-    for number, session in enumerate(sessions):
-        session.seed = number  # type: ignore[attr-defined]
-        session.lost = []  # type: ignore[attr-defined]
-        session.lose = session.lost.append  # type: ignore[attr-defined]
-    return sessions
-
-
-def play(servers: VLLMServers, sessions: Sequence[Any], slots: int = 8) -> list[Any]:
-    RequestEngine(servers, OPTIONS, slots=slots, max_length=60).run(sessions)
-    return [session.turns for session in sessions]
+    with closed_fleets():
+        yield
 
 
 def undisturbed(folder: Path, name: str) -> list[Any]:
@@ -103,6 +68,22 @@ class TestFleet:
             assert not one.adapters
             assert not list(tmp_path.glob("agent-r1-*"))
 
+    def test_what_a_turn_is_asked_with(self, tmp_path: Path) -> None:
+        """Only the chat format's tokens end a turn; ids and log-probs are asked for; each turn has its own seed."""
+        with StubVLLM() as stub:
+            servers = fleet(tmp_path, [stub])
+            servers.sync(adapted())
+            play(servers, episodes(3))
+            assert servers.weights is not None
+            rest = {"prompt", "seed", "max_tokens"}
+            for body in stub.bodies:
+                assert {name: value for name, value in body.items() if name not in rest} == {
+                    **{"model": servers.weights.name, "temperature": 0.8, "top_p": 1.0, "top_k": 0},
+                    **{"stop_token_ids": [STOP], "ignore_eos": True, "logprobs": 0, "return_token_ids": True},
+                }
+            assert {body["max_tokens"] for body in stub.bodies} == {OPTIONS.max_new_tokens}
+            assert len({body["seed"] for body in stub.bodies}) == len(stub.bodies)
+
     def test_a_slow_server_gets_less(self, tmp_path: Path) -> None:
         with StubVLLM(seconds=0.2) as slow, StubVLLM() as quick:
             servers = fleet(tmp_path, [slow, quick])
@@ -143,7 +124,7 @@ class TestFleet:
                 thread.join(20)
                 assert not thread.is_alive()
                 assert again.loads == [servers.weights.name]
-                assert {weights for _, _, weights in again.turns} == {servers.weights.name}
+                assert servers.weights.name in {weights for _, _, weights in again.turns}
         assert [session.turns for session in sessions] == undisturbed(tmp_path / "twin", servers.weights.name)
         assert not any(session.lost for session in sessions)
 
@@ -201,27 +182,70 @@ class TestFleet:
             play(servers, [session])
             assert alone.url in session.lost[0]
 
-    def test_a_server_that_comes_up_during_a_sync_gets_the_new_weights(self, tmp_path: Path) -> None:
-        """It is about to load the old ones when these are removed: no reason to give up."""
+    @pytest.mark.parametrize("adapter_rank", [8, 0])
+    def test_a_sync_waits_for_a_server_that_is_being_given_the_old_weights(
+        self, tmp_path: Path, adapter_rank: int
+    ) -> None:
+        """Else these could come last, under the name of the new ones, or be removed while they are read."""
         with StubVLLM() as one, StubVLLM() as two:
-            servers, model = fleet(tmp_path, [one, two]), adapted()
+            servers, model = fleet(tmp_path, [one, two], adapter_rank=adapter_rank), adapted()
             servers.sync(model)
-            load, waits = servers._load, threading.Event()
+            load, begun, may_end, events = servers._load, threading.Event(), threading.Event(), []
 
             def slow(server: Any, weights: Any) -> None:
-                if weights.name.endswith("-1"):
-                    waits.wait(10)
-                    raise ConfigurationError("no such folder")
+                number = weights.name.rpartition("-")[2]
+                events.append(f"begins {number}")
+                if number == "1":
+                    begun.set()
+                    may_end.wait(10)
                 load(server, weights)
+                events.append(f"ends {number}")
 
             servers._load = slow  # type: ignore[method-assign]
+            two.adapters.clear()
             servers._leave(servers._servers[1], InfrastructureError("it was away"))
-            servers.sync(model)
-            waits.set()
+            assert begun.wait(10)
+            thread = threading.Thread(target=servers.sync, args=(model,))
+            thread.start()
+            time.sleep(0.1)
+            may_end.set()
+            thread.join(20)
+            assert events[:3] == ["begins 1", "ends 1", "begins 2"]
             wait_until(lambda: servers._servers[1].up)
             assert servers.weights is not None
-            assert servers.weights.name in two.adapters
+            assert servers.weights.name == two.loads[-1]
             assert play(servers, episodes()) == undisturbed(tmp_path / "twin", servers.weights.name)
+
+    @pytest.mark.parametrize("from_the_sync_on", [False, True])
+    def test_a_server_that_hangs_costs_a_look_at_its_health(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_the_sync_on: bool
+    ) -> None:
+        """Its time of patience is ten minutes: nobody waits for that, nothing is lost."""
+        monkeypatch.setattr(vllm_server, "_LOOK", 0.05)
+        monkeypatch.setattr(vllm_server, "_HEALTH_TIMEOUT", 0.5)
+        with StubVLLM(seconds=0.01) as one, StubVLLM() as good:
+            servers, model = fleet(tmp_path, [one, good], patience=600.0), adapted()
+            servers.sync(model)
+            one.hangs = True
+            if from_the_sync_on:
+                servers.sync(model)
+            sessions = episodes()
+            thread = threading.Thread(target=play, args=(servers, sessions), daemon=True)
+            thread.start()
+            thread.join(60)
+            assert not thread.is_alive()
+            assert not any(session.lost for session in sessions)
+            assert [session.turns for session in sessions] == undisturbed(tmp_path / "twin", servers.weights.name)  # type: ignore[union-attr]
+            assert not one.turns
+
+    def test_a_server_that_is_well_may_take_its_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(vllm_server, "_LOOK", 0.02)
+        with StubVLLM(seconds=0.5) as slow, StubVLLM() as quick:
+            servers = fleet(tmp_path, [slow, quick])
+            servers.sync(adapted())
+            played = play(servers, episodes(8))
+            assert slow.turns  # and none of them was played by the other one too
+            assert len(slow.turns) + len(quick.turns) == sum(len(turns) for turns in played)
 
     def test_patience_is_for_a_turn_and_not_for_each_attempt(self, tmp_path: Path) -> None:
         with StubVLLM(seconds=30) as hanging:
@@ -294,36 +318,19 @@ class TestWeights:
             assert one.weights is not None
             one._load(one._servers[0], one.weights)
 
-
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("wrong", "settings", "words"),
-        [
-            ({"max_model_len": 30}, {}, "contexts of 30 tokens.*--max-model-len 60"),
-            ({"processed": False}, {}, "--logprobs-mode processed_logprobs"),
-            ({"dev_mode": False}, {"adapter_rank": 0}, "VLLM_SERVER_DEV_MODE=1"),
-            ({"version": "agent-r1-abc-7"}, {}, r"whole weights of another run \(agent-r1-abc-7\).*start it again"),
-        ],
-    )
-    def test_a_server_that_was_started_wrongly(
-        self, tmp_path: Path, wrong: dict[str, Any], settings: dict[str, Any], words: str
-    ) -> None:
-        with StubVLLM(**wrong) as stub, pytest.raises(ConfigurationError, match=words):
-            fleet(tmp_path, [stub], **settings)
-
-    def test_a_server_that_takes_no_adapter(self, tmp_path: Path) -> None:
-        with StubVLLM(lora=False) as stub:
-            servers = fleet(tmp_path, [stub])
-            with pytest.raises(ConfigurationError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora"):
-                servers.sync(adapted())
-
-    def test_no_server(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigurationError, match="No server is named"):
-            fleet(tmp_path, [])
+    def test_what_a_killed_run_left_behind_is_removed_at_the_next_start(self, tmp_path: Path) -> None:
+        folder, elsewhere = tmp_path / "weights", tmp_path / "elsewhere"
+        for made in (folder / "agent-r1-0a1b2c3d-12", folder / "agent-r1-0a1b2c3d-mine", folder / "other", elsewhere):
+            made.mkdir(parents=True)
+            (made / "model.safetensors").write_bytes(b"weights")
+        (folder / "agent-r1-0a1b2c3d-13").symlink_to(elsewhere)
+        (folder / "agent-r1-0a1b2c3d-14").write_bytes(b"no folder")
         with StubVLLM() as stub:
-            stub.kill()
-            with pytest.raises(InfrastructureError, match="cannot be reached"):
-                fleet(tmp_path, [stub], patience=0.05)
+            fleet(folder, [stub])
+        assert {path.name.removeprefix("agent-r1-0a1b2c3d-") for path in folder.iterdir()} == {
+            *("mine", "other", "13", "14"),
+        }
+        assert (elsewhere / "model.safetensors").exists()
 
 
 def wait_until(holds: Any, seconds: float = 20.0) -> None:

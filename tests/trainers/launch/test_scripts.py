@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shlex
 import signal
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.kit.cluster import NODES, Cluster, free_ports, wait_until
+from tests.kit.cluster import NODES, Cluster, free_ports, is_alive, wait_until
 from trainers.launch.command import run
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -201,13 +202,19 @@ class TestOtherPlaces:
     ) -> None:
         script = written(tmp_path, "torchrun", SERVED, "--vllm-nodes", "1", "--vllm-port", str(free_ports(2)))
         with cluster.start(script, "2", NODES[0], NODES[2]) as server:
-            cluster.wait_for("vllm", 2)
-            subprocess.run(["kill", "-KILL", str(cluster.notes("vllm")[0]["pid"])])
+            cluster.wait_for("core", 2)
+            killed = cluster.notes("vllm")[0]
+            (core,) = [note for note in cluster.notes("core") if note["port"] == killed["port"]]
+            os.kill(killed["pid"], signal.SIGKILL)
             cluster.wait_for("vllm", 3)
+            left = is_alive(core["pid"])
+            cluster.wait_for("core", 3)
             server.send_signal(signal.SIGTERM)
-            said, _ = server.communicate(timeout=60)
+            said, _ = server.communicate(timeout=100)  # cores that are left have its output for 60 s
+        assert not left  # it would still have the GPU's memory
         assert said.count("a server ended with status 137") == 1
         assert cluster.all_ended("vllm")
+        assert cluster.all_ended("core")
 
     def test_a_node_starts_again_what_failed_and_gives_up_in_the_end(self, tmp_path: Path, cluster: Cluster) -> None:
         script = written(tmp_path, "torchrun", WORDS, "--max-restarts", "2")

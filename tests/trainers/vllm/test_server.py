@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from agent_r1_gym.errors import ConfigurationError
 from tests.kit.say_env import save_model
 from tests.kit.scripted import ScriptedSession
+from tests.kit.tiny_model import make_model
 from tests.kit.vllm_server import VLLMServer
 from tests.trainers.engines.test_engines import assert_replays, tokens
 from tests.trainers.vllm.say import learns_in_twenty_steps
@@ -54,7 +55,8 @@ def test_kill_9_in_the_middle_costs_time_and_nothing_else(
 ) -> None:
     """No episode is lost, none is played twice, and all turns are of the adapter, which a new server does not have."""
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(model_folder), LoraConfig(r=8, init_lora_weights=False))
-    servers = VLLMServers(ServerOptions(urls=[server.url], folder=tmp_path, max_length=80, adapter_rank=8))
+    options: dict[str, Any] = {"urls": [server.url], "folder": tmp_path, "max_length": 80}
+    servers = VLLMServers(ServerOptions(**options, adapter_rank=8, drift_above=1e-4))
     servers.sync(model)
     undisturbed = sessions(32)
     RequestEngine(servers, SAMPLED, slots=16, max_length=80).run(undisturbed)
@@ -79,6 +81,19 @@ def test_kill_9_in_the_middle_costs_time_and_nothing_else(
     assert not thread.is_alive()
     assert tokens(disturbed) == tokens(undisturbed)
     assert_replays(model, disturbed, 0.8, within=1e-4)
+    servers.close()
+
+
+def test_a_model_and_a_rank_that_it_was_not_started_with(tmp_path: Path, server: VLLMServer, model_folder: str) -> None:
+    options: dict[str, Any] = {"urls": [server.url], "folder": tmp_path, "max_length": 80}
+    right, other = AutoModelForCausalLM.from_pretrained(model_folder), make_model(width=128, tied=False, seed=1)
+    servers = VLLMServers(ServerOptions(**options, adapter_rank=16))
+    with pytest.raises(ConfigurationError, match=r"does not take adapters of rank 16 .* with --max-lora-rank 16"):
+        servers.sync(get_peft_model(right, LoraConfig(r=16)))
+    servers.close()
+    servers = VLLMServers(ServerOptions(**options, adapter_rank=8, drift_above=1e-2))
+    with pytest.raises(ConfigurationError, match="has another model than the one that is trained"):
+        servers.sync(get_peft_model(other, LoraConfig(r=8)))
     servers.close()
 
 
