@@ -54,8 +54,8 @@ FLOORS = {
     "benchmarks": (
         ("__init__",),
         ("common",),
-        ("adapters", "credit", "env_speed", "eval_speed", "multihop_qa", "sandbox", "service_desk", "vllm", "worlds"),
-        ("trainer_speed", "discovery", "retry", "endurance", "refill", "collapse"),
+        ("adapters", "credit", "env_speed", "eval_speed", "multihop_qa", "sandbox", "vllm", "worlds"),
+        ("trainer_speed", "discovery", "endurance", "refill", "collapse"),
         ("scaling", "gpu"),
     ),
 }

@@ -204,11 +204,12 @@ def run_claims(
         options: of `add_claim_options`.
         claims: every claim and what measures it.
         settings: a dataclass, kept beside the figures.
-        results: where rows are kept if the options do not say; its name is the benchmark's.
+        results: where rows are kept if the options do not say: a file in the folder `results` of the benchmark's.
         words: the command line; None: this process's own.
     """
     output = options.output or (None if options.quick else results)
-    command = ["python", "-m", f"benchmarks.{results.stem}", *(sys.argv[1:] if words is None else words)]
+    module = ".".join(results.resolve().parents[1].relative_to(_ROOT).parts)
+    command = ["python", "-m", module, *(sys.argv[1:] if words is None else words)]
     for name in options.claim or claims:
         report = claims[name]()
         print(to_table(report), flush=True)

@@ -14,8 +14,8 @@ from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.types import Message
 from benchmarks.common.cells import write_cell
 from benchmarks.common.curves import retries
-from benchmarks.retry import run
-from benchmarks.retry.settings import ARMS, FULL, KINDS, WORLD
+from benchmarks.discovery.retry import run
+from benchmarks.discovery.retry.settings import ARMS, FULL, KINDS, WORLD
 from trainers.toy.demonstrations import demonstrate
 
 

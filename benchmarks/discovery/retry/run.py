@@ -1,8 +1,8 @@
 """Does RL find that a wrong passage calls for the same search again, and what has to be shown for it?
 
-    python -m benchmarks.retry run [--shown check ...] [--start 0 ...] [--seed 0 ...]
-    python -m benchmarks.retry replay --shown check --start 0 --seed 0 [--model DIR]
-    python -m benchmarks.retry table
+    python -m benchmarks.discovery.retry run [--shown check ...] [--start 0 ...] [--seed 0 ...]
+    python -m benchmarks.discovery.retry replay --shown check --start 0 --seed 0 [--model DIR]
+    python -m benchmarks.discovery.retry table
 
 A cell is what demonstrations show, a warm start that has read them, and a seed of GRPO.
 """
@@ -36,12 +36,13 @@ from benchmarks.common.cells import (
     save_half,
 )
 from benchmarks.common.curves import digest, episode_row, marks, retries
-from benchmarks.retry.settings import ARMS, FULL, GRPO, KINDS, QUICK, TRAINER, Settings
+from benchmarks.discovery.retry.settings import ARMS, FULL, GRPO, KINDS, QUICK, TRAINER, Settings
 from trainers.toy.held_out import play
 from trainers.toy.quickstart import configuration
 from trainers.train import build_trainer
 
 RESULTS = Path(__file__).parent / "results"
+_COMMAND = ("python", "-m", "benchmarks.discovery.retry", "run")
 _WRONG = "other_passages"
 _WHEN = ("before", "after")
 _HEADER = ("demonstrations show", "cells", *(f"{what} {when}" for what in ("retries", *KINDS) for when in _WHEN))
@@ -155,7 +156,17 @@ class _Arm(NamedTuple):
 
     def maker(self, start: int) -> CellMaker:
         """Returns how cells of one of its warm starts are made."""
-        command = ("python", "-m", "benchmarks.retry", "run", *self.words, "--shown", self.shown, "--start", str(start))
+        command = (
+            "python",
+            "-m",
+            "benchmarks.discovery.retry",
+            "run",
+            *self.words,
+            "--shown",
+            self.shown,
+            "--start",
+            str(start),
+        )
         make = functools.partial(run_cell, self.settings, self.shown, start)
         return CellMaker(make, self.settings.start(self.shown, start), command)
 
@@ -163,7 +174,7 @@ class _Arm(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Makes cells, makes one of them again, or shows the tables of those that are done."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.retry", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="python -m benchmarks.discovery.retry", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("action", choices=["run", "replay", "table"])
     parser.add_argument("--shown", action="append", choices=list(ARMS), help="may be repeated (default: all)")

@@ -1,8 +1,8 @@
 """What is claimed of `AgentR1/ServiceDesk-v0`.
 
-    python -m benchmarks.service_desk                   every claim; appends to results/service_desk.jsonl
-    python -m benchmarks.service_desk --claim speed     one claim
-    python -m benchmarks.service_desk --quick           tiny sizes, to see that everything runs; keeps nothing
+    python -m benchmarks.worlds.service_desk                   every claim; appends to results/service_desk.jsonl
+    python -m benchmarks.worlds.service_desk --claim speed     one claim
+    python -m benchmarks.worlds.service_desk --quick           tiny sizes, to see that everything runs; keeps nothing
 
 README.md beside this file says what each claim measures.
 """
@@ -27,7 +27,7 @@ from agent_r1_gym.envs.service_desk.env import ServiceDeskEnv
 from agent_r1_gym.types import ToolCall
 from benchmarks.common import measure
 from benchmarks.common.measure import Check, Figure, Report
-from benchmarks.service_desk.settings import FULL, QUICK, TARGETS, Settings
+from benchmarks.worlds.service_desk.settings import FULL, QUICK, TARGETS, Settings
 
 RESULTS = Path(__file__).parent / "results" / "service_desk.jsonl"
 _KINDS = list(itertools.product(STYLES, DIFFICULTIES))
@@ -134,7 +134,7 @@ CLAIMS = {"oracle": oracle, "scripts": scripts, "speed": speed, "splits": splits
 def main(words: Sequence[str] | None = None) -> None:
     """Measures, prints, keeps."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.service_desk",
+        prog="python -m benchmarks.worlds.service_desk",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.discovery.retry` is its `run.py`."""
+
+from benchmarks.discovery.retry.run import main
+
+raise SystemExit(main())

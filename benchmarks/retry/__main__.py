@@ -1,5 +1,0 @@
-"""`python -m benchmarks.retry` is its `run.py`."""
-
-from benchmarks.retry.run import main
-
-raise SystemExit(main())
