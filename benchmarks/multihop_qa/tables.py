@@ -5,9 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agent_r1_gym.envs.fiction_qa import FictionQAEnv
 from agent_r1_gym.evaluation.statistics import crossed_interval
+from agent_r1_gym.tools.search import SearchTool
 from benchmarks.common.cells import Cell, markdown, read_cells
 from benchmarks.common.contrasts import Measure
 from benchmarks.common.curves import MISSES
@@ -56,6 +58,7 @@ def report(folder: Path, profile: Profile) -> str:
     cells = Cells(folder, profile)
     planned = len(profile.starts) * len(profile.seeds)
     parts = {
+        "How far searches lead": world_table(profile),
         "Power, from the pilot": power_table(
             Cells(folder, profile, pilot=True), PILOT, planned=planned, contrasts=len(CONTRASTS)
         ),
@@ -66,6 +69,34 @@ def report(folder: Path, profile: Profile) -> str:
     }
     texts = [f"## {title}\n\n{text}" for title, text in parts.items() if text]
     return "\n\n".join((*texts, f"All cells: commit {cells.commits()}."))
+
+
+def world_table(profile: Profile) -> str:
+    """Returns how far a search for the name that was read leads, by test set: what no reader can be blamed for.
+
+    A query is the name that the question, or the passage before, states. Misses by chance are left out. A chain is
+    found if each of its passages is among those that such a query brings.
+    """
+    rows = []
+    for title in profile.curve_sets:
+        ranks = [rank for start in profile.starts for rank in _ranks({**profile.test_sets[title], **start.world})]
+        single = [rank for chain in ranks for rank in chain]
+        shares = ([rank == 0 for rank in single], [rank is not None for rank in single], [None not in c for c in ranks])
+        rows.append((title, *(f"{statistics.mean(share):.3f}" for share in shares)))
+    return markdown(("test set", "right passage first", "right passage shown", "whole chain shown"), rows)
+
+
+def _ranks(options: Mapping[str, Any]) -> Iterator[list[int | None]]:
+    """Yields for each question the place of the right passage among those shown, by hop; None: it is not there."""
+    env = FictionQAEnv(**options)
+    [tool] = env.tools
+    assert isinstance(tool, SearchTool)
+    for question in env.dataset:
+        names = [question.decomposition[0].title or "", *(hop.answer for hop in question.decomposition[:-1])]
+        found = tool.retriever.search_batch(names, tool.top_k)
+        shown = [[hit.passage.title for hit in hits] for hits in found]
+        pairs = zip(question.decomposition, shown, strict=True)
+        yield [titles.index(hop.title) if hop.title in titles else None for hop, titles in pairs]
 
 
 def methods_table(cells: Cells) -> str:

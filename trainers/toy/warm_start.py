@@ -61,7 +61,7 @@ READING: Mapping[str, Any] = {
 """Options for a policy of size "0.5M" that reads where a search brings two passages and is no key; it does not compare.
 
 It reads the first passage that states the relation. That is nearly always the right one of the two, but where both
-state it and the order is drawn, the name does not decide: see `benchmarks/NOTES.md`.
+state it and the order is drawn, the name does not decide: see `benchmarks/multihop_qa/NOTES.md`.
 """
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {"comparing": MappingProxyType({}), "reading": READING}
