@@ -130,6 +130,21 @@ class MachineOptions:
         "Play the next batch while this one is trained on (engine=vllm with vllm_mode=server); rollouts are one update "
         "old then, and weighed by how far the policy has moved since (vllm_importance_sampling_mode).",
     )
+    alarm_stale_drift_above: float = _help(
+        1.0,
+        "With overlap_rollouts, stop when log-probs of engine and trainer differ by more than this many nats; on "
+        "average over any batch that is an update old. Some of it is the policy's own way; a server that misses "
+        "updates adds to it with each batch. inf: never.",
+    )
+    rollout_ratio_low: float | None = _help(
+        None,
+        "Leave rollouts out of the loss that have become less likely than this; the geometric mean of the ratios of "
+        "policy to engine over their tokens, 0 to 1. They still count in their group, in all means and for a critic. "
+        "None: none. Needs engine=vllm.",
+    )
+    rollout_ratio_high: float | None = _help(
+        None, "Leave rollouts out of the loss that have become more likely than this; see rollout_ratio_low. 1 or more."
+    )
     rollout_deadline: float | None = _help(
         None,
         "Seconds for the rollouts of a batch; None: until the last one ends. What still runs then is cut at the end of "
