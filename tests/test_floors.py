@@ -55,7 +55,7 @@ FLOORS = {
         ("__init__",),
         ("common",),
         ("adapters", "credit", "env_speed", "eval_speed", "multihop_qa", "sandbox", "service_desk", "vllm"),
-        ("trainer_speed", "discovery", "endurance", "refill", "collapse"),
+        ("trainer_speed", "discovery", "endurance", "refill", "collapse", "credit_traffic"),
         ("scaling", "gpu"),
     ),
 }
