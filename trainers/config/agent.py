@@ -23,6 +23,7 @@ from trainers.config.options import (
     WatchOptions,
 )
 from trainers.config.presets import ALGORITHMS, CISPO_CLIP, Preset, find_preset
+from trainers.config.schedule import schedule_of
 
 _TRL_DEFAULTS = MappingProxyType(
     {"epsilon": 0.2, "epsilon_high": None, "importance_sampling_level": "token", "mask_truncated_completions": False}
@@ -85,7 +86,7 @@ _SHARES = (
     "alarm_dropped_above",
     "alarm_repetition_above",
     *("alarm_answer_share_above", "alarm_reward_fallen"),
-    *("rollback_lr_factor", "curriculum", "rollout_ratio_low"),
+    *("rollback_lr_factor", "rollout_ratio_low"),
 )
 _COUNTS = (
     *("max_turn_tokens", "max_prompt_length", "max_contexts", "trace_episodes", "train_seeds"),
@@ -294,6 +295,9 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
         self._check_off_policy()
 
     def _check_combinations(self) -> None:
+        if self.curriculum is not None:
+            start, end = schedule_of("curriculum", self.curriculum)
+            self.curriculum = start if start == end else self.curriculum  # checkpoints compare it
         if self.curriculum is not None and not self.shuffle_dataset:
             raise ConfigurationError("curriculum draws the order of tasks, shuffle_dataset=False fixes it; drop one.")
         if self.advantage_mask and not self.loss_mask and not (self.beta and self.kl_placement == "loss"):

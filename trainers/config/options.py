@@ -96,9 +96,10 @@ class RolloutOptions:
         "Maximum number of times that a group whose returns are all equal is replaced; by one of another task. 0: "
         "never. What is played for it is told as rollout/refills, in units of the batch. Preset.",
     )
-    curriculum: float | None = _help(
+    curriculum: float | str | None = _help(
         None,
         "Success to keep near: tasks of pools that have it come more often, 0.5 for most signal; None: all alike. "
+        "0.7:0.4 goes from one to the other over the run, linearly. "
         "Pools are what the tasks say of themselves (level, type, hops), else how they have gone so far.",
     )
     update_layout: str = _help(
