@@ -29,6 +29,7 @@ from trainers.algorithms.credit import Credit, CreditInputs
 from trainers.algorithms.critic import Critic, ValueBatch, policy_value_model
 from trainers.algorithms.layout import Layout, may_regroup, regrouped, rows_per_pass, score_rows
 from trainers.algorithms.numbers import Told, credit_numbers, rollout_numbers
+from trainers.algorithms.off_policy import drift, geometric_ratios, outside
 from trainers.algorithms.registry import estimate
 from trainers.algorithms.segments import lay_out
 from trainers.config import AgentConfig
@@ -36,6 +37,7 @@ from trainers.engines.chat_format import ChatFormat
 from trainers.engines.requests import TrainedBackend
 from trainers.running import checkpoints
 from trainers.running.alarms import CollapseAlarm
+from trainers.running.drift import check_drift
 from trainers.running.preflight import check_size, warn_of_truncation
 from trainers.running.progress_bar import RolloutProgress
 from trainers.running.resumable import ResumableTrainer
@@ -202,7 +204,7 @@ class AgentTrainer(ResumableTrainer):
         for env, name, number in credit_numbers(rollouts, credit, mixture):
             self._log(name if env is None else f"rollout/{env}/{name}", number)
         trl_seams.set_logged_advantages(self, self.world.gather(mean_advantages(rollouts, credit)).tolist())
-        self._check_drift(batch, output, logps)
+        self._compare_with_engine(batch, output, logps)
         self._write_traces(batch, output["advantages"])
         if self.critic is not None:
             self._fit_critic(self.critic, output, rollouts, credit)
@@ -335,28 +337,27 @@ class AgentTrainer(ResumableTrainer):
             group = ["rollout"] if env is None or self.model.training else []
             self._log("/".join([*group, *([env] if env else []), name]), number)
 
-    def _check_drift(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> None:
-        """Logs by how much the engine's log-probs differ from those that the loss will compute.
+    def _compare_with_engine(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> None:
+        """Logs by how much the engine's log-probs differ from the trainer's; takes credit from what is too far off.
 
         Raises:
-            ConfigurationError: by too much, in the first batch; in any if a backend keeps weights of its own.
+            ConfigurationError: by too much on average, in the first batch; in any if a backend has weights of its own.
         """
         sampling = output.get("sampling_per_token_logps")
         if sampling is None or logps is None:  # the backend reports none, or this batch is not to be checked
             return
-        known = batch.sampled & ~sampling.isnan()
-        drift = torch.where(known, (logps - sampling).abs(), 0.0)
-        mean, largest = self._mean(drift, known), self.world.largest(drift.max().item())
+        distances = drift(logps, sampling, batch.sampled)
+        mean = self.world.moments(distances).mean
+        largest = self.world.largest(distances.max().item() if len(distances) else 0.0)
         self._log("sampling/logprob_drift_mean", mean)
         self._log("sampling/logprob_drift_max", largest)
-        most = self.args.alarm_drift_above
-        if mean > most and not self.staleness and (self.batches == 0 or self.backend is not None):
-            raise ConfigurationError(
-                f"The engine's log-probs differ from the trainer's by {mean:.2f} nats on average ({largest:.2f} at "
-                f"most), expected at most alarm_drift_above={most}: rollouts come from another distribution than the "
-                "one that is trained. Known reasons: learned positions (GPT-2), which left padding shifts, "
-                "or a backend that keeps old weights. Take a model with rotary positions, or another --engine."
-            )
+        if self.batches == 0 or self.backend is not None:
+            check_drift(mean, largest, self.args, staleness=self.staleness)
+        bounds = self.args.rollout_ratio_low, self.args.rollout_ratio_high
+        if bounds != (None, None):
+            masked = outside(geometric_ratios(logps, sampling, batch.sampled), *bounds)
+            output["advantages"] = output["advantages"].masked_fill(masked[:, None], 0.0)
+            self._log("sampling/rollout_ratio_masked", self.world.moments(masked[batch.credit["valid"]]).mean)
 
     def _write_traces(self, batch: Batch, advantages: Tensor) -> None:
         """Writes the first rollouts of every `trace_steps`-th batch, with what the loss is about to see of them."""

@@ -96,7 +96,9 @@ class Report:
     absent: Mapping[str, str]
 
 
-def take_turns(measures: Mapping[str, Callable[[], T]], *, rounds: int) -> dict[str, tuple[T, ...]]:
+def take_turns(
+    measures: Mapping[str, Callable[[], T]], *, rounds: int, go_on: Callable[[], bool] = lambda: True
+) -> dict[str, tuple[T, ...]]:
     """Runs all measures once per round, A B C A B C ..., after one round of warm-up that does not count.
 
     Drift of the machine then falls on all of them alike, and `ratio` can compare them round by round. Objects that are
@@ -106,6 +108,7 @@ def take_turns(measures: Mapping[str, Callable[[], T]], *, rounds: int) -> dict[
     Args:
         measures: name to what returns one value.
         rounds: number of values per measure.
+        go_on: is asked before each round whether there is time for it; the first one is run whatever it says.
     """
     values: dict[str, list[T]] = {name: [] for name in measures}
     for measure in measures.values():
@@ -113,7 +116,9 @@ def take_turns(measures: Mapping[str, Callable[[], T]], *, rounds: int) -> dict[
     gc.collect()
     gc.freeze()
     try:
-        for _ in range(rounds):
+        for number in range(rounds):
+            if not go_on() and number:
+                break
             for name, measure in measures.items():
                 values[name].append(measure())
     finally:
@@ -121,9 +126,12 @@ def take_turns(measures: Mapping[str, Callable[[], T]], *, rounds: int) -> dict[
     return {name: tuple(found) for name, found in values.items()}
 
 
-def interleave(measures: Mapping[str, Callable[[], float]], *, rounds: int, unit: str) -> dict[str, Figure]:
+def interleave(
+    measures: Mapping[str, Callable[[], float]], *, rounds: int, unit: str, go_on: Callable[[], bool] = lambda: True
+) -> dict[str, Figure]:
     """Returns the figures of measures that take turns (see `take_turns`), all in `unit`."""
-    return {name: Figure(name, unit, values) for name, values in take_turns(measures, rounds=rounds).items()}
+    found = take_turns(measures, rounds=rounds, go_on=go_on)
+    return {name: Figure(name, unit, values) for name, values in found.items()}
 
 
 def ratio(name: str, ours: Figure, theirs: Figure) -> Figure:

@@ -11,6 +11,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.rollouts import figure_of, make_model
 from benchmarks.gpu.settings import Settings
 from trainers.engines.sampling import SamplingOptions
@@ -30,7 +31,7 @@ class Turn:
         """Ends the episode."""
 
 
-def decode(settings: Settings, device: str, *, model: str) -> dict[str, Any]:
+def decode(settings: Settings, device: str, clock: Clock, *, model: str) -> dict[str, Any]:
     """Seconds per decoding step: the difference of two runs that differ in the number of steps only."""
     weights, shape = make_model(settings, model, device), settings.models[model]
     bandwidth = copy_bandwidth(device, settings.copy_bytes)
@@ -50,10 +51,11 @@ def decode(settings: Settings, device: str, *, model: str) -> dict[str, Any]:
         engine = _engine(settings, weights, compiled=compiled)
         for tokens in settings.decode_tokens:  # compiles, or captures, every length
             _run(engine, settings, tokens)
-        seconds = [
-            (_run(engine, settings, long) - _run(engine, settings, short)) / (long - short)
-            for _ in range(settings.rounds)
-        ]
+        seconds: list[float] = []
+        for number in range(settings.rounds):
+            if not clock() and number:
+                break
+            seconds.append((_run(engine, settings, long) - _run(engine, settings, short)) / (long - short))
         found["figures"] += [
             figure_of(f"{name}: decoding step", "ms", [1e3 * each for each in seconds]),
             figure_of(f"{name}: times the limit", "x", [each / limit for each in seconds]),

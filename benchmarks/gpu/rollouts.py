@@ -17,6 +17,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from benchmarks.common import measure
 from benchmarks.common.measure import Figure
 from benchmarks.common.models import random_qwen2
+from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.settings import Settings
 from benchmarks.trainer_speed.scripted import write_script
 from benchmarks.trainer_speed.settings import COMPACT, USUAL
@@ -79,7 +80,7 @@ def make_model(settings: Settings, name: str, device: str) -> Any:
     return model.to(device=device, dtype=torch.bfloat16).eval()
 
 
-def engines(settings: Settings, device: str, *, episodes: int) -> dict[str, Any]:
+def engines(settings: Settings, device: str, clock: Clock, *, episodes: int) -> dict[str, Any]:
     """Three engines on the same episodes: kept caches, `generate` per turn, continuous batching per turn."""
     model = make_model(settings, next(iter(settings.models)), device)
     kept = SlotEngine(
@@ -104,13 +105,13 @@ def engines(settings: Settings, device: str, *, episodes: int) -> dict[str, Any]
             name: functools.partial(_tokens_per_second, engine, settings, episodes=episodes)
             for name, engine in systems.items()
         }
-        figures = measure.interleave(play, rounds=settings.rounds, unit="tokens/s")
+        figures = measure.interleave(play, rounds=settings.rounds, unit="tokens/s", go_on=clock)
     ours = figures["kept caches"]
     ratios = [measure.ratio(f"kept caches / {name}", ours, other) for name, other in figures.items() if other != ours]
     return {"figures": [figure.to_dict() for figure in (*figures.values(), *ratios)], "absent": absent}
 
 
-def trainers(settings: Settings, device: str, *, episodes: int) -> dict[str, Any]:
+def trainers(settings: Settings, device: str, clock: Clock, *, episodes: int) -> dict[str, Any]:
     """The trainer's rollouts, environment included, beside TRL's `environment_factory`: the same scripted tokens."""
     copies = min(_COPIES, episodes // 2)
     lengths = COMPACT if settings.rounds == 1 else USUAL
@@ -122,7 +123,7 @@ def trainers(settings: Settings, device: str, *, episodes: int) -> dict[str, Any
     with TemporaryDirectory() as folder:
         systems = [system(script, device=device, folder=folder) for system in (Agent, EnvironmentFactory)]
         play = {system.name: functools.partial(_rollout_speed, system, sampled) for system in systems}
-        figures = measure.interleave(play, rounds=settings.rounds, unit="tokens/s")
+        figures = measure.interleave(play, rounds=settings.rounds, unit="tokens/s", go_on=clock)
     ratio = measure.ratio("ours / TRL", *figures.values())
     return {"figures": [figure.to_dict() for figure in (*figures.values(), ratio)]}
 

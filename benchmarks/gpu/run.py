@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -28,6 +29,7 @@ import torch
 from agent_r1_gym.support.terminal import say
 from benchmarks.common.cells import write_cell
 from benchmarks.common.measure import provenance
+from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.decoding import decode
 from benchmarks.gpu.learning import learn
 from benchmarks.gpu.rollouts import engines, trainers
@@ -35,7 +37,7 @@ from benchmarks.gpu.settings import FULL, QUICK, Settings
 from benchmarks.gpu.steps import step
 
 RESULTS = Path(__file__).parent / "results"
-Part = Callable[[Settings, str], dict[str, Any]]
+Part = Callable[[Settings, str, Clock], dict[str, Any]]
 
 
 def parts_of(settings: Settings) -> dict[str, Part]:
@@ -53,18 +55,41 @@ def parts_of(settings: Settings) -> dict[str, Part]:
     return parts
 
 
-def run_part(name: str, part: Part, settings: Settings, options: argparse.Namespace, command: Sequence[str]) -> None:
-    """Measures a part, prints what was found, and keeps it where the options say."""
+def run_part(name: str, part: Part, settings: Settings, options: argparse.Namespace, command: Sequence[str]) -> bool:
+    """Measures a part, prints what was found, and keeps it where the options say; so it does with a failure.
+
+    Returns:
+        Whether it was measured.
+    """
     say(f"{name} ...")
-    start = time.perf_counter()
-    row = {"part": name, "device": options.device, **part(settings, options.device)}
-    row |= {"seconds": round(time.perf_counter() - start, 1), "settings": asdict(settings)} | provenance(command)
+    start, clock = time.perf_counter(), Clock(settings.part_seconds)
+    row: dict[str, Any] = {"part": name, "device": options.device}
+    failure = ""
+    try:
+        row |= part(settings, options.device, clock)
+    except Exception:  # a GPU that is too small for one part still has the others to show
+        failure = traceback.format_exc()  # text: the frames hold tensors
+        row["error"] = failure.strip().splitlines()[-1]
+    row |= {"seconds": round(time.perf_counter() - start, 1), "out_of_time": clock.over, "settings": asdict(settings)}
+    row |= provenance(command)
     if options.commit:  # a copy of the tree may have no history
         row["commit"] = options.commit
     say(json.dumps({key: value for key, value in row.items() if key not in ("settings", "versions")}, indent=1))
+    if failure:
+        say(failure)
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
-        write_cell(options.output / f"{name}.json", row)
+        failed = _failed(options.output, name)
+        if failure:
+            write_cell(failed, row | {"traceback": failure})
+        else:
+            write_cell(options.output / f"{name}.json", row)
+            failed.unlink(missing_ok=True)
+    return not failure
+
+
+def _failed(folder: Path, name: str) -> Path:
+    return folder / f"{name}.failed.json"
 
 
 def chosen(names: Sequence[str], words: Sequence[str] | None) -> list[str]:
@@ -83,7 +108,7 @@ def chosen(names: Sequence[str], words: Sequence[str] | None) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the parts that the command line asks for and that are not done yet."""
+    """Runs the parts that the command line asks for and that are not done yet; a failed one does not end the others."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", action="append", help="a family, or a part by its name; may be repeated")
     parser.add_argument("--list", action="store_true", help="print the names of all parts, and which are done")
@@ -108,11 +133,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     warnings.filterwarnings("ignore", category=FutureWarning)
     command = ["python", "-m", "benchmarks.gpu", *(sys.argv[1:] if arguments is None else arguments)]
+    failed = []
     for name in names:
         if name in done:
             say(f"{name}: done already")
             continue
-        run_part(name, parts[name], settings, options, command)
+        if not run_part(name, parts[name], settings, options, command):
+            failed.append(name)
         gc.collect()
         if options.device == "cuda":
             torch.cuda.empty_cache()
+    if failed:
+        parser.exit(1, f"failed: {', '.join(failed)}; the same command tries them again\n")

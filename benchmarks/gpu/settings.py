@@ -18,6 +18,7 @@ class Settings:
     """Sizes of one run.
 
     Attributes:
+        part_seconds: that a part may take: it leaves out rounds, or steps, that would end later.
         rounds: values per figure; the systems take turns in each.
         models: shapes by name, weights random; the first one plays the parts that need one only.
         script_model: the same as the first one, by its name in `benchmarks.trainer_speed`.
@@ -44,6 +45,7 @@ class Settings:
         questions: per evaluation, before and after.
     """
 
+    part_seconds: float = 540.0
     rounds: int = 3
     models: Mapping[str, ModelShape] = field(default_factory=lambda: {name: QWEN25[name] for name in ("0.5B", "1.5B")})
     script_model: str = "qwen2.5-0.5b"

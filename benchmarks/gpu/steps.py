@@ -11,6 +11,7 @@ from peft import LoraConfig
 from transformers import TrainerCallback
 
 from benchmarks.common.models import random_qwen2
+from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.rollouts import figure_of
 from benchmarks.gpu.settings import Settings
 from trainers.config import AgentConfig
@@ -30,11 +31,14 @@ class Phases(TrainerCallback):
 
     Args:
         trainer: an `AgentTrainer`, whose `collect` is wrapped.
+        clock: ends the run where there is no time for a further step; one is measured, and one before it, whatever it
+            says.
         cuda: whether there is memory to measure.
     """
 
-    def __init__(self, trainer: Any, *, cuda: bool) -> None:
+    def __init__(self, trainer: Any, clock: Clock, *, cuda: bool) -> None:
         self.notes: list[dict[str, float]] = []
+        self._clock = clock
         self._cuda, self._collect = cuda, trainer.collect
         self._note: dict[str, float] = {}
         self._began = 0.0
@@ -45,10 +49,11 @@ class Phases(TrainerCallback):
         self._note, self._began = {"rollout": 0.0}, self._now()
         self._reset()
 
-    def on_step_end(self, *_arguments: Any, **_others: Any) -> None:
-        """Ends a step."""
+    def on_step_end(self, args: Any, state: Any, control: Any, **_others: Any) -> None:
+        """Ends a step, and the run where its time is over."""
         self._note |= {"step": self._now() - self._began, "update_bytes": self._peak()}
         self.notes.append(self._note)
+        control.should_training_stop |= not self._clock() and len(self.notes) > 1
 
     def _timed(self, rows: Any, trainer: Any) -> Any:
         start = self._now()
@@ -71,7 +76,7 @@ class Phases(TrainerCallback):
             torch.cuda.reset_peak_memory_stats()
 
 
-def step(settings: Settings, device: str, *, model: str, lora: bool) -> dict[str, Any]:
+def step(settings: Settings, device: str, clock: Clock, *, model: str, lora: bool) -> dict[str, Any]:
     """Trains on FictionQA a model of random weights, which uses up every turn, as one that calls nothing does."""
     cuda, tokenizer, shape = device == "cuda", build_tokenizer(), settings.models[model]
     weights: Any = random_qwen2(shape, tokenizer, max_position_embeddings=4096).to(device)  # type: ignore[arg-type]
@@ -80,7 +85,7 @@ def step(settings: Settings, device: str, *, model: str, lora: bool) -> dict[str
         weights = weights.to(torch.bfloat16)
     with TemporaryDirectory() as folder:
         trainer = build_trainer(_arguments(settings, folder, device), weights, tokenizer=tokenizer, peft_config=adapter)
-        phases = Phases(trainer, cuda=cuda)
+        phases = Phases(trainer, clock, cuda=cuda)
         trainer.add_callback(phases)
         trainer.train()
     notes = phases.notes[1:]

@@ -77,21 +77,31 @@ def slow_tool(settings: Settings, device: str) -> Report:
 
 
 def sync(settings: Settings, device: str) -> Report:
-    """New weights: the adapter alone, and the whole model."""
+    """New weights: the adapter alone, the whole model, and an adapter merged into the model, which goes over whole."""
     figures = []
-    for name, adapter in (("adapter", True), ("whole model", False)):
-        with TemporaryDirectory() as folder, started(settings, folder, device, adapter=adapter) as (backend, model):
+    for name, adapter, merged in (
+        ("adapter", True, False),
+        ("whole model", False, False),
+        ("adapter, merged", True, True),
+    ):
+        options = {"adapter": adapter, "merged": merged}
+        with TemporaryDirectory() as folder, started(settings, folder, device, **options) as (backend, model):
             seconds = tuple(1e3 * _timed(partial(backend.sync, model)) for _ in range(settings.rounds + 1))
             figures.append(Figure(f"{name}, time", "ms", seconds[1:]))
-        tuned = [value for key, value in model.named_parameters() if ("lora_" in key) == adapter]
-        size = sum(value.numel() * value.element_size() for value in tuned)
+        sent = [value for key, value in model.named_parameters() if ("lora_" in key) == (adapter and not merged)]
+        size = sum(value.numel() * value.element_size() for value in sent)
         figures.append(Figure(f"{name}, size", "MB", (size / 1e6,)))
     return Report("sync", tuple(figures), (), {})
 
 
 @contextmanager
-def started(settings: Settings, folder: str, device: str, *, adapter: bool) -> Iterator[tuple[VLLMBackend, Any]]:
-    """Starts vLLM with a model of random weights; yields it and that model, with or without an adapter."""
+def started(
+    settings: Settings, folder: str, device: str, *, adapter: bool, merged: bool = False
+) -> Iterator[tuple[VLLMBackend, Any]]:
+    """Starts vLLM with a model of random weights; yields it and that model, with or without an adapter.
+
+    One that is `merged` vLLM knows nothing of: it gets whole weights, as it does with DoRA.
+    """
     model: Any = random_qwen2(replace(settings.shape, tied=False), max_position_embeddings=32_768)
     model.to(getattr(torch, settings.dtype))
     model.save_pretrained(folder)
@@ -103,7 +113,7 @@ def started(settings: Settings, folder: str, device: str, *, adapter: bool) -> I
         max_length=length + 16,
         seats=settings.episodes,
         dtype=settings.dtype,
-        adapter_rank=settings.rank if adapter else 0,
+        adapter_rank=settings.rank if adapter and not merged else 0,
     )
     backend = VLLMBackend(options)
     try:

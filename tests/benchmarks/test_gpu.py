@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
+from benchmarks.common.measure import interleave
 from benchmarks.gpu import run as gpu
-from benchmarks.gpu.decoding import copy_bandwidth
+from benchmarks.gpu.clock import Clock
+from benchmarks.gpu.decoding import copy_bandwidth, decode
 from benchmarks.gpu.learning import TimeLimit
 from benchmarks.gpu.rollouts import Episode, Generate, _tokens_per_second, longest
 from benchmarks.gpu.settings import FULL, QUICK
@@ -19,6 +23,61 @@ from trainers.engines.sampling import SamplingOptions
 from trainers.engines.slots import SlotEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+
+
+@pytest.mark.slow
+def test_compiled_decoding_is_measured_beside_eager() -> None:
+    """By dynamo alone: Inductor takes half a minute for this on a CPU."""
+    real = torch.compile
+    eagerly = mock.patch("torch.compile", lambda model, **_: real(model, backend="eager", dynamic=False))
+    with eagerly:
+        row = decode(replace(QUICK, compiled=True), "cpu", Clock(540.0), model="minuscule")
+    names = [figure["name"] for figure in row["figures"]]
+    assert names == [f"{way}: {what}" for way in ("eager", "compiled") for what in ("decoding step", "times the limit")]
+    assert row["profile_compiled"]["operations_per_step"] > 100
+
+
+def test_a_part_that_fails_is_noted_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    broken = [True]
+
+    def fails(*_arguments: Any) -> dict[str, Any]:
+        if broken[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return {"figures": []}
+
+    monkeypatch.setattr(gpu, "parts_of", lambda _: {"big": fails, "small": lambda *_: {"figures": []}})
+    words = ["--quick", "--device", "cpu", "--output", str(tmp_path)]
+    with pytest.raises(SystemExit) as stop:
+        gpu.main(words)
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == "failed: big; the same command tries them again\n"
+    row = json.loads((tmp_path / "big.failed.json").read_text())
+    assert row["error"] == "torch.OutOfMemoryError: CUDA out of memory"
+    assert "in fails" in row["traceback"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["big.failed.json", "small.json"]
+    broken[0] = False
+    gpu.main(words)
+    assert "small: done already" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["big.json", "small.json"]
+
+
+def test_rounds_that_would_end_too_late_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("benchmarks.gpu.clock.time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def takes(seconds: float) -> float:
+        now[0] += seconds
+        return seconds
+
+    clock = Clock(100.0)
+    found = interleave({"a": lambda: takes(20.0)}, rounds=9, unit="s", go_on=clock)
+    assert found["a"].to_dict()["rounds"] == 4  # after 20 s of warming up
+    assert clock.over
+    assert (now[0], clock.left) == (100.0, 0.0)
+    late = Clock(1.0)
+    assert len(interleave({"a": lambda: takes(20.0)}, rounds=9, unit="s", go_on=late)["a"].values) == 1
 
 
 @pytest.mark.slow
@@ -41,6 +100,7 @@ def test_every_part_runs_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert rows["step-minuscule-full"]["memory_gib"]["estimated"]["peak"] > 0
     spoken = QUICK.turns * QUICK.turn_tokens
     assert rows["step-minuscule-full"]["lengths"]["sampled_tokens_per_rollout"] == spoken
+    assert not any(row["out_of_time"] for row in rows.values())
     assert len(rows["learn"]["curve"]) == rows["learn"]["grpo"]["steps"] == QUICK.learning_steps
     capsys.readouterr()
     monkeypatch.setattr(gpu, "run_part", lambda *_: pytest.fail("a part that is done was run again"))

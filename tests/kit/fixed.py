@@ -72,6 +72,21 @@ def multi_turn_batch() -> list[Trajectory]:
     ]
 
 
+def long_and_short_batch() -> list[Trajectory]:
+    """Two groups of four rollouts of 1 to 57 tokens, of which tools said up to 33."""
+    found = [2, 7, 13, 5, 11] * 5
+    return [
+        make_trajectory([2, 5, 11, 8], [([12, 8, 3], 0.1, found), ([14, 8, 10, 3], 1.0, [])]),
+        make_trajectory([2, 5, 11, 8], [([3], 0.0, [])]),
+        make_trajectory([2, 5, 11, 8], [([12, 3] * 6, -0.1, [2, 7] * 4), ([12, 9, 3] * 4, 0.2, found)]),
+        make_trajectory([2, 5, 11, 8], [([14, 8, 10], 0.5, [7])], truncated=True),
+        make_trajectory([2, 5, 8], [([12, 3], 0.0, [7]), ([12, 10, 3], 0.0, [7, 13] * 9), ([14, 3], 1.0, [])]),
+        make_trajectory([2, 5, 8], [([12, 12, 12], 0.3, found)]),
+        make_trajectory([2, 5, 8], [([14, 15, 3], 0.0, [])]),
+        make_trajectory([2, 5, 8], [([16] * 9, 0.7, [7, 7, 7]), ([14, 16, 3] * 3, 0.0, [])]),
+    ]
+
+
 def one_turn_batch() -> list[Trajectory]:
     """Two groups of four rollouts of one turn, with nothing said by the environment."""
     replies = [[8, 3], [9, 10, 3], [8, 8, 8], [3], [14, 15], [14, 16, 3], [15, 3], [9]]

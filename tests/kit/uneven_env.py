@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +15,8 @@ RANK = int(os.environ.get("RANK", "0"))
 DEAD, FAILING = 3, 1
 """The process whose backend is dead from the start, and the one whose environment breaks."""
 BATCH = 4
-"""Episodes, of one turn each, after which it breaks."""
+"""Episodes, of one turn each, after which it breaks; when, by the
+clock that all processes of a machine share, it writes into the file that BROKE_AT names."""
 
 
 class UnevenEnv(SayEnv):
@@ -24,6 +27,7 @@ class UnevenEnv(SayEnv):
     def begin_step(self, action: str) -> Any:
         UnevenEnv.begun += 1
         if RANK == FAILING and UnevenEnv.begun > BATCH:
+            Path(os.environ["BROKE_AT"]).write_text(str(time.monotonic()))
             raise OSError("the environment broke")
         return super().begin_step(action)
 

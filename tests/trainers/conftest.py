@@ -28,3 +28,12 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_model(tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def closed_backends() -> Iterator[None]:
+    """Closes what `tests.kit.server_runs` leaves."""
+    yield
+    from tests.kit.server_runs import close_all
+
+    close_all()

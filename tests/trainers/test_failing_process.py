@@ -35,12 +35,15 @@ def test_all_leave_and_one_of_them_says_why(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     run = subprocess.run(
         [*command, "-m", "trainers.train", *words],
-        env=os.environ | ENVIRONMENT,
+        env=os.environ | ENVIRONMENT | {"BROKE_AT": str(tmp_path / "broke_at")},
         stderr=subprocess.PIPE,
         text=True,
         timeout=300,
     )
+    left, broke = time.monotonic(), float((tmp_path / "broke_at").read_text())
+    sys.stdout.write(f"All had left {left - broke:.1f} s after one of them failed.\n")
     assert run.returncode == 1
+    assert left < broke + 30
     lines = run.stderr.splitlines()
     own = [line for line in lines if re.match(r"\[rank\d\]: ", line)]  # torch's warnings have no space there
     assert {line.split(":")[0] for line in own} == {f"[rank{FAILING}]"}

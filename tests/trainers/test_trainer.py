@@ -17,7 +17,15 @@ from trl import GRPOTrainer
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.record import Tokens, Trajectory
 from tests.kit.bandit import learns, make_args, make_rows, make_trainer, play, run, score
-from tests.kit.fixed import by_row, give, gradients, make_trajectory, multi_turn_batch, one_turn_batch
+from tests.kit.fixed import (
+    by_row,
+    give,
+    gradients,
+    long_and_short_batch,
+    make_trajectory,
+    multi_turn_batch,
+    one_turn_batch,
+)
 from tests.kit.tiny_model import make_model, make_tokenizer
 from trainers.algorithms.batch import tokens_of
 
@@ -35,12 +43,13 @@ def trl_twin(folder: Path, trajectories: Sequence[Trajectory], **settings: Any) 
         return {
             "prompt_ids": [list(tokens_of(t).prompt_ids) for t in trajectories],
             "completion_ids": [list(tokens_of(t).completion_ids) for t in trajectories],
+            "env_mask": [list(tokens_of(t).loss_mask) for t in trajectories],
             "logprobs": None,
         }
 
     return GRPOTrainer(
         make_model(),
-        reward_funcs=lambda completions, **_: [t.turns[0].reward for t in trajectories],
+        reward_funcs=lambda completions, **_: [t.episode_return for t in trajectories],
         args=make_args(folder, **({"scale_rewards": "group"} | settings)),
         train_dataset=make_rows(),
         processing_class=make_tokenizer(),
@@ -51,6 +60,18 @@ def trl_twin(folder: Path, trajectories: Sequence[Trajectory], **settings: Any) 
 def assert_same_update(ours: tuple[float, dict[str, Any]], theirs: tuple[float, dict[str, Any]]) -> None:
     assert ours[0] == pytest.approx(theirs[0], rel=1e-5, abs=1e-7)
     assert_close(ours[1], theirs[1], rtol=1e-4, atol=1e-7)
+
+
+def ends_at_trls_weights(folder: Path, batch: list[Trajectory], *, update_layout: str, **settings: Any) -> None:
+    descent = {"learning_rate": 1.0, "optim": "sgd", "max_completion_length": 64, **settings}
+    twin = trl_twin(folder, batch, **descent)
+    trainer = make_trainer(folder, give(batch), **descent, update_layout=update_layout)
+    before = make_model().state_dict()
+    for each in (twin, trainer):
+        each.train()
+    after = trainer.model.state_dict()
+    assert_close(after, twin.model.state_dict(), rtol=0, atol=1e-6)
+    assert not torch.allclose(after["model.norm.weight"], before["model.norm.weight"], rtol=0, atol=1e-4)
 
 
 class TestEqualsTRL:
@@ -64,17 +85,20 @@ class TestEqualsTRL:
         assert_same_update(gradients(trainer, output), gradients(twin, score(twin)))
 
     @pytest.mark.parametrize("layout", ["packed", "rows"])
-    def test_one_step_of_training_ends_at_trls_weights(self, tmp_path: Path, layout: str) -> None:
-        """By plain gradient descent at rate 1, so that weights are compared as gradients are: to 1e-6."""
-        descent = {"learning_rate": 1.0, "optim": "sgd"}
-        twin = trl_twin(tmp_path, one_turn_batch(), **descent)
-        trainer = make_trainer(tmp_path, give(one_turn_batch()), **descent, update_layout=layout)
-        before = make_model().state_dict()
-        for each in (twin, trainer):
-            each.train()
-        after = trainer.model.state_dict()
-        assert_close(after, twin.model.state_dict(), rtol=0, atol=1e-6)
-        assert not torch.equal(after["model.norm.weight"], before["model.norm.weight"])
+    @pytest.mark.parametrize("batch", [one_turn_batch, multi_turn_batch, long_and_short_batch])
+    def test_one_step_of_training_ends_at_trls_weights(self, tmp_path: Path, batch: Any, layout: str) -> None:
+        """By plain gradient descent at rate 1, so that weights are compared as gradients are: to 1e-6.
+
+        With tool tokens between turns and after the last one, and with rollouts of 1 to 57 tokens.
+        """
+        ends_at_trls_weights(tmp_path, batch(), update_layout=layout)
+
+    @pytest.mark.parametrize("layout", ["packed", "rows"])
+    @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "cispo", "dr_grpo"])
+    def test_so_does_one_in_micro_batches(self, tmp_path: Path, loss_type: str, layout: str) -> None:
+        """Of those that TRL shuffles, each holds what comes; ours hold like rollouts together."""
+        micro = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "loss_type": loss_type}
+        ends_at_trls_weights(tmp_path, long_and_short_batch(), **micro, update_layout=layout)
 
 
 class TestGradientSeesOnlySampledTokens:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,44 +10,21 @@ from unittest import mock
 
 import pytest
 import torch
-from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from agent_r1_gym.errors import ConfigurationError
 from tests.kit import vllm_stub
 from tests.kit.say_env import register_say, save_model
+from tests.kit.server_runs import trained
 from tests.kit.vllm_stub import StubVLLM
 from tests.trainers.vllm.say import say_config
 from trainers.engines.collect import Collector
-from trainers.train import build_trainer
+from trainers.running.ahead import Ahead
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-
-
-_TRAINERS: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    """Closes what is left: else its threads would ask for dead servers during the tests of others."""
-    yield
-    while _TRAINERS:
-        _TRAINERS.pop().backend.close()
-
-
-def trained(folder: Path, stub: StubVLLM, *, lora: bool = True, resume: Any = None, **changes: Any) -> Any:
-    model = save_model(folder / "model")
-    options = {"max_steps": 3, "per_device_train_batch_size": 8, "alarm_drift_above": math.inf, **changes}
-    where = {"vllm_mode": "server", "vllm_server_base_url": stub.url}
-    trainer = build_trainer(
-        say_config(folder / "run", register_say(), **where, **options),
-        model,
-        tokenizer=AutoTokenizer.from_pretrained(model),
-        peft_config=LoraConfig(r=8, target_modules="all-linear") if lora else None,
-    )
-    _TRAINERS.append(trainer)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
+    pytest.mark.usefixtures("closed_backends"),
+]
 
 
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "whole"])
@@ -78,13 +53,14 @@ def test_rollouts_are_weighed_by_what_the_server_reports(tmp_path: Path) -> None
 
 
 def test_the_next_batch_is_played_while_one_is_trained_on(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
     with StubVLLM(tokens=17) as stub:
         trainer = trained(tmp_path, stub, max_steps=4, overlap_rollouts=True)
         played = [sum(weights == name for *_, weights in stub.turns) for name in stub.loads]
         assert played == [16, 8, 8, 0]  # the first rows twice, and none that nobody would train on
         steps = [row for row in trainer.state.log_history if "reward" in row]
         assert [row["rollout/staleness"] for row in steps] == [0, 1, 1, 1]
-        assert not any(thread.name.startswith("rollouts") for thread in threading.enumerate())
+        assert not any(thread.name == "rollouts" for thread in set(threading.enumerate()) - before)
 
 
 def test_a_resumed_run_trains_on_what_had_been_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +98,22 @@ def test_rollouts_that_were_lost_in_advance_end_the_run_and_are_played_again(tmp
         lost = calls[-1]
         trained(tmp_path, stub, save_steps=1, resume=True, **options)
     assert calls[3] == lost
+
+
+def test_a_run_that_fails_does_not_wait_for_what_is_played_in_advance(tmp_path: Path) -> None:
+    with StubVLLM(tokens=17) as stub:
+
+        def slowly(begin: Any, *arguments: Any) -> None:
+            stub.seconds = 20.0
+            begin(*arguments)
+
+        with (
+            mock.patch.object(Ahead, "begin", wrapped(Ahead.begin, slowly)),
+            pytest.raises(ConfigurationError, match="alarm_drift_above"),
+        ):
+            trained(tmp_path, stub, overlap_rollouts=True, alarm_drift_above=0.5)
+        assert stub.loads == [stub.turns[-1][2]]
+        assert len(stub.turns) == 8  # the first batch; none of the second has been answered
 
 
 def wrapped(method: Any, around: Any) -> Any:

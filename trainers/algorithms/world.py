@@ -80,7 +80,8 @@ class World:
         """
         parts = self.everyone([part.detach().cpu() for part in rows])
         whole = function(*(_stacked(same, 0) for same in zip(*parts, strict=True)))
-        return whole[self._place([len(part[0]) for part in parts])]
+        # A copy: a view would travel with the rows of all processes, if it is told to them again.
+        return whole[self._place([len(part[0]) for part in parts])].clone()
 
     def place(self, rows: int) -> slice:
         """Returns where this process's rows, of which it has so many, stand among those of all processes."""

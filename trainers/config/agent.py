@@ -23,6 +23,7 @@ from trainers.config.options import (
     WatchOptions,
 )
 from trainers.config.presets import ALGORITHMS, CISPO_CLIP, Preset, find_preset
+from trainers.config.schedule import schedule_of
 
 _TRL_DEFAULTS = MappingProxyType(
     {"epsilon": 0.2, "epsilon_high": None, "importance_sampling_level": "token", "mask_truncated_completions": False}
@@ -85,7 +86,7 @@ _SHARES = (
     "alarm_dropped_above",
     "alarm_repetition_above",
     *("alarm_answer_share_above", "alarm_reward_fallen"),
-    *("rollback_lr_factor", "curriculum"),
+    *("rollback_lr_factor", "rollout_ratio_low"),
 )
 _COUNTS = (
     *("max_turn_tokens", "max_prompt_length", "max_contexts", "trace_episodes", "train_seeds"),
@@ -108,7 +109,7 @@ _AMOUNTS = (
         "sample_steps",
         "alarm_calls_below",
         "alarm_entropy_above",
-        "alarm_drift_above",
+        *("alarm_drift_above", "alarm_stale_drift_above"),
         "alarm_without_signal",
         *("rollout_deadline", "watchdog_seconds"),
         "eval_temperature",
@@ -116,7 +117,13 @@ _AMOUNTS = (
     ),
 )
 # Not in the fields' metadata: all of that is handed to argparse, and half of the fields are TRL's.
-_RANGES = ((_SHARES, 0.0, 1.0), (_COUNTS, 1, math.inf), (_AMOUNTS, 0, math.inf), (("seed",), 0, 2**32 - 1))
+_RANGES = (
+    (_SHARES, 0.0, 1.0),
+    (_COUNTS, 1, math.inf),
+    (_AMOUNTS, 0, math.inf),
+    (("seed",), 0, 2**32 - 1),
+    (("rollout_ratio_high",), 1, math.inf),
+)
 
 
 def settle_precision(config: Any) -> None:
@@ -285,8 +292,12 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
                 )
         self._check_engine()
         self._check_combinations()
+        self._check_off_policy()
 
     def _check_combinations(self) -> None:
+        if self.curriculum is not None:
+            start, end = schedule_of("curriculum", self.curriculum)
+            self.curriculum = start if start == end else self.curriculum  # checkpoints compare it
         if self.curriculum is not None and not self.shuffle_dataset:
             raise ConfigurationError("curriculum draws the order of tasks, shuffle_dataset=False fixes it; drop one.")
         if self.advantage_mask and not self.loss_mask and not (self.beta and self.kl_placement == "loss"):
@@ -294,15 +305,6 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
                 "loss_mask=False with advantage_mask=True changes nothing: without advantages and without KL in the "
                 "loss, the environment's tokens have no gradient. Leave advantage_mask out (it follows loss_mask)."
             )
-        if self.overlap_rollouts and not (
-            self.engine == "vllm" and self.vllm_mode == "server" and self.vllm_importance_sampling_correction
-        ):
-            raise ConfigurationError(
-                "overlap_rollouts needs engine=vllm, vllm_mode=server and vllm_importance_sampling_correction=True: "
-                "others sample while this trains, and what they sample is one update old."
-            )
-        if self.overlap_rollouts and self.curriculum is not None:
-            raise ConfigurationError("overlap_rollouts with curriculum would draw tasks two batches ahead; drop one.")
         if self.stop_without_signal and not self.alarm_without_signal:
             raise ConfigurationError("stop_without_signal has no effect without alarm_without_signal; set both.")
         if self.temperature <= 0:
@@ -321,6 +323,24 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
                 f"num_generations=1: {self.algorithm} compares rollouts of one prompt and needs at least 2. "
                 f"With one rollout per prompt, take algorithm {single}."
             )
+
+    def _check_off_policy(self) -> None:
+        """What samples with weights of its own, and whether its log-probs and the trainer's stand beside each other."""
+        corrected = self.engine == "vllm" and self.vllm_importance_sampling_correction
+        if self.overlap_rollouts and not (corrected and self.vllm_mode == "server"):
+            raise ConfigurationError(
+                "overlap_rollouts needs engine=vllm, vllm_mode=server and vllm_importance_sampling_correction=True: "
+                "others sample while this trains, and what they sample is one update old."
+            )
+        if self.overlap_rollouts and self.curriculum is not None:
+            raise ConfigurationError("overlap_rollouts with curriculum would draw tasks two batches ahead; drop one.")
+        for name in ("rollout_ratio_low", "rollout_ratio_high"):
+            if getattr(self, name) is not None and not corrected:
+                raise ConfigurationError(
+                    f"{name}={getattr(self, name)} needs engine=vllm and vllm_importance_sampling_correction=True: "
+                    "with engine=cached the trained weights themselves sample, so no ratio is far from 1; engine=trl "
+                    f"reports no log-probs. Leave {name} out."
+                )
 
     def _check_json(self) -> None:
         """Refuses what `TrainingArguments` would read as JSON and fail on without a name."""

@@ -96,9 +96,10 @@ class RolloutOptions:
         "Maximum number of times that a group whose returns are all equal is replaced; by one of another task. 0: "
         "never. What is played for it is told as rollout/refills, in units of the batch. Preset.",
     )
-    curriculum: float | None = _help(
+    curriculum: float | str | None = _help(
         None,
         "Success to keep near: tasks of pools that have it come more often, 0.5 for most signal; None: all alike. "
+        "0.7:0.4 goes from one to the other over the run, linearly. "
         "Pools are what the tasks say of themselves (level, type, hops), else how they have gone so far.",
     )
     update_layout: str = _help(
@@ -129,6 +130,21 @@ class MachineOptions:
         False,
         "Play the next batch while this one is trained on (engine=vllm with vllm_mode=server); rollouts are one update "
         "old then, and weighed by how far the policy has moved since (vllm_importance_sampling_mode).",
+    )
+    alarm_stale_drift_above: float = _help(
+        1.0,
+        "With overlap_rollouts, stop when log-probs of engine and trainer differ by more than this many nats; on "
+        "average over any batch that is an update old. Some of it is the policy's own way; a server that misses "
+        "updates adds to it with each batch. inf: never.",
+    )
+    rollout_ratio_low: float | None = _help(
+        None,
+        "Leave rollouts out of the loss that have become less likely than this; the geometric mean of the ratios of "
+        "policy to engine over their tokens, 0 to 1. They still count in their group, in all means and for a critic. "
+        "None: none. Needs engine=vllm.",
+    )
+    rollout_ratio_high: float | None = _help(
+        None, "Leave rollouts out of the loss that have become more likely than this; see rollout_ratio_low. 1 or more."
     )
     rollout_deadline: float | None = _help(
         None,

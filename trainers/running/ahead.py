@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from agent_r1_gym.play.record import Trajectory
@@ -30,6 +32,7 @@ class Played:
 
 
 Play = Callable[[], Played]
+Asked = tuple[Play, Future[Played]]
 
 
 class Ahead:
@@ -41,7 +44,8 @@ class Ahead:
 
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: Thread | None = None
+        self._asked: SimpleQueue[Asked | None] = SimpleQueue()
         self._rows: Rows | None = None
         self._future: Future[Played] | None = None
 
@@ -106,12 +110,37 @@ class Ahead:
         """Ends what runs, and the thread; whoever plays again has another."""
         self.leave()
         if self._thread is not None:
-            self._thread.shutdown()
+            self._asked.put(None)
+            self._thread.join()
             self._thread = None
 
+    def abandon(self) -> None:
+        """Ends what runs and the thread, and waits for neither: the run has failed, and is not to end later for it."""
+        if self._future is not None and not self._future.done():
+            self._cancel()
+        self._rows = self._future = None
+        if self._thread is not None:
+            self._asked.put(None)
+            self._thread, self._asked = None, SimpleQueue()
+
     def _submit(self, play: Play) -> Future[Played]:
-        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="rollouts")
-        return self._thread.submit(play)
+        if self._thread is None:
+            # A daemon: nothing that hangs in an episode keeps the program from ending.
+            self._thread = Thread(target=_work, args=(self._asked,), name="rollouts", daemon=True)
+            self._thread.start()
+        future: Future[Played] = Future()
+        self._asked.put((play, future))
+        return future
+
+
+def _work(asked: SimpleQueue[Asked | None]) -> None:
+    while (each := asked.get()) is not None:
+        play, future = each
+        try:
+            future.set_result(play())
+        except BaseException as error:  # handed to whoever takes it
+            future.set_exception(error)
+        del each, play, future  # an idle thread keeps nothing alive
 
 
 def divided(states: Sequence[Mapping[str, Any] | None], *, processes: int, rank: int) -> dict[str, Any] | None:

@@ -93,12 +93,24 @@ class Curriculum:
     Args:
         rows: what is trained on.
         names: the pool of each; None: by how its task has gone.
-        target: success to aim at.
+        target: success to aim at, at the start of the run.
         seed: of the draws.
+        end: success to aim at when it ends; None: as at its start.
+        progress: returns what share of the run is over, the same in all processes.
     """
 
-    def __init__(self, rows: Sequence[Row], names: Sequence[str | None], *, target: float, seed: int) -> None:
-        self._names, self._target, self._seed = names, target, seed
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        names: Sequence[str | None],
+        *,
+        target: float,
+        seed: int,
+        end: float | None = None,
+        progress: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._names, self._seed = names, seed
+        self._start, self._end, self._progress = target, target if end is None else end, progress
         self._place: dict[Any, int] = {}
         self._first = [self._place.setdefault(key_of(row), index) for index, row in enumerate(rows)]
         self._success: dict[str, float] = {}
@@ -115,11 +127,17 @@ class Curriculum:
         self._success, self._tasks = dict(state["success"]), dict(state["tasks"])
         self._epoch, self._drawn = state["epoch"], [list(batch) for batch in state["drawn"]]
 
+    @property
+    def target(self) -> float:
+        """Success to aim at now: (1 - x) start + x end, where the share x of the run is over."""
+        share = min(1.0, max(0.0, self._progress()))
+        return (1 - share) * self._start + share * self._end
+
     def weights(self) -> list[float]:
         """Returns how likely each row is to come next; the sum is 1."""
         pools = [self._pool(index) for index in self._first]
         sizes = Counter(pools)
-        chances = shares(self._success, sizes, target=self._target)
+        chances = shares(self._success, sizes, target=self.target)
         return [chances[pool] / sizes[pool] for pool in pools]
 
     def draw(self, epoch: int, number: int, size: int) -> list[int]:

@@ -240,7 +240,12 @@ class ResumableTrainer(GRPOTrainer):
         self.alarm.go_back = self.rollbacks.plan if self.args.on_alarm == "rollback" else None
         while True:
             trl_seams.forget_sync(self)
-            output = super().train(folder, trial, ignore_keys_for_eval)
+            try:
+                output = super().train(folder, trial, ignore_keys_for_eval)
+            except BaseException:
+                if self.ahead is not None:
+                    self.ahead.abandon()
+                raise
             folder = self.rollbacks.take()
             if folder is None:
                 return output

@@ -15,6 +15,7 @@ from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.token_session import TokenLimits
 from agent_r1_gym.registry import TextEnv
 from trainers.config import AgentConfig
+from trainers.config.schedule import schedule_of
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import Collector
 from trainers.engines.requests import TrainedBackend
@@ -99,7 +100,15 @@ def build_trainer(
         **trl_arguments,
     )
     if args.curriculum is not None:
-        trainer.curriculum = Curriculum(rows, pools_of(rows, envs), target=args.curriculum, seed=args.seed)
+        start, end = schedule_of("curriculum", args.curriculum)
+        trainer.curriculum = Curriculum(
+            rows,
+            pools_of(rows, envs),
+            target=start,
+            seed=args.seed,
+            end=end,
+            progress=lambda: trainer.state.global_step / max(1, trainer.state.max_steps),
+        )
     if args.overlap_rollouts:
         trainer.ahead = closing.ahead = Ahead(rollouts.cancel)
     if args.engine != "trl":

@@ -139,6 +139,15 @@ def test_rows_are_stacked_in_the_order_of_the_processes():
     ]
 
 
+def test_rows_of_this_process_are_told_again_without_those_of_others():
+    def of(rows: torch.Tensor, world: World) -> tuple[int, int]:
+        found = world.numbered(rows)
+        return found.untyped_storage().nbytes(), found.nbytes
+
+    told = in_processes([partial(of, torch.arange(size)[:, None]) for size in (1, 2, 60)])
+    assert all(kept == needed for kept, needed in told)
+
+
 def test_who_waits_for_a_process_that_fails_hears_of_it():
     def fails(world: World) -> list[str | None]:
         return world.failures("OSError: gone")

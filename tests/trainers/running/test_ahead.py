@@ -120,6 +120,31 @@ def test_what_is_left_is_cancelled() -> None:
     assert cancelled == [True]
 
 
+def test_a_run_that_failed_waits_for_nothing() -> None:
+    begun, go, cancelled = threading.Event(), threading.Event(), []
+
+    def play() -> Played:
+        begun.set()
+        assert go.wait(30)
+        return batch()
+
+    ahead = Ahead(lambda: cancelled.append(True))
+    ahead.begin(ROWS, play)
+    assert begun.wait(30)
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "rollouts")
+    ahead.abandon()
+    assert cancelled
+    assert thread.is_alive()
+    assert thread.daemon  # nor does the program
+    assert ahead.take() is None
+    ahead.begin(ROWS, batch)  # another run, in a thread of its own
+    assert ahead.take() is not None
+    ahead.close()
+    go.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
 def test_other_numbers_of_processes_cut_it_anew() -> None:
     def state(first: int) -> dict[str, Any]:
         rows = [{"seed": first}, {"seed": first + 1}]

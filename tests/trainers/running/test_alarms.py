@@ -141,7 +141,7 @@ def test_a_stop_is_loud_and_says_why_and_what_to_try(
 def test_every_alarm_of_the_configuration_has_reasons_and_remedies(tmp_path: Path) -> None:
     args = make_args(tmp_path)
     thresholds = {name for name in vars(args) if re.fullmatch(r"alarm_\w+_(above|below)", name)}
-    assert thresholds - {"alarm_drift_above"} == set(SYMPTOMS)
+    assert thresholds - {"alarm_drift_above", "alarm_stale_drift_above"} == set(SYMPTOMS)
     assert all(symptom.side == (1 if name.endswith("above") else -1) for name, symptom in SYMPTOMS.items())
 
 

@@ -185,6 +185,18 @@ class TestCurriculum:
         assert curriculum.weights()[0] == pytest.approx(curriculum.weights()[1])  # now its mean is a half
         assert {name.split("/")[1] for name in curriculum.learn(ALONE)} <= set(BUCKETS)
 
+    def test_a_target_moves_from_start_to_end(self) -> None:
+        over = [0.0]
+        curriculum = Curriculum(ROWS, NAMES, target=0.8, end=0.2, seed=1, progress=lambda: over[0])
+        played(curriculum, range(60), {"easy": 0.8, "hard": 0.2})
+        easy = []
+        for over[0], target in ((0.0, 0.8), (0.5, 0.5), (1.0, 0.2), (1.5, 0.2)):
+            assert curriculum.target == pytest.approx(target)
+            easy.append(sum(curriculum.weights()[:30]))
+        assert easy[0] > 0.8
+        assert easy[1] == pytest.approx(0.5)
+        assert easy[2] == easy[3] == pytest.approx(1 - easy[0])
+
     def test_dropped_rollouts_tell_nothing(self) -> None:
         curriculum = Curriculum(ROWS, NAMES, target=0.5, seed=1)
         lost = replace(make_trajectory([4], [([5], 0.0, [])]), infrastructure_error="gone")
@@ -228,15 +240,17 @@ def say_trainer(folder: Path, model: str, **changes: Any) -> Any:
     return build_trainer(config, model, tokenizer=AutoTokenizer.from_pretrained(model))
 
 
-def test_a_resumed_run_draws_and_plays_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", [0.5, "0.9:0.1"])
+def test_a_resumed_run_draws_and_plays_the_same(tmp_path: Path, target: float | str) -> None:
     """Two steps per batch of rollouts, four per epoch; stopped inside a batch, at the end of an epoch, in the next."""
     model = str(save_model(tmp_path / "model"))
-    whole = say_trainer(tmp_path / "whole", model, save_strategy="steps", save_steps=1)
+    whole = say_trainer(tmp_path / "whole", model, curriculum=target, save_strategy="steps", save_steps=1)
     whole.train()
+    assert whole.curriculum.target == (0.5 if target == 0.5 else pytest.approx(0.1))  # at its end
     logged = [row for row in whole.state.log_history if any(name.startswith("curriculum/") for name in row)]
     assert [row["step"] for row in logged] == [1, 3, 5]
     for step in (1, 4, 5):
-        resumed = say_trainer(tmp_path / f"resumed {step}", model)
+        resumed = say_trainer(tmp_path / f"resumed {step}", model, curriculum=target)
         resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
         assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
         assert resumed.curriculum.state() == whole.curriculum.state()
@@ -254,5 +268,11 @@ def test_two_processes_draw_the_same(tmp_path: Path) -> None:
 def test_a_fixed_order_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="curriculum draws the order of tasks, shuffle_dataset=False fixes it"):
         say_config(tmp_path, register_say(), curriculum=0.5, shuffle_dataset=False)
-    with pytest.raises(ConfigurationError, match="curriculum must lie between 0 and 1"):
-        say_config(tmp_path, register_say(), curriculum=1.5)
+
+
+def test_targets_are_shares_one_or_two(tmp_path: Path) -> None:
+    for wrong in (1.5, "0.7:1.5", "0.7:0.5:0.3", "high", ":"):
+        with pytest.raises(ConfigurationError, match=r"curriculum must be a number between 0 and 1, or two .* got"):
+            say_config(tmp_path, register_say(), curriculum=wrong)
+    for given, kept in ((0.5, 0.5), ("0.5", 0.5), ("0.4:0.4", 0.4), ("0.7:0.4", "0.7:0.4")):
+        assert say_config(tmp_path, register_say(), curriculum=given).curriculum == kept

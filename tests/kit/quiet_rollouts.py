@@ -1,0 +1,120 @@
+"""Run as a script, with a folder: four processes roll out, refill and retry, and note what they tell one another."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import gymnasium as gym
+import torch
+from transformers import AutoTokenizer
+
+from tests.kit.say_env import SayEnv, save_model
+from tests.kit.worlds import in_world
+from tests.trainers.vllm.say import say_config
+from trainers.engines.collect import Collector
+from trainers.running.ahead import Play
+from trainers.train import build_trainer
+from trainers.train.playing import Rollouts
+
+PROCESSES, DEAD, FLAKY = 4, 3, 1
+"""How many; whose backend never answers; whose backend loses an episode at its first attempt."""
+COLLECTIVES = (
+    *("allreduce", "allreduce_coalesced", "allgather", "allgather_coalesced", "_allgather_base", "alltoall"),
+    *("alltoall_base", "barrier", "broadcast", "gather", "monitored_barrier", "recv", "recv_anysource", "reduce"),
+    *("reduce_scatter", "_reduce_scatter_base", "scatter", "send"),
+)
+"""What `torch.distributed` asks of a group of processes."""
+
+
+class LossyEnv(SayEnv):
+    """Loses episodes in some processes."""
+
+    lost = 0
+
+    def finish_step(self, outcomes: Any) -> Any:
+        *step, info = super().finish_step(outcomes)
+        rank = int(os.environ["RANK"])
+        if rank == DEAD or (rank == FLAKY and LossyEnv.lost < 2):
+            LossyEnv.lost += 1
+            return (*step, info | {"infrastructure_error": "the backend is dead"})
+        return (*step, info)
+
+
+class Counted:
+    """Counts what is called while rollouts are played, and apart from that."""
+
+    def __init__(self) -> None:
+        self.playing = False
+        self.calls: Counter[str] = Counter()
+
+    def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the function, counted by its name."""
+
+        def called(*arguments: Any, **options: Any) -> Any:
+            self.calls[f"{name} {'playing' if self.playing else 'apart'}"] += 1
+            return function(*arguments, **options)
+
+        return called
+
+    def planned(self, plan: Callable[..., Play]) -> Callable[..., Play]:
+        """Returns `Rollouts._planned`, of whose plays the begin and the end are noted."""
+
+        def wrapper(*arguments: Any) -> Play:
+            play = plan(*arguments)
+
+            def noted() -> Any:
+                self.playing = True
+                try:
+                    return play()
+                finally:
+                    self.playing = False
+
+            return noted
+
+        return wrapper
+
+
+def roll_out(folder: Path, model: str) -> None:
+    """Trains two steps, and writes what was called."""
+    gym.register("tests/Lossy-v0", LossyEnv)
+    counted, rank = Counted(), int(os.environ["RANK"])
+    args = say_config(
+        folder / "run",
+        "tests/Lossy-v0",
+        engine="cached",
+        max_steps=2,
+        num_generations=4,
+        per_device_train_batch_size=8,
+        refill_groups=2,
+        ddp_timeout=120,
+    )
+    trainer = build_trainer(args, model, tokenizer=AutoTokenizer.from_pretrained(model))
+    trainer.collect._training.pause = 0.0  # before a retry
+    trainer.world._exchange = counted.around("exchange", trainer.world._exchange)
+    group: Any = torch.distributed.ProcessGroup
+    patches = [mock.patch.object(group, name, counted.around(name, getattr(group, name))) for name in COLLECTIVES]
+    patches.append(mock.patch.object(Rollouts, "_planned", counted.planned(Rollouts._planned)))
+    patches.append(mock.patch.object(Collector, "_play", counted.around("attempt", Collector._play)))
+    for patch in patches:
+        patch.start()
+    trainer.train()
+    refills = [row["rollout/refills"] for row in trainer.state.log_history if "rollout/refills" in row]
+    (folder / f"{rank}.json").write_text(
+        json.dumps({"calls": counted.calls, "refills": refills, "lost": LossyEnv.lost})
+    )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    directory = Path(sys.argv[1])
+    work = functools.partial(roll_out, directory, save_model(directory / "model"))
+    statuses = in_world(PROCESSES, work)
+    assert not any(statuses), statuses
