@@ -54,13 +54,8 @@ FLOORS = {
     "benchmarks": (
         ("__init__",),
         ("common",),
-<<<<<<< HEAD
         ("adapters", "credit", "env_speed", "eval_speed", "multihop_qa", "sandbox", "vllm", "worlds"),
         ("trainer_speed", "discovery", "endurance", "refill", "collapse"),
-=======
-        ("adapters", "credit", "env_speed", "eval_speed", "multihop_qa", "sandbox", "service_desk", "vllm"),
-        ("trainer_speed", "discovery", "endurance", "refill", "collapse", "credit_traffic"),
->>>>>>> scale-trainer
         ("scaling", "gpu"),
     ),
 }

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.credit_traffic.run import GATHERED, main, rollouts, spent, traffic
-from benchmarks.credit_traffic.settings import QUICK
+from benchmarks.credit.traffic.run import GATHERED, main, rollouts, spent, traffic
+from benchmarks.credit.traffic.settings import QUICK
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])

@@ -1,8 +1,8 @@
 """What the processes of a run tell one another to assign credit, beside gathering all of it.
 
-    python -m benchmarks.credit_traffic              every claim; appends to results/credit_traffic.jsonl
-    python -m benchmarks.credit_traffic --claim ppo  one estimator
-    python -m benchmarks.credit_traffic --quick      tiny sizes; keeps nothing
+    python -m benchmarks.credit.traffic              every claim; appends to results/credit_traffic.jsonl
+    python -m benchmarks.credit.traffic --claim ppo  one estimator
+    python -m benchmarks.credit.traffic --quick      tiny sizes; keeps nothing
 
 README.md beside this file says what is measured.
 """
@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.common import measure
 from benchmarks.common.measure import Figure, Report
-from benchmarks.credit_traffic.settings import FULL, QUICK, Settings
+from benchmarks.credit.traffic.settings import FULL, QUICK, Settings
 from trainers.algorithms.advantages import ESTIMATORS
 from trainers.algorithms.credit import Credit, CreditInputs, CreditOptions
 from trainers.algorithms.registry import estimate, register_estimator
