@@ -100,8 +100,15 @@ def test_rollouts_that_were_lost_in_advance_end_the_run_and_are_played_again(tmp
     assert calls[3] == lost
 
 
+def goes_wrong_after_the_first(stub: StubVLLM, folder: Path) -> None:
+    """Lets a server have the model when it is looked at before the first rollout, and report anything afterwards."""
+    right = vllm_stub.reports_of(AutoModelForCausalLM.from_pretrained(save_model(folder / "model")))
+    stub.reports = lambda context, ids: right(context, ids) if not stub.turns[1:] else [-0.5] * len(ids)
+
+
 def test_a_run_that_fails_does_not_wait_for_what_is_played_in_advance(tmp_path: Path) -> None:
     with StubVLLM(tokens=17) as stub:
+        goes_wrong_after_the_first(stub, tmp_path)
 
         def slowly(begin: Any, *arguments: Any) -> None:
             stub.seconds = 20.0
@@ -113,7 +120,7 @@ def test_a_run_that_fails_does_not_wait_for_what_is_played_in_advance(tmp_path: 
         ):
             trained(tmp_path, stub, overlap_rollouts=True, alarm_drift_above=0.5)
         assert stub.loads == [stub.turns[-1][2]]
-        assert len(stub.turns) == 8  # the first batch; none of the second has been answered
+        assert len(stub.turns) == 1 + 8  # the first batch; none of the second has been answered
 
 
 def wrapped(method: Any, around: Any) -> Any:
@@ -142,9 +149,8 @@ def test_a_server_with_another_model_ends_the_run_before_the_first_rollout(tmp_p
 
 def test_a_drift_ends_the_run(tmp_path: Path) -> None:
     """The server has the model, but goes wrong afterwards."""
-    right = vllm_stub.reports_of(AutoModelForCausalLM.from_pretrained(save_model(tmp_path / "model")))
     with StubVLLM(tokens=17) as stub:
-        stub.reports = lambda context, ids: right(context, ids) if not stub.turns[1:] else [-0.5] * len(ids)
+        goes_wrong_after_the_first(stub, tmp_path)
         with pytest.raises(ConfigurationError, match="keeps old weights"):
             trained(tmp_path, stub, alarm_drift_above=0.5)
         assert len(stub.turns) == 1 + 8
