@@ -218,8 +218,12 @@ def test_a_replay_tells_whether_a_cell_comes_out_equal(tmp_path: Path, capsys: p
     assert replay() == 1
     made |= {"exact": "01", EPISODES: [{"task": 1}]}
     assert replay() == 1
+    made[EPISODES] = [{"task": 0}]
+    assert replay() == 0
+    (tmp_path / "kept" / "grpo-0.jsonl.gz").unlink()
+    assert replay() == 1
     said = [line.split(": ")[1] for line in capsys.readouterr().out.splitlines() if "kept" in line]
-    assert said == ["equal", "differs in exact", "differs in episodes"]
+    assert said == ["equal", "differs in exact", "differs in episodes", "equal", "differs in episodes"]
 
 
 def test_episodes_stand_beside_their_cell_and_equal_ones_give_equal_bytes(tmp_path: Path) -> None:

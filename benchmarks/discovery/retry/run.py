@@ -156,17 +156,7 @@ class _Arm(NamedTuple):
 
     def maker(self, start: int) -> CellMaker:
         """Returns how cells of one of its warm starts are made."""
-        command = (
-            "python",
-            "-m",
-            "benchmarks.discovery.retry",
-            "run",
-            *self.words,
-            "--shown",
-            self.shown,
-            "--start",
-            str(start),
-        )
+        command = (*_COMMAND, *self.words, "--shown", self.shown, "--start", str(start))
         make = functools.partial(run_cell, self.settings, self.shown, start)
         return CellMaker(make, self.settings.start(self.shown, start), command)
 
