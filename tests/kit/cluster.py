@@ -143,16 +143,26 @@ class Cluster:
         wait_until(lambda: len(self.notes(kind)) >= number)
 
     def all_ended(self, kind: str) -> bool:
-        """Returns whether no process that noted something of a kind is left."""
-        return not any(is_alive(note["pid"]) for note in self.notes(kind))
+        """Returns whether no process that noted something of a kind is left.
+
+        It waits: a process that was killed runs until a core is free to end it.
+        """
+        return has_become(lambda: not any(is_alive(note["pid"]) for note in self.notes(kind)), seconds=10)
+
+
+def has_become(what: Callable[[], bool], seconds: float) -> bool:
+    """Waits until something is so; returns whether it came to that in time."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def wait_until(what: Callable[[], bool], seconds: float = 60) -> None:
     """Waits until something is so."""
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.02)
+    assert has_become(what, seconds), "it did not come to that"
 
 
 def is_alive(pid: int) -> bool:
