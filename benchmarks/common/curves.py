@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
-from typing import Any, Protocol
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.tools.search import NOTHING_FOUND
+from trainers.toy.held_out import ENV, play
 from trainers.toy.model import CALL_CLOSE, CALL_OPEN
 
 _QUERY = re.compile(re.escape(CALL_OPEN) + "(.*?)" + re.escape(CALL_CLOSE))
 MISSES = ("nothing_found", "other_passages")
 
 
-class Plays(Protocol):
-    """A policy that plays questions."""
+class Policy(NamedTuple):
+    """A model and how it is to be played: the seed of its samples, the environment, whether as Naive RAG's reader."""
 
-    def play(self, options: Mapping[str, Any], questions: int, /) -> list[Trajectory]:
-        """Returns the episodes of an environment's first questions, in their order."""
+    model: Any
+    tokenizer: Any
+    seed: int
+    env: str = ENV
+    rag: bool = False
+
+    def play(self, options: Mapping[str, Any], questions: int) -> list[Trajectory]:
+        """Returns the episodes of an environment's first questions in their order, sampled at temperature 1."""
+        how: dict[str, Any] = {"env": self.env, "rag": self.rag, "seed": self.seed}
+        episodes = play(self.model, self.tokenizer, options, questions=questions, **how)
+        return sorted(episodes, key=lambda episode: episode.task_index)
 
 
 def marks(episodes: Iterable[Trajectory]) -> str:
@@ -96,21 +108,47 @@ class Meter(TrainerCallback):
     """Measures the policy on held-out questions while it trains.
 
     Attributes:
-        points: rows of the step and, by test set, `marks`.
-        cpu_seconds: what that took.
+        points: rows of the step, by test set `marks`, and what is counted besides.
+        episodes: the last ones, by test set.
+        cpu_seconds: what all that took.
+
+    Args:
+        policy: that trains.
+        sets: title to options of the environment.
+        questions: per set and measurement.
+        every: steps between two measurements; None: there are none.
+        counts: by name, what else is counted over the episodes of all sets.
     """
 
     def __init__(
-        self, policy: Plays, sets: Mapping[str, Mapping[str, Any]], *, questions: int, every: int | None
+        self,
+        policy: Policy,
+        sets: Mapping[str, Mapping[str, Any]],
+        *,
+        questions: int,
+        every: int | None,
+        counts: Mapping[str, Callable[[Iterable[Trajectory]], Any]] = MappingProxyType({}),
     ) -> None:
         self.points: list[dict[str, Any]] = []
+        self.episodes: dict[str, list[Trajectory]] = {}
         self.cpu_seconds = 0.0
         self._policy, self._sets, self._questions, self._every = policy, sets, questions, every
+        self._counts = counts
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_others: Any) -> None:
-        """Plays the questions after every so many steps."""
+        """Measures after every so many steps."""
         if self._every and state.global_step % self._every == 0:
-            began = time.process_time()
-            exact = {title: marks(self._policy.play(sets, self._questions)) for title, sets in self._sets.items()}
-            self.points.append({"step": state.global_step, **exact})
-            self.cpu_seconds += time.process_time() - began
+            self.measure(state.global_step)
+
+    def measure(self, step: int) -> None:
+        """Plays the questions."""
+        began = time.process_time()
+        self.episodes = {title: self._policy.play(options, self._questions) for title, options in self._sets.items()}
+        exact = {title: marks(played) for title, played in self.episodes.items()}
+        counted = {name: count(chain(*self.episodes.values())) for name, count in self._counts.items()}
+        self.points.append({"step": step, **exact, **counted})
+        self.cpu_seconds += time.process_time() - began
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns what is kept of the last episodes."""
+        return [episode_row(title, episode) for title, played in self.episodes.items() for episode in played]

@@ -153,3 +153,8 @@ def with_sign(found: Effect) -> str:
 def with_interval(found: Effect) -> str:
     """Returns a mean with its interval."""
     return f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Returns a mean with the least and the largest value."""
+    return f"{statistics.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})"

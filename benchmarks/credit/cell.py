@@ -6,17 +6,16 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
 from agent_r1_gym.play.record import Trajectory
 from benchmarks.common.cells import EPISODES, MODEL, Cell, load_start, save_half
-from benchmarks.common.curves import Meter, digest, episode_row, logged, marks
+from benchmarks.common.curves import Meter, Policy, digest, episode_row, logged, marks
 from benchmarks.credit.settings import METHODS, Profile
 from benchmarks.credit.teaching import ENV
-from trainers.toy.held_out import play
 from trainers.toy.quickstart import configuration
 from trainers.train import build_trainer
 
@@ -31,19 +30,6 @@ LOGGED: Mapping[str, str] = {
     "truncated": "rollout/truncated",
 }
 """What a cell keeps of each training step, and its name in the trainer's log."""
-
-
-class Policy(NamedTuple):
-    """A model, and the seed of its samples."""
-
-    model: Any
-    tokenizer: Any
-    seed: int
-
-    def play(self, options: Mapping[str, Any], questions: int) -> list[Trajectory]:
-        """Returns the episodes, sampled at temperature 1, in the order of the questions."""
-        episodes = play(self.model, self.tokenizer, options, questions=questions, env=ENV, seed=self.seed)
-        return sorted(episodes, key=lambda episode: episode.task_index)
 
 
 def run_cell(profile: Profile, start: int, name: str, seed: int, warm: Path, scratch: Path) -> Cell:
@@ -64,7 +50,7 @@ def run_cell(profile: Profile, start: int, name: str, seed: int, warm: Path, scr
     options: dict[str, Any] = {**profile.trainer, **world, **method.options}
     args = configuration(scratch, steps=profile.steps, seed=seed, **options)
     trainer = build_trainer(args, load_start(warm), tokenizer=tokenizer)
-    policy = Policy(trainer.model, tokenizer, seed)
+    policy = Policy(trainer.model, tokenizer, seed, ENV)
     (curve_title, curve_options), (title, test_options) = profile.curve_set, profile.test_set
     wall, cpu = time.perf_counter(), time.process_time()
     before = marks(policy.play(curve_options, profile.curve_questions))

@@ -1,4 +1,4 @@
-"""Settings of this experiment, as data: what is demonstrated, and which rewards are compared."""
+"""Settings of this experiment, as data, fixed before the cells: what is demonstrated, which rewards are compared."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from typing import Any
 
 from benchmarks.common.cells import WarmStart
 from trainers.toy.demonstrations import Habits
+from trainers.toy.held_out import held_out
+
+GRPO = "grpo"
+KINDS: Mapping[str, str] = {"1 hop": "1hop", "2 hops": "bridge"}
+"""Titles of the test sets, and the kind of question they ask."""
 
 HABITS: Mapping[str, Habits] = {
     "1hop": Habits(
@@ -58,42 +63,60 @@ REWARDS: Mapping[str, Reward] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Sizes of the experiment.
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Sizes of an experiment on what GRPO finds.
 
     Attributes:
-        training: options of the environment to train on.
-        start: how the policy is taught before.
-        steps: optimiser steps of reinforcement learning, 16 questions x 8 rollouts each.
+        starts: warm starts, numbers that seed their demonstrations.
+        seeds: runs per warm start.
+        steps: optimiser steps.
         every: steps between two measurements.
-        questions: number of held-out questions per measurement.
-        seeds: one cell per reward and seed.
+        questions: held-out questions of each kind per measurement.
     """
 
-    training: Mapping[str, Any]
-    start: WarmStart
+    starts: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1)
     steps: int
-    every: int
+    every: int = 10
     questions: int
-    seeds: tuple[int, ...]
+
+    @property
+    def trainer(self) -> Mapping[str, Any]:
+        """Fields of `AgentConfig` that differ from `trainers.toy.quickstart.configuration`."""
+        return {}
+
+    @property
+    def test_sets(self) -> dict[str, dict[str, Any]]:
+        """Title to options of the environment of held-out questions."""
+        return {title: held_out("test", kind) for title, kind in KINDS.items()}
 
 
-_WORLD = {"style": "compact", "entities": 800}
-_DEMONSTRATIONS = {"mix": {"1hop": 0.5, "bridge": 0.5}, "habits": HABITS, "drill_steps": 0, "drilled": 0}
-FULL = Settings(
-    training={**_WORLD, "questions": 2000, "mix": {"1hop": 0.3, "bridge": 0.7}},
-    start=WarmStart("0.4M", {**_DEMONSTRATIONS, "steps": 3000}),
-    steps=150,
-    every=10,
-    questions=200,
-    seeds=(0, 1, 2, 3, 4),
-)
-QUICK = Settings(
-    training={**_WORLD, "questions": 64, "mix": {"bridge": 1.0}},
-    start=WarmStart("0.4M", {**_DEMONSTRATIONS, "steps": 2}),
-    steps=2,
-    every=1,
-    questions=4,
-    seeds=(0,),
-)
+@dataclass(frozen=True, kw_only=True)
+class Settings(Sizes):
+    """Sizes of the experiment on chains; a step has 16 questions x 8 rollouts.
+
+    Attributes:
+        taught: steps of supervised learning.
+        asked: training questions.
+    """
+
+    steps: int = 100
+    questions: int = 200
+    taught: int = 3000
+    asked: int = 2000
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """Options of the environment to train on, but for the reward."""
+        return {"style": "compact", "entities": 800, "questions": self.asked, "mix": {"1hop": 0.3, "bridge": 0.7}}
+
+    def start(self, number: int) -> WarmStart:
+        """Returns how a warm start is taught."""
+        mix = {"1hop": 0.5, "bridge": 0.5}
+        shown = {"seed": number, "mix": mix, "habits": HABITS, "drill_steps": 0, "drilled": 0, "steps": self.taught}
+        return WarmStart("0.4M", shown)
+
+
+FULL = Settings()
+QUICK = Settings(starts=(0,), seeds=(0,), steps=2, every=1, questions=4, taught=2, asked=64)

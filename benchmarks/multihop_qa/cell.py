@@ -7,21 +7,20 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
-from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import make_tool_env
 from benchmarks.common.cells import EPISODES, MODEL, Cell, load_start, save_half
-from benchmarks.common.curves import Meter, digest, episode_row, logged, marks, retries
+from benchmarks.common.curves import Meter, Policy, digest, episode_row, logged, marks, retries
 from benchmarks.multihop_qa.settings import METHODS, Method, Profile
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
 from trainers.sft.rows import TokenRow, training_row
 from trainers.toy.demonstrations import demonstrate
-from trainers.toy.held_out import ENV, play
+from trainers.toy.held_out import ENV
 from trainers.toy.model import ANSWER_CLOSE, ANSWER_OPEN
 from trainers.toy.quickstart import configuration
 from trainers.toy.rejection import rejection_sampling
@@ -41,20 +40,6 @@ LOGGED: Mapping[str, str] = {
     "truncated": "rollout/truncated",
 }
 """What a cell keeps of each training step, and its name in the trainer's log."""
-
-
-class Policy(NamedTuple):
-    """A model, how it is to be played, and where its episodes are drawn from."""
-
-    model: Any
-    tokenizer: Any
-    seed: int
-    rag: bool = False
-
-    def play(self, options: Mapping[str, Any], questions: int) -> list[Trajectory]:
-        """Returns the episodes, sampled at temperature 1, in the order of the questions."""
-        episodes = play(self.model, self.tokenizer, options, questions=questions, rag=self.rag, seed=self.seed)
-        return sorted(episodes, key=lambda episode: episode.task_index)
 
 
 def run_cell(profile: Profile, start: int, name: str, seed: int, warm: Path, scratch: Path) -> Cell:

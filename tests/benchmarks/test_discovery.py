@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from dataclasses import asdict
@@ -12,8 +13,9 @@ import pytest
 from agent_r1_gym.datasets.fiction.dataset import fiction_dataset
 from agent_r1_gym.envs.fiction_qa import FictionQAEnv
 from agent_r1_gym.registry import make_tool_env
+from benchmarks.common.cells import write_cell
 from benchmarks.discovery import run as discovery
-from benchmarks.discovery.settings import FULL, HABITS, REWARDS
+from benchmarks.discovery.settings import FULL, HABITS, KINDS, REWARDS
 from trainers.toy.demonstrations import demonstrate
 
 
@@ -50,36 +52,59 @@ def test_a_wanderer_thinks_of_one_half_of_the_chain_only(bridges: FictionQAEnv) 
 
 
 @pytest.mark.slow
-def test_cells_run_once_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = ["run", "--quick", "--output", str(tmp_path), "--method", "process"]
-    assert discovery.main(run) == 0
-    cell = json.loads((tmp_path / "quick" / "process-0.json").read_text())
+def test_cells_run_once_are_made_again_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--quick", "--output", str(tmp_path), "--method", "process"]
+    assert discovery.main(["run", *words]) == 0
+    folder = tmp_path / "quick" / "start-0"
+    cell = json.loads((folder / "process-0.json").read_text())
     assert [point["step"] for point in cell["curve"]] == [0, 1, 2]
-    assert all(0 <= point["bridge"] <= 1 and 0 <= point["1hop"] <= 1 for point in cell["curve"])
-    assert len(cell["turns"]) == 2
+    assert {len(point[title]) for point in cell["curve"] for title in KINDS} == {4}
     assert cell["commit"]
+    with gzip.open(folder / "process-0.jsonl.gz", "rt") as lines:
+        episodes = [json.loads(line) for line in lines]
+    for title in KINDS:
+        solved = [row["solved"] for row in episodes if row["set"] == title]
+        assert solved == [mark == "1" for mark in cell["curve"][-1][title]]
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    assert discovery.main(run) == 0
+    assert discovery.main(["run", *words]) == 0
+    assert discovery.main(["replay", *words, "--start", "0", "--seed", "0"]) == 0
     assert kept == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    capsys.readouterr()
-    assert discovery.main(["table", "--output", str(tmp_path / "quick")]) == 0
-    ends, curves = capsys.readouterr().out.rstrip().split("\n\n")
-    assert [line.split(" | ")[0] for line in ends.splitlines()[2:]] == ["| process (all terms)"]
-    assert curves.splitlines()[0] == "| 2 hops after steps | 0 | 1 | 2 |"
-    assert curves.splitlines()[2].split(" | ")[3] == f"{cell['curve'][2]['bridge']:.2f} |"
+    assert "process-0.json: equal" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", ["--quick", "--seed 0", "--method em"])
+def test_the_table_tells_ends_curves_and_when_it_was_found(tmp_path: Path) -> None:
+    def point(step: int, chain: str) -> dict[str, object]:
+        return {"step": step, "1 hop": "1110", "2 hops": chain}
+
+    for seed, last in ((0, "0111"), (1, "1000")):
+        curve = [point(0, "0000"), point(10, "0100"), point(20, last)]
+        write_cell(tmp_path / f"start-0/em-{seed}.json", {"start": 0, "seed": seed, "commit": "c0ffee", "curve": curve})
+    ends, curves, commits = discovery.table(tmp_path).split("\n\n")
+    assert ends.splitlines()[2] == (
+        "| outcome only | 2 | 0.00 (0.00 to 0.00) | 0.50 (0.25 to 0.75) | 0.75 (0.75 to 0.75) | 1 | 20 - |"
+    )
+    assert curves.splitlines()[0] == "| 2 hops after steps | 0 | 10 | 20 |"
+    assert curves.splitlines()[2] == "| outcome only | 0.00 | 0.25 | 0.50 |"
+    assert commits == "All cells: commit c0ffee."
+
+
+@pytest.mark.parametrize("words", ["--start 0", "--seed 0", "--method em"])
 def test_the_table_refuses_options_that_it_would_not_heed(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         discovery.main(["table", *words.split()])
     assert "takes all cells" in capsys.readouterr().err
 
 
-def test_found_is_the_first_measurement_at_half() -> None:
-    curve = [{"step": 10 * at, "bridge": value, "1hop": 1.0} for at, value in enumerate([0.0, 0.49, 0.5, 0.2])]
-    assert discovery.found_at({"curve": curve}) == 20
-    assert discovery.found_at({"curve": curve[:2]}) is None
+def test_a_warm_start_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        discovery.main(["run", "--start", "3"])
+    assert "--start 3: there is no such warm start" in capsys.readouterr().err
+
+
+def test_starts_differ_in_their_demonstrations_alone() -> None:
+    shown = [dict(FULL.start(number).options) for number in FULL.starts]
+    assert [each.pop("seed") for each in shown] == [0, 1, 2]
+    assert shown[0] == shown[1] == shown[2]
 
 
 def test_rewards_differ_in_what_they_pay() -> None:

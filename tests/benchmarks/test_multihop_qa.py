@@ -16,10 +16,10 @@ from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.registry import make_tool_env
 from agent_r1_gym.tools.search import NOTHING_FOUND
 from agent_r1_gym.types import Message
-from benchmarks.common.curves import retries
+from benchmarks.common.curves import Policy, retries
 from benchmarks.multihop_qa import paper
 from benchmarks.multihop_qa import run as multihop_qa
-from benchmarks.multihop_qa.cell import LOGGED, Policy, arguments, full_demonstrations, run_cell
+from benchmarks.multihop_qa.cell import LOGGED, arguments, full_demonstrations, run_cell
 from benchmarks.multihop_qa.dry_run import SUBSTITUTIONS, Command, check_words, dry_run, report, stand_in
 from benchmarks.multihop_qa.settings import CONTRASTS, METHODS, PAPER, PROFILES, Start, WarmStart
 from trainers.running.command_line import read_options

@@ -15,7 +15,8 @@ from agent_r1_gym.types import Message
 from benchmarks.common.cells import write_cell
 from benchmarks.common.curves import retries
 from benchmarks.discovery.retry import run
-from benchmarks.discovery.retry.settings import ARMS, FULL, KINDS, WORLD
+from benchmarks.discovery.retry.settings import ARMS, FULL, WORLD
+from benchmarks.discovery.settings import KINDS
 from trainers.toy.demonstrations import demonstrate
 
 

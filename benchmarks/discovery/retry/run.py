@@ -17,62 +17,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from transformers import AutoTokenizer, TrainerCallback, TrainerControl, TrainerState
-
-from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.support.terminal import say
 from benchmarks.common.cells import (
-    EPISODES,
-    MODEL,
     Cell,
     CellMaker,
     add_cell_options,
     add_start_options,
-    load_start,
     make_cells,
     markdown,
     read_cells,
-    save_half,
 )
-from benchmarks.common.curves import digest, episode_row, marks, retries
-from benchmarks.discovery.retry.settings import ARMS, FULL, GRPO, KINDS, QUICK, TRAINER, Settings
-from trainers.toy.held_out import play
-from trainers.toy.quickstart import configuration
-from trainers.train import build_trainer
+from benchmarks.common.curves import retries
+from benchmarks.common.tables import spread
+from benchmarks.discovery.cell import train
+from benchmarks.discovery.retry.settings import ARMS, FULL, QUICK, Settings
+from benchmarks.discovery.settings import GRPO, KINDS
 
 RESULTS = Path(__file__).parent / "results"
 _COMMAND = ("python", "-m", "benchmarks.discovery.retry", "run")
 _WRONG = "other_passages"
 _WHEN = ("before", "after")
 _HEADER = ("demonstrations show", "cells", *(f"{what} {when}" for what in ("retries", *KINDS) for when in _WHEN))
-
-
-class Measure(TrainerCallback):
-    """Plays held-out questions every so many steps.
-
-    Attributes:
-        points: rows of the step, marks by kind of question, and what followed searches that missed.
-        last: the episodes of the last measurement.
-    """
-
-    def __init__(self, model: Any, tokenizer: Any, settings: Settings, seed: int) -> None:
-        self.points: list[dict[str, Any]] = []
-        self.last: dict[str, list[Trajectory]] = {}
-        self._policy, self._settings, self._seed = (model, tokenizer), settings, seed
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_others: Any) -> None:
-        """Measures after a step whose number `every` divides."""
-        if state.global_step % self._settings.every == 0:
-            self.measure(state.global_step)
-
-    def measure(self, step: int) -> None:
-        """Plays the questions."""
-        for title, options in self._settings.test_sets.items():
-            played = play(*self._policy, options, questions=self._settings.questions, seed=self._seed)
-            self.last[title] = sorted(played, key=lambda episode: episode.task_index)
-        exact = {title: marks(played) for title, played in self.last.items()}
-        self.points.append({"step": step, **exact, "retries": retries(itertools.chain(*self.last.values()))})
 
 
 def run_cell(settings: Settings, shown: str, start: int, _name: str, seed: int, warm: Path, scratch: Path) -> Cell:
@@ -86,28 +51,8 @@ def run_cell(settings: Settings, shown: str, start: int, _name: str, seed: int, 
         warm: folder of the model to start from.
         scratch: a folder for what need not stay.
     """
-    torch.manual_seed(seed)
-    tokenizer, model = AutoTokenizer.from_pretrained(warm), load_start(warm)
-    start_weights = digest(model)
-    options: dict[str, Any] = {**TRAINER, "env_kwargs": settings.training}
-    args = configuration(scratch, algorithm=GRPO, steps=settings.steps, seed=seed, **options)
-    trainer = build_trainer(args, model, tokenizer=tokenizer)
-    measure = Measure(trainer.model, tokenizer, settings, seed)
-    measure.measure(0)
-    trainer.add_callback(measure)
-    trainer.train()
-    weights = digest(trainer.model)
-    save_half(trainer.model, tokenizer, scratch / MODEL)
-    return {
-        "method": shown,
-        "settings": repr(ARMS[shown]),
-        "start": start,
-        "start_weights": start_weights,
-        "seed": seed,
-        "curve": measure.points,
-        "weights": weights,
-        EPISODES: [episode_row(title, episode) for title, played in measure.last.items() for episode in played],
-    }
+    cell = train(settings, settings.training, seed, warm, scratch, counts={"retries": retries})
+    return {"method": shown, "settings": repr(ARMS[shown]), "start": start, **cell}
 
 
 def retried(point: Mapping[str, Any]) -> float:
@@ -134,15 +79,11 @@ def table(folder: Path) -> str:
 
 def _ends(cells: Sequence[Cell]) -> Iterator[str]:
     for at in (0, -1):
-        yield _spread([retried(cell["curve"][at]) for cell in cells])
+        yield spread([retried(cell["curve"][at]) for cell in cells])
     for title in KINDS:
         for at in (0, -1):
             scored = [cell["curve"][at][title] for cell in cells]
-            yield _spread([text.count("1") / len(text) for text in scored])
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{_mean(values)} ({min(values):.2f} to {max(values):.2f})"
+            yield spread([text.count("1") / len(text) for text in scored])
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -10,21 +10,14 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from benchmarks.common.cells import save_half
+from benchmarks.discovery.settings import KINDS, Sizes
 from trainers.toy.demonstrations import PersistentHabits
 from trainers.toy.quickstart import SHIPPED, load
 from trainers.toy.warm_start import warm_start
 
 WORLD: Mapping[str, Any] = {"style": "compact", "entities": 800, "wrong_rate": 0.3, "max_turns": 6}
 """Three searches of ten bring the passage of somebody else; the same search may find the right one the next time."""
-KINDS = {"1 hop": "1hop", "2 hops": "bridge"}
 _MIX = dict.fromkeys(KINDS.values(), 0.5)
-GRPO = "grpo"
-TRAINER: Mapping[str, Any] = {
-    "per_device_train_batch_size": 64,
-    "gradient_accumulation_steps": 1,
-    "max_completion_length": 240,
-}
-"""Fields of `AgentConfig` that differ from `trainers.toy.quickstart.configuration`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +78,22 @@ ARMS: Mapping[str, Shown] = {
 """What is demonstrated, from less to more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Sizes of the experiment.
+@dataclass(frozen=True, kw_only=True)
+class Settings(Sizes):
+    """Sizes of the experiment on retries; a step has 8 questions x 8 rollouts.
 
     Attributes:
-        starts: warm starts per arm, numbers that seed the demonstrations.
-        seeds: runs per warm start.
-        steps: optimiser steps of GRPO.
-        every: steps between two measurements.
-        questions: held-out questions of each kind per measurement.
         taught: steps of supervised learning.
     """
 
-    starts: tuple[int, ...] = (0, 1, 2)
-    seeds: tuple[int, ...] = (0, 1)
     steps: int = 40
-    every: int = 10
     questions: int = 100
     taught: int = 400
+
+    @property
+    def trainer(self) -> Mapping[str, Any]:
+        """See `Sizes`: longer episodes, in smaller batches."""
+        return {"per_device_train_batch_size": 64, "gradient_accumulation_steps": 1, "max_completion_length": 240}
 
     @property
     def training(self) -> dict[str, Any]:
