@@ -86,10 +86,10 @@ def effect(
 ) -> Effect:
     """Returns the mean of `values`, its interval and its test against 0.
 
-    A bootstrap draws warm starts, and for each of them seeds and clusters, all with replacement. The interval is its
-    percentile interval; of a proportion Wilson's with the bootstrap's variance, which has a width where all scores are
-    equal too (a cluster then counts as one score). Of three warm starts both can say little: they are too narrow if
-    warm starts differ a lot.
+    A bootstrap draws warm starts, for each of them seeds, and clusters for all of them together, with replacement. The
+    interval is its percentile interval; of a proportion Wilson's with the bootstrap's variance, which has a width where
+    all scores are equal too (a cluster then counts as one score). Of three warm starts both can say little: they are
+    too narrow if warm starts differ a lot.
 
     Args:
         values: by warm start and seed, (questions,): scores, or differences of scores.
@@ -98,14 +98,17 @@ def effect(
         seed: seed of the resamples.
     """
     by_pair = [float(values[pair].mean()) for pair in sorted(values)]
-    tables = [_table(start, values, clusters[start]) for start in sorted({start for start, _ in values})]
+    order = {start: number for number, start in enumerate(sorted({start for start, _ in values}))}
+    names = {name: number for number, name in enumerate(dict.fromkeys(each for s in order for each in clusters[s]))}
     generator = np.random.default_rng(seed)
+    weights = _draws(len(names), generator)
+    tables = [_table(start, values, [names[name] for name in clusters[start]], len(names)) for start in order]
     starts = generator.integers(0, len(tables), (len(tables), _RESAMPLES))
-    drawn = [np.choose(chosen, [_resample(table, generator) for table in tables]) for chosen in starts]
+    drawn = [np.choose(chosen, [_resample(table, weights, generator) for table in tables]) for chosen in starts]
     means, mean = np.mean(drawn, axis=0), float(np.mean(by_pair))
     if proportion:
-        independent, scored = sum(table[1].size for table in tables), sum(row.size for row in values.values())
-        _, low, high = proportion_interval(mean, float(means.var()), independent=independent, scores=scored)
+        scored = sum(row.size for row in values.values())
+        _, low, high = proportion_interval(mean, float(means.var()), independent=len(names), scores=scored)
     else:
         low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     sd = float(np.std(by_pair, ddof=1)) if len(by_pair) > 1 else math.nan
@@ -117,24 +120,40 @@ def difference(ours: Mapping[Pair, Floats], theirs: Mapping[Pair, Floats]) -> di
     return {pair: ours[pair] - theirs[pair] for pair in ours if pair in theirs}
 
 
-def _table(start: int, values: Mapping[Pair, Floats], clusters: Sequence[Any]) -> tuple[Floats, Floats]:
+def _table(start: int, values: Mapping[Pair, Floats], clusters: Sequence[int], number: int) -> tuple[Floats, Floats]:
     """Returns sums by seed and cluster, (seeds, clusters), and the number of questions per cluster, (clusters,)."""
-    order = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
-    member = np.zeros((len(clusters), len(order)))
-    member[range(len(clusters)), [order[cluster] for cluster in clusters]] = 1
+    member = np.zeros((len(clusters), number))
+    member[range(len(clusters)), clusters] = 1
     rows = np.array([values[pair] for pair in sorted(values) if pair[0] == start])
     return rows @ member, member.sum(axis=0)
 
 
-def _resample(table: tuple[Floats, Floats], generator: np.random.Generator) -> Floats:
-    """Returns the mean of each resample of the seeds and clusters of a warm start, (resamples,)."""
+def _draws(number: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Returns how often each of so many things is drawn in each resample, (resamples, things)."""
+    return generator.multinomial(number, [1 / number] * number, _RESAMPLES)
+
+
+def _resample(table: tuple[Floats, Floats], clusters: npt.NDArray[np.int64], generator: np.random.Generator) -> Floats:
+    """Returns the mean of each resample of the seeds of a warm start, in its drawn clusters, (resamples,).
+
+    A warm start without a question in the drawn clusters, which takes very few of them, keeps its own mean.
+    """
     sums, sizes = table
-    seeds, clusters = (generator.multinomial(count, [1 / count] * count, _RESAMPLES) for count in sums.shape)
-    return np.asarray(((seeds @ sums) * clusters).sum(axis=1) / (len(sums) * (clusters @ sizes)))
+    drawn = clusters @ sizes
+    weights = np.where(drawn[:, None] > 0, clusters, 1)
+    seeds = _draws(len(sums), generator)
+    return np.asarray(((seeds @ sums) * weights).sum(axis=1) / (len(sums) * (weights @ sizes)))
+
+
+def least_pairs(level: float = SIGNIFICANT) -> int:
+    """Returns the least number of pairs of which sign flips can give a p-value below `level`: theirs is 2 / 2^pairs."""
+    return next(number for number in range(1, _MOST_PAIRS) if 2.0 ** (1 - number) < level)
 
 
 def pairs_needed(difference: float, sd: float, *, level: float = SIGNIFICANT) -> int | None:
     """Returns the least number of pairs with which a t test finds `difference` in `POWER` of all cases.
+
+    The sign-flip test, which decides, has nearly the power of t's, but for few pairs: see `least_pairs`.
 
     Args:
         difference: the true mean of the paired differences.
@@ -142,14 +161,16 @@ def pairs_needed(difference: float, sd: float, *, level: float = SIGNIFICANT) ->
         level: of the test.
 
     Returns:
-        At least 2; None: more than 200.
+        At least `least_pairs`; None: more than 200.
     """
-    pairs = range(2, _MOST_PAIRS + 1)
+    pairs = range(max(2, least_pairs(level)), _MOST_PAIRS + 1)
     return next((number for number in pairs if power(number, difference / sd, level=level) >= POWER), None)
 
 
-def smallest_difference(pairs: int, sd: float, *, level: float = SIGNIFICANT) -> float:
-    """Returns the least true difference that a t test of `pairs` finds in `POWER` of all cases."""
+def smallest_difference(pairs: int, sd: float, *, level: float = SIGNIFICANT) -> float | None:
+    """Returns the least true difference that `pairs` decide in `POWER` of all cases; None: they are too few for any."""
+    if pairs < least_pairs(level):
+        return None
     low, high = 0.0, 1000.0
     for _ in range(40):
         middle = (low + high) / 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 from agent_r1_gym.evaluation.statistics import holm
@@ -78,33 +78,38 @@ class CellTable(ABC):
         return ", ".join(sorted({cell["commit"] for found in self.by_method.values() for cell in found}))
 
 
-def power_table(pilot: CellTable, methods: Sequence[str], *, planned: int, contrasts: int) -> str:
-    """Returns what differences `planned` pairs can decide, by the spread of paired differences in a pilot.
+def power_table(pilot: CellTable, cells: CellTable, methods: Sequence[str], *, planned: int, contrasts: int) -> str:
+    """Returns what differences `planned` pairs can decide, by the spread of paired differences.
 
     Args:
-        pilot: its cells.
+        pilot: cells by which the experiment was planned.
+        cells: those that count: what the pilot said is checked by their spread.
         methods: those that are compared, two by two.
         planned: pairs of a warm start and a seed in the experiment.
         contrasts: number of contrasts that are tested together; Holm's first one is tested at 5 % / this number.
     """
     rows = []
     measures: tuple[Measure, ...] = ("area", "end")
-    strict = SIGNIFICANT / contrasts
-    for measure in measures:
+    for measure, (name, table) in product(measures, {"pilot": pilot, "cells": cells}.items()):
         compared = (
-            pilot.contrast(Contrast("", ours, theirs, measure))
-            for ours, theirs in combinations([name for name in methods if name in pilot.by_method], 2)
+            table.contrast(Contrast("", ours, theirs, measure))
+            for ours, theirs in combinations([method for method in methods if method in table.by_method], 2)
         )
         found = [each for each in compared if each is not None and each.pairs > 1]
         if found:
             sd = statistics.mean(each.sd**2 for each in found) ** 0.5
-            needed = [pairs_needed(each, sd) for each in _DIFFERENCES]
-            smallest = (smallest_difference(planned, sd, level=level) for level in (SIGNIFICANT, strict))
-            shown = [str(pairs or "> 200") for pairs in needed]
-            rows.append((measure, f"{sd:.4f} ({found[0].pairs} pairs)", *shown, *(f"{each:.3f}" for each in smallest)))
-    header = ("measure", "SD of paired differences", *(f"pairs for {each}" for each in _DIFFERENCES))
+            needed = [str(pairs_needed(each, sd) or "> 200") for each in _DIFFERENCES]
+            levels = (SIGNIFICANT, SIGNIFICANT / contrasts)
+            spread_of = f"{sd:.4f} ({found[0].pairs} pairs)"
+            rows.append((measure, name, spread_of, *needed, *(_smallest(planned, sd, level) for level in levels)))
+    header = ("measure", "by", "SD of paired differences", *(f"pairs for {each}" for each in _DIFFERENCES))
     decided = (f"smallest that {planned} pairs decide", f"the same, at .05 / {contrasts}")
     return markdown((*header, *decided), rows) if rows else ""
+
+
+def _smallest(pairs: int, sd: float, level: float) -> str:
+    found = smallest_difference(pairs, sd, level=level)
+    return "none" if found is None else f"{found:.3f}"
 
 
 def contrasts_table(cells: CellTable, contrasts: Sequence[Contrast]) -> str:
@@ -119,7 +124,7 @@ def contrasts_table(cells: CellTable, contrasts: Sequence[Contrast]) -> str:
             with_sign(each),
             f"{p_value:.4f}",
             verdict(each, p_value),
-            f"{smallest_difference(each.pairs, each.sd, level=strict):.3f}" if each.pairs > 2 else "-",
+            _smallest(each.pairs, each.sd, strict),
         )
         for (contrast, each), p_value in zip(found.items(), corrected, strict=True)
     ]

@@ -55,8 +55,8 @@ def report(folder: Path, profile: Profile) -> str:
     """Returns all tables of a profile."""
     cells, planned = Cells(folder, profile), len(profile.starts) * len(profile.seeds)
     parts = {
-        "Power, from the pilot": power_table(
-            Cells(folder, profile, pilot=True), PILOT, planned=planned, contrasts=len(CONTRASTS)
+        "Power": power_table(
+            Cells(folder, profile, pilot=True), cells, PILOT, planned=planned, contrasts=len(CONTRASTS)
         ),
         "Methods": methods_table(cells),
         "Contrasts": contrasts_table(cells, CONTRASTS),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_r1_gym.evaluation.statistics import crossed_interval
 from agent_r1_gym.report.plots import Curve, Range, curves, standalone
 from agent_r1_gym.support.files import atomic_file
 from benchmarks.common.cells import Cell
+from benchmarks.common.contrasts import effect, scores
 from benchmarks.multihop_qa.settings import ALGORITHMS, METHODS
 from benchmarks.multihop_qa.tables import Cells
 
@@ -19,15 +19,14 @@ ACROSS = ("naive-rag", "base", "demonstrations")
 def write_chart(cells: Cells, path: Path) -> None:
     """Writes the picture as SVG.
 
-    Bands are 95 % intervals over cells and questions. Step 0 is Base Tool Call.
+    Bands are 95 % intervals over warm starts, seeds and paths. Step 0 is Base Tool Call.
 
     Args:
         cells: the finished ones.
         path: of the file.
     """
-    titles = cells.profile.curve_sets
     base = cells.mean("base", "end") if "base" in cells.by_method else None
-    series = {METHODS[name].title: _curve(found, titles) for name in LINES if (found := cells.by_method.get(name))}
+    series = {METHODS[name].title: _curve(cells, found) for name in LINES if (found := cells.by_method.get(name))}
     lines = {METHODS[name].title: cells.mean(name, "end").mean for name in ACROSS if name in cells.by_method}
     if base is not None:
         start: Range = (base.mean, base.low, base.high)
@@ -37,12 +36,14 @@ def write_chart(cells: Cells, path: Path) -> None:
         temporary.write_text(standalone(figure, list(series)), encoding="utf-8")
 
 
-def _curve(cells: Sequence[Cell], titles: Sequence[str]) -> Curve:
-    steps = [point["step"] for point in cells[0]["curve"]]
-    return Curve(steps, [_range(cells, titles, at) for at in range(len(steps))])
+def _curve(cells: Cells, found: Sequence[Cell]) -> Curve:
+    steps = [point["step"] for point in found[0]["curve"]]
+    return Curve(steps, [_range(cells, found, at) for at in range(len(steps))])
 
 
-def _range(cells: Sequence[Cell], titles: Sequence[str], at: int) -> Range:
-    scored = [[int(mark) for title in titles for mark in cell["curve"][at][title]] for cell in cells]
-    mean, low, high = crossed_interval(scored)
-    return mean, low, high
+def _range(cells: Cells, found: Sequence[Cell], at: int) -> Range:
+    titles = cells.profile.curve_sets
+    at_step = ({**cell, "curve": cell["curve"][at : at + 1]} for cell in found)
+    values = {(cell["start"], cell["seed"]): scores(cell, titles, "area") for cell in at_step}
+    mean = effect(values, cells.clusters("area", titles), proportion=True)
+    return mean.mean, mean.low, mean.high

@@ -59,8 +59,8 @@ def report(folder: Path, profile: Profile) -> str:
     planned = len(profile.starts) * len(profile.seeds)
     parts = {
         "How far searches lead": world_table(profile),
-        "Power, from the pilot": power_table(
-            Cells(folder, profile, pilot=True), PILOT, planned=planned, contrasts=len(CONTRASTS)
+        "Power": power_table(
+            Cells(folder, profile, pilot=True), cells, PILOT, planned=planned, contrasts=len(CONTRASTS)
         ),
         "Methods": methods_table(cells),
         "Contrasts": contrasts_table(cells, CONTRASTS),

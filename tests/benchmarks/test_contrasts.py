@@ -17,6 +17,7 @@ from benchmarks.common.contrasts import (
     Effect,
     difference,
     effect,
+    least_pairs,
     pairs_needed,
     power,
     scores,
@@ -70,6 +71,16 @@ def test_warm_starts_that_differ_widen_the_interval() -> None:
     assert (found.low, found.high) == pytest.approx((0.2, 0.8))
 
 
+def test_a_path_is_drawn_for_all_warm_starts_together() -> None:
+    """What one path adds in every warm start does not average out over them."""
+    starts = range(8)
+    alike = {(start, 0): np.array([0.0, 1.0]) for start in starts}
+    found = effect(alike, {start: ["p", "q"] for start in starts})
+    assert (found.low, found.high) == (0.0, 1.0)  # one draw of four has path p alone
+    found = effect(alike, {start: [(start, "p"), (start, "q")] for start in starts})
+    assert 0.0 < found.low < 0.5 < found.high < 1.0
+
+
 def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     """Seeds and paths vary; with many warm starts the bootstrap over all three holds its level."""
     generator, hits, trials = np.random.default_rng(1), 0, 40
@@ -85,14 +96,23 @@ def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 0.85 * trials <= hits <= trials
 
 
-@pytest.mark.parametrize(("effect_size", "pairs"), [(0.01, 28), (0.02, 9), (0.03, 6), (0.05, 4)])
+@pytest.mark.parametrize(("effect_size", "pairs"), [(0.01, 28), (0.02, 9), (0.03, 6)])
 def test_pairs_for_a_difference_are_those_of_the_noncentral_t(effect_size: float, pairs: int) -> None:
     assert pairs_needed(effect_size, 0.018) == pairs
 
 
+def test_fewer_pairs_than_sign_flips_can_decide_are_never_enough() -> None:
+    assert [least_pairs(level) for level in (0.05, 0.05 / 23)] == [6, 10]  # 2 / 2^6 = .031, 2 / 2^10 = .00195
+    assert pairs_needed(0.05, 0.018) == 6  # by t alone 4
+    assert pairs_needed(0.05, 0.018, level=0.05 / 23) == 10
+    assert smallest_difference(5, 0.018) is None
+    assert smallest_difference(6, 0.018) is not None
+    assert smallest_difference(9, 0.018, level=0.05 / 23) is None
+
+
 def test_power_rises_from_the_level_and_gives_the_smallest_difference() -> None:
     assert power(15, 0.0) == pytest.approx(0.05, abs=1e-4)
-    smallest = smallest_difference(15, 0.018)
+    smallest = smallest_difference(15, 0.018) or math.inf
     assert power(15, smallest / 0.018) == pytest.approx(0.8, abs=1e-3)
     assert pairs_needed(smallest, 0.018) == 15
     assert pairs_needed(0.0001, 0.018) is None
@@ -105,12 +125,12 @@ def test_what_is_tested_among_many_needs_a_larger_difference() -> None:
 
 
 def test_a_mean_of_scores_that_are_all_equal_is_not_certain() -> None:
-    """Four paths seen from three warm starts: Wilson's interval of 12 scores, 0 of them right."""
+    """Four paths, the same ones from three warm starts: Wilson's interval of 4 scores, 0 of them right."""
     values = {(start, seed): np.zeros(8) for start in range(3) for seed in range(5)}
     paths = {start: ["p", "q", "r", "s"] * 2 for start in range(3)}
     found = effect(values, paths, proportion=True)
     assert (found.mean, found.low) == (0.0, 0.0)
-    assert found.high == pytest.approx(1.96**2 / (12 + 1.96**2), abs=1e-4)
+    assert found.high == pytest.approx(1.96**2 / (4 + 1.96**2), abs=1e-4)
     uneven = {pair: np.array([0.0, 1.0] * 4) for pair in values}
     found = effect(uneven, {start: list(range(8)) for start in range(3)}, proportion=True)
     assert 0.2 < found.low < 0.4 < found.mean < 0.6 < found.high < 0.8
@@ -168,8 +188,15 @@ def test_tables_keep_the_pilot_apart_and_give_verdicts(tmp_path: Path) -> None:
     assert ">GRPO<" in drawn
     assert ">GRPO without loss mask<" in drawn
     assert ">RLOO<" not in drawn
-    power_rows = power_table(pilot, PILOT, planned=15, contrasts=len(CONTRASTS)).splitlines()[2:]
-    assert [line.split(" | ")[0] for line in power_rows] == ["| area", "| end"]
+    power_rows = power_table(pilot, cells_found, PILOT, planned=15, contrasts=len(CONTRASTS)).splitlines()[2:]
+    assert [line.split(" | ")[:2] for line in power_rows] == [
+        ["| area", "pilot"],
+        ["| area", "cells"],
+        ["| end", "pilot"],
+        ["| end", "cells"],
+    ]
+    few = power_table(pilot, pilot, PILOT, planned=9, contrasts=23).splitlines()[2:]
+    assert all(line.endswith(" | none |") for line in few)
 
 
 # --- where cells are kept ----------------------------------------------------------------------------------------
