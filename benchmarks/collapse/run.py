@@ -1,6 +1,7 @@
 """Why did my run collapse? Causes reproduced: which logged number warns, how many steps before the reward falls.
 
     python -m benchmarks.collapse run [--method masks ...] [--seed 0 ...]
+    python -m benchmarks.collapse replay --method masks --seed 0
     python -m benchmarks.collapse table
     python -m benchmarks.collapse chart
 
@@ -25,7 +26,7 @@ from benchmarks.collapse.chart import write_chart
 from benchmarks.collapse.settings import BACK, FULL, METHODS, QUICK, ROLLING_BACK, WATCHING, Settings
 from benchmarks.collapse.signs import NUMBERS
 from benchmarks.collapse.tables import tables
-from benchmarks.common.cells import Cell, add_cell_options, read_cells, run_cells
+from benchmarks.common.cells import Cell, add_cell_options, read_cells, replay_cell, run_cells
 from trainers.toy.quickstart import configuration, load
 from trainers.train import build_trainer
 
@@ -72,18 +73,25 @@ def columns(history: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs cells, shows the tables of those that are done, or draws them."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.collapse", description=__doc__)
-    parser.add_argument("action", choices=["run", "table", "chart"])
+    """Runs cells, makes one of them again, shows the tables of those that are done, or draws them."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.collapse", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("action", choices=["run", "replay", "table", "chart"])
     add_cell_options(parser, METHODS, RESULTS, seeds="five")
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes, to see that everything runs, in a folder of their own"
     )
     options = parser.parse_args(arguments)
+    settings, folder = (QUICK, options.output / "quick") if options.quick else (FULL, options.output)
+    make = functools.partial(run_cell, settings)
+    if options.action == "replay":
+        if [len(options.method or ()), len(options.seed or ())] != [1, 1]:
+            parser.error("replay takes one cell: name it by --method and --seed")
+        return replay_cell(folder, options.method[0], options.seed[0], make, start=None, command=_COMMAND)
     if options.action == "run":
-        settings, folder = (QUICK, options.output / "quick") if options.quick else (FULL, options.output)
         todo = [(name, seed) for seed in options.seed or settings.seeds for name in options.method or METHODS]
-        return run_cells(folder, todo, functools.partial(run_cell, settings), start=None, command=_COMMAND)
+        return run_cells(folder, todo, make, start=None, command=_COMMAND)
     if options.method or options.seed or options.quick:
         parser.error(f"{options.action} takes all cells there are: drop --method, --seed and --quick")
     cells = {name: found for name in METHODS if (found := read_cells(options.output, name))}

@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from agent_r1_gym.evaluation.statistics import permutation_test
 from benchmarks.collapse.settings import CAUSES, FALL, FULL, HEALTHY, OUTAGE, OUTAGES, ROLLED_BACK, Method
 from benchmarks.collapse.signs import fall_of, flags_of
 from benchmarks.common.cells import Cell, markdown
@@ -18,7 +19,7 @@ Cells = Mapping[str, Sequence[Cell]]
 
 
 def tables(cells: Cells) -> str:
-    """Returns the four tables; methods without a cell are left out."""
+    """Returns the tables; methods without a cell are left out."""
     parts = [
         (
             ("cause", "seeds", "warns first", "flagged at", "falls at", "lead", f"{EARLY} or more before"),
@@ -37,9 +38,8 @@ def tables(cells: Cells) -> str:
             _outage,
         ),
     ]
-    return "\n\n".join(
-        markdown(header, rows) for header, methods, row in parts if (rows := [*_rows(cells, methods, row)])
-    )
+    shown = [markdown(header, rows) for header, methods, row in parts if (rows := [*_rows(cells, methods, row)])]
+    return "\n\n".join((*shown, *_paired_outages(cells)))
 
 
 def start(cell: Cell) -> float:
@@ -96,6 +96,21 @@ def _outage(cells: Sequence[Cell]) -> Iterator[str]:
     for last in OUTAGE:
         yield _spread([statistics.mean(cell["log"]["em"][last - _ENDS : last]) for cell in cells])
     yield _spread([end(cell) for cell in cells])
+
+
+def _paired_outages(cells: Cells) -> Iterator[str]:
+    """Yields, if there are cells of both, how far rollouts that are dropped are ahead, seed by seed."""
+    dropped, scored = ({cell["seed"]: cell["log"]["em"] for cell in cells.get(name, ())} for name in OUTAGES)
+    seeds = sorted(dropped.keys() & scored)
+    if seeds:
+        rows = []
+        for title, last in (("at their end", OUTAGE[1]), ("at the end of the run", None)):
+            ends = slice(last - _ENDS, last) if last else slice(-_ENDS, None)
+            ahead = [statistics.mean(dropped[seed][ends]) - statistics.mean(scored[seed][ends]) for seed in seeds]
+            p_value = permutation_test(ahead, [0.0] * len(ahead))
+            each = " ".join(f"{value:+.2f}" for value in ahead)
+            rows.append((title, each, f"{statistics.mean(ahead):+.3f}", f"{p_value:.2f}"))
+        yield markdown(("dropped - scored 0, by seed", "EM", "mean", "p (sign flips)"), rows)
 
 
 def _listed(numbers: Sequence[int | None]) -> str:

@@ -195,7 +195,7 @@ def test_tables_and_chart_are_of_the_cells(tmp_path: Path, capsys: pytest.Captur
         for seed in (0, 1):
             (tmp_path / f"{name}-{seed}.json").write_text(json.dumps(made_up(name, seed)))
     assert run.main(["table", "--output", str(tmp_path)]) == 0
-    warned, saved, healthy, outage = capsys.readouterr().out.strip().split("\n\n")
+    warned, saved, healthy, outage, paired = capsys.readouterr().out.strip().split("\n\n")
     title = CAUSES[cause].title
     assert warned.splitlines()[2:] == [f"| {title} | 2 | `alarm_entropy_below` 2 | 20 19 | 30 30 | 10 11 | 2 of 2 |"]
     assert saved.splitlines()[2:] == [f"| {title} | 2 | 0 0 | 2 of 2 | 2 of 2 | 0.90 (0.90 to 0.90) |"]
@@ -203,6 +203,10 @@ def test_tables_and_chart_are_of_the_cells(tmp_path: Path, capsys: pytest.Captur
     assert [line.rsplit(" | ", 1)[1] for line in outage.splitlines()[2:]] == [
         "0.90 (0.90 to 0.90) |",
         "0.10 (0.10 to 0.10) |",
+    ]
+    assert paired.splitlines()[2:] == [
+        "| at their end | +0.00 +0.00 | +0.000 | 1.00 |",
+        "| at the end of the run | +0.80 +0.80 | +0.800 | 0.50 |",
     ]
     cells = {name: [made_up(name, 0)] for name in (cause, "grpo", *OUTAGES)}
     write_chart(cells, tmp_path / "chart.svg")
@@ -232,6 +236,19 @@ def test_a_cell_runs(name: str, tmp_path: Path) -> None:
     first, unchecked, later, _ = cell["log"]["sampling/logprob_drift_mean"]
     assert (first < 1e-4, unchecked, later < 1e-4) == (name != "retokenised", None, name not in ("old", "retokenised"))
     assert cell["commit"]
+
+
+@pytest.mark.slow
+def test_a_cell_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--quick", "--method", "old", "--seed", "0", "--output", str(tmp_path)]
+    assert run.main(["run", *words]) == run.main(["replay", *words]) == 0
+    assert "old-0.json: equal" in capsys.readouterr().out
+
+
+def test_one_cell_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run.main(["replay", "--method", "old"])
+    assert "replay takes one cell" in capsys.readouterr().err
 
 
 def test_the_table_refuses_options_that_it_would_not_heed(capsys: pytest.CaptureFixture[str]) -> None:
