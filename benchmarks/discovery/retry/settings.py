@@ -73,9 +73,11 @@ ARMS: Mapping[str, Shown] = {
     "check": Shown("the check, no retry", notes=True, share=0.0),
     "check-1": Shown("the check, and the retry in 1 of 100", notes=True, share=0.01),
     "check-5": Shown("the check, and the retry in 5 of 100", notes=True, share=0.05),
+    "check-20": Shown("the check, and the retry in 20 of 100", notes=True, share=0.2),
+    "check-50": Shown("the check, and the retry in 50 of 100", notes=True, share=0.5),
     "retry-5": Shown("no check, the retry in 5 of 100", notes=False, share=0.05),
 }
-"""What is demonstrated, from less to more."""
+"""What is demonstrated. The arms of 20 and 50 were added when those of 1 and 5 had shown no rise."""
 
 
 @dataclass(frozen=True, kw_only=True)
