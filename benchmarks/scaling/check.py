@@ -121,19 +121,39 @@ def cells(machine: Machine, folder: Path) -> Iterator[tuple[str, float, float]]:
         method, cell = METHODS[path.stem.rsplit("-", 1)[0]], json.loads(path.read_text(encoding="utf-8"))
         if method.kind != "rl":
             continue
-        job = job or demonstrated_job(profile.training)
+        taught, world = profile.starts[0]
+        if job is None and taught is not None:
+            notes = bool(taught.options.get("notes"))
+            job = demonstrated_job({**profile.training, **world}, size=taught.size, notes=notes)
+        if job is None:
+            continue
         algorithm = method.options["algorithm"]
         args = configuration(folder, algorithm=algorithm, steps=profile.steps, seed=0, **profile.trainer)
         rollouts = args.num_generations
         critic = "values" in ALGORITHMS[algorithm].needs
         setup = replace(job.setup, critic=critic, micro_batch=args.per_device_train_batch_size)
-        one = replace(job, setup=setup, questions=(args.generation_batch_size or 0) // rollouts, rollouts=rollouts)
+        one = replace(
+            job,
+            setup=setup,
+            questions=(args.generation_batch_size or 0) // rollouts,
+            rollouts=rollouts,
+            turns=statistics.fmean(cell["log"]["turns"]),
+        )
         measured = cell["training_cpu_seconds"] - cell["curve_cpu_seconds"]
         yield f"cell: {path.parent.name}/{path.stem}", profile.steps * seconds(step_work(one), machine), measured
 
 
-def demonstrated_job(options: Mapping[str, Any], *, episodes: int = 128) -> Job:
-    """Returns a step on FictionQA; lengths are those of full demonstrations, since cells do not record theirs."""
+def demonstrated_job(
+    options: Mapping[str, Any], *, size: str = "0.4M", notes: bool = False, episodes: int = 128
+) -> Job:
+    """Returns a step on FictionQA; turns are as long as those of full demonstrations.
+
+    Args:
+        options: of the environment.
+        size: of the policy, one of `trainers.toy.model.SIZES`.
+        notes: whether demonstrations say what they read.
+        episodes: how many are looked at.
+    """
     from agent_r1_gym.registry import make_tool_env
     from benchmarks.trainer_speed.scripted import make_model
     from trainers.engines.chat_format import ChatFormat
@@ -145,7 +165,7 @@ def demonstrated_job(options: Mapping[str, Any], *, episodes: int = 128) -> Job:
     env = make_tool_env(ENV, options)
     rng, chat = random.Random(0), ChatFormat(build_tokenizer())
     shown = [
-        demonstrate(env, index, habit="full_chain", rng=rng)  # type: ignore[arg-type]
+        demonstrate(env, index, habit="full_chain", rng=rng, notes=notes)  # type: ignore[arg-type]
         for index in rng.sample(range(len(env.tasks)), min(episodes, len(env.tasks)))
     ]
     marks = [[label != NOT_TRAINED for label in training_row(chat, messages)["labels"]] for messages in shown]
@@ -153,7 +173,7 @@ def demonstrated_job(options: Mapping[str, Any], *, episodes: int = 128) -> Job:
     sampled, prompt = statistics.fmean(map(sum, marks)), statistics.fmean(mark.index(True) for mark in marks)
     total = statistics.fmean(map(len, marks))
     return Job(
-        shape=shape_of(make_model("0.4M", chat.tokenizer, device="cpu")),
+        shape=shape_of(make_model(size, chat.tokenizer, device="cpu")),
         setup=_setup(slots=episodes, length=max(map(len, marks))),
         questions=episodes,
         rollouts=1,
