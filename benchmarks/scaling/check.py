@@ -203,7 +203,12 @@ def check(cases: Sequence[dict[str, Any]], benchmarks: Path) -> str:
             lines.append(f"\n{title}: nothing measured yet")
             continue
         median, worst = errors([(predicted, taken) for _, predicted, taken in rows])
-        lines.append(f"\n{title}: error median {median:.0%}, worst {worst:.0%}, {len(rows)} values")
+        factor = statistics.geometric_mean(predicted / taken for _, predicted, taken in rows)
+        around = errors([(predicted / factor, taken) for _, predicted, taken in rows])
+        lines.append(
+            f"\n{title}: error median {median:.0%}, worst {worst:.0%}, {len(rows)} values; "
+            f"all times {1 / factor:.2f}: {around[0]:.0%}, {around[1]:.0%}"
+        )
         shown = [(name, f"{p:.2f}", f"{taken:.2f}", f"{p / taken - 1:+.0%}") for name, p, taken in rows]
         lines.append(table(("", "predicted s", "measured s", "error"), shown))
     lines.append("\npublished runs on GPUs (other engines: vLLM or SGLang)\n" + report(machine))
