@@ -127,7 +127,7 @@ HEALTHY: Mapping[str, Method] = {
     "grpo": Method("grpo"),
     "grpo-fast": Method("grpo, 3 times the rate", {"learning_rate": FAST}),
     "grpo-late": Method(
-        "grpo, the engine gets new weights every other step", rollouts=functools.partial(OldWeights, every=2)
+        "grpo, the engine gets new weights every third step", rollouts=functools.partial(OldWeights, every=3)
     ),
     "rloo": Method("rloo", algorithm="rloo"),
     "reinforce++": Method("reinforce++", algorithm="reinforce++"),
