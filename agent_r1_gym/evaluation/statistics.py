@@ -166,6 +166,9 @@ def paired_bootstrap(
 ) -> PairedTest:
     """Returns mean(ours - theirs), its 95 % percentile interval, and the p-value of the sign-flip test.
 
+    Where all differences are equal, resamples are too: of scores in [0, 1] the interval is then what remains if a share
+    of the questions, Wilson's upper end for 0 of them, has whatever other difference there can be.
+
     Args:
         ours: one score per question.
         theirs: the scores of the other run on the same questions, in the same order.
@@ -177,6 +180,9 @@ def paired_bootstrap(
     """
     differences = _differences(ours, theirs)
     interval = bootstrap({"": differences[:, None].tolist()}, seed=seed, resamples=resamples)[""]
+    if np.ptp(differences) == 0 and all(0 <= score <= 1 for score in (*ours, *theirs)):
+        unseen, mean = _wilson(0.0, len(differences), 0.95).high, interval.mean
+        interval = Interval(mean, mean - unseen * (1 + mean), mean + unseen * (1 - mean))
     return PairedTest(*interval, permutation_test(ours, theirs, seed=seed))
 
 
