@@ -124,7 +124,8 @@ def _wilson(share: float, number: float, level: float) -> Interval:
     z = NormalDist().inv_cdf((1 + level) / 2)
     centre, scale = share + z * z / (2 * number), 1 + z * z / number
     half = z * math.sqrt(share * (1 - share) / number + (z / (2 * number)) ** 2)
-    return Interval(share, min(share, (centre - half) / scale), max(share, (centre + half) / scale))
+    low, high = max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)  # roundings go beyond
+    return Interval(share, min(share, low), max(share, high))
 
 
 def _percentiles(groups: Sequence[Sequence[float]], seed: int, resamples: int, level: float) -> Interval:

@@ -132,6 +132,11 @@ class TestPaired:
         assert 0.38 < found.low < 0.45 < 0.55 < found.high < 0.62
         assert found.p_value == pytest.approx(1 / 10_001)
 
+    def test_an_interval_of_shares_stays_between_0_and_1(self):
+        for count in range(1, 400):
+            assert bootstrap({"em": [[0.0]] * count})["em"].low == 0.0
+            assert bootstrap({"em": [[1.0]] * count})["em"].high == 1.0
+
     def test_equal_differences_are_not_certain(self):
         """z^2 = 3.8415; of n questions without another difference at most a share of z^2 / (n + z^2) may have one."""
         same = paired_bootstrap([1.0, 0.0] * 50, [1.0, 0.0] * 50)
