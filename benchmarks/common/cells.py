@@ -91,6 +91,13 @@ def add_start_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, help="of replay: a new folder for the model of the cell")
 
 
+def chosen_starts(parser: argparse.ArgumentParser, options: argparse.Namespace, starts: Sequence[int]) -> Sequence[int]:
+    """Returns the warm starts that are asked for by `--start`, all of `starts` if none is; refuses others."""
+    if unknown := set(options.start or ()).difference(starts):
+        parser.error(f"--start {min(unknown)}: there is no such warm start; there are {', '.join(map(str, starts))}")
+    return options.start or starts
+
+
 class CellMaker(NamedTuple):
     """How the cells of a warm start are made: by what, how their model is taught before, and the command to quote."""
 

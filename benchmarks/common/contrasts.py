@@ -98,11 +98,12 @@ def effect(
         seed: seed of the resamples.
     """
     by_pair = [float(values[pair].mean()) for pair in sorted(values)]
-    order = {start: number for number, start in enumerate(sorted({start for start, _ in values}))}
-    names = {name: number for number, name in enumerate(dict.fromkeys(each for s in order for each in clusters[s]))}
+    begun = sorted({start for start, _ in values})
+    distinct = dict.fromkeys(name for start in begun for name in clusters[start])
+    names = {name: number for number, name in enumerate(distinct)}
     generator = np.random.default_rng(seed)
     weights = _draws(len(names), generator)
-    tables = [_table(start, values, [names[name] for name in clusters[start]], len(names)) for start in order]
+    tables = [_table(start, values, [names[name] for name in clusters[start]], len(names)) for start in begun]
     starts = generator.integers(0, len(tables), (len(tables), _RESAMPLES))
     drawn = [np.choose(chosen, [_resample(table, weights, generator) for table in tables]) for chosen in starts]
     means, mean = np.mean(drawn, axis=0), float(np.mean(by_pair))

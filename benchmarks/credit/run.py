@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_r1_gym.support.terminal import say
-from benchmarks.common.cells import CellMaker, add_cell_options, add_start_options, make_cells
+from benchmarks.common.cells import CellMaker, add_cell_options, add_start_options, chosen_starts, make_cells
 from benchmarks.credit.cell import run_cell
 from benchmarks.credit.settings import METHODS, PROFILES
 from benchmarks.credit.tables import report
@@ -44,10 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error("table takes all cells there are: drop --method, --seed, --start and --model")
         say(report(options.output / options.profile, profile))
         return 0
-    if unknown := set(options.start or ()).difference(starts):
-        parser.error(f"--start {min(unknown)}: profile {options.profile} has no such warm start")
+    chosen = chosen_starts(parser, options, starts)
     # All methods of a seed and a warm start before the next, so that whatever is done is balanced.
-    pairs = itertools.product(options.seed or profile.seeds, options.start or starts)
+    pairs = itertools.product(options.seed or profile.seeds, chosen)
     for_start = functools.partial(_of_start, options.profile)
     return make_cells(parser, options, options.method or METHODS, pairs, for_start, settings=profile)
 

@@ -25,6 +25,7 @@ from benchmarks.common.cells import (
     CellMaker,
     add_cell_options,
     add_start_options,
+    chosen_starts,
     make_cells,
     markdown,
     read_cells,
@@ -107,8 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error("table takes all cells there are: drop --method, --seed, --start and --model")
         say(table(options.output / options.profile))
         return 0
-    if unknown := set(options.start or ()).difference(settings.starts):
-        parser.error(f"--start {min(unknown)}: there is no such warm start")
-    pairs = itertools.product(options.seed or settings.seeds, options.start or settings.starts)
+    starts = chosen_starts(parser, options, settings.starts)
+    pairs = itertools.product(options.seed or settings.seeds, starts)
     for_start = functools.partial(_of_start, settings, ("--quick",) if options.quick else ())
     return make_cells(parser, options, options.method or REWARDS, pairs, for_start, settings=settings)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_r1_gym.support.terminal import say
-from benchmarks.common.cells import CellMaker, add_cell_options, add_start_options, make_cells
+from benchmarks.common.cells import CellMaker, add_cell_options, add_start_options, chosen_starts, make_cells
 from benchmarks.multihop_qa import dry_run, tables
 from benchmarks.multihop_qa.cell import run_cell
 from benchmarks.multihop_qa.chart import write_chart
@@ -66,9 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options.method or options.seed or options.start or options.model
     if chosen and options.action in ("table", "chart", "collect"):
         parser.error(f"{options.action} takes all cells there are: drop --method, --start, --seed and --model")
-    for start in options.start or ():
-        if paper or start not in range(len(PROFILES[options.profile].starts)):
-            parser.error(f"--start {start}: profile {options.profile} has no such warm start")
+    if paper and options.start:
+        parser.error("--start: there is no such warm start in profile paper, which begins with a published model")
     if options.action in AT_SCALE:
         return _at_scale(options)
     if options.action in ("run", "replay"):
@@ -90,7 +89,8 @@ def _show(folder: Path, profile: Profile) -> None:
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Makes the cells, of all warm starts seed by seed, so that whatever is done is balanced; or one of them again."""
     profile = PROFILES[options.profile]
-    pairs = itertools.product(options.seed or profile.seeds, options.start or range(len(profile.starts)))
+    starts = chosen_starts(parser, options, range(len(profile.starts)))
+    pairs = itertools.product(options.seed or profile.seeds, starts)
     for_start = functools.partial(_of_start, options.profile)
     return make_cells(parser, options, options.method or METHODS, pairs, for_start, settings=profile)
 

@@ -116,17 +116,14 @@ def cells(machine: Machine, folder: Path) -> Iterator[tuple[str, float, float]]:
     from trainers.toy.quickstart import configuration
 
     profile = PROFILES["cpu"]
+    taught, world = profile.starts[0]
+    assert taught is not None  # this profile teaches its own
     job = None
     for path in sorted((folder / "cpu").glob("*/*-[0-9]*.json")):
         method, cell = METHODS[path.stem.rsplit("-", 1)[0]], json.loads(path.read_text(encoding="utf-8"))
         if method.kind != "rl":
             continue
-        taught, world = profile.starts[0]
-        if job is None and taught is not None:
-            notes = bool(taught.options.get("notes"))
-            job = demonstrated_job({**profile.training, **world}, size=taught.size, notes=notes)
-        if job is None:
-            continue
+        job = job or demonstrated_job({**profile.training, **world}, size=taught.size, notes=taught.options["notes"])
         algorithm = method.options["algorithm"]
         args = configuration(folder, algorithm=algorithm, steps=profile.steps, seed=0, **profile.trainer)
         rollouts = args.num_generations

@@ -23,6 +23,7 @@ from benchmarks.common.cells import (
     CellMaker,
     add_cell_options,
     add_start_options,
+    chosen_starts,
     make_cells,
     markdown,
     read_cells,
@@ -122,13 +123,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error("table takes all cells there are: drop all options but --output and --quick")
         say(table(options.output))
         return 0
-    if unknown := set(options.start or ()).difference(settings.starts):
-        parser.error(f"--start {min(unknown)}: there is no such warm start")
+    starts = chosen_starts(parser, options, settings.starts)
     arms = options.shown or list(ARMS)
     if options.action == "replay" and len(arms) > 1:
         parser.error("replay takes one cell: name it by --shown, --start and --seed")
     status = 0
-    for seed, start, shown in itertools.product(options.seed or settings.seeds, options.start or settings.starts, arms):
+    for seed, start, shown in itertools.product(options.seed or settings.seeds, starts, arms):
         options.profile = shown
         pairs = [(seed, start)]
         arm = _Arm(shown, settings, words)
