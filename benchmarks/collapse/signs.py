@@ -43,10 +43,15 @@ def fall_of(em: Sequence[float], rule: Fall) -> int | None:
 def flags_of(log: Log) -> dict[str, int]:
     """Returns the step at which each alarm would have stopped a run, by its option, the earliest first."""
     flags = {option: step for option in ALARMS if (step := _stopped_at(option, log)) is not None}
-    drift = [step for step, mean in enumerate(log.get(DRIFT_NUMBER, ()), start=1) if mean is not None and mean > DRIFT]
-    if drift:
-        flags[DRIFT_OPTION] = drift[0]
+    if (drift := drift_above(DRIFT, log)) is not None:
+        flags[DRIFT_OPTION] = drift
     return dict(sorted(flags.items(), key=lambda flag: flag[1]))
+
+
+def drift_above(limit: float, log: Log) -> int | None:
+    """Returns the first step whose log-probs drift by more than so many nats, None if none does."""
+    means = enumerate(log.get(DRIFT_NUMBER, ()), start=1)
+    return next((step for step, mean in means if mean is not None and mean > limit), None)
 
 
 def _stopped_at(option: str, log: Log) -> int | None:

@@ -7,10 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from agent_r1_gym.evaluation.statistics import permutation_test
-from benchmarks.collapse.settings import CAUSES, FALL, FULL, HEALTHY, OUTAGE, OUTAGES, ROLLED_BACK, Method
-from benchmarks.collapse.signs import fall_of, flags_of
+from benchmarks.collapse.settings import CAUSES, FALL, FULL, HEALTHY, METHODS, OUTAGE, OUTAGES, ROLLED_BACK, Method
+from benchmarks.collapse.signs import drift_above, fall_of, flags_of
 from benchmarks.common.cells import Cell, markdown
+from benchmarks.common.tables import spread
 
+DRIFTING = ("old", "retokenised", "grpo-late")
+LIMITS = (0.02, 0.05, 0.1, 0.5)
+"""Nats; the last is the trainer's default."""
 EARLY = 10
 """Steps before the fall at which a flag still helps."""
 _ENDS = 5
@@ -39,7 +43,7 @@ def tables(cells: Cells) -> str:
         ),
     ]
     shown = [markdown(header, rows) for header, methods, row in parts if (rows := [*_rows(cells, methods, row)])]
-    return "\n\n".join((*shown, *_paired_outages(cells)))
+    return "\n\n".join((*shown, *_paired_outages(cells), *_drift_limits(cells)))
 
 
 def start(cell: Cell) -> float:
@@ -83,19 +87,19 @@ def _saved(cells: Sequence[Cell]) -> Iterator[str]:
     yield _listed([len(cell["rollbacks"]) for cell in cells])
     yield f"{sum(cell['stopped'] is None for cell in cells)} of {len(cells)}"
     yield f"{sum(map(recovered, cells))} of {len(cells)}"
-    yield _spread([end(cell) for cell in cells])
+    yield spread([end(cell) for cell in cells])
 
 
 def _healthy(cells: Sequence[Cell]) -> Iterator[str]:
     yield str(sum(bool(flags_of(cell["log"])) for cell in cells))
     yield str(sum(fall_of(cell["log"]["em"], FALL) is not None for cell in cells))
-    yield _spread([end(cell) for cell in cells])
+    yield spread([end(cell) for cell in cells])
 
 
 def _outage(cells: Sequence[Cell]) -> Iterator[str]:
     for last in OUTAGE:
-        yield _spread([statistics.mean(cell["log"]["em"][last - _ENDS : last]) for cell in cells])
-    yield _spread([end(cell) for cell in cells])
+        yield spread([statistics.mean(cell["log"]["em"][last - _ENDS : last]) for cell in cells])
+    yield spread([end(cell) for cell in cells])
 
 
 def _paired_outages(cells: Cells) -> Iterator[str]:
@@ -113,9 +117,16 @@ def _paired_outages(cells: Cells) -> Iterator[str]:
         yield markdown(("dropped - scored 0, by seed", "EM", "mean", "p (sign flips)"), rows)
 
 
+def _drift_limits(cells: Cells) -> Iterator[str]:
+    """Yields, if there are cells of ways to drift, the step at which each run first drifts by more than a limit."""
+    drifting = [name for name in DRIFTING if cells.get(name)]
+    rows = (
+        (METHODS[name].title, *(_listed([drift_above(limit, cell["log"]) for cell in cells[name]]) for limit in LIMITS))
+        for name in drifting
+    )
+    if drifting:
+        yield markdown(("drift above, in any batch", *(f"{limit} nats" for limit in LIMITS)), rows)
+
+
 def _listed(numbers: Sequence[int | None]) -> str:
     return " ".join("-" if number is None else str(number) for number in numbers)
-
-
-def _spread(numbers: Sequence[float]) -> str:
-    return f"{statistics.mean(numbers):.2f} ({min(numbers):.2f} to {max(numbers):.2f})"

@@ -28,8 +28,8 @@ from benchmarks.collapse.settings import (
     ROLLED_BACK,
     Fall,
 )
-from benchmarks.collapse.signs import DRIFT_OPTION, fall_of, flags_of
-from benchmarks.collapse.tables import recovered
+from benchmarks.collapse.signs import DRIFT_NUMBER, DRIFT_OPTION, fall_of, flags_of
+from benchmarks.collapse.tables import recovered, tables
 from tests.kit.fixed import make_trajectory
 from tests.kit.tiny_model import make_model
 from trainers.toy.model import build_tokenizer
@@ -208,6 +208,10 @@ def test_tables_and_chart_are_of_the_cells(tmp_path: Path, capsys: pytest.Captur
         "| at their end | +0.00 +0.00 | +0.000 | 1.00 |",
         "| at the end of the run | +0.80 +0.80 | +0.800 | 0.50 |",
     ]
+    drifting = made_up("old", 0)
+    drifting["log"][DRIFT_NUMBER] = [0.01, None, 0.03, None, 0.2, *[None] * 35]
+    limits = tables({"old": [drifting, made_up("old", 1)]}).split("\n\n")[-1]
+    assert limits.splitlines()[2] == f"| {CAUSES['old'].title} | 3 - | 5 - | 5 - | - - |"
     cells = {name: [made_up(name, 0)] for name in (cause, "grpo", *OUTAGES)}
     write_chart(cells, tmp_path / "chart.svg")
     root = ElementTree.fromstring((tmp_path / "chart.svg").read_text())
