@@ -1,7 +1,8 @@
 """Settings of this experiment, as data: causes, alarms, what counts as a fall.
 
 Two causes were made stronger after a first look at seed 0 (weights that are 15 steps old instead of 10, the rate x 10
-instead of x 5); all their cells ran after that.
+instead of x 5); all their cells ran after that. `retokenised-less` came after the cells of `retokenised`, at a
+share that makes a run of seed 10 fall; .03 does not.
 """
 
 from __future__ import annotations
@@ -117,11 +118,14 @@ CAUSES: Mapping[str, Method] = {
     ),
     "decay": Method("weight decay far too large (`weight_decay=50`)", {"weight_decay": 50.0}),
     "rate": Method("learning rate x 10", {"learning_rate": 10 * RATE}),
-    "retokenised": Method(
-        "tokens are made of the text again: a tenth of the words come back as characters (at 3 times the rate)",
-        {"learning_rate": FAST},
-        rollouts=functools.partial(Retokenised, share=0.1),
-    ),
+    **{
+        name: Method(
+            f"tokens are made of the text again: a {part} of the words come back as characters (at 3 times the rate)",
+            {"learning_rate": FAST},
+            rollouts=functools.partial(Retokenised, share=share),
+        )
+        for name, part, share in (("retokenised", "tenth", 0.1), ("retokenised-less", "twentieth", 0.05))
+    },
 }
 HEALTHY: Mapping[str, Method] = {
     "grpo": Method("grpo"),

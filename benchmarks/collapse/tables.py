@@ -12,7 +12,7 @@ from benchmarks.collapse.signs import drift_above, fall_of, flags_of
 from benchmarks.common.cells import Cell, markdown
 from benchmarks.common.tables import spread
 
-DRIFTING = ("old", "retokenised", "grpo-late")
+DRIFTING = ("old", "retokenised", "retokenised-less", "grpo-late")
 LIMITS = (0.02, 0.05, 0.1, 0.5)
 """Nats; the last is the trainer's default."""
 EARLY = 10
