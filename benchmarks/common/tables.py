@@ -129,7 +129,7 @@ def contrasts_table(cells: CellTable, contrasts: Sequence[Contrast]) -> str:
         for (contrast, each), p_value in zip(found.items(), corrected, strict=True)
     ]
     header = ("contrast", "measure", "pairs", "difference [95 %]", "p (Holm)", "verdict")
-    return markdown((*header, f"smallest that these decide, at .05 / {len(found)}"), rows)
+    return markdown((*header, f"smallest that these decide, at .05 / {len(found)}"), rows) if rows else ""
 
 
 def parts_table(cells: CellTable, contrasts: Sequence[Contrast], titles: Sequence[str]) -> str:

@@ -40,8 +40,10 @@ METHODS: Mapping[str, Method] = {
     "ppo": Method("PPO, GAE by token", {"algorithm": "ppo", **_LAM}),
     "ppo-turn": Method("PPO, GAE by turn", {"algorithm": "ppo", "gae_level": "turn", **_LAM}),
     "reinforce++": Method("REINFORCE++", {"algorithm": "reinforce++"}),
+    "grpo-fast": Method("GRPO, twice the rate", {"algorithm": "grpo", "learning_rate": 1e-3}),
+    "gagpo-returns": Method("GAGPO, whole returns", {"algorithm": "gagpo", "lam": 1.0}),
 }
-"""All with process rewards, but for the first."""
+"""All with process rewards, but for the first. The last two are of `FOLLOW_UPS`."""
 
 BY_TURN = ("grpo-turn-returns", "turn_group", "gigpo", "gagpo", "mt_grpo")
 CONTRASTS = (
@@ -50,6 +52,14 @@ CONTRASTS = (
     Contrast("credit by turn, GAE by turn - by token, PPO", "ppo-turn", "ppo"),
 )
 """Tested together: their p-values are Holm's. All by the area, the main measure."""
+FOLLOW_UPS = (
+    Contrast("GRPO, twice the rate - GRPO", "grpo-fast", "grpo"),
+    Contrast("GAGPO - GRPO, twice the rate", "gagpo", "grpo-fast"),
+    Contrast("GAGPO, whole returns - GRPO", "gagpo-returns", "grpo"),
+    Contrast("GAGPO - the same with whole returns", "gagpo", "gagpo-returns"),
+)
+"""Asked when four pairs had shown GAGPO ahead: is it the size of the steps, the baseline by state, or `lam`? Tested
+together, apart from `CONTRASTS`."""
 PILOT = ("grpo", "mt_grpo", "ppo-turn")
 """Methods of the pilot: as unlike as they come."""
 

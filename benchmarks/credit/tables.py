@@ -12,7 +12,7 @@ from agent_r1_gym.registry import make_text_env
 from benchmarks.common.cells import Cell, markdown
 from benchmarks.common.contrasts import Measure
 from benchmarks.common.tables import CellTable, contrasts_table, power_table, with_interval
-from benchmarks.credit.settings import CONTRASTS, METHODS, PILOT, Profile
+from benchmarks.credit.settings import CONTRASTS, FOLLOW_UPS, METHODS, PILOT, Profile
 from benchmarks.credit.teaching import ENV
 
 _FEW = 8
@@ -60,6 +60,7 @@ def report(folder: Path, profile: Profile) -> str:
         ),
         "Methods": methods_table(cells),
         "Contrasts": contrasts_table(cells, CONTRASTS),
+        "Asked afterwards": contrasts_table(cells, FOLLOW_UPS),
         "Curves": curves_table(cells),
         "Behaviour": behaviour_table(cells),
     }

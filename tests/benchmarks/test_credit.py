@@ -16,7 +16,7 @@ from agent_r1_gym.registry import make_text_env
 from benchmarks.common.cells import write_cell
 from benchmarks.credit import run as credit
 from benchmarks.credit.cell import LOGGED, behaviour
-from benchmarks.credit.settings import BY_TURN, CONTRASTS, METHODS, PILOT, PROFILES
+from benchmarks.credit.settings import BY_TURN, CONTRASTS, FOLLOW_UPS, METHODS, PILOT, PROFILES
 from benchmarks.credit.tables import Cells, keys, methods_table, report
 from benchmarks.credit.teaching import ENV
 from tests.kit.playing import play
@@ -68,16 +68,19 @@ def test_arms_differ_in_the_estimator_alone(tmp_path: Path) -> None:
         args = configuration(tmp_path, steps=1, seed=0, **{**CPU.trainer, **method.options})
         made[name] = args
         assert {key: getattr(args, key) for key in method.options} == dict(method.options)
-        assert (args.num_generations, args.per_device_train_batch_size, args.learning_rate) == (8, 64, 5e-4)
+        rate = 1e-3 if name == "grpo-fast" else 5e-4
+        assert (args.num_generations, args.per_device_train_batch_size, args.learning_rate) == (8, 64, rate)
         assert (args.beta, args.gamma, args.loss_type, args.refill_groups) == (0.0, 1.0, "dapo", 0)
     assert {name for name, method in METHODS.items() if method.reward != "process"} == {"grpo-outcome"}
     assert {made[name].lam for name in ("gagpo", "ppo", "ppo-turn")} == {0.95}
     assert [made[name].gae_level for name in ("ppo", "ppo-turn")] == ["token", "turn"]
+    assert made["gagpo-returns"].lam == 1
 
 
 def test_contrasts_name_methods_and_take_the_main_measure() -> None:
-    assert all(METHODS.keys() >= {contrast.ours, contrast.theirs} for contrast in CONTRASTS)
-    assert {contrast.measure for contrast in CONTRASTS} == {"area"}
+    named = (*CONTRASTS, *FOLLOW_UPS)
+    assert all(METHODS.keys() >= {contrast.ours, contrast.theirs} for contrast in named)
+    assert {contrast.measure for contrast in named} == {"area"}
     assert {contrast.ours for contrast in CONTRASTS if contrast.theirs == "grpo"} == set(BY_TURN)
     assert METHODS.keys() >= set(PILOT)
     assert len(CPU.starts) * len(CPU.seeds) >= 9
