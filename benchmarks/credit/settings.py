@@ -41,9 +41,10 @@ METHODS: Mapping[str, Method] = {
     "ppo-turn": Method("PPO, GAE by turn", {"algorithm": "ppo", "gae_level": "turn", **_LAM}),
     "reinforce++": Method("REINFORCE++", {"algorithm": "reinforce++"}),
     "grpo-fast": Method("GRPO, twice the rate", {"algorithm": "grpo", "learning_rate": 1e-3}),
+    "gagpo-fast": Method("GAGPO, twice the rate", {"algorithm": "gagpo", **_LAM, "learning_rate": 1e-3}),
     "gagpo-returns": Method("GAGPO, whole returns", {"algorithm": "gagpo", "lam": 1.0}),
 }
-"""All with process rewards, but for the first. The last two are of `FOLLOW_UPS`."""
+"""All with process rewards, but for the first. The last three are of `FOLLOW_UPS`."""
 
 BY_TURN = ("grpo-turn-returns", "turn_group", "gigpo", "gagpo", "mt_grpo")
 CONTRASTS = (
@@ -55,6 +56,7 @@ CONTRASTS = (
 FOLLOW_UPS = (
     Contrast("GRPO, twice the rate - GRPO", "grpo-fast", "grpo"),
     Contrast("GAGPO - GRPO, twice the rate", "gagpo", "grpo-fast"),
+    Contrast("GAGPO - GRPO, both at twice the rate", "gagpo-fast", "grpo-fast"),
     Contrast("GAGPO, whole returns - GRPO", "gagpo-returns", "grpo"),
     Contrast("GAGPO - the same with whole returns", "gagpo", "gagpo-returns"),
 )
