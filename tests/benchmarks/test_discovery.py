@@ -51,6 +51,13 @@ def test_a_wanderer_thinks_of_one_half_of_the_chain_only(bridges: FictionQAEnv) 
     assert halves == {(True, False), (False, True)}
 
 
+def test_a_wanderer_whose_search_misses_answers_wrongly(bridges: FictionQAEnv) -> None:
+    misses = FictionQAEnv(dataset=bridges.dataset, style="compact", wrong_rate=0.9)
+    for index, question in enumerate(bridges.dataset):
+        messages = demonstrate(misses, index, habit="wanders", rng=random.Random(index))
+        assert messages[-1].content.removeprefix("<answer>").removesuffix("</answer>") not in question.answers
+
+
 @pytest.mark.slow
 def test_cells_run_once_are_made_again_and_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--quick", "--output", str(tmp_path), "--method", "process"]

@@ -237,7 +237,10 @@ def _retrieve_once(question: Question, rng: random.Random) -> Script:
 
 def _wanders(question: Question, rng: random.Random) -> Script:
     first = _subject(question.decomposition[0])
-    facts = _facts((yield _call(first)))
+    facts = _facts(_about(first, (yield _call(first))))
+    if not facts:  # a passage that only names it came first
+        yield _answer(first)
+        return
     relation, wanted = _astray(facts, tuple(question.metadata["path"]), rng)
     name = facts[relation]
     there = _facts((yield _think(f"{wanted} of {name}") + _call(name)))
