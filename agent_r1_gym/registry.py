@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode
-from gymnasium.wrappers import OrderEnforcing
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, suggest
@@ -36,6 +36,7 @@ class VectorOf:
         num_envs: int = 1,
         *,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        max_episode_steps: int | None = None,
         env_wrappers: Sequence[Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]] = (),
         **options: Any,
     ) -> ToolVectorEnv:
@@ -44,6 +45,7 @@ class VectorOf:
         Args:
             num_envs: how many.
             autoreset_mode: see `ToolVectorEnv`.
+            max_episode_steps: of Gymnasium's `TimeLimit` around each environment; None: there is none.
             env_wrappers: applied to each environment, the innermost first; Gymnasium keeps the name `wrappers` of
                 `make_vec` for its own vectors.
             **options: options of the environments; their class shares heavy parts between them.
@@ -52,6 +54,8 @@ class VectorOf:
             raise ConfigurationError(f"num_envs must be an integer of at least 1, got {num_envs!r}.")
         creator = _resolve(self.entry_point)
         envs: list[gymnasium.Env[Any, Any]] = [creator(**options) for _ in range(num_envs)]
+        if max_episode_steps is not None:
+            envs = [TimeLimit(env, max_episode_steps) for env in envs]
         for wrap in env_wrappers:
             envs = [wrap(env) for env in envs]
         return ToolVectorEnv(envs, autoreset_mode=autoreset_mode)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -97,12 +97,15 @@ class RewardSet:
             raise ConfigurationError(f"A reward term returned no finite number: {terms}.")
         return StepReward(float(reward), terms, float(outcome))
 
-    def check_task(self, task: Task) -> None:
-        """Raises a `ConfigurationError` if a term needs gold answers and `task` has none."""
-        if not task.answers and any(term.needs_answers for term in self.terms):
-            raise ConfigurationError(
-                f"Task {task.id!r} has no gold answer, but the reward needs one; use other RewardTerms."
-            )
+    def check_tasks(self, tasks: Iterable[Task]) -> None:
+        """Raises a `ConfigurationError` if a term needs gold answers and one of the tasks has none."""
+        needs = next((term.name for term in self.terms if term.needs_answers), None)
+        for task in tasks if needs is not None else ():
+            if not task.answers:
+                raise ConfigurationError(
+                    f"Task {task.id!r} has no gold answer, but the reward {needs!r} needs one: give it one, leave it "
+                    "out, or take a reward that needs none."
+                )
 
     @property
     def range(self) -> tuple[float, float]:
@@ -133,13 +136,13 @@ def _number(term: RewardTerm, transition: Transition) -> float:
 # --- outcome ---------------------------------------------------------------------------------------------------------
 
 
-def exact_match(transition: Transition, scorer: AnswerScorer = SCORERS["hotpotqa"]) -> float:
+def exact_match(transition: Transition, scorer: AnswerScorer = SCORERS["plain"]) -> float:
     """1 in the step that ends the episode if the answer equals a gold answer after normalisation, else 0."""
     answer = _final_answer(transition)
     return float(scorer.em(answer, transition.task.answers)) if answer is not None else 0.0
 
 
-def f1(transition: Transition, scorer: AnswerScorer = SCORERS["hotpotqa"]) -> float:
+def f1(transition: Transition, scorer: AnswerScorer = SCORERS["plain"]) -> float:
     """Largest token F1 between answer and gold answers in the step that ends the episode, else 0; in [0, 1]."""
     answer = _final_answer(transition)
     return float(scorer.f1(answer, transition.task.answers)) if answer is not None else 0.0
@@ -150,7 +153,7 @@ def _final_answer(transition: Transition) -> str | None:
     return transition.parsed.answer if transition.terminated or transition.truncated else None
 
 
-def agent_r1(transition: Transition, scorer: AnswerScorer = SCORERS["hotpotqa"]) -> float:
+def agent_r1(transition: Transition, scorer: AnswerScorer = SCORERS["plain"]) -> float:
     """The paper's outcome reward, given once, in the step that ends the episode (also by truncation).
 
     r_format = (answer tag well-formed + all tool calls well-formed) / 2, both 0 or 1;
@@ -307,7 +310,7 @@ def make_rewards(
     reward: Reward | RewardSet | Sequence[Reward],
     weights: Mapping[str, float] | None = None,
     *,
-    scorer: str | AnswerScorer = "hotpotqa",
+    scorer: str | AnswerScorer = "plain",
 ) -> RewardSet:
     """Returns the reward of an environment.
 

@@ -42,6 +42,11 @@ _SPACED_THOUSANDS = re.compile(r"\D*\d{1,3}(?: \d{3})+(?:\.\d+)?\D*")
 _SPACE_WITHIN = re.compile(r"(?<=\d) (?=\d)")
 _NUMBER_ALONE = re.compile(r"[-\u2212]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-\u2212]?\.\d+")
 _FINAL_ANSWER = "####"
+_DASHES = str.maketrans("\u2010\u2011\u2012\u2013\u2212", "-----")
+_SPACED_SYMBOL = re.compile(r"(?<=\w) ?([+<>=/%^&|~#@$\\]|(?<=[\d ])-(?=[\d ])) ?(?=\w)| (%)")  # of single spaces
+_OF_SENTENCES = re.compile(  # what is no part of a number, a formula or a name such as C++
+    r"[;!?\"'`()\[\]{}_\u2018\u2019\u201c\u201d]|(?<=\d),(?=\d{3}(?!\d))|[.,:-](?!\d)|(?<!\w)\*+|\*+(?!\w)"
+)
 _TO_DECIMAL = str.maketrans("", "", ",_$ \t\n\r\f\v\u00a0\u2009\u202f")
 
 
@@ -154,18 +159,40 @@ def numeric_match(prediction: str, answers: Answers) -> float:
     return float(number is not None and any(number == gold for gold in golds))
 
 
+def plain_text(text: str) -> str:
+    """Returns `text` in lower case without the words a/an/the, surplus white space and the punctuation of sentences.
+
+    Signs, decimal points and symbols stay: "C++", "1/2" and "x<0" are other answers than "C", "12" and "x>0".
+    """
+    words = " ".join(text.lower().translate(_DASHES).split())
+    symbols_close = _SPACED_SYMBOL.sub(lambda found: found[1] or found[2], words)
+    return " ".join(_ARTICLES.sub(" ", _OF_SENTENCES.sub("", symbols_close)).split())
+
+
 def plain_match(prediction: str, answers: Answers) -> float:
-    """Returns 1.0 if the prediction is a gold answer, else 0.0: a number by its value, anything else as `exact_match`.
+    """Returns 1.0 if the prediction is a gold answer, else 0.0: a number by its value, anything else as `plain_text`.
 
     HotpotQA's normalisation drops punctuation: by it, -738 and 7.38 are 738, and 738.0 is not.
     """
     alone = prediction.strip().removesuffix(".")
     number = final_number(alone) if _NUMBER_ALONE.fullmatch(alone) else None
     for gold in _as_tuple(answers):
-        right = number == final_number(gold) if _NUMBER_ALONE.fullmatch(gold) else exact_match(prediction, gold)
-        if right:
+        is_number = _NUMBER_ALONE.fullmatch(gold)
+        if number == final_number(gold) if is_number else plain_text(prediction) == plain_text(gold):
             return 1.0
     return 0.0
+
+
+def plain_f1_score(prediction: str, answers: Answers) -> float:
+    """Returns the F1 of the words of `plain_text`, the best over `answers`; a gold number is right or wrong."""
+    return max(_plain_f1(prediction, answer) for answer in _as_tuple(answers))
+
+
+def _plain_f1(prediction: str, answer: str) -> float:
+    words, gold = plain_text(prediction), plain_text(answer)
+    if _NUMBER_ALONE.fullmatch(answer) or words in _CLOSED_ANSWERS or gold in _CLOSED_ANSWERS:
+        return plain_match(prediction, answer)
+    return _overlap(words.split(), gold.split()).f1
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +209,7 @@ class AnswerScorer:
 
 
 _HOTPOTQA = AnswerScorer(em=exact_match, f1=f1_score)
+_PLAIN = AnswerScorer(em=plain_match, f1=plain_f1_score)
 
 SCORERS: Mapping[str, AnswerScorer] = MappingProxyType(
     {
@@ -190,10 +218,12 @@ SCORERS: Mapping[str, AnswerScorer] = MappingProxyType(
         "fiction": _HOTPOTQA,
         "musique": AnswerScorer(em=exact_match, f1=musique_f1_score),
         "gsm8k": AnswerScorer(em=numeric_match, f1=numeric_match),
-        "long_read": AnswerScorer(em=plain_match, f1=f1_score),
+        "plain": _PLAIN,
+        "long_read": _PLAIN,
     }
 )
-"""The official scorer of each data set, by its short name. GSM8K's numbers earn no partial credit."""
+"""The official scorer of each data set, by its short name, and "plain" for tasks of one's own. GSM8K's numbers earn no
+partial credit."""
 
 
 def _as_tuple(answers: Answers) -> tuple[str, ...]:

@@ -10,12 +10,13 @@ import os
 import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from threading import TIMEOUT_MAX
 from typing import Any, NamedTuple, Self
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout, ToolError
 from agent_r1_gym.support.checks import check_integer
+from agent_r1_gym.support.json_schema import described, signature, validator
 from agent_r1_gym.support.lifetime import Lifetime
 from agent_r1_gym.support.threads import LostCalls, run_side_by_side
 from agent_r1_gym.types import ErrorKind, ToolCall, ToolOutcome
@@ -23,6 +24,7 @@ from agent_r1_gym.types import ErrorKind, ToolCall, ToolOutcome
 Arguments = Mapping[str, Any]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _MAX_ERROR_CHARS = 500
+_JSON = (bool, int, float, dict, list, tuple)
 _logged: set[tuple[type, str, type]] = set()
 """Unexpected exceptions that were logged: class and name of the tool, type of the exception."""
 _lost: dict[tuple[str, str], LostCalls] = {}
@@ -107,7 +109,7 @@ class Tool(abc.ABC):
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"parameters of tool {name!r} are not JSON: {error}.") from error
         self._schema_text = schema
-        _compile(schema, name)  # refuses a wrong one now; `check` looks it up again, for a validator does not pickle
+        validator(schema, name)  # refuses a wrong one now; `check` looks it up again, for it does not pickle
 
     @abc.abstractmethod
     def execute(self, arguments: Arguments) -> str | ToolOutcome:
@@ -171,6 +173,11 @@ class Tool(abc.ABC):
     @property
     def in_order(self) -> bool:
         """Whether the calls of one turn run one after another; the default: it has state (overrides `get_state`)."""
+        return self.keeps_state
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether snapshots of an episode hold what calls changed: it overrides `get_state`."""
         return type(self).get_state is not Tool.get_state
 
     @property
@@ -182,10 +189,10 @@ class Tool(abc.ABC):
     def check(self, arguments: Arguments) -> str | None:
         """Returns what is wrong with `arguments` under `parameters`, None if nothing is."""
         try:
-            _compile(self._schema_text, self.name)(dict(arguments))
+            validator(self._schema_text, self.name)(dict(arguments))
         except (ValueError, RecursionError) as error:
-            problem = _describe(error).replace("data", "arguments", 1)[:_MAX_ERROR_CHARS]
-            return f"{problem}. Expected arguments: {_signature(self.parameters)}."
+            problem = described(error).replace("data", "arguments", 1)[:_MAX_ERROR_CHARS]
+            return f"{problem}. Expected arguments: {signature(self.parameters)}."
         return None
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolOutcome]:
@@ -232,11 +239,13 @@ class Tool(abc.ABC):
             return self._failures("unavailable", error, size, start)
         except ConfigurationError:
             raise
-        except (Exception, SystemExit) as error:  # a tool that exits must not take the training with it
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a tool that exits, or says that it was cancelled, must not end the training
             self._log_once(error)
             return self._failures("tool_error", error, size, start)
 
-    def _log_once(self, error: Exception | SystemExit) -> None:
+    def _log_once(self, error: BaseException) -> None:
         """Tells the developer of an exception that the tool did not raise on purpose: else only the model reads it."""
         place = (type(self), self.name, type(error))
         if isinstance(error, ToolError) or place in _logged:
@@ -253,7 +262,7 @@ class Tool(abc.ABC):
             exc_info=error,
         )
 
-    def _failures(self, kind: ErrorKind, error: Exception | SystemExit, size: int, start: float) -> list[ToolOutcome]:
+    def _failures(self, kind: ErrorKind, error: BaseException, size: int, start: float) -> list[ToolOutcome]:
         try:
             content = (str(error) or type(error).__name__)[:_MAX_ERROR_CHARS]
         except Exception:  # a broken __str__ of somebody's exception
@@ -344,57 +353,18 @@ def _is_positive_time(seconds: Any) -> bool:
     return number and 0 < seconds <= TIMEOUT_MAX
 
 
-def _describe(error: Exception) -> str:
-    """Returns what a validator says; unknown names sorted, for the order of its set differs between processes."""
-    if getattr(error, "rule", None) != "additionalProperties":
-        return str(error)
-    known = error.definition.get("properties", ())  # type: ignore[attr-defined]
-    return f"{error.name} must not contain {sorted(set(error.value) - set(known))}"  # type: ignore[attr-defined]
-
-
 def _to_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     try:
-        return json.dumps(value, ensure_ascii=False)
+        plain = value if value is None or isinstance(value, _JSON) else _to_json(value)
+        return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=_to_json)
     except (TypeError, ValueError, RecursionError):
         return str(value)
 
 
-@functools.lru_cache(maxsize=256)
-def _compile(schema: str, name: str) -> Callable[[Any], Any]:
-    """Returns a validator of the JSON schema; compiled once however many environments use the tool."""
-    import fastjsonschema
-
-    parameters = json.loads(schema)
-    if not isinstance(parameters, dict) or parameters.get("type") != "object":
-        raise ConfigurationError(
-            f'parameters of tool {name!r} must be a JSON schema of "type": "object", got {schema[:200]}.'
-        )
-    try:
-        validator: Callable[[Any], Any] = fastjsonschema.compile(parameters, use_default=False)
-    except Exception as error:  # a wrong schema fails in many ways, also as AttributeError, TypeError or re.error
-        raise ConfigurationError(f"parameters of tool {name!r} are not a valid JSON schema: {error}.") from error
-    return validator
-
-
-def _signature(parameters: Mapping[str, Any]) -> str:
-    """Returns "query (string), limit (integer, optional)" for the properties of a schema."""
-    required = parameters.get("required", ())
-    properties = parameters.get("properties", {})
-    parts = [
-        f"{name} ({_kind(schema)}{'' if name in required else ', optional'})" for name, schema in properties.items()
-    ]
-    return ", ".join(parts) or "none"
-
-
-def _kind(schema: Any) -> str:
-    """Returns what a property takes, in a word or a few: "integer", '"C" or "F"', "integer or null"."""
-    if not isinstance(schema, Mapping):
-        return "any"
-    if "enum" in schema:
-        return " or ".join(map(json.dumps, schema["enum"]))
-    if "anyOf" in schema:
-        return " or ".join(map(_kind, schema["anyOf"]))
-    kind = schema.get("type", "any")
-    return kind if isinstance(kind, str) else " or ".join(kind)
+def _to_json(value: Any) -> Any:
+    """Returns what stands in JSON for a value without a form there: a dataclass's fields, numpy's numbers, a text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {part.name: getattr(value, part.name) for part in fields(value)}
+    return value.tolist() if hasattr(value, "tolist") else str(value)

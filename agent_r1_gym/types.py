@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Seq
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
+from agent_r1_gym.errors import ConfigurationError
+
 Role = Literal["system", "user", "assistant", "tool"]
 """Who speaks in a message."""
 
@@ -204,12 +206,30 @@ class Task:
         prompt: what the model is asked, as text.
         answers: accepted gold answers, the canonical one first; never shown to a model or a tool.
         metadata: whatever else the data set's row holds.
+
+    Raises:
+        ConfigurationError: a field is of another type.
     """
 
     id: str
     prompt: str
     answers: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        answers: Any = self.answers
+        if isinstance(answers, list):
+            object.__setattr__(self, "answers", tuple(answers))
+        elif not isinstance(answers, tuple):
+            meant = f": write ({answers!r:.40},)" if isinstance(answers, str) else ""
+            raise ConfigurationError(
+                f"answers of task {self.id!r} must be a tuple of texts, got {answers!r:.80}{meant}."
+            )
+        for name, value in (("id", self.id), ("prompt", self.prompt), *(("an answer", each) for each in answers)):
+            if not isinstance(value, str):
+                raise ConfigurationError(f"{name} of task {self.id!r} must be a text, got {value!r:.80}.")
+        if not isinstance(self.metadata, Mapping):
+            raise ConfigurationError(f"metadata of task {self.id!r} must be a mapping, got {self.metadata!r:.80}.")
 
 
 @dataclass(frozen=True, slots=True)

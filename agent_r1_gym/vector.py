@@ -16,7 +16,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeS
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.core.opening import PlainSpec
-from agent_r1_gym.errors import ActionTypeError, ConfigurationError
+from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError
 from agent_r1_gym.spaces import UnicodeText
 from agent_r1_gym.tool import PendingCall, execute_calls
 
@@ -111,9 +111,12 @@ class ToolVectorEnv(PlainSpec, VectorEnv[Any, Any, Any]):
 
         Raises:
             ActionTypeError: not N strings; no environment was stepped then.
-            EpisodeError: an episode ended and was not reset ("Disabled" mode).
+            EpisodeError: an episode ended and was not reset ("Disabled" mode); no environment was stepped then.
         """
         actions = self._single_actions(actions)
+        if self.autoreset_mode is AutoresetMode.DISABLED and self._ended.any():
+            places = np.flatnonzero(self._ended).tolist()
+            raise EpisodeError(f"Episodes have ended in environments {places}: reset them, by options['reset_mask'].")
         next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
         resets: list[bool] = self._ended.tolist() if next_step else [False] * self.num_envs
         live = [index for index, reset in enumerate(resets) if not reset]
@@ -307,10 +310,10 @@ class _Begun(NamedTuple):
 
 def _begin(env: AnyEnv, action: Any) -> _Begun | None:
     """Begins the step of the `ToolEnv` in `env`; None if only `env.step` knows what reaches it."""
+    if not isinstance(env.unwrapped, ToolEnv) or not steps_in_halves(env.unwrapped) or not _shows_the_action(env):
+        return None
     if isinstance(env, ToolEnv):
         return _Begun(env, env.begin_step(action))
-    if not isinstance(env.unwrapped, ToolEnv) or not _shows_the_action(env):
-        return None
     answers: list[tuple[AnyActionWrapper, Any]] = []
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, gymnasium.ActionWrapper):
@@ -319,6 +322,11 @@ def _begin(env: AnyEnv, action: Any) -> _Begun | None:
         env = env.env
     tool_env = cast(ToolEnv, env)
     return _Begun(tool_env, tool_env.begin_step(action), answers)
+
+
+def steps_in_halves(env: ToolEnv) -> bool:
+    """Returns whether `begin_step` and `finish_step` do all that `step` does: a subclass may have its own `step`."""
+    return getattr(env.step, "__func__", None) is ToolEnv.step
 
 
 def _shows_the_action(env: AnyEnv) -> bool:

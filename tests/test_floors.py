@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 
 FLOORS = {
     "agent_r1_gym": (
-        ("errors", "types", "spaces"),
+        ("errors",),
+        ("types", "spaces"),
         ("support",),
         ("sandbox", "text", "scoring"),
         ("parsing", "datasets", "retrieval"),

@@ -232,10 +232,18 @@ def test_numeric_match(prediction, gold, match):
         *(("-738", "738", 0.0), ("7.38", "738", 0.0), ("7,38", "738", 0.0), ("739", "738", 0.0)),
         *(("1,000", "1000", 1.0), ("738 coins", "738", 0.0), ("", "738", 0.0)),
         *(("the Ada Brock", "Ada Brock", 1.0), ("hana 3", "hana 3", 1.0), ("gus 3", "3", 0.0)),
+        *(("12", "1/2", 0.0), ("1 / 2.", "1/2", 1.0), ("C", "C++", 0.0), ("c++!", "C++", 1.0), ("x<0", "x > 0", 0.0)),
+        *(("15 km", "1.5 km", 0.0), ("3\u20134", "3 - 4", 1.0), ("34", "3-4", 0.0), ("50 %", "50%", 1.0)),
+        *(
+            ("**Paris**", "Paris", 1.0),
+            ("'The Hague'.", "Hague", 1.0),
+            ("US", "U.S.", 1.0),
+            ("Smith John", "Smith, John", 1.0),
+        ),
+        *(("1200 cents", "1,200 cents", 1.0), ("12,00 cents", "1,200 cents", 0.0), ("1030", "10:30", 0.0)),
     ],
 )
 def test_plain_match(prediction, gold, match):
-    """ "7,38" is no number: HotpotQA's rule decides, which drops the comma."""
     assert scoring.plain_match(prediction, gold) == match
     assert scoring.plain_match(prediction, ("something else", gold)) == match
 
@@ -269,3 +277,15 @@ def test_no_gold_answer_is_refused():
     for scorer in SCORERS.values():
         with pytest.raises(ConfigurationError, match="hidden answers"):
             scorer.em("x", ())
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "f1"),
+    [
+        *(("738.0", "738", 1.0), ("-738", "738", 0.0), ("738 coins", "738", 0.0)),
+        *(("the old C++ book", "C++", 0.5), ("the old C book", "C++", 0.0), ("no C++", "no", 0.0), ("No.", "no", 1.0)),
+    ],
+)
+def test_plain_f1(prediction, gold, f1):
+    """Of "old c++ book" one word of three is right, all of the gold answer: F1 1/2."""
+    assert scoring.plain_f1_score(prediction, gold) == f1

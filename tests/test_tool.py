@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import datetime
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agent_r1_gym.errors import (
@@ -216,6 +220,7 @@ def test_odd_values_of_a_tool_are_its_failure_not_the_environments(value: Any) -
         (RecursionError("no such table"), "tool_error"),
         (StopIteration("no such table"), "tool_error"),
         (SystemExit("no such table"), "tool_error"),
+        (asyncio.CancelledError("no such table"), "tool_error"),
         (DatasetError("no such table"), "tool_error"),
         (InfrastructureError("no such table"), "unavailable"),
         (RetrievalError("no such table"), "unavailable"),
@@ -302,3 +307,27 @@ def test_a_tool_cannot_change_the_arguments_of_its_call() -> None:
 def test_a_whole_outcome_is_not_copied() -> None:
     outcome = ToolOutcome("nothing there", data=(1,), latency=0.5)
     assert outcome_of(GivenTool(outcome)) is outcome
+
+
+@dataclasses.dataclass
+class Reading:
+    city: str
+    degrees: Any
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": np.int64(3), "b": None}, '{"a": 3, "b": null}'),
+        (np.arange(3), "[0, 1, 2]"),
+        (np.float64(0.5), "0.5"),
+        (datetime.date(2020, 1, 2), "2020-01-02"),
+        ([datetime.date(2020, 1, 2)], '["2020-01-02"]'),
+        (Reading("Malmö", [Reading("Lund", np.float32(0.5))]), None),
+        ({1}, "{1}"),
+        ({(1, 2): 3}, "{(1, 2): 3}"),
+    ],
+)
+def test_what_is_no_text_becomes_json(value: Any, text: str | None) -> None:
+    nested = '{"city": "Malmö", "degrees": [{"city": "Lund", "degrees": 0.5}]}'
+    assert outcome_of(GivenTool(value)).content == (text or nested)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.retrieval.base import Hit
 from agent_r1_gym.types import (
     Message,
@@ -102,3 +103,23 @@ def test_a_call_does_not_follow_what_it_was_made_of() -> None:
     arguments["more"] = ["two"]
     assert dict(call.arguments) == {"items": ["one"]}
     assert pickle.loads(pickle.dumps(call)) == copy.deepcopy(call) == call
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"id": 3}, "id of task 3 must be a text, got 3"),
+        ({"prompt": None}, "prompt of task '0' must be a text, got None"),
+        ({"answers": "yes"}, r"got 'yes': write \('yes',\)"),
+        ({"answers": (7,)}, "an answer of task '0' must be a text, got 7"),
+        ({"answers": None}, "must be a tuple of texts, got None"),
+        ({"metadata": [1]}, "metadata of task '0' must be a mapping"),
+    ],
+)
+def test_a_task_of_wrong_types_is_refused_where_it_is_made(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Task(**{"id": "0", "prompt": "q", **fields})
+
+
+def test_a_list_of_answers_becomes_a_tuple() -> None:
+    assert Task("0", "q", ["a", "b"]).answers == ("a", "b")  # type: ignore[arg-type]

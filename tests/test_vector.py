@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers import TimeLimit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -310,3 +311,40 @@ def test_closing_closes_every_environment_once() -> None:
     vector.close()
     vector.close()
     assert closed == [id(env) for env in envs]
+
+
+class Taxed(ToolEnv):
+    """Has a step of its own, which nobody may leave out; it reads actions in its own way, too."""
+
+    def step(self, action: str) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action.replace("Rome", "Paris"))
+        return observation, reward - 0.25, terminated, truncated, info
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: TimeLimit(env, 3)])
+def test_a_step_of_ones_own_counts_in_a_vector_and_in_an_evaluation(wrap: Any) -> None:
+    envs = [wrap(Taxed(tasks=TASKS[:1], tools=[EchoTool()])) for _ in range(2)]
+    vector = ToolVectorEnv(envs)
+    vector.reset(seed=0)
+    assert vector.step([call("echo", text="Rome"), answer("Rome")])[1].tolist() == [-0.25, 0.75]
+
+
+@pytest.mark.parametrize("limit", [1, None])
+def test_no_environment_is_stepped_beyond_an_end_that_was_not_reset(limit: int | None) -> None:
+    envs = make_envs(2) if limit is None else [TimeLimit(env, limit) for env in make_envs(2)]
+    vector = ToolVectorEnv(envs, autoreset_mode="Disabled")
+    vector.reset(seed=0)
+    actions = ["talk", answer("x") if limit is None else "talk"]
+    vector.step(actions)
+    turns = [env.unwrapped.transitions for env in envs]
+    with pytest.raises(EpisodeError, match=r"ended in environments \[1\]" if limit is None else r"\[0, 1\]"):
+        vector.step(actions)
+    assert [env.unwrapped.transitions for env in envs] == turns
+    vector.reset(options={"reset_mask": np.array([True, True])})
+    vector.step(["talk", "talk"])
+
+
+def test_a_vector_takes_the_limit_that_make_takes() -> None:
+    vector = VectorOf(make_env)(2, max_episode_steps=2, tasks=TASKS)
+    vector.reset(seed=0)
+    assert [vector.step(["talk", "talk"])[3].tolist() for _ in range(2)] == [[False, False], [True, True]]

@@ -27,7 +27,7 @@ from trainers.algorithms.batch import (
 )
 from trainers.algorithms.credit import Credit, CreditInputs
 from trainers.algorithms.critic import Critic, ValueBatch, policy_value_model
-from trainers.algorithms.layout import Layout, may_regroup, regrouped, rows_per_pass, score_rows
+from trainers.algorithms.layout import Layout, may_regroup, regrouped, rows_per_pass, score_rows, without_dropout
 from trainers.algorithms.numbers import Told, credit_numbers, rollout_numbers
 from trainers.algorithms.off_policy import drift, geometric_ratios, outside
 from trainers.algorithms.registry import estimate
@@ -276,9 +276,10 @@ class AgentTrainer(ResumableTrainer):
         assert self._scored is not None
         rows = rows_per_pass(batch_size or len(input_ids), input_ids.device)
         scored, numbers = self._scored, self._context_numbers
-        return score_rows(
-            score, input_ids, attention_mask, scored=scored, numbers=numbers, rows=rows, packed=self.packed
-        )
+        with without_dropout(model):
+            return score_rows(
+                score, input_ids, attention_mask, scored=scored, numbers=numbers, rows=rows, packed=self.packed
+            )
 
     def _credit_inputs(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> CreditInputs:
         """Returns this process's rollouts, in groups as TRL makes them over all processes."""

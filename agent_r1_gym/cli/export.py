@@ -26,6 +26,7 @@ _EXPORTED = (
     *("merges.txt", "chat_template*", "chat_format.*"),
 )
 """Files that belong to a model; a run folder holds optimiser states, traces and pickles beside them."""
+_BEFORE = "the adapter beside its base model; this model is their sum, rounded to the type of the base's weights"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +58,8 @@ def run(options: argparse.Namespace) -> int:
     out: Path = options.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"{out} exists and is not an empty folder; choose another --out.")
-    card = replace(card, scores=[*card.scores, *(_score(folder, RunFolder(run)) for run in options.scores)])
+    told = {"of": _BEFORE} if options.merge else {}
+    card = replace(card, scores=[*card.scores, *(_score(folder, RunFolder(run)) | told for run in options.scores)])
     files = [] if options.merge else _files(folder)
     with atomic_directory(out) as temporary:
         if options.merge:

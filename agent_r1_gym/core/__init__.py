@@ -55,7 +55,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         parser: format of the model's turns: "hermes", "search-r1", "retool", "openai", a `Parser` or MODULE:NAME.
         reward: presets, terms and functions of your own, or several of these, see `rewards.make_rewards`.
         reward_weights: overrides of single weights by term name.
-        scorer: key of `scoring.SCORERS`.
+        scorer: key of `scoring.SCORERS`; "plain" takes numbers by their value.
         max_turns: model turns per episode; the episode is truncated after the last.
         budgets: calls per episode, by tool; further ones are refused. Tools without one are free.
         max_history_chars: length budget of the observation, in characters; the episode is truncated beyond it.
@@ -88,7 +88,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         parser: str | Parser = "hermes",
         reward: Reward | RewardSet | Sequence[Reward] = "em",
         reward_weights: Mapping[str, float] | None = None,
-        scorer: str | AnswerScorer = "hotpotqa",
+        scorer: str | AnswerScorer = "plain",
         max_turns: int = 5,
         budgets: Mapping[str, int] | None = None,
         max_history_chars: int = 65_536,
@@ -107,17 +107,16 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         check_items("markup", markup, str)
         check_prompts(system_prompt, raw_system_prompt)
         self.tasks = opened_tasks(tasks, dataset, split)
-        self.tools = tuple(tools)
+        self.tools, self.scorer = tuple(tools), find_scorer(scorer)
         self.parser = chosen_parser(parser, self.tools)
-        self.scorer = find_scorer(scorer)
         self.rewards = make_rewards(reward, reward_weights, scorer=self.scorer)
+        if dataset is not None or isinstance(tasks, list | tuple):  # not those that are made when they are drawn
+            self.rewards.check_tasks(self.tasks)
         self.max_turns, self.budgets = max_turns, check_budgets(budgets, self.tools)
-        self.max_history_chars = max_history_chars
-        self.render_mode = render_mode
+        self.max_history_chars, self.render_mode = max_history_chars, render_mode
         self.observation_space = UnicodeText(max_history_chars)
         self.action_space = UnicodeText(max_history_chars)
-        self._system_prompt = system_prompt
-        self._raw_system_prompt = raw_system_prompt
+        self._system_prompt, self._raw_system_prompt = system_prompt, raw_system_prompt
         self.markup = tuple(markup)
         self.wording = Wording(short=feedback == "short", markup=(*self.markup, *self.parser.markup))
         self._history: History | None = None
@@ -209,7 +208,7 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         """
         super().reset(seed=seed)
         task = (None if options is None else chosen_task(self.tasks, options)) or self.sample_task()
-        self.rewards.check_task(task)
+        self.rewards.check_tasks((task,))
         self._history = None  # what follows may raise
         history = self._open(task)
         if len(history.text) > self.max_history_chars:
@@ -339,9 +338,10 @@ class ToolEnv(PlainSpec, KnownOptions, gymnasium.Env[str, str]):
         return system_text(first, self._raw_system_prompt, parser.instructions(self.tool_schemas), self.toolbox.by_name)
 
     def get_state(self) -> EpisodeState:
-        """Returns a snapshot of the running episode and of the generator, to branch or resume from."""
+        """Returns a snapshot of the running episode, of its tools (`Tool.get_state`) and of the generator."""
         if self._history is None:
             raise EpisodeError("There is nothing to snapshot before the first episode; call reset() first.")
+        self.toolbox.warn_of_lost_state(self.transitions, besides=self.tools)
         return EpisodeState(self._history, self.np_random.bit_generator.state, self.toolbox.get_states())
 
     def set_state(self, state: EpisodeState) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, EpisodeError, suggest
@@ -11,6 +12,7 @@ from agent_r1_gym.parsing import Parser, make_parser
 from agent_r1_gym.support.checks import check_integer
 from agent_r1_gym.support.lifetime import Lifetime
 from agent_r1_gym.tool import Tool
+from agent_r1_gym.types import Transition
 
 
 class Toolbox:
@@ -49,6 +51,26 @@ class Toolbox:
     def get_states(self) -> tuple[Any, ...]:
         """Returns a snapshot of each tool of the running episode."""
         return tuple(copy.deepcopy(tool.get_state()) for tool in self.by_name.values())
+
+    def warn_of_lost_state(self, played: Sequence[Transition], *, besides: Collection[Tool]) -> None:
+        """Warns where a snapshot cannot keep what the running episode has changed.
+
+        Args:
+            played: the episode.
+            besides: tools that are not made anew for each episode.
+        """
+        called = {call.name for transition in played for call in transition.parsed.calls}
+        forgetful = [
+            tool.name
+            for tool in self.tools
+            if tool.name in called and tool not in besides and not tool.deterministic and not tool.keeps_state
+        ]
+        if forgetful:
+            warnings.warn(
+                f"The snapshot holds nothing of what {', '.join(forgetful)} changed: set_state() makes such tools "
+                "anew. Give them get_state and set_state, or deterministic=True if calls change nothing.",
+                stacklevel=3,
+            )
 
     def set_states(self, states: Sequence[Any]) -> None:
         """Brings the tools of the running episode into the states that `get_states` returned.

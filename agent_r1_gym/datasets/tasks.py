@@ -33,7 +33,7 @@ from typing import Any, overload
 from agent_r1_gym.datasets.official.formats import canonical_split, split_in_name
 from agent_r1_gym.datasets.official.rows import Row
 from agent_r1_gym.errors import ConfigurationError, DatasetError, MissingDependencyError, suggest
-from agent_r1_gym.scoring import normalize_answer
+from agent_r1_gym.scoring import plain_text
 from agent_r1_gym.support.frozen import frozen
 from agent_r1_gym.support.json_files import read_objects
 from agent_r1_gym.support.versions import install_command
@@ -204,7 +204,7 @@ def _read(
                 )
             places[key] = row.where
             tasks.append((task, own or split))
-            empty += ((row.where, answer) for answer in task.answers if not normalize_answer(answer))
+            empty += ((row.where, answer) for answer in task.answers if not plain_text(answer))
     if not tasks:
         raise DatasetError(f"{name} holds no task.")
     _warn_of_empty_answers(empty)
@@ -221,7 +221,7 @@ def _warn_of_empty_answers(empty: Sequence[tuple[str, str]]) -> None:
         where, answer = empty[0]
         warnings.warn(
             f"{where}: the answer {answer!r} normalises to nothing ({len(empty)} answers of this source do), so that "
-            "exact match, after HotpotQA's normalisation, gives 1 for mere punctuation.",
+            "exact match, after normalisation, gives 1 for mere punctuation.",
             stacklevel=5,
         )
 
@@ -325,7 +325,7 @@ def _table_rows(file: Path, as_json: Collection[str | None], *, delimiter: str) 
     try:
         with file.open(newline="", encoding="utf-8-sig") as text:
             reader = csv.DictReader(text, delimiter=delimiter, strict=True)
-            names = reader.fieldnames or []
+            reader.fieldnames = names = [name.strip() for name in reader.fieldnames or []]
             if len(set(names)) < len(names) or "" in names:
                 raise DatasetError(f"{file}, line 1: the columns need names that differ, got {names}")
             for data in reader:

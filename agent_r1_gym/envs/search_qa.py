@@ -102,7 +102,7 @@ class SearchQAEnv(ToolEnv):
         if not isinstance(dataset, TaskSet):
             dataset = load_tasks(dataset, fields=fields, hold_out=hold_out)
         tools = [SearchTool(searched, top_k=top_k, passage_chars=passage_chars)]
-        super().__init__(dataset=dataset, split=split, tools=tools, **options)
+        super().__init__(dataset=dataset, split=split, tools=tools, **{"scorer": "hotpotqa", **options})
 
 
 @functools.cache  # once per process

@@ -265,6 +265,8 @@ def _scores_told(scores: Sequence[Mapping[str, Any]]) -> str:
                 )
         if score["excluded"]:
             lines.append(f"\n{score['excluded']} of its episodes lost their backend and are not in these numbers.\n")
+        if score.get("of"):
+            lines.append(f"\nThese are scores of {score['of']}.\n")
     return "## Scores\n\n" + "\n".join(lines) + "\n"
 
 

@@ -17,7 +17,7 @@ from agent_r1_gym.evaluation.statistics import (
     pass_hat_k,
 )
 from agent_r1_gym.play.record import Trajectory
-from agent_r1_gym.scoring import normalize_answer
+from agent_r1_gym.scoring import plain_text
 
 Summary = dict[str, Any]
 """What `metrics.json` holds."""
@@ -112,7 +112,7 @@ def _rank(value: str) -> tuple[bool, float, str]:
 
 def _answers(records: Sequence[Trajectory]) -> Summary:
     """Returns what was answered: an agent that always says the same thing shows here."""
-    given = Counter(normalize_answer(record.answer) for record in records if record.answer is not None)
+    given = Counter(plain_text(record.answer) for record in records if record.answer is not None)
     return {
         "distinct": len(given),
         "none": len(records) - given.total(),
@@ -123,7 +123,7 @@ def _answers(records: Sequence[Trajectory]) -> Summary:
 def _most_frequent_gold(records: Sequence[Trajectory]) -> Summary | None:
     """Returns the gold answer that most questions accept: what a run must beat that has learned anything."""
     groups = [group for group in _by_task(records).values() if group[0].gold_answers]
-    golds = [frozenset(map(normalize_answer, group[0].gold_answers)) for group in groups]
+    golds = [frozenset(map(plain_text, group[0].gold_answers)) for group in groups]
     accepted = Counter(answer for accepts in golds for answer in sorted(accepts))
     if not accepted:
         return None
@@ -194,7 +194,7 @@ def _best_of_k(records: Sequence[Trajectory], samples: int) -> Summary:
 
 
 def _votes(group: Sequence[Trajectory]) -> list[str | None]:
-    return [None if record.answer is None else normalize_answer(record.answer) for record in group]
+    return [None if record.answer is None else plain_text(record.answer) for record in group]
 
 
 def _by_task(records: Sequence[Trajectory]) -> dict[int, list[Trajectory]]:

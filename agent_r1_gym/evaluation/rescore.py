@@ -25,6 +25,7 @@ from agent_r1_gym.play.record import Trajectory, Turn
 from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.rewards import RewardSet, RewardTerm
 from agent_r1_gym.support.files import new_folder
+from agent_r1_gym.text import encodable
 from agent_r1_gym.types import ParsedTurn, Task, ToolOutcome, Transition
 
 _CUT_BY_ENV = ("max_turns", "max_history")
@@ -132,7 +133,7 @@ def rescored(record: Trajectory, env: ToolEnv, own: RewardSet) -> Trajectory:
         ConfigurationError: the episode is of another task, reads differently, or a term needs what was not kept.
     """
     task = _task_of(record, env)
-    env.rewards.check_task(task)
+    env.rewards.check_tasks((task,))
     rewards = _for(record, env.rewards, own)
     turns: list[Turn] = []
     for transition in transitions(record, task, env):
@@ -198,7 +199,9 @@ def _shown(record: Trajectory) -> list[list[str]]:
 def _task_of(record: Trajectory, env: ToolEnv) -> Task:
     if 0 <= record.task_index < len(env.tasks):
         task = env.tasks[record.task_index]
-        if (task.id, task.prompt, task.answers) == (record.task_id, record.question, record.gold_answers):
+        given = (task.id, task.prompt, *task.answers)
+        kept = (record.task_id, record.question, *record.gold_answers)
+        if tuple(map(encodable, given)) == tuple(map(encodable, kept)):
             return task
     raise ConfigurationError(
         f"Task {record.task_index} of the run is {record.task_id!r}, which its environment does not serve there any "

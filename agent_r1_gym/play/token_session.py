@@ -21,7 +21,7 @@ from agent_r1_gym.play.session import Counted, OnEnd, OnTurn, Session, Start, St
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.tool import PendingCall, execute_calls
 from agent_r1_gym.types import Message, ToolOutcome
-from agent_r1_gym.vector import step_together
+from agent_r1_gym.vector import step_together, steps_in_halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class TokenSession(Session):
 
     def _take_step(self, action: str) -> Reply:
         """Steps at once what is instant, and all else in the executor; a bare `ToolEnv` can be stepped in parts."""
-        if not isinstance(self.env, ToolEnv):
+        if not isinstance(self.env, ToolEnv) or not steps_in_halves(self.env):
             return self._executor.submit(self._step, action) if self.waits(action) else self._step(action)
         calls = self.env.begin_step(action)
         instant = [call for call in calls if call.tool.is_instant]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_r1_gym.errors import DatasetError
+from agent_r1_gym.evaluation.parts import told
 from agent_r1_gym.report.evaluation import (
     evaluation_items,
     evaluation_plots,
@@ -63,7 +64,8 @@ def _training_run(path: Path) -> TrainingRun:
     run = read_training_run(path)
     if run is None:
         raise DatasetError(
-            f"{path} holds no run; expected a folder of `agent-r1 eval` (run.json), of `agent-r1 quickstart` "
+            told(path)
+            or f"{path} holds no run; expected a folder of `agent-r1 eval` (run.json), of `agent-r1 quickstart` "
             "(curves.csv), or of the trainer (trainer_state.json, in it or in a checkpoint)."
         )
     return run

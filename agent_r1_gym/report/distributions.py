@@ -10,7 +10,7 @@ from typing import Any
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.report.page import Html
 from agent_r1_gym.report.plots import Range, bars, nice_ticks
-from agent_r1_gym.scoring import normalize_answer
+from agent_r1_gym.scoring import plain_text
 
 _FEW = 12
 """Number of different values up to which each has a bar of its own."""
@@ -86,7 +86,7 @@ def _of_answers(runs: Records) -> Html | None:
 
 
 def _answer(record: Trajectory) -> str:
-    return "(none)" if record.answer is None else normalize_answer(record.answer) or "(empty)"
+    return "(none)" if record.answer is None else plain_text(record.answer) or "(empty)"
 
 
 def _shares(

@@ -17,7 +17,8 @@ _T = TypeVar("_T")
 class EventLoop:
     """Runs coroutines of any thread on one loop; a fork starts a loop of its own.
 
-    A coroutine that blocks (`time.sleep`) stops all others of its loop: who runs code of strangers takes a loop apart.
+    A coroutine that exits (`sys.exit`) raises a `RuntimeError` instead, for an exit would end the loop, and with it the
+    work of all others. One that blocks (`time.sleep`) stops them: who runs code of strangers takes a loop apart.
 
     Args:
         name: of the thread.
@@ -35,7 +36,7 @@ class EventLoop:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return asyncio.run_coroutine_threadsafe(_contained(coroutine), self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
         """Returns what a coroutine returns; one that outlasts `timeout` seconds is cancelled.
@@ -56,6 +57,13 @@ class EventLoop:
 
     def _forget(self) -> None:
         self._loop, self._lock = None, threading.Lock()
+
+
+async def _contained(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}".removesuffix(": ")) from error
 
 
 SHARED = EventLoop("agent-r1-async")

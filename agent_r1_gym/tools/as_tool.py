@@ -159,7 +159,7 @@ def _of_callable(thing: Any, options: Mapping[str, Any]) -> Tool | None:
     description = chosen.pop("description", None)
     try:
         parameter_schema(function)
-        plain = not _is_annotated(function)
+        plain = not _is_annotated(function) and not _has_field_defaults(function)
     except ConfigurationError:
         if importlib.util.find_spec("pydantic") is None:
             raise
@@ -175,6 +175,15 @@ def _is_annotated(function: Callable[..., Any]) -> bool:
     """Returns whether an annotation holds more than a type and words: limits that only pydantic checks."""
     hints = typing.get_type_hints(function, include_extras=True).values()
     return any(not isinstance(part, str) for hint in hints for part in getattr(hint, "__metadata__", ()))
+
+
+def _has_field_defaults(function: Callable[..., Any]) -> bool:
+    return any(_is_field(parameter.default) for parameter in inspect.signature(function).parameters.values())
+
+
+def _is_field(default: Any) -> bool:
+    """Returns whether a parameter's default is pydantic's `Field(...)`; told by its name, to import nothing."""
+    return type(default).__name__ == "FieldInfo"
 
 
 def _of_annotations(function: Callable[..., Any], options: dict[str, Any]) -> Tool:
@@ -195,9 +204,13 @@ class _Arguments:
         import pydantic
 
         self._function = function
+        parameters = inspect.signature(function).parameters.items()
+        self._defaults = {name for name, each in parameters if each.default is each.empty or _is_field(each.default)}
+        """Parameters whose defaults, if they have any, pydantic alone knows."""
         try:
             hints = typing.get_type_hints(function, include_extras=True)
-            self.model = pydantic.create_model(function.__name__, **_fields(function, hints))
+            strict = pydantic.ConfigDict(extra="forbid")
+            self.model = pydantic.create_model(function.__name__, __config__=strict, **_fields(function, hints))
             self.model.model_json_schema()
         except (NameError, TypeError, pydantic.errors.PydanticUserError) as error:
             problem = str(error).splitlines()[0]
@@ -205,7 +218,8 @@ class _Arguments:
 
     def __call__(self, arguments: dict[str, Any]) -> Any:
         made = self.model.model_validate(arguments)
-        return self._function(**{name: getattr(made, name) for name in made.model_fields_set})
+        given = made.model_fields_set | self._defaults
+        return self._function(**{name: getattr(made, name) for name in given})
 
     def __reduce__(self) -> Any:
         return _Arguments, (self._function,)
@@ -213,6 +227,7 @@ class _Arguments:
 
 def _fields(function: Callable[..., Any], hints: Mapping[str, Any]) -> dict[str, Any]:
     import pydantic
+    from pydantic_core import PydanticUndefined  # an Annotated may hold the default; `...` would say there is none
 
     said = argument_descriptions(inspect.getdoc(function) or "")
     fields: dict[str, Any] = {}
@@ -221,6 +236,7 @@ def _fields(function: Callable[..., Any], hints: Mapping[str, Any]) -> dict[str,
             raise ConfigurationError(f"{function.__name__}: parameter {name!r} must be an ordinary named parameter.")
         if name not in hints:
             raise ConfigurationError(f"{function.__name__}: parameter {name!r} needs a type annotation.")
-        default = ... if parameter.default is parameter.empty else parameter.default
-        fields[name] = (hints[name], pydantic.Field(default, description=said.get(name)))
+        default = PydanticUndefined if parameter.default is parameter.empty else parameter.default
+        described = (pydantic.Field(description=said[name]),) if name in said else ()
+        fields[name] = (typing.Annotated[hints[name], *described] if described else hints[name], default)
     return fields

@@ -7,7 +7,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
 from agent_r1_gym.errors import ConfigurationError, suggest
@@ -42,7 +42,8 @@ class FunctionTool(Tool):
 
     def execute(self, arguments: Arguments) -> str | ToolOutcome:
         """Calls the function with `arguments` by keyword; values that are not text become JSON."""
-        value = self._function(**{name: self._integral(name, given) for name, given in arguments.items()})
+        schemas = self.parameters["properties"]
+        value = self._function(**{name: _whole(given, schemas[name]) for name, given in arguments.items()})
         return awaited(value, self.timeout)  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: typing.SupportsIndex) -> Any:
@@ -50,11 +51,6 @@ class FunctionTool(Tool):
         name = self._function.__qualname__
         module = sys.modules.get(self.__module__)
         return name if getattr(module, name, None) is self else super().__reduce_ex__(protocol)
-
-    def _integral(self, name: str, value: Any) -> Any:
-        """Returns 3.0 as 3 where an integer is expected: JSON schema takes both for integers, Python does not."""
-        expected = self.parameters["properties"][name].get("type")
-        return int(value) if isinstance(value, float) and expected == "integer" else value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function itself."""
@@ -135,6 +131,22 @@ def _type_schema(annotation: Any, where: str) -> dict[str, Any]:
         f"{where}: cannot make a JSON schema of {annotation!r}; use str, int, float, bool, list, dict, Literal or a "
         "union of them; for pydantic models and all that pydantic knows use as_tool()."
     )
+
+
+def _whole(value: Any, schema: Mapping[str, Any]) -> Any:
+    """Returns 3.0 as 3 where an integer is expected: JSON schema takes both for integers, Python does not."""
+    kinds = [part.get("type") for part in schema.get("anyOf", (schema,))]
+    if isinstance(value, float):
+        if "enum" in schema:
+            return next((item for item in schema["enum"] if item == value), value)
+        return int(value) if "integer" in kinds and "number" not in kinds else value
+    if not isinstance(value, list | dict):
+        return value
+    kind = "array" if isinstance(value, list) else "object"
+    inner: Mapping[str, Any] = next((part for part in schema.get("anyOf", (schema,)) if part.get("type") == kind), {})
+    if isinstance(value, list):
+        return [_whole(item, inner.get("items", {})) for item in value]
+    return {key: _whole(item, inner.get("additionalProperties", {})) for key, item in value.items()}
 
 
 def awaited(value: Any, timeout: float | None) -> Any:

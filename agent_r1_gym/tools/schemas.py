@@ -13,8 +13,9 @@ _KEPT = {
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength"),
     *("minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties"),
 }
-_OF_SCHEMAS = ("items", "additionalProperties", "not", "contains", "propertyNames")
+_OF_SCHEMAS = ("items", "additionalItems", "additionalProperties", "not", "contains", "propertyNames")
 OF_LISTS = ("anyOf", "oneOf", "allOf")
+_FIRST_ITEMS = "prefixItems"
 _OF_NAMES = ("properties", "patternProperties")
 _FORMATS = {"date-time", "date", "email", "ipv4", "ipv6", "uri"}
 """Those that are checked; others ("int32", "password") only describe."""
@@ -80,11 +81,12 @@ class Resolver:
         schema = {key: value for key, value in node.items() if key in _KEPT}
         if node.get("format") in _FORMATS:
             schema["format"] = node["format"]
+        node = _as_of_draft_7(node)
         for key in _OF_SCHEMAS:
             if key in node:
                 value = node[key]
                 schema[key] = value if isinstance(value, bool) else self.schema(value, above)
-        for key in OF_LISTS:
+        for key in (*OF_LISTS, _FIRST_ITEMS):
             if key in node:
                 schema[key] = [self.schema(item, above) for item in node[key]]
         for key in _OF_NAMES:
@@ -93,7 +95,19 @@ class Resolver:
                 schema[key] = {name: self.schema(item, above) for name, item in shown.items()}
                 if "required" in schema:
                     schema["required"] = [n for n in schema["required"] if n in shown or n not in node[key]]
+        if _FIRST_ITEMS in schema:
+            schema["items"] = schema.pop(_FIRST_ITEMS)
         return _as_of_3_1(schema, nullable=node.get("nullable") is True)
+
+
+def _as_of_draft_7(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a schema with `additionalItems` for what follows its first items; those stand in `prefixItems`."""
+    first = node.get(_FIRST_ITEMS, node.get("items"))
+    if not isinstance(first, list):
+        return node
+    rest = node.get("items") if _FIRST_ITEMS in node else node.get("additionalItems")
+    others = {key: value for key, value in node.items() if key not in ("items", "additionalItems")}
+    return {**others, _FIRST_ITEMS: first, **({} if rest is None else {"additionalItems": rest})}
 
 
 def _is_read_only(schema: Any) -> bool:

@@ -120,6 +120,7 @@ def test_an_adapter_plays_as_before_wherever_it_is_loaded(
     readme = (out / "README.md").read_text()
     assert f"| em | {em['mean']:.3f} | {em['low']:.3f} to {em['high']:.3f} |" in readme
     assert f"library_name: {'transformers' if merge else 'peft'}" in readme and "`search`" in readme
+    assert ("These are scores of the adapter beside its base model" in readme) is merge
 
 
 BASE = "base_model_name_or_path"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent_r1_gym.checker import CheckError, check_tool_env
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, EpisodeError
 from agent_r1_gym.parsing import SearchR1Parser
 from agent_r1_gym.rewards import RewardTerm
 from agent_r1_gym.tool import Tool
+from agent_r1_gym.tools import tool
 from agent_r1_gym.types import Task, ToolOutcome, Transition
 from tests.kit.helpers import (
     TASKS,
@@ -305,3 +308,68 @@ def test_two_system_prompts_are_refused() -> None:
 
 def test_an_environment_says_what_it_is() -> None:
     assert repr(make_env()) == "<ToolEnv not registered, 3 tasks>"
+
+
+def test_a_task_without_an_answer_is_named_when_the_environment_is_made() -> None:
+    tasks = [*TASKS, Task("open", "Why?")]
+    with pytest.raises(ConfigurationError, match=r"'open' has no gold answer, but the reward 'em' needs one"):
+        ToolEnv(tasks=tasks)
+    free = RewardTerm("free", lambda transition: 0.0)
+    assert len(ToolEnv(tasks=tasks, reward=free).tasks) == len(tasks)
+
+
+def test_tasks_that_are_made_on_demand_are_not_all_made_at_once() -> None:
+    class OnDemand(Sequence[Task]):
+        made = 0
+
+        def __len__(self) -> int:
+            return 1_000_000
+
+        def __getitem__(self, index: Any) -> Any:
+            OnDemand.made += 1
+            return Task(str(index), "q", ("a",))
+
+    ToolEnv(tasks=OnDemand())
+    assert OnDemand.made < 5
+
+
+def stock(**changes: Any) -> type[ToolEnv]:
+    """Returns an environment with a database per episode, whose tool keeps no state."""
+
+    class Stock(ToolEnv):
+        def make_tools(self, task: Task) -> Sequence[Tool]:
+            database = sqlite3.connect(":memory:", check_same_thread=False)
+            database.executescript("CREATE TABLE stock (number); INSERT INTO stock VALUES (7)")
+
+            @tool(timeout=None, **changes)
+            def sql(query: str) -> list:  # type: ignore[type-arg]
+                """Runs a statement."""
+                return database.execute(query).fetchall()
+
+            return [sql]
+
+    return Stock
+
+
+def test_a_snapshot_says_what_it_cannot_keep() -> None:
+    env = stock()(tasks=TASKS)
+    env.reset(seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env.get_state()  # nothing was called
+    env.step(call("sql", query="UPDATE stock SET number = 100"))
+    with pytest.warns(UserWarning, match="holds nothing of what sql changed"):
+        env.get_state()
+    reads = stock(deterministic=True)(tasks=TASKS)
+    reads.reset(seed=0)
+    reads.step(call("sql", query="SELECT number FROM stock"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reads.set_state(reads.get_state())
+
+
+@pytest.mark.filterwarnings("ignore:The snapshot holds nothing")
+def test_the_checker_sees_that_a_snapshot_forgets() -> None:
+    turns = [call("sql", query="UPDATE stock SET number = number + 1"), call("sql", query="SELECT number FROM stock")]
+    with pytest.raises(CheckError, match="does not lead to the same steps"):
+        check_tool_env(stock()(tasks=TASKS), actions=[*turns, answer("Paris")])

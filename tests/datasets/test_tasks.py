@@ -145,7 +145,9 @@ class TestSplits:
 
     def test_a_folder_has_a_file_per_split(self, tmp_path: Path) -> None:
         written(tmp_path / "train.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
-        (tmp_path / "test.csv").write_text("question,answer\nc,1\n")
+        (tmp_path / "test.csv").write_text(
+            "question, answer\nc,1\n"
+        )  # a space after the comma of a header is no part of it
         (tmp_path / "notes.txt").write_text("x")
         tasks = load_tasks(tmp_path)
         assert [task.id for task in tasks] == ["train/0", "train/1"]

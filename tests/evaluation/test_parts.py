@@ -119,6 +119,8 @@ def test_wrong_and_overlapping_parts_are_refused(
     capsys.readouterr()
     assert main([*words, *options]) == 2
     assert says in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "run")]) == 2
+    assert "holds parts of a run, without 2/2" in capsys.readouterr().err
     assert parts_in(tmp_path / "run")[0] == Part(1, 2)
 
 

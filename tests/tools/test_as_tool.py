@@ -224,3 +224,47 @@ def test_openai_agents_sdk() -> None:
     assert failed.error == "tool_error" and "no 1" in failed.content
     with pytest.raises(ConfigurationError, match="approval"):
         as_tool(harm)
+
+
+def test_fields_as_defaults_bound_a_parameter() -> None:
+    tagged, few = pydantic.Field([]), pydantic.Field(3, ge=1, le=5)
+
+    def top(query: str, limit: int = few, tags: list[str] = tagged) -> str:
+        """Searches.
+
+        Args:
+            query: the words
+            limit: how many
+        """
+        return f"{query} {limit!r} {tags}"
+
+    made = as_tool(top)
+    assert made.parameters["properties"]["limit"] == {
+        **{"type": "integer", "minimum": 1, "maximum": 5},
+        **{"default": 3, "description": "how many"},
+    }
+    assert outcome(made, query="a").content == "a 3 []"
+    assert outcome(made, query="a", limit=5).content == "a 5 []"
+    assert outcome(made, query="a", limit=-7).error == "bad_arguments"
+
+    def annotated(limit: Annotated[int, pydantic.Field(ge=1, default=5)]) -> str:
+        """Counts."""
+        return f"{limit!r}"
+
+    assert outcome(as_tool(annotated)).content == "5"
+
+
+def test_names_and_items_are_checked_before_pydantic_sees_them() -> None:
+    def find(query: str, limit: Annotated[int, pydantic.Field(ge=1)] = 3) -> str:
+        """Finds."""
+        return f"{limit}"
+
+    def pair(both: tuple[int, str]) -> str:
+        """Takes two."""
+        return f"{both}"
+
+    refused = outcome(as_tool(find), query="a", lmit=9)
+    assert (refused.error, "lmit" in refused.content) == ("bad_arguments", True)
+    assert as_tool(pair).parameters["properties"]["both"]["items"] == [{"type": "integer"}, {"type": "string"}]
+    assert outcome(as_tool(pair), both=[1, "a"]).content == "(1, 'a')"
+    assert [outcome(as_tool(pair), both=both).error for both in (["x", 5], [1, "a", 2])] == ["bad_arguments"] * 2

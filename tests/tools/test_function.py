@@ -286,3 +286,36 @@ def test_coroutines_share_a_loop() -> None:
         return id(asyncio.get_running_loop())
 
     assert len({loop.run([ToolCall("loop", {})])[0].content for _ in range(3)}) == 1
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt("stop")])
+@pytest.mark.parametrize("timeout", [None, 5.0])
+def test_a_coroutine_that_exits_takes_no_other_with_it(error: BaseException, timeout: float | None) -> None:
+    @tool(timeout=timeout)
+    async def leave() -> str:
+        """Exits."""
+        raise error
+
+    for _ in range(2):
+        assert outcome_of(fetch, x=1).ok
+        gone = outcome_of(leave)
+        assert (gone.error, gone.content) == ("tool_error", f"{type(error).__name__}: {error}")
+
+
+def test_integers_that_json_writes_as_floats_are_whole_wherever_they_stand() -> None:
+    @tool
+    def seen(
+        one: int | None = None,
+        many: list[int] | None = None,
+        named: dict[str, list[int]] = {},  # noqa: B006
+        choice: Literal[1, 2] = 1,
+        either: int | float = 0,
+        free: dict = {},  # type: ignore[type-arg] # noqa: B006
+        size: float = 0.0,
+    ) -> str:
+        """Shows what came."""
+        return repr((one, many, named, choice, either, free, size))
+
+    given = {"one": 1e3, "many": [3.0, 4], "named": {"a": [5.0]}, "choice": 2.0}
+    numbers = {"either": 6.0, "free": {"b": 7.0}, "size": 8.0}
+    assert outcome_of(seen, **given, **numbers).content == "(1000, [3, 4], {'a': [5]}, 2, 6.0, {'b': 7.0}, 8.0)"

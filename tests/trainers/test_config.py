@@ -77,6 +77,7 @@ class TestRefusals:
         [
             ({"algorithm": "grop"}, r"algorithm: got 'grop'\. Did you mean 'grpo'"),
             ({"kl_placement": "los"}, r"kl_placement: got 'los'\. Did you mean 'loss'"),
+            ({"loss_type": "nonsense"}, r"loss_type: got 'nonsense'\. Known: 'bnpo', .*'grpo'"),
             ({"gae_level": "word"}, r"gae_level: got 'word'\. Known: 'token', 'turn'"),
             ({"gamma": 1.5}, r"gamma must lie between 0 and 1, got 1\.5"),
             ({"max_turn_tokens": 0}, r"max_turn_tokens must lie between 1 and inf, got 0"),

@@ -86,7 +86,7 @@ def policy_value_model(policy: Any, args: AgentConfig, *, peft_config: PeftConfi
     Its activations are recomputed where the policy's are (`gradient_checkpointing`).
 
     Raises:
-        ConfigurationError: DeepSpeed ZeRO-3 is on.
+        ConfigurationError: DeepSpeed ZeRO-3 is on, or the architecture has no token classifier.
     """
     if is_deepspeed_zero3_enabled():  # type: ignore[no-untyped-call]
         raise ConfigurationError(
@@ -100,7 +100,15 @@ def policy_value_model(policy: Any, args: AgentConfig, *, peft_config: PeftConfi
     pattern = peft_config or getattr(policy, "peft_config", {}).get("default")
     # FSDP's sparing way to load leaves all processes but the first without weights; the critic is not sharded.
     with patch_environment(FSDP_CPU_RAM_EFFICIENT_LOADING="false"):
-        model: Any = build_value_model(policy, peft_config=pattern, **kwargs)
+        try:
+            model: Any = build_value_model(policy, peft_config=pattern, **kwargs)
+        except ValueError as error:
+            if "Unrecognized configuration class" not in str(error):
+                raise
+            raise ConfigurationError(
+                "algorithm ppo makes its critic of the model's token classifier, and transformers has none for this "
+                f"architecture ({str(error).split('. ', 1)[0]}): take an algorithm without critic."
+            ) from error
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
         if isinstance(model, PeftModel):

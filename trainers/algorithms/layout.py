@@ -15,7 +15,8 @@ Shapes: B trajectories, P prompt tokens, T tokens behind them, W = P + T columns
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,19 @@ from torch import Tensor
 from trainers.algorithms.segments import NO_MASK, Segment
 
 UNSCORED = -100
+
+
+@contextmanager
+def without_dropout(model: torch.nn.Module) -> Iterator[None]:
+    """While open, a model that only scores (no gradients) drops nothing out: as engines sample, and the reference."""
+    if torch.is_grad_enabled() or not model.training:
+        yield
+        return
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
 
 
 @dataclass(frozen=True, eq=False)

@@ -78,6 +78,7 @@ _CHOICES = MappingProxyType(
         "vllm_mode": _VLLM_MODES,
         "update_layout": ("auto", "packed", "rows"),
         "on_alarm": ("stop", "rollback"),
+        "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"),
     }
 )
 _SHARES = (

@@ -122,6 +122,10 @@ class ChatFormat:
         """Returns the text of a sampled turn, without the token that ended it."""
         return self._decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
 
+    def reread(self, text: str) -> str:
+        """Returns what becomes of a text that is written as tokens and read again: itself, where nothing is lost."""
+        return self._decode(self._encode(text))
+
     def encode(self, messages: Sequence[Message]) -> Row:
         """Returns a history as tokens, and a mask that is 1 on what the model wrote, ends of turn included.
 

@@ -93,6 +93,9 @@ class SlotEngine:
             # One per power of two up to the longest context: beyond its limit of 8, dynamo gives up without a word.
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
             self.decoder = torch.compile(model, mode="reduce-overhead", dynamic=False)
+        # A mixture of experts that was saved with this flag on would compute its training loss, of 2-D masks.
+        routed = hasattr(model.config.get_text_config(), "output_router_logits")
+        self.extra_inputs = {"output_router_logits": False} if routed else {}
         self.generator = torch.Generator().manual_seed(options.seed)
 
     def close(self) -> None:
@@ -317,6 +320,7 @@ class _Play:
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1,
+            **self.engine.extra_inputs,
         )
         logits: Tensor = output.logits
         return logits[:, -1]
@@ -368,10 +372,17 @@ def _check_model(model: Any, max_length: int) -> None:
             f"engine=cached masks each episode by itself, which attn_implementation={attention!r} cannot do: load the "
             "model with 'sdpa' or 'eager', or take --engine trl."
         )
-    if not kinds <= {"full_attention", "sliding_attention"} or ("sliding_attention" in kinds and window < max_length):
+    # Mistral, Mixtral, Phi-3 and others have a window without saying which layers do.
+    slides = "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True))
+    if not kinds <= {"full_attention", "sliding_attention"} or (slides and window < max_length):
         raise ConfigurationError(
-            f"engine=cached keeps full attention only, but the model has layers {sorted(kinds)} and a window of "
-            f"{window} tokens: keep max_length={max_length} within the window, or take --engine trl."
+            f"engine=cached keeps full attention only, but the model has layers {sorted(kinds or ['all alike'])} and a "
+            f"window of {window} tokens: keep max_length={max_length} within the window, or take --engine trl."
+        )
+    if config.model_type == "bloom" or getattr(config, "alibi", False):
+        raise ConfigurationError(
+            f"engine=cached gives each episode positions of its own, which {config.model_type} (ALiBi) does not take: "
+            "take --engine trl, or a model with rotary positions."
         )
     if max_length > limit:
         raise ConfigurationError(

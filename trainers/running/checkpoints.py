@@ -34,6 +34,12 @@ FIXED = (
     *("chat_template", "chat_template_kwargs", "curriculum"),
 )
 """Options that a resume cannot change: they decide which rows come next, or the restored optimiser ignores them."""
+OBJECTIVE = (
+    *("beta", "gamma", "lam", "loss_type", "scale_rewards", "epsilon", "epsilon_high", "importance_sampling_level"),
+    *("temperature", "top_p", "top_k", "max_turn_tokens", "max_prompt_length", "max_completion_length", "engine"),
+    *("max_steps", "num_train_epochs", "lr_scheduler_type", "warmup_steps", "bf16", "fp16", "model_init_kwargs"),
+)
+"""Options that a resume may change, and is told of: from then on the run is another one."""
 
 logger = logging.getLogger(__name__)
 
@@ -218,6 +224,16 @@ def check_identity(folder: Path, identity: Mapping[str, Any]) -> None:
         )
     check_division(folder, saved=Division.of(saved), own=Division.of(own), sharding=own["sharding"])
     check_weights(folder, own=identity["weights"], saved=_record(folder)["identity"]["weights"], what="model")
+
+
+def changes_told(folder: Path, args: Any) -> str | None:
+    """Returns which options of the objective a resumed run has otherwise than its checkpoint, None if none."""
+    saved, own = _record(folder).get("settings", {}), json.loads(args.to_json_string())
+    changed = [name for name in OBJECTIVE if name in saved and name in own and saved[name] != own[name]]
+    if not changed:
+        return None
+    told = ", ".join(f"{name} {saved[name]!r} -> {own[name]!r}" for name in changed)
+    return f"{folder} was saved with other options, and goes on with these: {told}"
 
 
 def division_of(folder: Path) -> Division:

@@ -22,11 +22,15 @@ Config = TypeVar("Config", bound=TrainingArguments)
 
 @dataclass
 class AgentModelConfig(ModelConfig):
-    """TRL's `ModelConfig` with a shorter name for the model."""
+    """TRL's `ModelConfig` with a shorter name for the model, and no dropout in adapters.
+
+    Rollouts are sampled without dropout: with it (TRL's default is .05) the loss would be of another policy.
+    """
 
     model_name_or_path: str | None = field(
         default=None, metadata={"aliases": ["--model"], "help": "The model to train: a hub id or a folder."}
     )
+    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout in the adapter."})
 
 
 def read_options(words: Sequence[str]) -> tuple[AgentConfig, ModelConfig]:

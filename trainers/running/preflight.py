@@ -14,14 +14,17 @@ from typing import Any, cast
 import torch
 import transformers
 from huggingface_hub import constants, model_info, try_to_load_from_cache
+from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations import get_reporting_integration_callbacks  # type: ignore[attr-defined]
 from trl import ModelConfig  # type: ignore[attr-defined]
 
+from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.play.session import Session
 from agent_r1_gym.registry import TextEnv
+from agent_r1_gym.types import ToolCall
 from trainers.config import AgentConfig
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.collect import job_of
@@ -247,6 +250,11 @@ def check_adapter(peft_config: Any, source: Source) -> None:
     linear = [path for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     _check_targets(peft_config.modules_to_save or (), model, linear, option="lora_modules_to_save")
     targets = peft_config.target_modules or ()
+    known = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    if not targets and not getattr(peft_config, "target_parameters", None) and config.model_type not in known:
+        raise ConfigurationError(
+            f"lora_target_modules: none are known for {config.model_type}. Name some, or take all-linear."
+        )
     if not isinstance(targets, str):
         _check_targets(targets, model, linear, option="lora_target_modules")
     elif targets != "all-linear" and not any(re.fullmatch(targets, path) for path, _ in model.named_modules()):
@@ -288,6 +296,27 @@ def check_prompts(env: TextEnv, rows: Sequence[Mapping[str, Any]], chat: ChatFor
             f"max_prompt_length={longest}, but of {len(lengths)} prompts tried the longest has {max(lengths)} tokens: "
             f"raise it to at least {-(-max(lengths) // 64) * 64}, or shorten the environment's system_prompt."
         )
+
+
+def warn_of_lost_format(env: TextEnv, chat: ChatFormat) -> None:
+    """Warns where the tokenizer changes the first call or answer: a model can write no more than it keeps."""
+    bare = env.unwrapped
+    if not isinstance(bare, ToolEnv):
+        return
+    env.reset(seed=0, options={"task_index": 0})
+    first, answers, parser = bare.oracle(bare.task, ()), bare.task.answers, bare.parser
+    turns = [parser.format_call(first)] if isinstance(first, ToolCall) else []
+    turns += [parser.format_answer(answers[0])] if answers else []
+    for turn in turns:
+        meant, read = parser.parse(turn), parser.parse(reread := chat.reread(turn))
+        if (len(read.calls), read.answer is None) != (len(meant.calls), meant.answer is None):
+            logger.warning(
+                "The tokenizer cannot write the format %r, so no turn of the model will be understood: %.120r becomes "
+                "%.120r. Take a model whose tokenizer keeps every character (byte-level BPE does), or another parser.",
+                *(parser.name, turn, reread),
+            )
+        elif (read.calls, read.answer) != (meant.calls, meant.answer):
+            logger.warning("The tokenizer changes what is written: %.120r becomes %.120r.", turn, reread)
 
 
 def check_size(dataset: Any, args: AgentConfig) -> None:

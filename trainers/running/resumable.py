@@ -231,6 +231,8 @@ class ResumableTrainer(GRPOTrainer):
         folder = checkpoints.to_resume(resume_from_checkpoint, directory=directory)
         if folder is not None:
             checkpoints.check_identity(Path(folder), self.identity)
+            if (changes := checkpoints.changes_told(Path(folder), self.args)) and self.accelerator.is_main_process:
+                logger.warning("%s.", changes)
             if self.args.sync_ref_model:
                 raise ConfigurationError(
                     "sync_ref_model moves the reference model, which checkpoints do not hold: this run cannot be "

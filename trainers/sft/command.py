@@ -15,6 +15,7 @@ from typing import Any
 
 from accelerate import PartialState  # type: ignore[import-untyped]
 from datasets import Dataset
+from transformers import AutoConfig
 from trl import SFTConfig, SFTTrainer, get_peft_config, get_quantization_config  # type: ignore[attr-defined]
 
 import agent_r1_gym.envs  # noqa: F401  # registers the environments
@@ -30,7 +31,15 @@ from trainers.config import settle_precision
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.local import LocalOptions
 from trainers.running.command_line import read_config
-from trainers.running.preflight import Source, check_adapter, check_model, check_output, find_model, load_tokenizer
+from trainers.running.preflight import (
+    Source,
+    check_adapter,
+    check_model,
+    check_output,
+    find_model,
+    load_tokenizer,
+    warn_of_lost_format,
+)
 from trainers.running.quiet import silence_libraries
 from trainers.running.summary import closing
 from trainers.sft.demonstrations import SELF, contexts, play_demonstrations, successes
@@ -122,6 +131,8 @@ def main(words: Sequence[str]) -> None:
     peft_config = get_peft_config(model_args)
     check_adapter(peft_config, model)
     chat = ChatFormat.load(name, tokenizer, template=args.chat_template, revision=model_args.model_revision)
+    for env in envs.values():
+        warn_of_lost_format(env, chat)
     if source is None:
         kept = {member.name: _kept(_played(member, envs[member.name], args, name), args) for member in environments}
     rows = _mixed(
@@ -138,6 +149,7 @@ def main(words: Sequence[str]) -> None:
     )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     trainer.save_state()
+    _forget_training(trainer, model)
     trainer.save_model(args.output_dir)
     if trainer.is_world_process_zero():
         tokenizer.save_pretrained(args.output_dir)
@@ -149,6 +161,14 @@ def main(words: Sequence[str]) -> None:
         say(f"learned from {episodes} episodes ({len(rows)} rows); {closing(args.output_dir, card)}")
         if held_out:
             note(f"{held_out}: the questions that `agent-r1 eval` asks by default are no test of this model")
+
+
+def _forget_training(trainer: SFTTrainer, model: Source) -> None:
+    """Has the configuration say of a mixture of experts' router what the base model's said: TRL turns its loss on."""
+    base = AutoConfig.from_pretrained(model.name, **model.options).get_text_config()
+    if hasattr(base, "output_router_logits"):
+        own = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
+        own.output_router_logits = base.output_router_logits
 
 
 def _held_out(run: RunFolder) -> str | None:

@@ -26,7 +26,7 @@ from trainers.engines.weights import check_whole
 from trainers.running import checkpoints
 from trainers.running.ahead import Ahead
 from trainers.running.curriculum import Curriculum, pools_of
-from trainers.running.preflight import check_prompts
+from trainers.running.preflight import check_prompts, warn_of_lost_format
 from trainers.running.probe import LargestUpdate
 from trainers.running.sharding import check_sharding, sharding_of
 from trainers.running.summary import agent_card
@@ -135,6 +135,7 @@ def _check_prompts(envs: Mapping[str, TextEnv], rows: Dataset, chat: ChatFormat,
     for name, env in envs.items():
         own = rows if len(envs) == 1 else rows.select([at for at, of in enumerate(rows["env"]) if of == name])
         check_prompts(env, own, chat, longest=args.max_prompt_length)
+        warn_of_lost_format(env, chat)
 
 
 def _base(args: AgentConfig, model: Any) -> str:

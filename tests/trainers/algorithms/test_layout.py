@@ -36,6 +36,7 @@ from trainers.algorithms.layout import (
     rows_layout,
     rows_per_pass,
     score_rows,
+    without_dropout,
 )
 from trainers.algorithms.segments import Segment, exchange_attention, lay_out, takes_segments
 
@@ -350,3 +351,20 @@ def test_micro_batches_add_up_to_the_same_update(tmp_path: Path, layout: str, lo
         assert not torch.equal(ends[0]["model.norm.weight"], ends[1]["model.norm.weight"])
     else:
         assert_close(ends[0], ends[1], rtol=0, atol=1e-6)
+
+
+def test_what_only_scores_drops_nothing_out() -> None:
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5)).train()
+    ones = torch.ones(64)
+    with torch.no_grad(), without_dropout(model):
+        assert torch.equal(model(ones), ones)
+    assert model.training
+    with without_dropout(model):  # gradients are wanted
+        assert not torch.equal(model(ones), ones)
+    with pytest.raises(ValueError, match="stop"), torch.no_grad(), without_dropout(model):
+        raise ValueError("stop")
+    assert model.training
+    model.eval()
+    with torch.no_grad(), without_dropout(model):
+        pass
+    assert not model.training

@@ -12,11 +12,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch._dynamo.utils import counters
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.play.engine import NOT_YET
 from tests.kit.generate_engine import GenerateEngine
-from tests.kit.scripted import STOPS, ScriptedSession, make_causal_lm, make_sessions
+from tests.kit.scripted import STOPS, VOCABULARY, ScriptedSession, make_causal_lm, make_sessions
 from trainers.engines.cache import SlotCache
 from trainers.engines.rollout_weights import weights_in
 from trainers.engines.sampling import SamplingOptions
@@ -351,6 +352,34 @@ class TestFaults:
         model.config._attn_implementation = "flash_attention_2"
         with pytest.raises(ConfigurationError, match="flash_attention_2"):
             slot_engine(model, slots=2)
+
+    def test_a_window_counts_where_no_layer_says_that_it_has_one(self) -> None:
+        """As in Mistral, Mixtral and Phi-3."""
+        model = make_causal_lm("llama")
+        model.config.sliding_window = 59
+        with pytest.raises(ConfigurationError, match=r"window of 59 tokens: keep max_length=60 within"):
+            slot_engine(model)
+        slot_engine(model, max_length=59)
+        model.config.use_sliding_window = False
+        slot_engine(model)
+
+    def test_positions_that_are_no_ids_are_refused(self) -> None:
+        model = make_causal_lm("llama")
+        model.config.alibi = True
+        with pytest.raises(ConfigurationError, match=r"llama \(ALiBi\) does not take: take --engine trl"):
+            slot_engine(model)
+
+    def test_a_mixture_of_experts_plays_whatever_its_router_is_to_report(self) -> None:
+        """TRL's `SFTTrainer` saves it so."""
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+        sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4}
+        experts = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+        model: Any = Qwen2MoeForCausalLM(
+            Qwen2MoeConfig(**sizes, **experts, vocab_size=VOCABULARY, output_router_logits=True)
+        )
+        sessions = play(slot_engine(model, SAMPLED), 5)
+        model.config.output_router_logits = False
+        assert_replays(model, sessions, SAMPLED.temperature)
 
     def test_sharded_weights_are_refused(self) -> None:
         model = make_causal_lm()

@@ -193,8 +193,9 @@ class TestFaults:
 
 def test_a_resumed_run_logs_and_saves_as_its_own_options_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_trainer(tmp_path, play, max_steps=2, logging_steps=2, save_strategy="steps", save_steps=2).train()
-    resumed = make_trainer(tmp_path, play, max_steps=4, logging_steps=1, save_strategy="steps", save_steps=1)
+    resumed = make_trainer(tmp_path, play, max_steps=4, logging_steps=1, save_strategy="steps", save_steps=1, gamma=0.5)
     resumed.train(resume_from_checkpoint=True)
     assert [logs["step"] for logs in resumed.state.log_history if "grad_norm" in logs] == [2, 3, 4]
     assert (tmp_path / "checkpoint-3").is_dir()
     assert "Resumed with this run's logging_steps=1, save_steps=1" in caplog.text
+    assert "saved with other options, and goes on with these: gamma 1.0 -> 0.5, max_steps 2 -> 4." in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,10 @@ from peft import LoraConfig
 from transformers import AutoConfig
 from trl import ModelConfig
 
+from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.registry import make_text_env
+from agent_r1_gym.types import Task
 from tests.trainers.engines.test_chat_format import CHATML, tokenizer_with
 from tests.trainers.test_train import config
 from trainers.engines.chat_format import ChatFormat
@@ -192,6 +196,38 @@ class TestAdapter:
     def test_options_that_do_not(self, targets: Any, options: dict[str, Any], words: str, model_folder: Path) -> None:
         with pytest.raises(ConfigurationError, match=words):
             self.check(targets, model_folder, **options)
+
+    def test_architecture_whose_targets_nobody_knows(self, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(preflight, "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", {})
+        with pytest.raises(ConfigurationError, match=r"none are known for qwen\w+\. Name some, or take all-linear"):
+            self.check(None, model_folder)
+        self.check("all-linear", model_folder)
+
+
+class TestWriting:
+    """A tokenizer that cannot write the environment's format teaches nothing, however long one trains."""
+
+    def chat(self, read: Callable[[str], str]) -> Any:
+        return SimpleNamespace(reread=read)
+
+    def test_format_that_is_lost(self, caplog: pytest.LogCaptureFixture) -> None:
+        env = make_text_env("AgentR1/Arithmetic-v0", {})
+        split = self.chat(lambda text: re.sub(r"([<>/_{}])", r" \1 ", text.lower()))  # as WordPiece does
+        preflight.warn_of_lost_format(env, split)
+        assert "cannot write the format 'hermes'" in caplog.text
+        assert "becomes ' < answer > " in caplog.text
+
+    def test_words_that_change_are_told(self, caplog: pytest.LogCaptureFixture) -> None:
+        env = ToolEnv(tasks=[Task("0", "Where?", ("Paris",))])
+        preflight.warn_of_lost_format(env, self.chat(str.lower))
+        assert "The tokenizer changes what is written: '<answer>Paris</answer>' becomes" in caplog.text
+
+    def test_spaces_around_a_turn_do_not_matter(self, caplog: pytest.LogCaptureFixture) -> None:
+        preflight.warn_of_lost_format(make_text_env("AgentR1/Arithmetic-v0", {}), self.chat(lambda text: f" {text} "))
+        assert not caplog.text
+
+    def test_environments_without_a_format(self) -> None:
+        preflight.warn_of_lost_format(gymnasium.Env(), self.chat(lambda text: ""))
 
 
 class TestPrompts:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from transformers import Qwen2MoeConfig
 
 from agent_r1_gym.evaluation.agent_card import AgentCard
 from agent_r1_gym.evaluation.run_folder import RunFolder
@@ -15,7 +17,8 @@ from tests.kit.synthetic import episodes, write_run
 from tests.kit.tiny_model import make_model, make_tokenizer
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.local import LocalOptions, load_model
-from trainers.sft.command import FOLDER, run
+from trainers.running.preflight import Source
+from trainers.sft.command import FOLDER, _forget_training, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 SMALL = ["FictionQA", "--option", "questions=12", "--option", "style=compact", "--episodes", "6"]
@@ -132,3 +135,12 @@ def test_demonstrations_below_another_window_are_refused(
         refusal = f"below context_window=1 context_mode=drop_turns, the command line says {told}"
         assert refusal in capsys.readouterr().err
     assert run([*ledgers, *window, *again]) == 0
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_a_router_reports_after_the_training_what_it_reported_before(flag: bool, tmp_path: Path) -> None:
+    Qwen2MoeConfig(output_router_logits=flag).save_pretrained(tmp_path)
+    trained = SimpleNamespace(config=Qwen2MoeConfig(output_router_logits=True))
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model)
+    _forget_training(SimpleNamespace(accelerator=accelerator, model=trained), Source(str(tmp_path)))
+    assert trained.config.output_router_logits == flag
