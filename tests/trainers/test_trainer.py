@@ -353,6 +353,16 @@ class TestLogProbsThatNobodyReports:
         assert_close(output["advantages"], without["advantages"], rtol=1e-4, atol=1e-5)
 
 
+def test_scored_log_probs_are_of_a_model_without_dropout(tmp_path: Path) -> None:
+    """Else the KL from a reference that equals the policy would be above 0."""
+    model = make_model()
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    trainer, _ = run(tmp_path, multi_turn_batch(), model=model, algorithm="rloo", kl_placement="reward", beta=0.5)
+    assert trainer._metrics["train"]["kl"] == [pytest.approx(0.0, abs=1e-6)]
+    assert trainer.model.training
+
+
 def test_critic_keeps_its_learning_rate_under_the_policys_schedule(tmp_path: Path) -> None:
     settings = {"algorithm": "ppo", "num_generations": 4, "max_steps": 3, "lr_scheduler_type": "linear"}
     trainer = make_trainer(tmp_path, by_row, learning_rate=1e-3, critic_learning_rate=2e-3, **settings)

@@ -376,8 +376,8 @@ def _check_model(model: Any, max_length: int) -> None:
     slides = "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True))
     if not kinds <= {"full_attention", "sliding_attention"} or (slides and window < max_length):
         raise ConfigurationError(
-            f"engine=cached keeps full attention only, but the model has layers {sorted(kinds or ['all alike'])} and a "
-            f"window of {window} tokens: keep max_length={max_length} within the window, or take --engine trl."
+            f"engine=cached keeps full attention only, but the model has {sorted(kinds) or 'layers'} with a window of "
+            f"{window} tokens: keep max_length={max_length} within the window, or take --engine trl."
         )
     if config.model_type == "bloom" or getattr(config, "alibi", False):
         raise ConfigurationError(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from transformers import Qwen2MoeConfig
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
+from agent_r1_gym.cli.main import main
 from agent_r1_gym.evaluation.agent_card import AgentCard
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.play.record import Trajectory
@@ -17,8 +17,7 @@ from tests.kit.synthetic import episodes, write_run
 from tests.kit.tiny_model import make_model, make_tokenizer
 from trainers.engines.chat_format import ChatFormat
 from trainers.engines.local import LocalOptions, load_model
-from trainers.running.preflight import Source
-from trainers.sft.command import FOLDER, _forget_training, run
+from trainers.sft.command import FOLDER, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 SMALL = ["FictionQA", "--option", "questions=12", "--option", "style=compact", "--episodes", "6"]
@@ -137,10 +136,16 @@ def test_demonstrations_below_another_window_are_refused(
     assert run([*ledgers, *window, *again]) == 0
 
 
-@pytest.mark.parametrize("flag", [False, True])
-def test_a_router_reports_after_the_training_what_it_reported_before(flag: bool, tmp_path: Path) -> None:
-    Qwen2MoeConfig(output_router_logits=flag).save_pretrained(tmp_path)
-    trained = SimpleNamespace(config=Qwen2MoeConfig(output_router_logits=True))
-    accelerator = SimpleNamespace(unwrap_model=lambda model: model)
-    _forget_training(SimpleNamespace(accelerator=accelerator, model=trained), Source(str(tmp_path)))
-    assert trained.config.output_router_logits == flag
+def test_a_mixture_of_experts_that_was_taught_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """TRL turns the loss of its router on in the configuration, which no cache fits."""
+    tokenizer, base, out = make_tokenizer(), tmp_path / "base", tmp_path / "out"
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "num_experts": 4}
+    widths = {"hidden_size": 32, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    Qwen2MoeForCausalLM(Qwen2MoeConfig(vocab_size=len(tokenizer), **heads, **widths, **ids)).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    assert run([*SMALL, "--model", str(base), "--output_dir", str(out), *QUICK]) == 0
+    assert json.loads((out / "config.json").read_text())["output_router_logits"] is False
+    words = ["eval", *SMALL[:-2], "--policy", f"local:{out}", "-n", "2", "--out", str(tmp_path / "eval")]
+    assert main(words) == 0
+    assert len(RunFolder(tmp_path / "eval").episodes()) == 2
