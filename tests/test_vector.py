@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ActionTypeError, AgentR1Error, ConfigurationError, EpisodeError
+from agent_r1_gym.play.policies import OraclePolicy
 from agent_r1_gym.registry import VectorOf, register
 from agent_r1_gym.vector import ToolVectorEnv
 from tests.kit.helpers import (
@@ -28,6 +29,7 @@ from tests.kit.helpers import (
     call,
     make_env,
 )
+from tests.kit.playing import play
 from tests.kit.vectors import RegisteredEnv, info_of, make_envs
 
 MODES = [mode.value for mode in AutoresetMode]
@@ -327,6 +329,8 @@ def test_a_step_of_ones_own_counts_in_a_vector_and_in_an_evaluation(wrap: Any) -
     vector = ToolVectorEnv(envs)
     vector.reset(seed=0)
     assert vector.step([call("echo", text="Rome"), answer("Rome")])[1].tolist() == [-0.25, 0.75]
+    [record] = play(OraclePolicy(), [0], lambda: wrap(Taxed(tasks=TASKS[:1])))
+    assert record.episode_return == 0.75
 
 
 @pytest.mark.parametrize("limit", [1, None])

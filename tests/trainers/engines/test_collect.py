@@ -226,6 +226,16 @@ def test_any_text_environment_can_be_played() -> None:
     assert "<|im_start|>user\nfound yes<|im_end|>" in TOKENIZER.decode(tokens_of(found).completion_ids)
 
 
+def test_a_tool_environment_is_stepped_by_a_step_of_its_own() -> None:
+    class Taxed(ToolEnv):
+        def step(self, action: str) -> Any:
+            observation, reward, terminated, truncated, info = super().step(action)
+            return observation, reward - 0.25, terminated, truncated, info
+
+    found = played("hm", "<answer>yes</answer>", env=lambda: Taxed(tasks=[Task("0", "say yes", ("yes",))]))
+    assert [turn.reward for turn in found.turns] == [-0.25, 0.75]
+
+
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), None, "much"])
 def test_a_reward_that_is_no_number_is_refused(reward: Any) -> None:
     with pytest.raises(ConfigurationError, match="EchoEnv returned the reward"):
