@@ -200,8 +200,7 @@ def _task_of(record: Trajectory, env: ToolEnv) -> Task:
     if 0 <= record.task_index < len(env.tasks):
         task = env.tasks[record.task_index]
         given = (task.id, task.prompt, *task.answers)
-        kept = (record.task_id, record.question, *record.gold_answers)
-        if tuple(map(encodable, given)) == tuple(map(encodable, kept)):
+        if tuple(map(encodable, given)) == (record.task_id, record.question, *record.gold_answers):
             return task
     raise ConfigurationError(
         f"Task {record.task_index} of the run is {record.task_id!r}, which its environment does not serve there any "

@@ -22,8 +22,9 @@ from agent_r1_gym.play.jobs import Job
 from agent_r1_gym.play.policies import OraclePolicy, PolicyInput
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.play.session import Session, step_sessions
+from agent_r1_gym.registry import register
 from agent_r1_gym.rewards import RewardTerm, repeated_query
-from agent_r1_gym.types import ParsedTurn, ToolCall, ToolOutcome, Transition
+from agent_r1_gym.types import ParsedTurn, Task, ToolCall, ToolOutcome, Transition
 from tests.kit.helpers import TASKS, EchoTool
 from tests.kit.playing import play
 
@@ -169,6 +170,23 @@ def test_an_end_from_outside_is_rewarded_as_it_was(reward: Any, turns: list[str]
     assert rescored(record, env, env.rewards).turns == record.turns
     *_, last = transitions(record, env.tasks[0], env)
     assert last.truncated and last.turn == len(turns) and len(last.earlier) == len(turns)
+
+
+class OddEnv(ToolEnv):
+    """Its texts hold what no file can: lone surrogates."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(tasks=[Task("a\ud800", "What \udfff?", ("x",)), Task("b", "Why?", ("y",))], **options)
+
+
+def test_texts_that_no_file_holds_are_the_same_tasks(tmp_path: Path) -> None:
+    register("Odd/Surrogates-v0", OddEnv)
+    try:
+        folder = evaluated(tmp_path / "run", "Odd/Surrogates-v0", policy="oracle")
+        assert main(["rescore", str(folder), "--reward", "f1", "--out", str(tmp_path / "again")]) == 0
+    finally:
+        del gymnasium.registry["Odd/Surrogates-v0"]
+    assert [record.episode_return for record in RunFolder(tmp_path / "again").episodes()] == [1.0, 1.0]
 
 
 def test_a_history_that_is_full_had_no_calls(tmp_path: Path) -> None:
