@@ -132,7 +132,8 @@ class AgentTrainer(ResumableTrainer):
         self._rows: list[Row] = []  # that TRL is having rolled out
         self.batch: Batch | None = None  # of the latest rollouts of this process
         self.backend: TrainedBackend | None = None  # see `roll_out_by`
-        self.rollout_seconds = 0.0  # in which the rollouts of training were played
+        self.rollout_seconds = 0.0  # in which the rollouts of training were played, or waited for
+        self._waited = 0.0  # of these, before the weights were handed over
         # Of the lines that TRL is scoring, a part of the batch: its method gets token ids only.
         self._context_numbers: Tensor | None = None
         self._scored: Tensor | None = None
@@ -155,7 +156,7 @@ class AgentTrainer(ResumableTrainer):
 
         def sync() -> None:
             if self.ahead is not None:
-                self.ahead.wait()  # no episode changes its policy on the way
+                self._waited = self.ahead.wait()  # no episode changes its policy on the way
             with self.resume_state.saved_on_failure(), whole_weights(self):
                 backend.sync(self.accelerator.unwrap_model(self.model))
 
@@ -213,7 +214,7 @@ class AgentTrainer(ResumableTrainer):
 
     def _roll_out(self) -> dict[str, Any]:
         """Collects rollouts for the rows that TRL was given: it hands on prompts only, and takes lists."""
-        started, training = time.perf_counter(), self.model.training
+        started, training, self._waited = time.perf_counter() - self._waited, self.model.training, 0.0
         self.shares.clear()
         with self.resume_state.saved_on_failure():
             records = self.collect(self._rows, self)
@@ -226,7 +227,8 @@ class AgentTrainer(ResumableTrainer):
         self._log("rollout/seconds", seconds)
         if self.ahead is not None:
             self._log("rollout/staleness", self.staleness)
-        self._log("rollout/tokens_per_second", batch.sampled_tokens / seconds)
+        else:  # those that are played ahead take longer than what is waited for
+            self._log("rollout/tokens_per_second", batch.sampled_tokens / seconds)
         return batch.for_trl(filler=trl_seams.tokenizer_of(self).eos_token_id, logprobs=self.args.engine != "trl")
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:

@@ -16,7 +16,6 @@ import functools
 import json
 import os
 import signal
-import socket
 import statistics
 import sys
 import tempfile
@@ -30,6 +29,7 @@ import torch
 
 from agent_r1_gym.support.terminal import say
 from benchmarks.common.measure import append_row, provenance
+from benchmarks.common.process import free_port
 from benchmarks.endurance.settings import Settings, schedule
 from benchmarks.endurance.worker import train
 from benchmarks.endurance.world import PORT, serve
@@ -62,13 +62,6 @@ def forked(function: Callable[[], int], environment: Mapping[str, str]) -> int:
     finally:
         sys.stdout.flush()
         os._exit(status)  # gloo's threads now and then abort a process that tears down
-
-
-def free_port() -> int:
-    """Returns a port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Server:

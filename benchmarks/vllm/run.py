@@ -1,4 +1,4 @@
-"""vLLM as the trainer uses it: what a slow tool costs the others, and what new weights cost.
+"""vLLM as the trainer uses it: what a slow tool costs the others, what new weights cost, what overlap gains.
 
     python -m benchmarks.vllm                        every claim; appends to results/vllm.jsonl
     python -m benchmarks.vllm --claim slow_tool      one claim
@@ -29,6 +29,7 @@ from peft import LoraConfig, get_peft_model
 from benchmarks.common import measure
 from benchmarks.common.measure import Check, Figure, Report
 from benchmarks.common.models import random_qwen2
+from benchmarks.vllm.overlap import overlap
 from benchmarks.vllm.settings import CUDA, FULL, QUICK, TARGETS, Settings
 from trainers.engines.requests import RequestEngine
 from trainers.engines.sampling import SamplingOptions
@@ -122,7 +123,9 @@ def started(
         backend.close()
 
 
-CLAIMS: Mapping[str, Callable[[Settings, str], Report]] = MappingProxyType({"slow_tool": slow_tool, "sync": sync})
+CLAIMS: Mapping[str, Callable[[Settings, str], Report]] = MappingProxyType(
+    {"slow_tool": slow_tool, "sync": sync, "overlap": overlap}
+)
 
 
 def _others_per_second(settings: Settings, backend: VLLMBackend, *, slow: bool) -> float:

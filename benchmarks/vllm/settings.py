@@ -25,6 +25,9 @@ class Settings:
         tool_tokens: that the tool answers with.
         tool_seconds: of the slow tool, per call.
         rank: of the adapter.
+        batch: rollouts of a step that is trained on (`overlap`).
+        steps: that are timed in a round.
+        errand_seconds: of the tool there, one measurement each.
     """
 
     rounds: int = 5
@@ -37,10 +40,13 @@ class Settings:
     tool_tokens: int = 32
     tool_seconds: float = 0.5
     rank: int = 16
+    batch: int = 16
+    steps: int = 6
+    errand_seconds: tuple[float, ...] = (0.0, 0.5)
 
 
 FULL = Settings()
-QUICK = Settings(rounds=1, episodes=8, slow=1, turns=2, turn_tokens=4, tool_seconds=0.05)
+QUICK = Settings(rounds=1, episodes=8, slow=1, turns=2, turn_tokens=4, tool_seconds=0.05, batch=8, steps=2)
 CUDA = Settings(shape=QWEN25["0.5B"], dtype="bfloat16", episodes=128, slow=16, turn_tokens=128, tool_tokens=128)
 
 TARGETS = MappingProxyType({"others": 0.9})

@@ -63,6 +63,22 @@ def test_the_next_batch_is_played_while_one_is_trained_on(tmp_path: Path) -> Non
         assert not any(thread.name == "rollouts" for thread in set(threading.enumerate()) - before)
 
 
+def test_what_is_waited_for_before_the_weights_go_over_is_time_of_rollouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waits(ahead: Ahead, *, wait: Any = Ahead.wait) -> float:
+        wait(ahead)
+        return 1e6
+
+    monkeypatch.setattr(Ahead, "wait", waits)
+    with StubVLLM(tokens=17) as stub:
+        trainer = trained(tmp_path, stub, overlap_rollouts=True)
+    steps = [row for row in trainer.state.log_history if "reward" in row]
+    assert all(1e6 <= row["rollout/seconds"] < 2e6 for row in steps)
+    assert 3e6 <= trainer.rollout_seconds < 4e6
+    assert not any("rollout/tokens_per_second" in row for row in steps)
+
+
 def test_a_resumed_run_trains_on_what_had_been_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_stub, "sampled", partial(_sampled_alike, vllm_stub.sampled))
     options = {"overlap_rollouts": True, "refill_groups": 1, "learning_rate": 1e-2, "save_strategy": "steps"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -71,10 +72,12 @@ class Ahead:
         self._rows = self._future = None
         return rows, played
 
-    def wait(self) -> None:
-        """Waits until no episode runs: weights may be changed then."""
+    def wait(self) -> float:
+        """Waits until no episode runs, so that weights may be changed; returns the seconds that it took."""
+        started = time.perf_counter()
         if self._future is not None:
             self._future.exception()
+        return time.perf_counter() - started
 
     def state(self) -> dict[str, Any] | None:
         """Returns what a resume restores, when the batch is over; of one that failed only the rows."""

@@ -14,10 +14,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from agent_r1_gym.errors import ConfigurationError
+from benchmarks.common.vllm_server import VLLMServer
 from tests.kit.say_env import save_model
 from tests.kit.scripted import ScriptedSession
 from tests.kit.tiny_model import make_model
-from tests.kit.vllm_server import VLLMServer
 from tests.trainers.engines.test_engines import assert_replays, tokens
 from tests.trainers.vllm.say import learns_in_twenty_steps
 from trainers.engines.requests import RequestEngine

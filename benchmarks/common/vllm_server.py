@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
+
+from benchmarks.common.process import free_port
 
 OPTIONS = (
     *("--host", "127.0.0.1", "--served-model-name", "policy", "--dtype", "float32", "--enforce-eager"),
-    *("--max-model-len", "80", "--max-num-seqs", "32", "--block-size", "32", "--generation-config", "vllm"),
-    *("--logprobs-mode", "processed_logprobs", "--enable-lora", "--max-lora-rank", "8", "--max-loras", "2"),
+    *("--max-num-seqs", "32", "--block-size", "32", "--generation-config", "vllm"),
+    *("--logprobs-mode", "processed_logprobs", "--enable-lora", "--max-loras", "2"),
 )
 ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 ALLOWED = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-
-
-def free_port() -> int:
-    """Returns a port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class VLLMServer:
@@ -36,33 +30,51 @@ class VLLMServer:
     Args:
         model: folder of the model.
         log: file for what it prints.
+        length: of the longest context, in tokens.
+        rank: of the largest adapter.
     """
 
-    def __init__(self, model: str, log: Path) -> None:
+    def __init__(self, model: str, log: Path, *, length: int = 80, rank: int = 8) -> None:
         self._model, self._log, self._port = model, log, free_port()
+        self._sizes = ("--max-model-len", str(length), "--max-lora-rank", str(rank))
         self.url = f"http://127.0.0.1:{self._port}"
 
+    def __enter__(self) -> Self:
+        """Starts it."""
+        self.start()
+        return self
+
+    def __exit__(self, *_of_error: object) -> None:
+        """Kills it."""
+        self.kill()
+
     def start(self, seconds: float = 240.0) -> None:
-        """Starts it, and waits until it answers (`seconds` 0: does not)."""
+        """Starts it, and waits until it answers (`seconds` 0: does not).
+
+        Raises:
+            RuntimeError: it ended, or has not answered in time, and was killed.
+        """
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self._model]
         log: IO[bytes]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--port", str(self._port), *OPTIONS],
+                [*command, "--port", str(self._port), *OPTIONS, *self._sizes],
                 env={**os.environ, **ON_CPU, **ALLOWED},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not self._answers():
-            assert self._process.poll() is None, self._log.read_text(errors="replace")[-2_000:]
+        while seconds and not self._answers():
+            if self._process.poll() is not None or time.monotonic() > end:
+                self.kill()
+                raise RuntimeError(f"vLLM did not start:\n{self._log.read_text(errors='replace')[-2_000:]}")
             time.sleep(0.5)
-        assert not seconds or self._answers(), self._log.read_text(errors="replace")[-2_000:]
 
     def kill(self) -> None:
         """Kills it with all its processes: those of the engine would live on."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _answers(self) -> bool:
