@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import statistics
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from benchmarks.collapse.settings import CAUSES, FALL, OUTAGE, OUTAGES
 from benchmarks.collapse.signs import fall_of, flags_of
 from benchmarks.common.cells import Cell
 
-_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 360, 190, 34, 30, 14, 28
+_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 360, 204, 34, 44, 14, 28
+_LINE, _LETTERS = 13, 54
+"""Height of a line of a title, and how many letters have room in it."""
 _COLUMNS, _LEGEND = 2, 26
 _SMOOTH = 3
 """Steps of which each point is the mean: falls stay sharp, single batches do not."""
@@ -86,8 +89,11 @@ def _frame(title: str, steps: int) -> str:
     lines = (f'<path class="axis" d="M{_LEFT} {_y(level):.1f}H{_WIDTH - _RIGHT}"/>' for level in levels)
     names = (_text(_LEFT - 6, _y(level) + 4, f"{level:g}", "end") for level in levels)
     ticks = (_text(_x(step, steps), _HEIGHT - _BOTTOM + 15, str(step)) for step in (1, *range(10, steps + 1, 10)))
-    heading = f'<text class="title" x="{_LEFT}" y="{_TOP - 12}">{html.escape(title)}</text>'
-    return "".join([heading, *lines, *names, *ticks])
+    heading = (
+        f'<text class="title" x="{_LEFT}" y="{_TOP - 26 + at * _LINE}">{html.escape(words)}</text>'
+        for at, words in enumerate(textwrap.wrap(title, _LETTERS))
+    )
+    return "".join([*heading, *lines, *names, *ticks])
 
 
 def _line(name: str, values: Sequence[float], steps: int) -> str:

@@ -2,7 +2,8 @@
 
 Two causes were made stronger after a first look at seed 0 (weights that are 15 steps old instead of 10, the rate x 10
 instead of x 5); all their cells ran after that. `retokenised-less` came after the cells of `retokenised`, at a
-share that makes a run of seed 10 fall; .03 does not.
+share that makes a run of seed 10 fall; .03 does not. `retokenised-slower` came after both, at a rate that makes a run
+of seed 10 fall; the quickstart's own does not.
 """
 
 from __future__ import annotations
@@ -120,11 +121,15 @@ CAUSES: Mapping[str, Method] = {
     "rate": Method("learning rate x 10", {"learning_rate": 10 * RATE}),
     **{
         name: Method(
-            f"tokens are made of the text again: a {part} of the words come back as characters (at 3 times the rate)",
-            {"learning_rate": FAST},
+            f"a {part} of the words made of their text again, as characters (at {times} times the rate)",
+            {"learning_rate": times * RATE},
             rollouts=functools.partial(Retokenised, share=share),
         )
-        for name, part, share in (("retokenised", "tenth", 0.1), ("retokenised-less", "twentieth", 0.05))
+        for name, part, share, times in (
+            ("retokenised", "tenth", 0.1, 3),
+            ("retokenised-less", "twentieth", 0.05, 3),
+            ("retokenised-slower", "tenth", 0.1, 2),
+        )
     },
 }
 HEALTHY: Mapping[str, Method] = {
