@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ DECIDES = _DECODING | {
     *("model", "tool_role", "request", "max_length", "dtype", "weights", "chat_template", "chat_template_kwargs")
 }
 """Options of the model that decide the numbers: a resumed run must keep them, and may change the others."""
+_SECRET = re.compile("api.?key|authorization|password|secret|bearer", re.IGNORECASE)
 POLICY_HELP = (
     f"who acts: {', '.join(POLICIES)}, local:PATH_OR_HUB_ID (a transformers model or a LoRA adapter) or openai:MODEL "
     "(any OpenAI-compatible server, with --base-url; structured tool calls: --option parser=openai). A method may "
@@ -144,7 +146,7 @@ def check_policy(policy: str, env: TextEnv) -> None:
 
 def model_options(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the options of the model; refuses those that its kind would ignore."""
-    _, kind, name = split_policy(options.policy)
+    _, kind, model = split_policy(options.policy)
     heeded = {"openai": _ENDPOINT, "local": _LOCAL}.get(kind, set())
     named = {option: getattr(options, option) for option in _ENDPOINT | _LOCAL}
     chosen = {option: value for option, value in named.items() if value is not None}
@@ -154,9 +156,14 @@ def model_options(options: argparse.Namespace) -> dict[str, Any]:
         return {}
     if kind == "openai" and "base_url" not in chosen:
         raise ConfigurationError("--policy openai:... needs --base-url, such as http://127.0.0.1:8000/v1.")
+    for name in filter(_SECRET.search, chosen.get("request", ())):
+        raise ConfigurationError(
+            f"--request with {name!r}: run.json and the report would show it. Put a key into the environment variable "
+            "AGENT_R1_API_KEY."
+        )
     if kind == "openai":
-        return asdict(EndpointOptions(model=name, **chosen))
-    return {**asdict(local_engines().LocalOptions(model=name, **chosen)), "weights": weights_fingerprint(Path(name))}
+        return asdict(EndpointOptions(model=model, **chosen))
+    return {**asdict(local_engines().LocalOptions(model=model, **chosen)), "weights": weights_fingerprint(Path(model))}
 
 
 def run_settings(spec: AgentSpec, env: TextEnv, indices: Sequence[int], *, samples: int, seed: int) -> dict[str, Any]:

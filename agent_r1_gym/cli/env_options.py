@@ -19,6 +19,9 @@ from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.support.terminal import note
 from agent_r1_gym.wrappers import WINDOW_OPTIONS
 
+_PAGE = b"<!doctype html>"
+"""How every page of this package begins."""
+
 ENV_HELP = (
     "environment id, such as AgentR1/HotpotQA-v0 or just HotpotQA; one of your own as MODULE:ID, such as "
     "my_env:Mine/Product-v0, which imports the module that registers it"
@@ -179,8 +182,18 @@ def page_path(out: Path | None, name: str) -> Path:
     """Returns where a page goes: `out`, or a new file in `runs`.
 
     Raises:
-        ConfigurationError: `out` is a folder.
+        ConfigurationError: something else than a page stands there.
     """
     if out is not None and out.is_dir():
         raise ConfigurationError(f"--out {out} is a folder; name the HTML file to write.")
+    if out is not None and out.exists() and not _is_page(out):
+        raise ConfigurationError(f"--out {out} exists and is no HTML page, so it is not replaced; name another file.")
     return out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
+
+
+def _is_page(path: Path) -> bool:
+    """Returns whether a page, or an empty file, may be replaced; of a device or a pipe nothing is read."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_PAGE)).lower() in (_PAGE, b"")

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from agent_r1_gym.cli.env_options import page_path
+from agent_r1_gym.errors import DatasetError
 from agent_r1_gym.play.mixture import MIXTURE_FILE
 from agent_r1_gym.report.build import write_report
 from agent_r1_gym.support.terminal import say
@@ -41,5 +42,11 @@ def _runs_of(path: Path) -> list[Path]:
     """Returns the folder of a run, or those of the environments of a mixture that was evaluated."""
     if not (path / MIXTURE_FILE).is_file():
         return [path]
-    told = json.loads((path / MIXTURE_FILE).read_text(encoding="utf-8"))
-    return [path / str(each["name"]) for each in told["environments"]]
+    file = path / MIXTURE_FILE
+    try:
+        return [path / str(each["name"]) for each in json.loads(file.read_text(encoding="utf-8"))["environments"]]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DatasetError(
+            f"{file} does not name the environments of a mixture ({type(error).__name__}: {error}); run the same "
+            "`agent-r1 eval` again, or report on the folders beside it."
+        ) from error

@@ -37,6 +37,7 @@ from agent_r1_gym.scoring import plain_text
 from agent_r1_gym.support.frozen import frozen
 from agent_r1_gym.support.json_files import read_objects
 from agent_r1_gym.support.versions import install_command
+from agent_r1_gym.text import encodable
 from agent_r1_gym.types import Task
 
 ALL = "all"
@@ -296,7 +297,8 @@ def _answers(value: Any, row: Row, field: str) -> tuple[str, ...]:
         is_number = isinstance(item, int | float) and not isinstance(item, bool) and math.isfinite(item)
         if not (is_number or isinstance(item, str)):
             raise row.error(field, "a text, a finite number, or a list of them")
-    return tuple(dict.fromkeys(str(_whole(item)) for item in items))
+    # As the answers of models are: what no encoder takes could never be matched.
+    return tuple(dict.fromkeys(encodable(str(_whole(item))) for item in items))
 
 
 def _whole(value: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-from agent_r1_gym.errors import AgentR1Error, InfrastructureError
+from agent_r1_gym.errors import AgentR1Error, ConfigurationError, InfrastructureError
 from agent_r1_gym.evaluation.metrics import summarize
 from agent_r1_gym.evaluation.parts import Part, check_part, check_whole, missing, parts_in
 from agent_r1_gym.evaluation.run_folder import Failure, RunFolder
@@ -83,6 +83,12 @@ def evaluate(
     with _only_writer(folder), contextlib.closing(folder):
         folder.open(settings, about)
         done = {(record.task_index, record.sample) for record in folder.episodes()}
+        strange = done - {job.key for job in jobs}
+        if strange:
+            raise ConfigurationError(
+                f"{folder.episodes_path} holds {len(strange)} episodes that this run does not ask for, the first of "
+                "task number {} and sample {}; remove them, or choose another --out.".format(*min(strange))
+            )
         left = [job for job in jobs if job.key not in done]
         with Progress(len(jobs), name, "episode", done=len(done)) as bar:
             ledger = _Ledger(folder, bar)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.evaluation.run_folder import Failure, RunFolder
 from agent_r1_gym.evaluation.statistics import (
+    PROPORTIONS,
     bootstrap,
     majority_at_k,
     mcnemar_test,
@@ -204,14 +206,25 @@ def _by_task(records: Sequence[Trajectory]) -> dict[int, list[Trajectory]]:
     return groups
 
 
+def asked(settings: Mapping[str, Any]) -> str:
+    """Returns what a run asked: equal for runs that can be paired.
+
+    Where there are no tasks, seeds of an environment are asked, and its options may decide what it is: another map.
+    """
+    known = settings["question_hash"]
+    if known is not None:
+        return f"questions with the hash {known[:12]}"
+    options = json.dumps(settings.get("env_options") or {}, sort_keys=True)
+    return f"{settings['questions']} seeds from {settings['seed']} of {settings['env_id']} with the options {options}"
+
+
 def check_same_questions(ours: RunFolder, theirs: RunFolder) -> None:
     """Raises a `ConfigurationError` if two runs asked different sets of questions, a `DatasetError` if one is none."""
-    hashes = [run.settings()["question_hash"] for run in (ours, theirs)]
-    if hashes[0] != hashes[1]:
-        first, second = (str(value)[:12] for value in hashes)
+    first, second = (asked(run.settings()) for run in (ours, theirs))
+    if first != second:
         raise ConfigurationError(
-            f"{ours.path} and {theirs.path} asked different questions (hashes {first} and {second}); "
-            "evaluate both on the same data, split and number of questions."
+            f"{ours.path} and {theirs.path} asked different questions ({first}; {second}); evaluate both on the same "
+            "data, split and number of questions."
         )
 
 
@@ -246,7 +259,7 @@ def compare_records(ours: Sequence[Trajectory], theirs: Sequence[Trajectory], *,
         pairs = [(mine, theirs_mean) for mine, theirs_mean in pairs if mine is not None and theirs_mean is not None]
         if pairs and (name != "return" or "em" not in result):
             mine, theirs_mean = zip(*pairs, strict=True)
-            result[name] = paired_bootstrap(mine, theirs_mean, seed=seed)._asdict()
+            result[name] = paired_bootstrap(mine, theirs_mean, proportion=name in PROPORTIONS, seed=seed)._asdict()
             if name == "em" and all(len(left[index]) == len(right[index]) == 1 for index in common):
                 result[name]["mcnemar_p_value"] = mcnemar_test(mine, theirs_mean)
     return result

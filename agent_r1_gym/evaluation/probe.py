@@ -242,7 +242,7 @@ def _row(
         condition=name,
         truth=truth,
         em={label: interval for label, interval in em.items() if interval is not None},
-        difference=paired_bootstrap(ours, theirs) if paired else None,
+        difference=paired_bootstrap(ours, theirs, proportion=True) if paired else None,
         p_value=mcnemar_test(ours, theirs) if paired else None,
         calls=_mean([record.measures()["calls"] for record in records]),
         chance=by_chance(records, answers, kinds),

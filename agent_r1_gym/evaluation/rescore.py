@@ -18,7 +18,7 @@ import gymnasium
 
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.core.turn import PendingStep
-from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.evaluation.metrics import Summary, summarize
 from agent_r1_gym.evaluation.run_folder import RunFolder
 from agent_r1_gym.play.record import Trajectory, Turn
@@ -87,6 +87,8 @@ def rescore(run: Path, out: Path, reward: Sequence[str] | None = None) -> Summar
     ]
     for opened in (env, own):
         opened.close()
+    if not records:
+        raise DatasetError(f"{source.episodes_path} holds no episode to score.")
     target, failures = RunFolder(new_folder(out)), source.failures()
     origin = {"run": str(run.resolve()), "reward_weights": env.reward_weights}
     target.open({**settings, "env_options": options, "rescored_from": origin}, {"reward_weights": env.reward_weights})

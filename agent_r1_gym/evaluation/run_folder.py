@@ -8,8 +8,8 @@
         was asked: `dataset` (description), `question_hash` (sha256 over ids, questions and golds, in order), `corpus`
         (fingerprint of the passages, None if the data set has none).
     `starts`: one object for each time that the run was started or resumed: `date`, `command`, `commit`, `versions`,
-        `python`, `host`, what the caller says besides (`reward_weights`, `max_turns`), and `seconds` until its end if
-        it came to one. None of it decides whether a run may be resumed.
+        `python`, `host`, what the caller says besides (`reward_weights`, `max_turns`, `base_url`), and `seconds` until
+        its end if it came to one. None of it decides whether a run may be resumed.
 `episodes.jsonl`: one finished episode per line, written as it ends; when the run is complete, sorted by `task_index`
     and `sample`. Nothing in it depends on time or on the machine, so that two files of one run are equal byte by byte.
     Keys: those of `play.record.Trajectory`, but for `seconds` and `tokens`. Episodes that lost a backend are not in it.
@@ -29,6 +29,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -38,6 +39,7 @@ from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.evaluation import parts
+from agent_r1_gym.evaluation.statistics import PROPORTIONS
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.support.files import atomic_file
 from agent_r1_gym.support.json_lines import JsonLinesWriter, drop_torn_line, json_line, read_json_lines
@@ -110,7 +112,7 @@ class RunFolder:
         """
         settings = json.loads(json.dumps(settings))
         starts: list[Row] = []
-        if self._run_path.exists():
+        if self.begun:
             run = self.load()
             differing = list(_differences(run["settings"], settings))
             if differing:
@@ -128,6 +130,11 @@ class RunFolder:
             drop_torn_line(path)
 
     @property
+    def begun(self) -> bool:
+        """Whether the folder holds a run, played to its end or not."""
+        return self._run_path.is_file()
+
+    @property
     def complete(self) -> bool:
         """Whether the run was played to its end; episodes may have lost their backend."""
         return self.metrics_path.is_file()
@@ -138,7 +145,7 @@ class RunFolder:
         Raises:
             DatasetError: there is none, or of another format.
         """
-        if not self._run_path.is_file():
+        if not self.begun:
             why = parts.told(self.path) or "expected a folder that `agent-r1 eval` wrote."
             raise DatasetError(f"{self.path} holds no run.json; {why}")
         run = _read_object(self._run_path)
@@ -163,10 +170,9 @@ class RunFolder:
         """Returns the finished episodes, sorted by task and sample; a torn last line is left out.
 
         Raises:
-            DatasetError: a line is no episode.
+            DatasetError: a line is no episode of a run.
         """
-        rows = read_json_lines(self.episodes_path)
-        records = [Trajectory.from_dict(row, place=place) for place, row in rows]
+        records = [_episode(row, place) for place, row in read_json_lines(self.episodes_path)]
         last = {(record.task_index, record.sample): record for record in records}
         return [last[key] for key in sorted(last)]
 
@@ -186,12 +192,16 @@ class RunFolder:
 
     def seconds(self) -> dict[tuple[int, int], float]:
         """Returns the wall-clock seconds of the episodes that were timed, by task index and sample."""
-        try:
-            return {(row["task_index"], row["sample"]): row["seconds"] for _, row in read_json_lines(self.timings_path)}
-        except KeyError as error:
-            raise DatasetError(
-                f"{self.timings_path}: a line has no {error}; remove the file, it is not needed."
-            ) from error
+        timed: dict[tuple[int, int], float] = {}
+        for place, row in read_json_lines(self.timings_path):
+            index, sample, seconds = (row.get(name) for name in ("task_index", "sample", "seconds"))
+            if not (isinstance(index, int) and isinstance(sample, int) and isinstance(seconds, int | float)):
+                raise DatasetError(
+                    f"{place}: expected an episode's task_index, sample and seconds, got {row!r:.80}; remove the file, "
+                    "it is not needed."
+                )
+            timed[index, sample] = seconds
+        return timed
 
     def metrics(self) -> Row:
         """Returns `metrics.json`.
@@ -201,7 +211,14 @@ class RunFolder:
         """
         if not self.complete:
             raise DatasetError(f"{self.path} has no metrics.json: the run is not complete; resume it.")
-        return _read_object(self.metrics_path)
+        metrics = _read_object(self.metrics_path)
+        overall = metrics.get("overall")
+        if not isinstance(overall, dict) or not isinstance(overall.get("metrics"), dict):
+            raise DatasetError(
+                f"{self.metrics_path} has no metrics over all questions; remove it, and the same `agent-r1 eval` "
+                "writes it again."
+            )
+        return metrics
 
     def add(self, record: Trajectory) -> None:
         """Appends one finished episode; its timing may stay in memory for a while.
@@ -290,6 +307,24 @@ def _read_object(path: Path) -> Row:
     if not isinstance(value, dict):
         raise DatasetError(f"{path} must hold a JSON object, got {type(value).__name__}.")
     return value
+
+
+def _episode(row: Row, place: str) -> Trajectory:
+    """Returns the episode in a line that a run has written.
+
+    Raises:
+        DatasetError: it is none: nobody may take the defaults of what is absent for an episode that was played.
+    """
+    absent = [name for name in ("task_index", "sample", "task_id", "turns", "scores") if name not in row]
+    if absent:
+        raise DatasetError(f"{place}: expected an episode of a run, but it has no {', '.join(absent)}.")
+    record = Trajectory.from_dict(row, place=place)
+    for name, number in record.measures().items():
+        if number is None:
+            continue
+        if not math.isfinite(number) or (name in PROPORTIONS and not 0 <= number <= 1):
+            raise DatasetError(f"{place}: {name} of an episode cannot be {number}.")
+    return record
 
 
 def question_hash(tasks: Iterable[Task]) -> str:

@@ -163,16 +163,23 @@ def crossed_interval(scores: Sequence[Sequence[float]], *, level: float = 0.95) 
 
 
 def paired_bootstrap(
-    ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    *,
+    proportion: bool,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
 ) -> PairedTest:
     """Returns mean(ours - theirs), its 95 % percentile interval, and the p-value of the sign-flip test.
 
     Where all differences are equal, resamples are too: of scores in [0, 1] the interval is then what remains if a share
-    of the questions, Wilson's upper end for 0 of them, has whatever other difference there can be.
+    of the questions, Wilson's upper end for 0 of them, has whatever other difference there can be. Of others nobody
+    knows what there can be: the interval has no width, and only the p-value says how much it is worth.
 
     Args:
         ours: one score per question.
         theirs: the scores of the other run on the same questions, in the same order.
+        proportion: whether the scores lie in [0, 1] by what they measure (`PROPORTIONS`), not by chance.
         seed: seed of the resamples and flips.
         resamples: number of resamples.
 
@@ -181,7 +188,7 @@ def paired_bootstrap(
     """
     differences = _differences(ours, theirs)
     interval = bootstrap({"": differences[:, None].tolist()}, seed=seed, resamples=resamples)[""]
-    if np.ptp(differences) == 0 and all(0 <= score <= 1 for score in (*ours, *theirs)):
+    if np.ptp(differences) == 0 and proportion:
         unseen, mean = _wilson(0.0, len(differences), 0.95).high, interval.mean
         interval = Interval(mean, mean - unseen * (1 + mean), mean + unseen * (1 - mean))
     return PairedTest(*interval, permutation_test(ours, theirs, seed=seed))

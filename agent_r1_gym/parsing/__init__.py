@@ -167,8 +167,12 @@ class OpenAIParser(Parser):
         return parsed if content is text else replace(parsed, content=content)
 
     def to_message(self, text: str, parsed: ParsedTurn) -> Message:
-        """Returns a message with the calls outside its text (see the base class)."""
-        content = text if parsed.content is None else parsed.content
+        """Returns a message with the calls outside its text (see the base class).
+
+        A turn of nothing but malformed calls stays as it was written: the model is to see what it did.
+        """
+        nothing = not (parsed.content or parsed.calls)
+        content = text if parsed.content is None or (parsed.errors and nothing) else parsed.content
         return Message("assistant", content, tool_calls=parsed.calls)
 
     def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -196,7 +200,9 @@ class OpenAIParser(Parser):
         function = entry.get("function") if isinstance(entry, dict) else None
         if not isinstance(function, dict):
             return ParseError("not_an_object", 'Each tool call must be an object with a "function" object.')
-        identifier = entry.get("id")
+        identifier, arguments = entry.get("id"), function.get("arguments")
+        if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+            function = {**function, "arguments": {}}  # servers write null or "" for a call without arguments
         return _to_call(function, identifier if isinstance(identifier, str) else None)
 
 

@@ -220,16 +220,21 @@ def endpoint_failure(error: InfrastructureError) -> str:
 def _completion(answer: bytes) -> Completion:
     try:
         body = json.loads(answer)
-        message, usage = body["choices"][0]["message"], body.get("usage") or {}
+        message, usage = body["choices"][0]["message"], body.get("usage")
         content = message.get("content") or ""
         thinking = message.get("reasoning_content") or message.get("reasoning") or ""
         calls = message.get("tool_calls") or []
-        counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+        counts = [_count(usage, name) for name in ("prompt_tokens", "completion_tokens")]
         valid = isinstance(content, str) and isinstance(thinking, str) and isinstance(calls, list)
         valid = valid and all(isinstance(call, dict) for call in calls)
-        valid = valid and all(count is None or type(count) is int for count in counts)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         valid = False
     if not valid:
         raise InfrastructureError(f"The endpoint's answer is no chat completion: {answer[:200]!r}")
     return Completion(content, thinking, tuple(calls), *counts)
+
+
+def _count(usage: Any, name: str) -> int | None:
+    """Returns a number of tokens, None where the server says none that can be meant: no answer is lost for that."""
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return int(count) if isinstance(count, int | float) and 0 <= count < 2**31 and count == int(count) else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
+from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.play.policies import Policy
 from agent_r1_gym.play.session import Session, step_sessions
 
@@ -66,7 +67,13 @@ class ScriptedEngine:
             new, more = pull(waiting, self._side_by_side - len(live)) if more else ([], False)
             live = playing([*live, *new])
             if live:
-                step_sessions(live, self._policy.act([session.state() for session in live]))
+                actions = self._policy.act([session.state() for session in live])
+                if len(actions) != len(live):
+                    raise ConfigurationError(
+                        f"The policy {self._policy.name} must return one action for each of the {len(live)} episodes "
+                        f"that it was shown, got {len(actions)}."
+                    )
+                step_sessions(live, actions)
                 live = playing(live)
 
     def close(self) -> None:

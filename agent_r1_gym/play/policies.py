@@ -14,6 +14,7 @@ from agent_r1_gym.parsing import Parser
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.support.json_lines import read_json_lines
 from agent_r1_gym.support.plugins import named_object
+from agent_r1_gym.text import encodable
 from agent_r1_gym.types import Message, Task, Thought, ToolCall, ToolOutcome
 
 POLICIES = ("oracle", "naive", "random", "script:NAME", "replay:RUN", "MODULE:NAME")
@@ -34,6 +35,7 @@ class PolicyInput:
         tools: the tools of the episode as OpenAI-style function schemas.
         scripts: by name, what returns a scripted player's turn to come: `oracle`, and those of `ToolEnv.scripts`.
         actions: the texts that the environment names as possible now (`info["actions"]`), empty if it names none.
+        sample: number of the episode among those of its task.
     """
 
     observation: str
@@ -46,6 +48,7 @@ class PolicyInput:
     tools: Sequence[Mapping[str, Any]] = ()
     scripts: Mapping[str, Callable[[], ToolCall | Thought | str | None]] = field(default_factory=dict)
     actions: Sequence[str] = ()
+    sample: int = 0
 
     @property
     def format(self) -> Parser:
@@ -193,7 +196,7 @@ class RandomPolicy(Policy):
 
 
 class ReplayPolicy(Policy):
-    """Repeats the actions that a recorded run holds for each task.
+    """Repeats the actions that a recorded run holds for each task and sample.
 
     Args:
         path: the folder of a run, or its file of episodes.
@@ -208,27 +211,36 @@ class ReplayPolicy(Policy):
         if not self._path.is_file():
             raise ConfigurationError(f"There is no run at {path}; expected the folder of one, or its episodes.jsonl.")
         records = [Trajectory.from_dict(row, place=place) for place, row in read_json_lines(self._path)]
-        self._actions = {record.task_id: [turn.action for turn in record.turns] for record in records}
+        self._records = {(record.task_id, record.sample): record for record in records}
         self.task_indices = [record.task_index for record in records]
 
     def act(self, inputs: Sequence[PolicyInput]) -> list[str]:
         """Returns the recorded action of each task's turn.
 
         Raises:
-            ConfigurationError: the run does not hold the task, or the episode outlasts the recorded one.
+            ConfigurationError: the run does not hold the task or this sample of it, it asked something else, or the
+                episode outlasts the recorded one.
         """
         return [self._act(state) for state in inputs]
 
     def _act(self, state: PolicyInput) -> str:
-        actions: list[str] | None = self._actions.get(state.task.id)
-        if actions is None:
-            raise ConfigurationError(f"{self._path} holds no episode of task {state.task.id!r}; replay the same data.")
-        if state.turn >= len(actions):
+        task, record = state.task, self._records.get((state.task.id, state.sample))
+        if record is None:
+            which = f"sample {state.sample}" if (task.id, 0) in self._records else "episode"
             raise ConfigurationError(
-                f"{self._path}: task {state.task.id!r} has {len(actions)} recorded turns, but the episode goes on; "
+                f"{self._path} holds no {which} of task {task.id!r}; replay the same data, with no more samples."
+            )
+        if record.question != encodable(task.prompt):
+            raise ConfigurationError(
+                f"{self._path}: task {task.id!r} asked {record.question!r:.80}, and asks {task.prompt!r:.80} now; "
+                "replay the same data."
+            )
+        if state.turn >= len(record.turns):
+            raise ConfigurationError(
+                f"{self._path}: task {task.id!r} has {len(record.turns)} recorded turns, but the episode goes on; "
                 "replay with the options it was recorded with."
             )
-        return actions[state.turn]
+        return record.turns[state.turn].action
 
 
 def make_policy(spec: str) -> Policy:

@@ -140,6 +140,7 @@ class Session:
             tools=() if tool_env is None else tool_env.tool_schemas,
             scripts=self._scripts(),
             actions=tuple(action for action in self.info.get("actions", ()) if isinstance(action, str)),
+            sample=self.job.sample,
         )
 
     def ask(self) -> Prompt | str:

@@ -9,7 +9,7 @@ from math import sqrt
 from statistics import fmean, variance
 from typing import Any, Literal
 
-from agent_r1_gym.evaluation.metrics import compare_records, p_value
+from agent_r1_gym.evaluation.metrics import asked, compare_records, p_value
 from agent_r1_gym.report.evaluation import EvaluationRun
 from agent_r1_gym.report.page import Cell, Html, facts, interval, number, paragraph
 from agent_r1_gym.report.training import TrainingRun, group_by_settings
@@ -79,9 +79,8 @@ def score_of(run: EvaluationRun) -> str:
 
 def difference(run: EvaluationRun, base: EvaluationRun, name: str) -> Row | None:
     """Returns the paired test of a run against another on the same questions; None where they are not the same."""
-    asked = [(each.settings["question_hash"], each.settings["env_id"], each.settings["seed"]) for each in (run, base)]
-    same = asked[0][0] == asked[1][0] and (asked[0][0] is not None or asked[0] == asked[1])
-    if not same or not {r.task_index for r in run.records} & {r.task_index for r in base.records}:
+    common = {record.task_index for record in run.records} & {record.task_index for record in base.records}
+    if asked(run.settings) != asked(base.settings) or not common:
         return None
     test: Row | None = compare_records(run.records, base.records).get(name)
     return test

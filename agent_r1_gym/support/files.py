@@ -6,8 +6,8 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,18 +39,21 @@ def atomic_file(path: Path) -> Iterator[Path]:
         OSError: the disk is full or not writable; whatever stood at `path` before is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = _beside(path, ".tmp")
+    temporary.touch(exist_ok=False)  # with the rights that the umask leaves, as `open` does
     try:
         with _naming(path):
             yield temporary
             _sync(temporary)
-            temporary.chmod(0o644)
             temporary.replace(path)
             _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    """Returns a path in the same folder that nobody uses; its names are those of `remove_leftovers`."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{suffix}")
 
 
 @contextlib.contextmanager
@@ -75,14 +78,14 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         OSError: the disk is full or not writable; whatever stood at `path` before is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    temporary = _beside(path, ".tmp")
+    temporary.mkdir()
     try:
         with _naming(path):
             yield temporary
             # Some file systems put a rename on the disk before the data: a power cut would leave files of zeros.
             for inner in (*temporary.rglob("*"), temporary):
                 _sync(inner)
-            temporary.chmod(0o755)
             if path.exists():
                 _swap(temporary, path)
             else:
@@ -94,7 +97,8 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 def _swap(new: Path, path: Path) -> None:
     """Puts `new` in the place of the folder `path`; brings the old one back if that fails."""
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old.tmp", dir=path.parent))
+    aside = _beside(path, ".old.tmp")
+    aside.mkdir()
     path.replace(aside / path.name)
     try:
         new.replace(path)
@@ -111,7 +115,7 @@ def remove_leftovers(path: Path) -> None:
     Call it only while holding `locked(path)`, and only for paths that are always written under that lock: it would
     remove the unfinished work of others too.
     """
-    leftover = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]{{8}}(\.old)?\.tmp(\.log)?")  # tempfile's names
+    leftover = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]{{8}}(\.old)?\.tmp(\.log)?")
     for entry in path.parent.iterdir():
         if leftover.fullmatch(entry.name):
             if entry.is_dir():

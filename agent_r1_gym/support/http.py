@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import email.utils
 import http.client
 import io
 import os
@@ -276,11 +277,14 @@ def _within(timeout: float, deadline: float | None) -> float:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Returns the seconds in a `Retry-After`; None for a date, nonsense, or more than anybody should sleep."""
+    """Returns the seconds of a `Retry-After`, or until its date; None for nonsense, or more than one should sleep."""
     try:
         seconds = float(value or "")
     except ValueError:
-        return None
+        date = email.utils.parsedate_tz(value or "")
+        if date is None:
+            return None
+        seconds = email.utils.mktime_tz(date) - time.time()
     return seconds if 0 <= seconds <= _LONGEST_PAUSE else None
 
 

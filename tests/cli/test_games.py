@@ -49,3 +49,19 @@ def test_a_game_that_names_nothing_is_said_to(
     finally:
         gymnasium.registry.pop("My/Coin-v0", None)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "other",
+    [["AgentR1/CliffWalkingText-v0"], [LAKE, "--option", "map_name=8x8"], [LAKE, "-n", "7"], [LAKE, "--seed", "1"]],
+)
+def test_games_of_another_kind_map_number_or_seed_are_not_paired(
+    other: list[str], run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", LAKE, "--policy", "random", "-n", "8", "--out", "one"]) == 0
+    assert main(["eval", *other[:1], "--policy", "random", "-n", "8", *other[1:], "--out", "two"]) == 0
+    assert main(["compare", "one", "two", "--out", "page.html"]) == 2
+    assert (
+        "one and two asked different questions (8 seeds from 0 of AgentR1/FrozenLakeText-v0" in capsys.readouterr().err
+    )
+    assert main(["compare", "one", "one", "--out", "page.html"]) == 0

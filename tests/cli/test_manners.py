@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,25 @@ def test_doctor_shows_the_gpus(
     assert call(capsys, "doctor")[1].count("GPU            NVIDIA H200, 143771 MiB, driver 570.1") == 2
     tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
     assert "none found by nvidia-smi" in call(capsys, "doctor")[1]
+
+
+def test_a_page_takes_no_place_but_that_of_a_page(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "FictionQA", "-n", "3", "--policy", "oracle", "--out", "run"]) == 0
+    os.mkfifo(run_folder / "pipe")
+    episodes = (run_folder / "run" / "episodes.jsonl").read_bytes()
+    for taken in ("run/episodes.jsonl", "pipe", "/dev/null"):
+        assert main(["report", "run", "--out", taken]) == 2
+        assert f"--out {taken} exists and is no HTML page" in capsys.readouterr().err
+    assert (run_folder / "run" / "episodes.jsonl").read_bytes() == episodes
+    assert (run_folder / "pipe").is_fifo() and Path("/dev/null").is_char_device()
+    (run_folder / "empty.html").touch()
+    for _ in range(2):
+        assert main(["report", "run", "--out", "empty.html"]) == 0
+
+
+def test_a_mixture_that_was_edited_is_named(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_folder / "run").mkdir()
+    for told in ("nope", '{"environments": 1}', "[]", '{"environments": [{}]}'):
+        (run_folder / "run" / "mixture.json").write_text(told)
+        assert main(["report", "run"]) == 2
+        assert "run/mixture.json does not name the environments of a mixture" in capsys.readouterr().err

@@ -40,6 +40,7 @@ class TestRows:
             ({"question": "Why?", "answer": 12, "_id": 7}, Task("7", "Why?", ("12",))),
             ({"question": "Why?", "answer": 4.0, "id": 7.0}, Task("7", "Why?", ("4",))),
             ({"question": "Why?", "answer": float("nan")}, Task("0", "Why?")),
+            ({"question": "Why?", "answer": "a\x00b\ud800"}, Task("0", "Why?", ("a\ufffdb\ufffd",))),
             ({"problem": "Why?", "target": ["a", "b", "a", 1.5]}, Task("0", "Why?", ("a", "b", "1.5"))),
             (
                 {"prompt": "Why?", "hops": 2, "metadata": {"city": "Oslo"}},

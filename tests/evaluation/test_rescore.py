@@ -199,6 +199,12 @@ def test_a_history_that_is_full_had_no_calls(tmp_path: Path) -> None:
 
 
 class TestRefused:
+    def test_a_run_whose_episodes_are_gone(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        folder = evaluated(tmp_path / "run", "FictionQA", "-n", "2", policy="oracle")
+        (folder / "episodes.jsonl").unlink()
+        assert main(["rescore", str(folder), "--out", str(tmp_path / "out")]) == 2
+        assert "episodes.jsonl holds no episode to score" in capsys.readouterr().err
+
     def test_other_data(self, tmp_path: Path, warehouse: str, capsys: pytest.CaptureFixture[str]) -> None:
         tasks = tmp_path / "tasks.jsonl"
         shutil.copy(EXAMPLE / "tasks.jsonl", tasks)

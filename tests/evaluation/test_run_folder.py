@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import gymnasium
 import pytest
 
 from agent_r1_gym.cli.main import main
@@ -84,6 +85,51 @@ class TestFolder:
         folder.episodes_path.write_bytes(b"{\n" + folder.episodes_path.read_bytes())
         with pytest.raises(DatasetError, match=r"episodes.jsonl, line 1"):
             run(folder)
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (lambda row: {}, "it has no task_index, sample, task_id, turns, scores"),
+            (lambda row: {**row, "scores": {"em": 7.0}}, "em of an episode cannot be 7.0"),
+            (lambda row: {**row, "scores": {"em": float("nan")}}, "em of an episode cannot be nan"),
+            (lambda row: {**row, "support_recall": 2.0}, "support_recall of an episode cannot be 2.0"),
+        ],
+    )
+    def test_a_line_that_was_edited_is_named(self, tmp_path, change, said):
+        folder = RunFolder(tmp_path / "run")
+        run(folder)
+        lines = folder.episodes_path.read_text().splitlines()
+        folder.episodes_path.write_text("\n".join([*lines[:2], json.dumps(change(json.loads(lines[2])))]) + "\n")
+        with pytest.raises(DatasetError, match=f"line 3: .*{said}"):
+            run(folder)
+
+    def test_an_episode_that_nobody_asked_for_is_refused(self, tmp_path):
+        folder = RunFolder(tmp_path / "run")
+        run(folder, jobs=TWICE)
+        kept = folder.episodes_path.read_bytes()
+        with pytest.raises(
+            ConfigurationError, match="holds 12 episodes that this run does not ask for, the first of task"
+        ):
+            run(folder)
+        assert folder.episodes_path.read_bytes() == kept
+
+    @pytest.mark.parametrize("row", [{"seconds": "x"}, {"task_index": []}, {"sample": None}])
+    def test_a_timing_that_was_edited_is_named(self, tmp_path, row):
+        folder = RunFolder(tmp_path / "run")
+        run(folder)
+        folder.timings_path.write_text(json.dumps({"task_index": 0, "sample": 0, "seconds": 1.0, **row}) + "\n")
+        with pytest.raises(DatasetError, match=r"timings.jsonl, line 1: expected .* remove the file, it is not needed"):
+            folder.seconds()
+
+    @pytest.mark.parametrize("metrics", ["{}", '{"overall": 5}', '{"overall": {}}'])
+    def test_metrics_that_were_edited_are_named(self, tmp_path, metrics):
+        folder = RunFolder(tmp_path / "run")
+        run(folder)
+        folder.metrics_path.write_text(metrics)
+        with pytest.raises(DatasetError, match="has no metrics over all questions; remove it"):
+            folder.metrics()
+        folder.metrics_path.unlink()
+        assert run(folder) == folder.metrics()
 
     def test_other_settings_are_refused_by_name(self, tmp_path):
         folder = RunFolder(tmp_path)
@@ -379,6 +425,10 @@ class TestCommand:
             (["--policy", "oracle", "--base-url", "http://x/v1"], "no effect"),
             (["--policy", "openai:x", "--base-url", "http://x/v1", "--device", "cpu"], "--device"),
             (["--policy", "openai:x", "--base-url", "nowhere"], "base_url"),
+            (
+                ["--policy", "openai:x", "--base-url", "http://x/v1", "--request", '{"api_key": "sk"}'],
+                "--request with 'api_key': run.json and the report would show it",
+            ),
             (["--policy", "oracle", "-n", "0"], "between 1 and"),
             (["--policy", "oracle", "--samples", "0"], "--samples"),
         ],
@@ -386,6 +436,25 @@ class TestCommand:
     def test_wrong_input_ends_with_status_2_and_a_hint(self, words, hint, capsys, run_folder):
         assert main(["eval", "FictionQA", *words]) == 2
         assert hint in capsys.readouterr().err
+
+    def test_going_on_with_another_server_is_warned_of(self, tmp_path, capsys):
+        def told(url):
+            words = ["-n", "2", "--policy", "openai:x", "--base-url", url, "--out", str(tmp_path / "run")]
+            assert main(["eval", "FictionQA", *words]) == 0
+            return capsys.readouterr().err
+
+        with served(scripted_turn) as one, served(scripted_turn) as two:
+            assert "goes on with the server" not in told(one) + told(one)
+            assert f"goes on with the server {two}, and was played with {one} until now" in told(two)
+
+    def test_a_replay_of_more_tasks_than_there_are_is_refused(self, tmp_path, capsys, run_folder):
+        assert main(["eval", "FictionQA", "-n", "5", "--policy", "oracle", "--out", "big"]) == 0
+        gymnasium.register("My/Two-v0", lambda: ToolEnv(tasks=TASKS[:2]))
+        try:
+            assert main(["eval", "My/Two-v0", "--policy", "replay:big", "--out", "x"]) == 2
+        finally:
+            gymnasium.registry.pop("My/Two-v0", None)
+        assert "replay:big: it holds task number" in capsys.readouterr().err
 
     def test_the_key_is_written_nowhere(self, tmp_path, monkeypatch):
         monkeypatch.setenv("AGENT_R1_API_KEY", "sk-very-secret")

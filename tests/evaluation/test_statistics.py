@@ -127,7 +127,7 @@ class TestPaired:
 
     def test_the_difference_and_its_interval(self):
         ours, theirs = [1.0, 1.0, 1.0, 0.0] * 25, [0.0, 1.0, 0.0, 0.0] * 25
-        found = paired_bootstrap(ours, theirs)
+        found = paired_bootstrap(ours, theirs, proportion=True)
         assert found.difference == 0.5
         assert 0.38 < found.low < 0.45 < 0.55 < found.high < 0.62
         assert found.p_value == pytest.approx(1 / 10_001)
@@ -139,12 +139,12 @@ class TestPaired:
 
     def test_equal_differences_are_not_certain(self):
         """z^2 = 3.8415; of n questions without another difference at most a share of z^2 / (n + z^2) may have one."""
-        same = paired_bootstrap([1.0, 0.0] * 50, [1.0, 0.0] * 50)
+        same = paired_bootstrap([1.0, 0.0] * 50, [1.0, 0.0] * 50, proportion=True)
         assert same == (0.0, pytest.approx(-0.03699, abs=1e-5), pytest.approx(0.03699, abs=1e-5), 1.0)
-        better = paired_bootstrap([1.0] * 3, [0.0] * 3)
+        better = paired_bootstrap([1.0] * 3, [0.0] * 3, proportion=True)
         assert better == (1.0, pytest.approx(1 - 2 * 0.5615, abs=1e-4), 1.0, 0.25)
-        returns = paired_bootstrap([5.0] * 3, [2.0] * 3)  # of these nobody knows what they may be
-        assert returns[:3] == (3.0, 3.0, 3.0)
+        calls = paired_bootstrap([1.0] * 3, [0.0] * 3, proportion=False)  # of these nobody knows what they may be
+        assert calls == (1.0, 1.0, 1.0, 0.25)
 
     def test_unequal_lengths_are_refused(self):
         with pytest.raises(ConfigurationError, match="2 and 1"):

@@ -17,7 +17,7 @@ from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.tools.search import SearchTool
 from agent_r1_gym.types import Message, Passage, Task
 from benchmarks.eval_speed.chat_server import Answer, served, turn
-from tests.kit.helpers import TASKS, EchoTool, StubRetriever, answer, call
+from tests.kit.helpers import TASKS, CounterTool, EchoTool, StubRetriever, answer, call
 
 JOBS = evaluation_jobs(range(3), samples=2)
 FIRST, AGAIN, SECOND, _, THIRD, _ = JOBS
@@ -94,6 +94,21 @@ class TestFaults:
     def test_garbage_is_infrastructure_not_an_empty_turn(self, body):
         with pytest.raises(InfrastructureError, match="no chat completion"):
             ask(Script(Answer(body)))
+
+    @pytest.mark.parametrize(
+        ("usage", "expected"),
+        [
+            ({"prompt_tokens": 3.0, "completion_tokens": 4}, (3, 4)),
+            ({"prompt_tokens": -3, "completion_tokens": 10**30}, (None, None)),
+            ({"prompt_tokens": "3", "completion_tokens": float("nan")}, (None, None)),
+            ([3, 4], (None, None)),
+            ("none", (None, None)),
+        ],
+    )
+    def test_no_answer_is_lost_for_what_is_said_of_its_size(self, usage, expected):
+        body = json.dumps({"choices": [{"message": {"content": "hi"}}], "usage": usage}).encode()
+        told = ask(Script(Answer(body)))
+        assert (told.content, (told.prompt_tokens, told.completion_tokens)) == ("hi", expected)
 
     def test_a_redirect_is_not_followed(self):
         with pytest.raises(InfrastructureError, match="HTTP 307"):
@@ -234,6 +249,20 @@ class TestPlayer:
         assert script.requests[0]["tools"][0]["function"]["name"] == "echo"
         asked, told = script.requests[1]["messages"][-2:]
         assert asked["tool_calls"][0]["id"] == told["tool_call_id"] == "c9"
+
+    @pytest.mark.parametrize("nothing", ["", " ", None, {}])
+    def test_a_structured_call_without_arguments(self, nothing):
+        calls = [{"id": "c9", "type": "function", "function": {"name": "count", "arguments": nothing}}]
+        script = Script(turn(None, tool_calls=calls), turn(answer("Paris")))
+        trajectory = play(script, env=lambda: ToolEnv(tasks=TASKS, tools=[CounterTool()], parser="openai"))[0, 0]
+        assert trajectory.turns[0].parse_errors == () and trajectory.turns[0].outcome_errors == (None,)
+
+    def test_a_broken_structured_call_is_shown_to_the_model_as_it_was(self):
+        calls = [{"id": "c9", "type": "function", "function": {"name": "count", "arguments": "{"}}]
+        script = Script(turn(None, tool_calls=calls), turn(answer("Paris")))
+        trajectory = play(script, env=lambda: ToolEnv(tasks=TASKS, tools=[CounterTool()], parser="openai"))[0, 0]
+        assert trajectory.turns[0].parse_errors == ("bad_json",)
+        assert '"name": "count"' in script.requests[1]["messages"][-2]["content"]
 
     def test_a_failed_episode_leaves_the_others_alone(self):
         def respond(request, headers):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import pytest
 from agent_r1_gym.core import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.evaluation.run_folder import RunFolder
+from agent_r1_gym.play.engine import ScriptedEngine
 from agent_r1_gym.play.jobs import evaluation_jobs
+from agent_r1_gym.play.player import Player
 from agent_r1_gym.play.policies import OraclePolicy, Policy, PolicyInput, ReplayPolicy, ScriptPolicy, make_policy
 from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.play.session import Session
@@ -87,6 +90,42 @@ def test_replay_of_other_data_or_options_is_refused(tmp_path: Path) -> None:
         play(replay, [1])
     with pytest.raises(ConfigurationError, match="2 recorded turns"):
         play(replay, [5], max_turns=5)
+
+
+def test_each_sample_repeats_its_own(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    records = play(Talker(), [5], max_turns=2)
+    folder.add(replace(records[0], sample=1))
+    folder.add(replace(records[0], turns=tuple(replace(turn, action=f"{turn.action}!") for turn in records[0].turns)))
+    folder.close()
+    jobs, again = evaluation_jobs([5], samples=2), list[Trajectory]()
+    player = Player(lambda: ToolEnv(tasks=_TASKS, max_turns=2))
+    player.play(jobs, ScriptedEngine(ReplayPolicy(tmp_path), side_by_side=2), again.append)
+    actions = {record.sample: [turn.action for turn in record.turns] for record in again}
+    said = [turn.action for turn in records[0].turns]
+    assert actions == {0: [f"{action}!" for action in said], 1: said}
+    with pytest.raises(ConfigurationError, match="no sample 2 of task"):
+        player.play(evaluation_jobs([5], samples=3), ScriptedEngine(ReplayPolicy(tmp_path)), again.append)
+
+
+def test_the_replay_of_another_question_with_the_same_id_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.add(play(Talker(), [5])[0])
+    folder.close()
+    others = [Task(task.id, f"Not: {task.prompt}", task.answers) for task in _TASKS]
+    with pytest.raises(ConfigurationError, match=r"task 't5' asked .* and asks 'Not: .*; replay the same data"):
+        play(ReplayPolicy(tmp_path), [5], make_env=lambda: ToolEnv(tasks=others))
+
+
+def test_a_policy_that_leaves_episodes_without_an_action_is_told() -> None:
+    class Silent(Talker):
+        name = "silent"
+
+        def act(self, inputs: Any) -> list[str]:
+            return []
+
+    with pytest.raises(ConfigurationError, match=r"policy silent must return one action for each of the 2 episodes.*0"):
+        play(Silent(), [0, 1], places=2)
 
 
 @pytest.mark.parametrize("line", ["{", "5", '{"task_id": 1, "task_index": 0, "turns": []}', '{"turns": [1]}'])

@@ -123,6 +123,19 @@ def test_other_users_may_read_what_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o755
 
 
+def test_a_user_who_keeps_files_to_himself_keeps_these(tmp_path: Path) -> None:
+    usual = os.umask(0o077)
+    try:
+        with atomic_file(tmp_path / "file") as temporary:
+            temporary.write_text("x")
+        with atomic_directory(tmp_path / "folder") as temporary:
+            (temporary / "x").write_text("x")
+    finally:
+        os.umask(usual)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o700
+
+
 _WRITER = """
 import sys, time
 from pathlib import Path

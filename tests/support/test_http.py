@@ -34,6 +34,13 @@ def test_a_servers_wish_to_be_asked_later_is_obeyed(slept) -> None:
     assert slept == [7.0, 7.0]
 
 
+def test_a_wish_may_be_a_date(slept, monkeypatch) -> None:
+    monkeypatch.setattr(http.time, "time", lambda: 10.0)
+    date = "Thu, 01 Jan 1970 00:00:30 GMT"
+    assert exchange(Answer(status=429, headers={"Retry-After": date}), max_retries=1).status == 429
+    assert slept == [20.0]
+
+
 @pytest.mark.parametrize("seconds", ["59", "100000", "-1", "nan", "inf", "Wed, 21 Oct 2065 07:28:00 GMT"])
 def test_all_pauses_together_take_at_most_a_minute(slept, seconds) -> None:
     assert exchange(Answer(status=429, headers={"Retry-After": seconds}), max_retries=20).status == 429
