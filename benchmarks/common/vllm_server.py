@@ -19,6 +19,7 @@ OPTIONS = (
     *("--host", "127.0.0.1", "--served-model-name", "policy", "--dtype", "float32", "--enforce-eager"),
     *("--max-num-seqs", "32", "--block-size", "32", "--generation-config", "vllm"),
     *("--logprobs-mode", "processed_logprobs", "--enable-lora", "--max-loras", "2"),
+    "--no-enable-chunked-prefill",  # on a CPU, parts of a prompt with a seed end the engine: see `vllm_backend`
 )
 ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 ALLOWED = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -36,7 +37,8 @@ class VLLMServer:
 
     def __init__(self, model: str, log: Path, *, length: int = 80, rank: int = 8) -> None:
         self._model, self._log, self._port = model, log, free_port()
-        self._sizes = ("--max-model-len", str(length), "--max-lora-rank", str(rank))
+        batched = ("--max-num-batched-tokens", str(max(2048, length)))
+        self._sizes = ("--max-model-len", str(length), "--max-lora-rank", str(rank), *batched)
         self.url = f"http://127.0.0.1:{self._port}"
 
     def __enter__(self) -> Self:

@@ -29,6 +29,7 @@ ENV = "AgentR1Benchmarks/Errand-v0"
 _WARM = 2
 """Steps that do not count: the first batch is played alone, with overlap the second one too."""
 _PROMPT = 64
+_PER_WORD = 8  # tokens, at most: the tokenizer may spell
 WAYS = {"one after the other": False, "overlapped": True}
 
 
@@ -38,13 +39,15 @@ class Errand(gym.Env[str, str]):
     Args:
         turns: of an episode.
         seconds: of an errand.
+        words: of what it brings.
     """
 
     observation_space = UnicodeText(1000)
     action_space = UnicodeText(1000)
 
-    def __init__(self, turns: int, seconds: float) -> None:
+    def __init__(self, turns: int, seconds: float, words: int) -> None:
         self._turns, self._seconds, self._left = turns, seconds, turns
+        self._found = " ".join(["another"] * words)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begins an episode."""
@@ -56,7 +59,7 @@ class Errand(gym.Env[str, str]):
         """Runs the errand, and pays for the words that it took."""
         time.sleep(self._seconds)
         self._left -= 1
-        return "another", len(action) % 11 / 10, not self._left, False, {}
+        return self._found, len(action) % 11 / 10, not self._left, False, {}
 
 
 def overlap(settings: Settings, device: str) -> Report:
@@ -92,7 +95,7 @@ def _figures(taken: dict[str, tuple[dict[str, float], ...]], what: str) -> list[
 
 def _step(settings: Settings, model: str, url: str, seconds: float, overlapped: bool) -> dict[str, float]:
     """Trains for some steps; returns the median seconds of a step, and of waiting for rollouts in it."""
-    gym.register(ENV, partial(Errand, settings.turns, seconds))
+    gym.register(ENV, partial(Errand, settings.turns, seconds, settings.errand_words))
     try:
         with tempfile.TemporaryDirectory() as folder:
             trainer = _trainer(settings, folder, model, url, overlapped)
@@ -122,7 +125,7 @@ def _trainer(settings: Settings, folder: str, model: str, url: str, overlapped: 
         learning_rate=1e-5,
         lr_scheduler_type="constant",
         beta=0.0,
-        max_turn_tokens=settings.turn_tokens,
+        max_turn_tokens=settings.errand_tokens,
         max_prompt_length=_PROMPT,
         max_completion_length=_longest(settings),
         logging_steps=1,
@@ -138,7 +141,7 @@ def _trainer(settings: Settings, folder: str, model: str, url: str, overlapped: 
 
 
 def _longest(settings: Settings) -> int:
-    return settings.turns * (settings.turn_tokens + settings.tool_tokens)
+    return settings.turns * (settings.errand_tokens + _PER_WORD * (settings.errand_words + 10))
 
 
 class _Clock(TrainerCallback):

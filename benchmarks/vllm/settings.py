@@ -25,9 +25,11 @@ class Settings:
         tool_tokens: that the tool answers with.
         tool_seconds: of the slow tool, per call.
         rank: of the adapter.
-        batch: rollouts of a step that is trained on (`overlap`).
+        batch: rollouts of a step that is trained on (`overlap`), of as many turns.
         steps: that are timed in a round.
-        errand_seconds: of the tool there, one measurement each.
+        errand_tokens: that the model samples in each turn there.
+        errand_words: that the tool answers with there.
+        errand_seconds: of that tool; one measurement each.
     """
 
     rounds: int = 5
@@ -42,11 +44,15 @@ class Settings:
     rank: int = 16
     batch: int = 16
     steps: int = 6
+    errand_tokens: int = 8
+    errand_words: int = 20
     errand_seconds: tuple[float, ...] = (0.0, 0.5)
 
 
 FULL = Settings()
-QUICK = Settings(rounds=1, episodes=8, slow=1, turns=2, turn_tokens=4, tool_seconds=0.05, batch=8, steps=2)
+QUICK = Settings(
+    rounds=1, episodes=8, slow=1, turns=2, turn_tokens=4, tool_seconds=0.05, batch=8, steps=2, errand_words=4
+)
 CUDA = Settings(shape=QWEN25["0.5B"], dtype="bfloat16", episodes=128, slow=16, turn_tokens=128, tool_tokens=128)
 
 TARGETS = MappingProxyType({"others": 0.9})

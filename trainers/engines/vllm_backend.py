@@ -19,6 +19,7 @@ from trainers.engines.requests import SampledTurn, TurnRequest
 from trainers.engines.weights import adapter_of, save_adapter, whole_parameters
 
 _CPU_BLOCK = 32
+_CPU_TOKENS = 4096
 """Tokens in a block of the prefix cache on a CPU, where vLLM's default of 128 shares less of an episode's turns."""
 
 
@@ -166,7 +167,7 @@ def _start(options: VLLMOptions) -> Any:
             f"engine=vllm needs vLLM, which cannot be imported ({error}): `pip install 'agent-r1-gym[vllm]'`."
         ) from error
     on_gpu = torch.cuda.is_available()
-    settings: dict[str, Any] = {"gpu_memory_utilization": options.memory_share} if on_gpu else _on_cpu()
+    settings: dict[str, Any] = {"gpu_memory_utilization": options.memory_share} if on_gpu else _on_cpu(options)
     if options.adapter_rank:
         settings |= {"enable_lora": True, "max_lora_rank": lora_room(options.adapter_rank)}
         settings |= {"max_loras": 2, "max_cpu_loras": 2}
@@ -190,10 +191,13 @@ def _start(options: VLLMOptions) -> Any:
     )
 
 
-def _on_cpu() -> dict[str, Any]:
+def _on_cpu(options: VLLMOptions) -> dict[str, Any]:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    return {"enforce_eager": True, "block_size": _CPU_BLOCK}
+    # Of a prompt that is prefilled in parts vLLM winds the seed's generator back, which one of the CPU does not know:
+    # the engine dies ("CPU Generator does not use offset", 0.28).
+    whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(_CPU_TOKENS, options.max_length)}
+    return {"enforce_eager": True, "block_size": _CPU_BLOCK, **whole}
 
 
 def lora_room(wanted: int) -> int:
