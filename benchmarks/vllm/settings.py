@@ -42,11 +42,11 @@ class Settings:
     tool_tokens: int = 32
     tool_seconds: float = 0.5
     rank: int = 16
-    batch: int = 16
-    steps: int = 6
+    batch: int = 8
+    steps: int = 5
     errand_tokens: int = 8
-    errand_words: int = 20
-    errand_seconds: tuple[float, ...] = (0.0, 0.5)
+    errand_words: int = 8
+    errand_seconds: tuple[float, ...] = (0.5,)
 
 
 FULL = Settings()
