@@ -19,8 +19,9 @@ from trainers.engines.requests import SampledTurn, TurnRequest
 from trainers.engines.weights import adapter_of, save_adapter, whole_parameters
 
 _CPU_BLOCK = 32
-_CPU_TOKENS = 4096
 """Tokens in a block of the prefix cache on a CPU, where vLLM's default of 128 shares less of an episode's turns."""
+_CPU_TOKENS = 4096
+"""Tokens that are prefilled at once on a CPU, if no context is longer: vLLM's default there."""
 
 
 @dataclass(frozen=True, kw_only=True)
