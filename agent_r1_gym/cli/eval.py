@@ -183,7 +183,6 @@ def play(options: argparse.Namespace, game: Game, path: Path, *, name: str) -> t
         "name": name,
         "about": _about(env) | ({} if url is None else {"base_url": url}),
     }
-    _note_other_server(folder, url)
     if options.part is not None:
         return evaluate_part(folder, cast, part=options.part, **how)
     return folder, evaluate(folder, cast, **how)
@@ -193,17 +192,6 @@ def _about(env: TextEnv) -> dict[str, Any]:
     """Returns what a reader of the run wants to know and the settings say only where it was chosen."""
     bare = env.unwrapped
     return {"reward_weights": bare.reward_weights, "max_turns": bare.max_turns} if isinstance(bare, ToolEnv) else {}
-
-
-def _note_other_server(folder: RunFolder, url: str | None) -> None:
-    """Warns where a run goes on with another server: of its model the settings know the name only."""
-    starts = folder.load()["starts"] if url is not None and folder.begun else []
-    before = [start["base_url"] for start in starts if "base_url" in start]
-    if before and before[-1] != url:
-        note(
-            f"WARNING: {folder.path} goes on with the server {url}, and was played with {before[-1]} until now: the "
-            "numbers are of one agent only if both have the same weights."
-        )
 
 
 def metrics_table(metrics: Summary) -> str:
@@ -315,10 +303,11 @@ def _indices(env: TextEnv, policy: str, questions: int | None, *, most: int | No
     replayed = make_policy(policy) if policy.startswith("replay:") else None
     if isinstance(replayed, ReplayPolicy):
         available = sorted(set(replayed.task_indices))
-        if isinstance(env.unwrapped, ToolEnv) and not 0 <= available[0] <= available[-1] < len(env.unwrapped.tasks):
+        tasks = len(env.unwrapped.tasks) if isinstance(env.unwrapped, ToolEnv) else None
+        strange = next((number for number in available if number < 0 or (tasks is not None and number >= tasks)), None)
+        if strange is not None:
             raise ConfigurationError(
-                f"{policy}: it holds task number {available[-1]}, but here are {len(env.unwrapped.tasks)} tasks; "
-                "replay the same data."
+                f"{policy}: it holds task number {strange}, but here are {tasks} tasks; replay the same data."
             )
     elif isinstance(env.unwrapped, ToolEnv):
         available = list(range(len(env.unwrapped.tasks)))

@@ -44,6 +44,7 @@ from agent_r1_gym.play.record import Trajectory
 from agent_r1_gym.support.files import atomic_file
 from agent_r1_gym.support.json_lines import JsonLinesWriter, drop_torn_line, json_line, read_json_lines
 from agent_r1_gym.support.provenance import start_of_run
+from agent_r1_gym.support.terminal import note
 from agent_r1_gym.types import Task
 
 FORMAT = 2
@@ -121,6 +122,7 @@ class RunFolder:
                     "same, or choose another --out."
                 )
             starts = run["starts"]
+            self._note_other_server(starts, (about or {}).get("base_url"))
         elif self.path.is_dir() and any(entry.name != "run.lock" for entry in self.path.iterdir()):
             raise ConfigurationError(f"{self.path} exists and is neither empty nor a run; choose another --out.")
         start = {**start_of_run(_PACKAGES), **(about or {})}
@@ -128,6 +130,15 @@ class RunFolder:
         self._opened = time.monotonic()
         for path in (self.episodes_path, self.timings_path):
             drop_torn_line(path)
+
+    def _note_other_server(self, starts: Sequence[Row], url: str | None) -> None:
+        """Warns where a run goes on with another server: of its model the settings know the name only."""
+        before = [start["base_url"] for start in starts if "base_url" in start]
+        if before and url not in (None, before[-1]):
+            note(
+                f"WARNING: {self.path} goes on with the server {url}, and was played with {before[-1]} until now: the "
+                "numbers are of one agent only if both have the same weights."
+            )
 
     @property
     def begun(self) -> bool:

@@ -226,9 +226,9 @@ class ReplayPolicy(Policy):
     def _act(self, state: PolicyInput) -> str:
         task, record = state.task, self._records.get((state.task.id, state.sample))
         if record is None:
-            which = f"sample {state.sample}" if (task.id, 0) in self._records else "episode"
             raise ConfigurationError(
-                f"{self._path} holds no {which} of task {task.id!r}; replay the same data, with no more samples."
+                f"{self._path} holds no sample {state.sample} of task {task.id!r}; replay the same data, with no more "
+                "samples."
             )
         if record.question != encodable(task.prompt):
             raise ConfigurationError(
