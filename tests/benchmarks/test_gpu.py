@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from benchmarks.common.measure import interleave
+from benchmarks.gpu import decoding
 from benchmarks.gpu import run as gpu
 from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.decoding import copy_bandwidth, decode
@@ -108,6 +109,13 @@ def test_every_part_runs_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(gpu, "run_part", lambda *_: pytest.fail("a part that is done was run again"))
     gpu.main(words)
     assert capsys.readouterr().out.count("done already") == len(rows)
+
+
+def test_a_decoding_step_is_what_a_further_token_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "_run", lambda engine, settings, tokens: 3.0 + 0.25 * tokens)
+    row = decode(QUICK, "cpu", Clock(540.0), model="minuscule")
+    step, over = (figure["median"] for figure in row["figures"])
+    assert (step, over) == (pytest.approx(250.0), pytest.approx(250.0 / row["limit_ms"], rel=1e-4))
 
 
 def test_parts_are_chosen_by_name_or_family() -> None:
