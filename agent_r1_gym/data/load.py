@@ -16,7 +16,7 @@ from pathlib import Path
 
 from agent_r1_gym.core.types import Passage
 from agent_r1_gym.data.base import Hop, QADataset, Question, SupportingFact, deduplicate
-from agent_r1_gym.data.official.formats import FORMATS, build_dataset, canonical_name, canonical_split
+from agent_r1_gym.data.official.dataset_formats import FORMATS, build_dataset, canonical_name, canonical_split
 from agent_r1_gym.data.official.sources import file_version, find_file, find_splits, hub_rows, read_rows
 from agent_r1_gym.errors import ConfigurationError, DatasetError, suggest
 from agent_r1_gym.support import files

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from agent_r1_gym.data.load import prepared_folder
-from agent_r1_gym.data.official.formats import (
+from agent_r1_gym.data.official.dataset_formats import (
     FORMATS,
     SPLITS,
     canonical_name,
@@ -18,7 +18,7 @@ from agent_r1_gym.data.official.formats import (
     parse_rows,
     split_in_name,
 )
-from agent_r1_gym.data.official.rows import PassagePool, Row
+from agent_r1_gym.data.official.raw_rows import PassagePool, Row
 from agent_r1_gym.data.official.sources import (
     file_name,
     find_file,

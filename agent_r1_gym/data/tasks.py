@@ -33,8 +33,8 @@ from typing import Any, overload
 
 from agent_r1_gym.core.text import encodable
 from agent_r1_gym.core.types import Message, Role, Task, ToolCall
-from agent_r1_gym.data.official.formats import canonical_split, split_in_name
-from agent_r1_gym.data.official.rows import Row
+from agent_r1_gym.data.official.dataset_formats import canonical_split, split_in_name
+from agent_r1_gym.data.official.raw_rows import Row
 from agent_r1_gym.data.official.sources import file_version
 from agent_r1_gym.errors import ConfigurationError, DatasetError, MissingDependencyError, suggest
 from agent_r1_gym.support.checks import frozen, is_number

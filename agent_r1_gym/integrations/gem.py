@@ -7,7 +7,7 @@
     env = gem.make("AgentR1/HotpotQA-v0", dataset="sample")
 
 An observation is the whole history already: take none of GEM's `concat` wrappers, which would show it twice.
-Environments of GEM as ours are in `adapters.games.gem`.
+Environments of GEM as ours are in `integrations.games.gem`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """SkyRL-Gym: our environments as a `BaseTextEnv`, for SkyRL's generator and users of `skyrl_gym.make`.
 
-    from agent_r1_gym.integrations import rows, skyrl_gym
+    from agent_r1_gym.integrations import dataset_rows, skyrl_gym
 
-    rows.write_rows("AgentR1/HotpotQA-v0", "train.parquet", library="skyrl_gym")
+    dataset_rows.write_rows("AgentR1/HotpotQA-v0", "train.parquet", library="skyrl_gym")
     skyrl_gym.register()  # in the process that makes environments: `env_class: agent_r1_gym`
 
-Environments of SkyRL-Gym as ours are in `adapters.games.skyrl_gym`.
+Environments of SkyRL-Gym as ours are in `integrations.games.skyrl_gym`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError, EpisodeError
 from agent_r1_gym.integrations.base import lazy_classes, library, with_base
+from agent_r1_gym.integrations.dataset_rows import ADAPTER_NAME, EpisodeRow
 from agent_r1_gym.integrations.episode import ChatEpisode
-from agent_r1_gym.integrations.rows import ADAPTER_NAME, EpisodeRow
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.support.concurrency import WorkerThread
 

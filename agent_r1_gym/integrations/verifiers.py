@@ -18,8 +18,8 @@ from typing import Any
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.integrations.base import lazy_classes, library
+from agent_r1_gym.integrations.dataset_rows import EpisodeRow, episode_rows
 from agent_r1_gym.integrations.episode import ChatEpisode, ChatMessages
-from agent_r1_gym.integrations.rows import EpisodeRow, episode_rows
 
 
 def _classes() -> Sequence[type]:

@@ -1,6 +1,6 @@
 """verl: an agent loop that plays our environments; rows name the environment and the task.
 
-    from agent_r1_gym.integrations.rows import write_rows
+    from agent_r1_gym.integrations.dataset_rows import write_rows
     write_rows("AgentR1/HotpotQA-v0", "train.parquet", library="verl")
 
 verl finds the loop by `actor_rollout_ref.rollout.agent.agent_loop_config_path`, a YAML file:
@@ -23,7 +23,7 @@ from uuid import uuid4
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.integrations.base import lazy_classes, library, with_base
-from agent_r1_gym.integrations.rows import ADAPTER_NAME, EpisodeRow
+from agent_r1_gym.integrations.dataset_rows import ADAPTER_NAME, EpisodeRow
 from agent_r1_gym.run.record import Trajectory
 from agent_r1_gym.run.session import env_display_name
 from agent_r1_gym.run.token_session import NewContext, TokenLimits, TokenSession

@@ -290,7 +290,7 @@ def test_a_call_is_read_back_or_refused(parser: Parser, data: st.DataObject) -> 
 
 def test_a_structured_turn_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
-    monkeypatch.setattr("agent_r1_gym.core.parsing.formats.decode", lambda text: decoded.append(text) or decode(text))
+    monkeypatch.setattr("agent_r1_gym.core.parsing.parsers.decode", lambda text: decoded.append(text) or decode(text))
     parser, text = OpenAIParser(), '{"content": "So.", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}'
     message = parser.to_message(text, parser.parse(text))
     assert (message.content, message.tool_calls) == ("So.", (ToolCall("f", {}),))

@@ -10,7 +10,7 @@ import pytest
 
 from agent_r1_gym.errors import ConfigurationError, EpisodeError, InfrastructureError, MissingDependencyError
 from agent_r1_gym.integrations import skyrl_gym as adapter
-from agent_r1_gym.integrations.rows import write_rows
+from agent_r1_gym.integrations.dataset_rows import write_rows
 from tests.kit.foreign import HOTPOTQA, NOTES, SMALL, evaluated, evaluated_hotpotqa, written
 from tests.kit.small_env import ANSWER, COUNT, call
 

@@ -13,7 +13,7 @@ import pytest
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, MissingDependencyError
 from agent_r1_gym.integrations import verl as adapter
-from agent_r1_gym.integrations.rows import ADAPTER_NAME, write_rows
+from agent_r1_gym.integrations.dataset_rows import ADAPTER_NAME, write_rows
 from benchmarks.speed.adapters import TEMPLATE, byte_tokenizer
 from tests.kit.foreign import HOTPOTQA, SMALL, WINDOW, evaluated, evaluated_hotpotqa
 from tests.kit.small_env import ANSWER, COUNT, call

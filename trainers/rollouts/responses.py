@@ -19,7 +19,7 @@ from typing import Any
 from transformers.utils.chat_parsing import ResponseParser
 
 from agent_r1_gym.core.parsing.base import bad_json
-from agent_r1_gym.core.parsing.formats import not_a_call
+from agent_r1_gym.core.parsing.parsers import not_a_call
 from agent_r1_gym.core.types import ParseError
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")

@@ -5,7 +5,7 @@ length. They repair nothing: what is malformed is reported, so that the environm
 """
 
 from agent_r1_gym.core.parsing.base import TOOL_STYLES, Parser, TagParser
-from agent_r1_gym.core.parsing.formats import (
+from agent_r1_gym.core.parsing.parsers import (
     PARSER_HELP,
     HermesParser,
     NativeParser,

@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_r1_gym.core.scoring import final_number
 from agent_r1_gym.data.base import Hop, Question
-from agent_r1_gym.data.official.rows import PassagePool, Row
+from agent_r1_gym.data.official.raw_rows import PassagePool, Row
 
 TITLE = "GSM8K"
 ENV_ID = "AgentR1/GSM8K-v0"

@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_r1_gym.core.types import Passage
 from agent_r1_gym.data.base import Question, SupportingFact
-from agent_r1_gym.data.official.rows import PassagePool, Row, official_tables
+from agent_r1_gym.data.official.raw_rows import PassagePool, Row, official_tables
 
 TITLE = "HotpotQA"
 ENV_ID = "AgentR1/HotpotQA-v0"

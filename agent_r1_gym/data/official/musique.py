@@ -18,7 +18,7 @@ from typing import Any
 
 from agent_r1_gym.core.types import Passage
 from agent_r1_gym.data.base import Hop, Question, SupportingFact
-from agent_r1_gym.data.official.rows import PassagePool, Row, decode_json
+from agent_r1_gym.data.official.raw_rows import PassagePool, Row, decode_json
 
 TITLE = "MuSiQue"
 ENV_ID = "AgentR1/MuSiQue-v0"

@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from agent_r1_gym.data.official.formats import FORMATS, SPLITS, check_signature, official_row, split_in_name
-from agent_r1_gym.data.official.rows import Row
+from agent_r1_gym.data.official.dataset_formats import FORMATS, SPLITS, check_signature, official_row, split_in_name
+from agent_r1_gym.data.official.raw_rows import Row
 from agent_r1_gym.errors import DatasetError, MissingDependencyError
 from agent_r1_gym.support import files
 from agent_r1_gym.support.download import download, is_url

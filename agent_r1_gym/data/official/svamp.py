@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agent_r1_gym.data.base import Hop, Question
-from agent_r1_gym.data.official.rows import PassagePool, Row
+from agent_r1_gym.data.official.raw_rows import PassagePool, Row
 
 TITLE = "SVAMP"
 ENV_ID = "AgentR1/SVAMP-v0"

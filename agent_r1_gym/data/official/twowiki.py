@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_r1_gym.data.base import Hop, Question
 from agent_r1_gym.data.official import hotpotqa
-from agent_r1_gym.data.official.rows import PassagePool, Row, decode_json, official_tables
+from agent_r1_gym.data.official.raw_rows import PassagePool, Row, decode_json, official_tables
 
 TITLE = "2WikiMultihopQA"
 ENV_ID = "AgentR1/2WikiMultihopQA-v0"

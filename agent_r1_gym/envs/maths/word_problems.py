@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from agent_r1_gym.data.base import QADataset
 from agent_r1_gym.data.generated import is_in_split
 from agent_r1_gym.data.official import gsm8k
-from agent_r1_gym.data.official.formats import build_dataset, official_row
-from agent_r1_gym.data.official.rows import Row
+from agent_r1_gym.data.official.dataset_formats import build_dataset, official_row
+from agent_r1_gym.data.official.raw_rows import Row
 
 _NAMES = ("Ada", "Bao", "Chidi", "Dora", "Emre", "Farah", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena")
 _THINGS = ("pencils", "stickers", "apples", "marbles", "stamps", "buttons", "shells", "candles")

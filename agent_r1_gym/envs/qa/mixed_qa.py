@@ -9,7 +9,7 @@ from typing import Any
 from agent_r1_gym.core.scoring import SCORERS
 from agent_r1_gym.data.base import QADataset
 from agent_r1_gym.data.load import load_mixture
-from agent_r1_gym.data.official.formats import canonical_name
+from agent_r1_gym.data.official.dataset_formats import canonical_name
 from agent_r1_gym.envs.qa.multihop_qa import MultiHopQAEnv
 from agent_r1_gym.errors import ConfigurationError
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1_gym.data.load import SupportingFact, load_dataset
-from agent_r1_gym.data.official.rows import PassagePool
+from agent_r1_gym.data.official.raw_rows import PassagePool
 from agent_r1_gym.errors import DatasetError
 from tests.kit.data import HOTPOTQA_ROW, changed, shared_file, write_json
 

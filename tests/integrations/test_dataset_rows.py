@@ -11,7 +11,7 @@ import pytest
 
 from agent_r1_gym.core.types import to_chat
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError
-from agent_r1_gym.integrations.rows import ADAPTER_NAME, EpisodeRow, write_rows
+from agent_r1_gym.integrations.dataset_rows import ADAPTER_NAME, EpisodeRow, write_rows
 from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.run.player import HELD_OUT_SEED
 from tests.kit.foreign import SMALL, TASKS

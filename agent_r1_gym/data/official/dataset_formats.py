@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from agent_r1_gym.core.scoring import normalize_answer
 from agent_r1_gym.data.base import QADataset, Question
 from agent_r1_gym.data.official import gsm8k, hotpotqa, musique, svamp, twowiki
-from agent_r1_gym.data.official.rows import PassagePool, Row
+from agent_r1_gym.data.official.raw_rows import PassagePool, Row
 from agent_r1_gym.errors import DatasetError
 from agent_r1_gym.support.checks import check_choice
 
