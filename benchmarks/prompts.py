@@ -141,24 +141,30 @@ def first_calls(model: Model, cell: Cell, style: str, shots: int, questions: int
     return {**row, "prompt_tokens": sum(tokens) / len(tokens), "example": turns[0][:200]}
 
 
-class _Silent(HermesParser):
-    """The format, without a reminder of it in the feedback."""
+REMINDERS = ("none", "call", "call and answer")
+"""What the feedback on a turn that did not parse shows of the format."""
+
+
+class _Reminding(HermesParser):
+    """The format, with another reminder of it in the feedback."""
+
+    def __init__(self, shows: str) -> None:
+        super().__init__("signature")
+        self._shows = shows
 
     def reminder(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """Show nothing."""
-        return ""
+        """Show nothing, the call alone, or both forms."""
+        both = super().reminder(tools)
+        return {"none": "", "call": both.partition("\nTo answer,")[0], "call and answer": both}[self._shows]
 
 
-def later_turns(
-    model: Model, cell: Cell, seed: int, *, shows_format: bool, questions: int, batch: int
-) -> dict[str, Any]:
+def later_turns(model: Model, cell: Cell, seed: int, *, reminder: str, questions: int, batch: int) -> dict[str, Any]:
     """Let the model play four turns, and count the later ones with a parsable call where the first did not parse."""
     env_options = {**cell.options, "tool_style": "signature", "max_turns": 8}
     envs = [make_env(model, cell.env, env_options) for _ in range(questions)]
     texts = {}
     for number, env in enumerate(envs):
-        if not shows_format:
-            env.parser = _Silent("signature")
+        env.parser = _Reminding(reminder)
         _, info = env.reset(seed=1_000 * seed + number)
         texts[number] = model.text(info["messages"])
     counts = {"turns": 0, "calls": 0, "tags": 0, "repeated": 0}
@@ -179,7 +185,7 @@ def later_turns(
                 texts[number] = model.text(info["messages"])
         if not texts:
             break
-    return {"env": cell.name, "seed": seed, "shows_format": shows_format, **counts}
+    return {"env": cell.name, "seed": seed, "reminder": reminder, **counts}
 
 
 def main() -> None:
@@ -195,20 +201,20 @@ def main() -> None:
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     rows = [row for _, row in read_json_lines(options.out)] if options.out.is_file() else []
-    done = {tuple(row[key] for key in ("env", "style", "shots", "seed", "shows_format") if key in row) for row in rows}
+    done = {tuple(row[key] for key in ("env", "style", "shots", "seed", "reminder") if key in row) for row in rows}
     model = Model(options.model)
     wanted = [cell for cell in cells(options.data) if cell.name.startswith(options.only)]
     with options.out.open("a", encoding="utf-8") as file:
         for cell in wanted:
             keys: list[tuple[Any, ...]] = list(PROMPTS)
             if options.feedback:
-                keys = list(itertools.product(range(3), (False, True)))
+                keys = list(itertools.product(range(3), REMINDERS))
             for first, second in keys:
                 if (cell.name, first, second) in done:
                     continue
                 if options.feedback:
                     row = later_turns(
-                        model, cell, first, shows_format=second, questions=options.questions, batch=options.batch
+                        model, cell, first, reminder=second, questions=options.questions, batch=options.batch
                     )
                 else:
                     row = first_calls(model, cell, first, second, options.questions, options.batch)

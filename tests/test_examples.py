@@ -106,7 +106,7 @@ def test_the_walk_leads_from_a_random_model_to_an_exported_agent(warehouse: Path
     assert scores["eval-grpo"] >= 0.4  # .89 was seen after all steps; of 37 questions a tenth is chance
     assert actions(warehouse / "runs/eval-exported") == actions(warehouse / "runs/eval-grpo")
     assert 'stock(item="tiles") -> tiles: 61' in output
-    (score,) = json.loads((warehouse / "agent/agent.json").read_text())["scores"]
+    (score,) = json.loads((warehouse / "warehouse-agent/agent.json").read_text())["scores"]
     assert score["metrics"]["em"]["mean"] == scores["eval-grpo"]
 
 
