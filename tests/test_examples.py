@@ -40,6 +40,7 @@ def test_the_tasks_are_those_that_the_script_writes(warehouse: Path) -> None:
     assert json.loads(blocks(WALK, "json")[0].text)["prompt"] in {task.prompt for task in tasks.part("all")}
 
 
+@pytest.mark.slow
 def test_the_warehouse_keeps_every_promise_and_its_oracle_is_perfect(warehouse: Path) -> None:
     check_tool_env(make_tool_env("warehouse:Example/Warehouse-v0", {}))
     done = run("agent-r1 eval warehouse:Example/Warehouse-v0 --split all --policy oracle --out runs/oracle", warehouse)

@@ -15,6 +15,7 @@ PARTS = ("agent_r1_gym", "trainers", "benchmarks", "tests", "docs", "examples")
 MOST_BYTES = 3_000_000
 
 
+@pytest.mark.slow
 def test_the_source_distribution_is_small_and_can_run_its_tests(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", minversion="77")
     copy = tmp_path / "copy"

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.kit.pages import PAGES
 from tests.test_floors import FLOORS
 
@@ -68,6 +70,7 @@ def wall_clock_reads(tree: ast.AST) -> Iterator[int]:
                 yield node.lineno
 
 
+@pytest.mark.slow
 def test_no_test_measures_the_wall_clock() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}"

@@ -78,6 +78,7 @@ def test_a_path_is_drawn_for_all_warm_starts_together() -> None:
     assert 0.0 < found.low < 0.5 < found.high < 1.0
 
 
+@pytest.mark.slow
 def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     """Seeds and paths vary; with many warm starts the bootstrap over all three holds its level."""
     generator, hits, trials = np.random.default_rng(1), 0, 40
@@ -107,6 +108,7 @@ def test_fewer_pairs_than_sign_flips_can_decide_are_never_enough() -> None:
     assert smallest_difference(9, 0.018, level=0.05 / 23) is None
 
 
+@pytest.mark.slow
 def test_power_rises_from_the_level_and_gives_the_smallest_difference() -> None:
     assert power(15, 0.0) == pytest.approx(0.05, abs=1e-4)
     smallest = smallest_difference(15, 0.018) or math.inf
@@ -154,6 +156,7 @@ def _cell(name: str, start: int, seed: int, share: float) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_tables_keep_the_pilot_apart_and_give_verdicts(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     shares = {"grpo": 0.6, "ppo": 0.6, "grpo-no-loss-mask": 0.2}

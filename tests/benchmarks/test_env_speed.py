@@ -29,6 +29,7 @@ def no_peers(monkeypatch):
 
 
 @pytest.mark.parametrize("claim", env_speed.CLAIMS)
+@pytest.mark.slow
 def test_every_claim_measures_prints_and_keeps_a_row(claim, no_peers, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(env_speed, "QUICK", TINY)
     path = tmp_path / "rows.jsonl"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1_gym.core.types import Message
-from benchmarks.prompts import Cell, first_calls, later_turns
+from benchmarks.prompts import REMINDERS, Cell, first_calls, later_turns
 from tests.kit.data import write_jsonl
 
 
@@ -58,6 +58,6 @@ def test_feedback_counts_the_turns_after_a_mistake(tmp_path: Path) -> None:
     call = '<tool_call>{"name": "calculator", "arguments": {"expression": "3 + 2"}}</tool_call>'
     for turn, played in (("Hm.", 6), (call, 0), ("<answer>5</answer>", 0)):
         model: Any = FakeModel(turn)
-        for shows_format in (False, True):
-            row = later_turns(model, cell(tmp_path), 0, shows_format=shows_format, questions=2, batch=2)
+        for reminder in REMINDERS:
+            row = later_turns(model, cell(tmp_path), 0, reminder=reminder, questions=2, batch=2)
             assert (row["turns"], row["calls"], row["repeated"]) == (played, 0, played)

@@ -11,6 +11,7 @@ from tests.kit.sandboxes import needs
 
 
 @pytest.mark.parametrize("claim", run.CLAIMS)
+@pytest.mark.slow
 def test_every_claim_measures_and_keeps_a_row(claim, tmp_path, monkeypatch):
     needs("strong")
     monkeypatch.setattr(run, "PEERS", {"gem": peers.gem})

@@ -113,6 +113,7 @@ def test_the_world_may_be_chosen_and_the_environment_has_options(
     assert "x count" in out and "11[31m" in out and "(no answer within 2 turns)" in out
 
 
+@pytest.mark.slow
 def test_in_a_terminal_ctrl_c_stops_the_agent_and_not_the_program(shop: Path) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "dumb", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

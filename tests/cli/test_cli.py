@@ -166,6 +166,7 @@ def test_unsupported_uses_of_a_custom_environment_are_explained(
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_episodes_that_lost_their_backend_are_no_zeros(capsys: pytest.CaptureFixture[str], run_folder: Path) -> None:
     words = ("--policy", "oracle", "--retriever", "http://127.0.0.1:1", "-n", "2", "--out", "run")
     status, _, err = call(capsys, "eval", "FictionQA", *words)

@@ -77,6 +77,7 @@ def _start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_serve_retriever_speaks_both_formats_and_ends_on_ctrl_c(run_folder: Path) -> None:
     pytest.importorskip("fastapi", reason="the server extra is not installed")
     write_corpus(_PASSAGES, run_folder / "corpus.jsonl")

@@ -34,6 +34,7 @@ def save_card(folder: Path, **fields: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_it_plays_as_the_written_out_command_does(agent: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = call(capsys, "eval", "grpo", "-n", "3", "--out", "short")
     assert status == 0, err
@@ -116,6 +117,7 @@ def test_the_shots_of_the_training_come_with_the_agent(agent: Path, capsys: pyte
     assert RunFolder(Path("none")).settings()["env_options"]["shots"] == 0
 
 
+@pytest.mark.slow
 def test_another_environment_and_another_format_are_reported(agent: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_card(agent, env_options={**WORLD, "parser": "search-r1"})
     words = ("HotpotQA", "--dataset", "sample", "--policy", "local:grpo", "-n", "1", "--max-turn-tokens", "4")

@@ -85,6 +85,7 @@ def generated(model: object, tokenizer: object) -> str:
 
 
 @pytest.mark.parametrize("merge", [False, True], ids=["adapter", "merged"])
+@pytest.mark.slow
 def test_an_adapter_plays_as_before_wherever_it_is_loaded(
     merge: bool, adapter_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

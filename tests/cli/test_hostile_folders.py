@@ -368,6 +368,7 @@ def give_code(folder: Path, mark: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["config.json", "tokenizer_config.json", "both"])
+@pytest.mark.slow
 def test_code_of_a_model_is_not_run_whatever_stands_on_the_standard_input(
     kind: str, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -385,6 +386,7 @@ def test_code_of_a_model_is_not_run_whatever_stands_on_the_standard_input(
             assert status == 2 and "trust_remote_code" in err, err
 
 
+@pytest.mark.slow
 def test_every_load_decides_on_the_code_of_the_model() -> None:
     root = Path(__file__).parents[2]
     undecided = []
@@ -498,6 +500,7 @@ def test_a_world_that_takes_long_says_so(
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_configuration_that_expands_without_end_is_refused(
     text: str, message: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120, env=environment)
 
 
+@pytest.mark.slow
 def test_its_oracle_is_perfect_and_its_own_tests_pass(shop: Path) -> None:
     done = run("-m", "agent_r1_gym", "eval", "my_shop:Own/MyShop-v0", "--policy", "oracle", "--out", "runs/oracle")
     assert done.returncode == 0, done.stderr
@@ -43,6 +44,7 @@ def test_its_oracle_is_perfect_and_its_own_tests_pass(shop: Path) -> None:
 
 
 @pytest.mark.parametrize(("right", "wrong"), [('"apples": 45', '"apples": 46'), ("else task.answers[0]", 'else "5"')])
+@pytest.mark.slow
 def test_its_own_tests_notice_what_no_longer_fits(right: str, wrong: str, shop: Path) -> None:
     module = shop / "my_shop.py"
     assert right in module.read_text()

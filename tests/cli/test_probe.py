@@ -30,6 +30,7 @@ def broken(result: dict[str, Any]) -> list[int]:
     return [number for number, rule in enumerate(result["rules"]) if not rule["holds"]]
 
 
+@pytest.mark.slow
 def test_who_reads_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, result, output = run_probe(capsys, tmp_path / "out", "Reads")
     em = em_of(result)
@@ -48,6 +49,7 @@ def test_who_reads_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (result["env_options"]["split"], result["hops"], result["questions"]) == ("test", [1, 2, 3], 30)
 
 
+@pytest.mark.slow
 def test_the_oracle_knows_the_answers_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, result, output = run_probe(capsys, tmp_path / "out", "oracle")
     assert (status, result["reads"], broken(result)) == (3, False, [1, 2, 3])
@@ -61,6 +63,7 @@ def test_the_oracle_knows_the_answers_and_fails(tmp_path: Path, capsys: pytest.C
     ("policy", "rules"),
     [("ByHeart", [1, 2, 3]), ("ReadsAndRemembers", [1]), ("NeverSearches", [0]), ("Guesses", [0, 2])],
 )
+@pytest.mark.slow
 def test_who_only_seems_to_read_fails(
     policy: str, rules: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,11 +72,13 @@ def test_who_only_seems_to_read_fails(
     assert (status, result["reads"], broken(result)) == (3, False, rules)
 
 
+@pytest.mark.slow
 def test_knowledge_of_another_world_is_worth_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, result, _ = run_probe(capsys, tmp_path / "out", "ByHeart")
     assert status == 3 and broken(result)[0] == 0 and em_of(result)["normal", "world"] == 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_probe_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     _, whole, _ = run_probe(capsys, out, "Reads", "--hops", "1", "2", n=4)
@@ -91,6 +96,7 @@ def test_an_interrupted_probe_is_resumed(tmp_path: Path, capsys: pytest.CaptureF
     assert status == 2 and "other settings" in output
 
 
+@pytest.mark.slow
 def test_natural_questions_are_rephrased(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert call(capsys, "probe", "--policy", "oracle", "-n", "4", "--out", str(out))[0] == 3

@@ -41,6 +41,7 @@ def test_our_own_client_plays_with_what_is_served() -> None:
     env.close()
 
 
+@pytest.mark.slow
 def test_the_official_client_sees_tools_and_nothing_else_over_http() -> None:
     with subprocess.Popen(
         [*COMMAND, "--task", "1", "--http", "0"], stderr=subprocess.PIPE, text=True, cwd=ROOT
@@ -84,6 +85,7 @@ def post(url: str, body: bytes, *headers: str) -> bytes:
         return b"".join(iter(lambda: client.recv(65536), b""))
 
 
+@pytest.mark.slow
 def test_clients_that_open_leave_nothing_and_bad_requests_get_an_error() -> None:
     opening = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": opening}).encode()
@@ -102,6 +104,7 @@ def test_clients_that_open_leave_nothing_and_bad_requests_get_an_error() -> None
 @pytest.mark.parametrize(
     "sent", ["POST /mcp HTTP/1.1\r\nHost: x", "POST /mcp HTTP/1.1\r\nContent-Length: 9\r\n{}\r\n{{"]
 )
+@pytest.mark.slow
 def test_one_signal_ends_it_also_with_a_half_sent_request(sent: str) -> None:
     with over_http() as (process, url):
         host = url.split("/")[2]

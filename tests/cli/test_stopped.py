@@ -17,6 +17,7 @@ from agent_r1_gym.cli.main import main
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.slow
 def test_an_interrupted_eval_keeps_the_finished_episodes_and_resumes(number: int, run_folder: Path) -> None:
     slow = (
         "import time, sys, agent_r1_gym.run.policies as p\n"
@@ -57,6 +58,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_with_the_file(tmp_path):
     words = ["eval", "FictionQA", "--policy", "oracle", "--out", str(tmp_path / "run")]
     environment = os.environ | {"AGENT_R1_HOME": str(tmp_path)}

@@ -55,6 +55,7 @@ def test_who_takes_notes_needs_one_turn_and_who_does_not_fails() -> None:
 
 
 @pytest.mark.usefixtures("run_folder")
+@pytest.mark.slow
 def test_a_record_holds_every_context_and_the_whole_episode() -> None:
     for record in played("run", *WINDOW, "--policy", "oracle"):
         whole = played("free", "--policy", "oracle")[record.task_index]

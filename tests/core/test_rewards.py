@@ -306,6 +306,7 @@ EPISODE_BOUNDS = {"em": 1.0, "f1": 1.0, "agent_r1": 1.0, "process": 1.25}
 
 @pytest.mark.parametrize("preset", REWARD_PRESETS)
 @given(turns=st.lists(working_turns, max_size=8), last=last_turns)
+@pytest.mark.slow
 def test_no_episode_earns_more_than_its_bound(preset: str, turns: list[Turn], last: Turn) -> None:
     rewards = make_rewards(preset)
     steps = episode(*turns, last, truncated=True)

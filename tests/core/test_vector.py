@@ -81,6 +81,7 @@ class Reference:
 @pytest.mark.parametrize("mode", MODES)
 @given(turns=st.lists(st.tuples(*[scripts] * SIZE), max_size=10), seed=st.integers(0, 1_000))
 @settings(max_examples=40, deadline=None)
+@pytest.mark.slow
 def test_a_vector_returns_what_single_environments_return(mode: str, turns: list[tuple[str, ...]], seed: int) -> None:
     vector = ToolVectorEnv(make_envs(SIZE, reward="process"), autoreset_mode=mode)
     references = [Reference(env, mode) for env in make_envs(SIZE, reward="process")]

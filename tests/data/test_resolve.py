@@ -173,6 +173,7 @@ def test_one_object_is_shared_until_the_file_changes(tmp_path):
     assert len(dataset) == 1
 
 
+@pytest.mark.slow
 def test_an_unused_data_set_is_freed(tmp_path):
     dataset = load_dataset("hotpotqa", write_json(tmp_path / "a.json", [HOTPOTQA_ROW]))
     watch = weakref.ref(dataset)

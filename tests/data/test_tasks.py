@@ -278,6 +278,7 @@ class TestFiles:
         [(200_000, "x" * 2_000), (5, "x" * 20_000_000), (500_000, "x")],
         ids=["equal rows", "long cells", "many rows"],
     )
+    @pytest.mark.slow
     def test_a_table_that_unpacks_to_far_more_than_its_size_is_refused(
         self, rows: int, prompt: str, tmp_path: Path
     ) -> None:

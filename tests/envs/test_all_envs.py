@@ -77,6 +77,7 @@ class TestContract:
     def test_gymnasium_finds_nothing_to_warn_of(self, env_id, make):
         check_env(make(env_id))
 
+    @pytest.mark.slow
     def test_the_suite_s_own_checker_with_each_reward(self, env_id, make):
         for reward in ("em", "process", "agent_r1"):
             if not (env_id in STATE_ENVS and reward != "process"):  # those are not solved by an answer

@@ -92,6 +92,7 @@ def keep(into: list[Any], function: Callable[..., Any]) -> Callable[..., Any]:
     return kept
 
 
+@pytest.mark.slow
 def test_the_oracle_scores_one_through_rollout_func(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = evaluated(tmp_path / "eval", HELD_OUT)
 

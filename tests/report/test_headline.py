@@ -37,6 +37,7 @@ def cards_of(*paths: Path, baseline: int = 0) -> list[RunCard]:
     return evaluation_cards(runs, runs[baseline])
 
 
+@pytest.mark.slow
 def test_the_verdict_is_the_paired_test_against_the_baseline(tmp_path: Path) -> None:
     base = write_run(tmp_path / "base", judged(60, 10), policy="base", env_options={"split": "test"})
     better = write_run(tmp_path / "better", judged(60, 40), policy="better", env_options={"split": "test"})

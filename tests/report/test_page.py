@@ -258,6 +258,7 @@ console.log(JSON.stringify({ agree, one: best(bomb), four: best(bomb.repeat(4)) 
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.slow
 def test_actions_are_found_in_one_pass():
     """An expression with a back reference took 17 s for one turn of 480 kB of unclosed tags."""
     source = re.search(r"^  function actionsIn.*?^  }$", VIEWER.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

@@ -427,6 +427,7 @@ def _search(retriever, who):
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.slow
 def test_forked_and_spawned_workers_use_connections_of_their_own(method):
     own: list[str] = []
     with served(Echo()) as url:

@@ -46,6 +46,7 @@ def test_small_corpora_stay_in_memory(source):
     assert not files.home().exists()
 
 
+@pytest.mark.slow
 def test_large_corpora_are_cached_on_disk(source, calls, monkeypatch):
     monkeypatch.setattr(make, "_MAX_IN_MEMORY_PASSAGES", 3)
     for _ in range(2):
@@ -110,6 +111,7 @@ def test_what_names_no_retriever_is_refused(source):
             make_retriever(spec, passages=source, fingerprint="f")
 
 
+@pytest.mark.slow
 def test_dense_is_cached(source, passages, calls, tmp_path, monkeypatch):
     pytest.importorskip("faiss", reason="faiss is not installed")
     from agent_r1_gym.retrieval import dense

@@ -289,6 +289,7 @@ CROWDED = f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (96, 96)
     ],
     ids=["half a head", "half a body"],
 )
+@pytest.mark.slow
 def test_half_sent_requests_leave_room_for_good_clients(sent):
     process, url = _started(0, CROWDED)
     with contextlib.ExitStack() as stack:
@@ -315,6 +316,7 @@ def _started(idle_exit, program=PROGRAM):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_ctrl_c_and_sigterm_stop_it_quietly(number):
     process, url = _started(0)
     retriever = HTTPRetriever(url)

@@ -238,6 +238,7 @@ def _build_slowly(directory, log):
     return open_or_build(directory, build, load=_read)
 
 
+@pytest.mark.slow
 def test_of_processes_that_want_one_index_one_builds_and_all_get_it(tmp_path):
     log = tmp_path / "log"
     assert in_processes("spawn", _build_slowly, [(tmp_path / "index", log)] * 3) == ["one"] * 3

@@ -51,6 +51,7 @@ NAMES = st.from_regex(r"[a-z]{1,6}", fullmatch=True).filter(lambda name: name no
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=4), st.none() | st.dictionaries(NAMES, VALUES, max_size=2))
+@pytest.mark.slow
 def test_a_member_survives_the_command_line_and_json(options: dict, include_eval: dict | None) -> None:
     env_config = EnvConfig(env_id="Mine/Shop-v0", name="shop", weight=0.5, options=options, eval_options=include_eval)
     assert EnvConfig.parse(env_config.to_text()) == env_config

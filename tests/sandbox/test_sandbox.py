@@ -288,6 +288,7 @@ def threads_are_allowed(sandbox):
     return sandbox.run("import threading\nthreading.Thread(target=print).start()").status == "ok"
 
 
+@pytest.mark.slow
 def test_threads_that_print_do_not_hide_their_cpu_time(sandbox):
     if not threads_are_allowed(sandbox):
         pytest.skip("no threads here")
@@ -315,6 +316,7 @@ for _ in range({}): threading.Thread(target=work, daemon=True).start()
 """
 
 
+@pytest.mark.slow
 def test_a_session_uses_no_cpu_time_between_its_calls(sandbox):
     if not threads_are_allowed(sandbox):
         pytest.skip("no threads here")

@@ -67,6 +67,7 @@ def test_a_stopped_supervisor_delays_no_run_and_is_killed(strong):
     wait_until(lambda: not any(_runs(pid) for pid in family))
 
 
+@pytest.mark.slow
 def test_everything_ends_with_the_program(tmp_path):
     needs("strong")
     code = (
@@ -124,6 +125,7 @@ def test_64_at_once_get_their_own_answers(sandbox):
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(3_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_mixed_calls_leave_nothing_behind(count, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sandbox = make("strong")

@@ -54,6 +54,7 @@ def test_the_rest_of_a_request_is_discarded(sandbox):
 
 
 @pytest.mark.parametrize("isolation", ["strong", "weak"])
+@pytest.mark.slow
 def test_runs_that_are_killed_as_they_start_answer_for_no_other_run(isolation):
     box = make(isolation)
     counts: Counter[str] = Counter()
@@ -111,6 +112,7 @@ def test_folders_are_granted_without_their_hidden_parts(tmp_path):
 
 
 @pytest.mark.parametrize("namespaces", [True, False])
+@pytest.mark.slow
 def test_a_python_below_a_linked_folder_shows_no_package(namespaces, tmp_path):
     """The standard library then has two names, and packages of the host lie below both."""
     link = tmp_path / "python"

@@ -134,6 +134,7 @@ def test_what_was_asked_for_in_secret_is_not_fetched_in_the_open() -> None:
         module._check_address("http://host/x", before="https://host/x")
 
 
+@pytest.mark.slow
 def test_a_server_that_is_slow_is_waited_for_and_one_that_is_silent_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

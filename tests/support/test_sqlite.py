@@ -94,6 +94,7 @@ def test_what_does_not_only_read_is_refused_and_the_next_query_works(reader, fil
         ("SELECT 'a' LIKE '" + "%a" * 200 + "'", "pattern"),
     ],
 )
+@pytest.mark.slow
 def test_what_takes_too_much_is_stopped(reader, sql, reason):
     with pytest.raises(QueryError, match=reason):
         reader.select(sql)
@@ -172,6 +173,7 @@ def _calls_of_every_function():
                 yield f'SELECT length("{name}"({", ".join(sample)}))'
 
 
+@pytest.mark.slow
 def test_no_function_of_sqlite_outlasts_the_time(file):
     reader = SQLiteReader.from_file(file, QueryLimits(seconds=0.5))
     for sql in _calls_of_every_function():

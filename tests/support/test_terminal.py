@@ -52,6 +52,7 @@ def lines_within(seconds: float, capsys: pytest.CaptureFixture[str]) -> list[str
     return reported.splitlines()
 
 
+@pytest.mark.slow
 def test_work_without_a_finished_unit_is_not_silent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,6 +68,7 @@ def test_work_without_a_finished_unit_is_not_silent(
     assert lines_within(1.2, capsys) == []
 
 
+@pytest.mark.slow
 def test_the_bar_of_a_terminal_shows_what_is_under_way(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

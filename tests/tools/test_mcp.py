@@ -156,6 +156,7 @@ def test_a_server_that_dies_in_a_call_is_gone_for_its_episode_only(env: ToolEnv)
 
 
 @pytest.mark.filterwarnings("ignore:Names of MCP server")
+@pytest.mark.slow
 def test_a_server_that_hangs_runs_into_the_time_limit() -> None:
     env = ToolEnv(tasks=TASKS, tools=mcp_tools(COMMAND, timeout=0.3))
     env.reset(seed=0)
@@ -185,6 +186,7 @@ def test_an_episode_that_called_the_server_cannot_be_saved(env: ToolEnv) -> None
 
 
 @pytest.mark.filterwarnings("ignore:Names of MCP server")
+@pytest.mark.slow
 def test_the_checker_accepts_an_environment_with_such_tools() -> None:
     tools = mcp_tools(COMMAND)
     env = ToolEnv(tasks=TASKS, tools=[tool for tool in tools if tool.name in ("add", "count")])
@@ -458,6 +460,7 @@ def test_invalid_options_are_one_line_errors(options: dict[str, Any], problem: s
         mcp_tools(**options)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_is_an_error_with_a_reason() -> None:
     with pytest.raises(InfrastructureError, match=r"'no-such-program' did not start.*No such file"):
         mcp_tools(["no-such-program"])

@@ -359,6 +359,7 @@ def test_references_to_a_long_text_do_not_grow() -> None:
     assert tool.name == "y"
 
 
+@pytest.mark.slow
 def test_operations_and_parameters_are_counted_before_they_are_read() -> None:
     many = document({f"/{i}": {"get": operation(f"f{i}")} for i in range(2_001)})
     with pytest.raises(ConfigurationError, match="has 2001 operations; at most 2000 can be tools: pass include="):

@@ -170,6 +170,7 @@ def _wait(address):
     pytest.skip("the server did not start")
 
 
+@pytest.mark.slow
 def test_postgres(server):
     address, _ = server
     tools = sql_tools(address, limits=QueryLimits(seconds=1.0, megabytes=16))

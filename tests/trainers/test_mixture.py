@@ -85,6 +85,7 @@ def noting(collect: Any, rollouts: list[Any]) -> Any:
     return noted
 
 
+@pytest.mark.slow
 def test_every_environment_has_rows_tools_rewards_and_numbers_of_its_own(tmp_path: Path) -> None:
     trainer = mixture(tmp_path, logging_steps=1, per_device_train_batch_size=24, **EVALUATED)
     rows = Counter(trainer.train_dataset["env"])

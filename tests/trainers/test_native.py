@@ -32,6 +32,7 @@ def model_of(family: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("family", ["TRL qwen2_5.jinja", "TRL qwen3.jinja"])
+@pytest.mark.slow
 def test_a_cold_start_then_a_step_of_grpo_then_an_evaluation(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,6 +99,7 @@ def log_probs(model: Any, output: dict[str, Any]) -> Tensor:
     return lines
 
 
+@pytest.mark.slow
 def test_ratios_of_rollouts_that_are_an_update_old_are_exact(tmp_path: Path) -> None:
     """Those of the weights before the update over those that the server was given, one update earlier."""
     seen: list[Seen] = []
@@ -129,6 +130,7 @@ def test_ratios_of_rollouts_that_are_an_update_old_are_exact(tmp_path: Path) -> 
 
 class TestDrift:
     @pytest.mark.parametrize("keeps", [False, True])
+    @pytest.mark.slow
     def test_a_server_that_keeps_old_weights_ends_the_run(self, tmp_path: Path, keeps: bool) -> None:
         options = {**OVERLAP, "learning_rate": 3e-4, "max_steps": 5, "per_device_train_batch_size": 24}
         options["alarm_drift_above"] = AgentConfig.alarm_drift_above
@@ -141,6 +143,7 @@ class TestDrift:
                 trained(tmp_path, stub, **options)
         assert len(stub.loads) > 2  # not in the first batches: it falls behind with each update
 
+    @pytest.mark.slow
     def test_log_probs_that_are_wrong_end_the_run_in_a_later_batch_too(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

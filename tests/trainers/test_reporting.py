@@ -70,6 +70,7 @@ def test_a_service_gets_finite_numbers_of_training_and_evaluation(
         assert math.isfinite(number)
 
 
+@pytest.mark.slow
 def test_tables_of_completions_hold_episodes_of_several_turns(tmp_path: Path) -> None:
     """One of several rows, and one that was dropped."""
     batch = multi_turn_batch()

@@ -65,6 +65,7 @@ def complaints() -> Iterator[Complaints]:
     logger.removeHandler(handler)
 
 
+@pytest.mark.slow
 def test_a_run_whose_tool_hangs_names_task_process_and_environment(
     tmp_path: Path, complaints: Complaints, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def config(folder: Path, **changes: Any) -> AgentConfig:
 
 
 @pytest.mark.parametrize("engine", ["cached", "trl"])
+@pytest.mark.slow
 def test_a_command_line_trains_and_saves(engine: str, model_folder: Path, tmp_path: Path) -> None:
     words = (
         "--env AgentR1/FictionQA-v0 --max_steps 1 --num_generations 2 --per_device_train_batch_size 4 --beta 0 "
@@ -78,6 +79,7 @@ def test_a_command_line_trains_and_saves(engine: str, model_folder: Path, tmp_pa
 
 
 @pytest.mark.parametrize("adapter", ["", "--lora_r 2 --lora_target_modules all-linear"], ids=["full", "lora"])
+@pytest.mark.slow
 def test_what_was_trained_is_evaluated_with_the_same_chat_format(adapter: str, tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     tokenizer.chat_template = trl_templates()["qwen3.jinja"]
@@ -148,6 +150,7 @@ def test_unfit_environments_are_refused_before_training(changes: dict[str, Any],
         build_trainer(config(tmp_path, **changes), build_model(tokenizer), tokenizer=tokenizer)
 
 
+@pytest.mark.slow
 def test_sample_data_is_trained_on_when_asked_for(tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     changes = {
@@ -166,6 +169,7 @@ def test_special_tokens_of_the_tokenizer_cannot_come_from_documents(tmp_path: Pa
     assert {"<|im_end|>", "]~b]"} <= set(env.markup)
 
 
+@pytest.mark.slow
 def test_any_registered_text_environment_can_be_trained_on(tmp_path: Path) -> None:
     if "Test/Echo-v0" not in gym.registry:
         gym.register("Test/Echo-v0", EchoEnv)
@@ -218,6 +222,7 @@ def test_a_module_in_the_current_folder_may_register_the_environment(
 
 
 @pytest.mark.parametrize("mode", WINDOW_MODES)
+@pytest.mark.slow
 def test_a_context_window_makes_rows(tmp_path: Path, mode: str) -> None:
     tokenizer = build_tokenizer()
     args = config(tmp_path, env_kwargs={**COMPACT, "context_window": 1, "context_mode": mode}, max_steps=1)
@@ -253,6 +258,7 @@ def test_wrappers_of_a_registration_are_kept_and_checks_are_not(tmp_path: Path) 
     assert isinstance(env_maker(config(tmp_path), MARKUP)(), ToolEnv)
 
 
+@pytest.mark.slow
 def test_every_number_of_the_docs_is_logged(tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     logged: set[str] = set()

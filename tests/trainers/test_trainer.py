@@ -85,6 +85,7 @@ class TestEqualsTRL:
     @samples(
         "settings", [*({"loss_type": name} for name in LOSSES), {"scale_rewards": "batch"}, {"scale_rewards": "none"}]
     )
+    @pytest.mark.slow
     def test_one_turn_gives_trls_loss_and_gradients(self, tmp_path: Path, settings: dict[str, Any]) -> None:
         settings["logprob_check_steps"] = 0
         twin = trl_twin(tmp_path, one_turn_batch(), **settings)
@@ -93,6 +94,7 @@ class TestEqualsTRL:
 
     @pytest.mark.parametrize("layout", ["packed", "rows"])
     @samples("batch", [one_turn_batch, multi_turn_batch, long_and_short_batch])
+    @pytest.mark.slow
     def test_one_step_of_training_ends_at_trls_weights(self, tmp_path: Path, batch: Any, layout: str) -> None:
         """By plain gradient descent at rate 1, so that weights are compared as gradients are: to 1e-6.
 
@@ -102,6 +104,7 @@ class TestEqualsTRL:
 
     @pytest.mark.parametrize("layout", ["packed", "rows"])
     @samples("loss_type", ["grpo", "dapo", "cispo", "dr_grpo"])
+    @pytest.mark.slow
     def test_so_does_one_in_micro_batches(self, tmp_path: Path, loss_type: str, layout: str) -> None:
         """Of those that TRL shuffles, each holds what comes; ours hold like rollouts together."""
         micro = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "loss_type": loss_type}

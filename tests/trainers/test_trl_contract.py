@@ -194,6 +194,7 @@ class TestRollout:
         ):
             assert hasattr(trainer, name), moved(f"GRPOTrainer.{name}")
 
+    @pytest.mark.slow
     def test_sum_of_losses_is_set_to_0_before_callbacks_hear_of_the_beginning(self, tmp_path: Path) -> None:
         sums: list[tuple[float, int]] = []
 

@@ -27,6 +27,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "whole"])
+@pytest.mark.slow
 def test_each_update_is_followed_by_new_weights(tmp_path: Path, lora: bool) -> None:
     with StubVLLM(tokens=17) as stub:
         trainer = trained(tmp_path, stub, lora=lora)
@@ -37,12 +38,14 @@ def test_each_update_is_followed_by_new_weights(tmp_path: Path, lora: bool) -> N
         trainer.backend.close()
 
 
+@pytest.mark.slow
 def test_weights_stay_while_a_batch_is_used_again(tmp_path: Path) -> None:
     with StubVLLM(tokens=17) as stub:
         trained(tmp_path, stub, max_steps=4, num_iterations=2)
         assert len(stub.loads) == 2
 
 
+@pytest.mark.slow
 def test_rollouts_are_weighed_by_what_the_server_reports(tmp_path: Path) -> None:
     with StubVLLM(tokens=17) as stub:
         trainer = trained(tmp_path, stub, vllm_importance_sampling_mode="token_truncate")
@@ -51,6 +54,7 @@ def test_rollouts_are_weighed_by_what_the_server_reports(tmp_path: Path) -> None
         assert all(row["sampling/logprob_drift_mean"] > 1 for row in steps)
 
 
+@pytest.mark.slow
 def test_the_next_batch_is_played_while_one_is_trained_on(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     with StubVLLM(tokens=17) as stub:
@@ -62,6 +66,7 @@ def test_the_next_batch_is_played_while_one_is_trained_on(tmp_path: Path) -> Non
         assert not any(thread.name == "rollouts" for thread in set(threading.enumerate()) - before)
 
 
+@pytest.mark.slow
 def test_what_is_waited_for_before_the_weights_go_over_is_time_of_rollouts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +83,7 @@ def test_what_is_waited_for_before_the_weights_go_over_is_time_of_rollouts(
     assert not any("rollout/tokens_per_second" in row for row in steps)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_trains_on_what_had_been_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_servers, "sampled", partial(_sampled_alike, vllm_servers.sampled))
     options = {"overlap_rollouts": True, "refill_groups": 1, "learning_rate": 1e-2, "save_strategy": "steps"}
@@ -96,6 +102,7 @@ def _sampled_alike(sampled: Any, context: list[int], seed: int, weights: str, *s
     return sampled(context, seed, "", *sizes)  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_rollouts_that_were_lost_in_advance_end_the_run_and_are_played_again(tmp_path: Path) -> None:
     calls = []
 
@@ -121,6 +128,7 @@ def goes_wrong_after_the_first(stub: StubVLLM, folder: Path) -> None:
     stub.reports = lambda context, ids: right(context, ids) if not stub.turns[1:] else [-0.5] * len(ids)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_does_not_wait_for_what_is_played_in_advance(tmp_path: Path) -> None:
     with StubVLLM(tokens=17) as stub:
         goes_wrong_after_the_first(stub, tmp_path)
@@ -155,12 +163,14 @@ def test_what_cannot_overlap_is_refused(tmp_path: Path, changes: dict[str, Any],
         say_config(tmp_path, register_say(), overlap_rollouts=True, **where, **changes)
 
 
+@pytest.mark.slow
 def test_a_server_with_another_model_ends_the_run_before_the_first_rollout(tmp_path: Path) -> None:
     with StubVLLM(tokens=17) as stub, pytest.raises(ConfigurationError, match="another model than the one"):
         trained(tmp_path, stub, alarm_drift_above=0.5)
     assert len(stub.turns) == 1
 
 
+@pytest.mark.slow
 def test_a_drift_ends_the_run(tmp_path: Path) -> None:
     """The server has the model, but goes wrong afterwards."""
     with StubVLLM(tokens=17) as stub:

@@ -121,6 +121,7 @@ def test_vectors_return_what_single_environments_return(name, kind, mode):
 
 
 @pytest.mark.parametrize("name", list(ENVS))
+@pytest.mark.slow
 def test_spawned_workers(name):
     make, actions = ENVS[name]
     vector = vector_of("spawn", make, AutoresetMode.SAME_STEP)

@@ -157,6 +157,7 @@ def test_every_process_makes_the_same_ledgers() -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
+@pytest.mark.slow
 def test_seeds_and_splits_make_other_ledgers(style: str) -> None:
     ledgers_by_seed = {
         (split, seed): {(task.prompt, task.pages) for task in LedgerTasks(400, split=split, seed=seed, style=style)[:]}

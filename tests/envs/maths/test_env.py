@@ -93,6 +93,7 @@ def test_the_oracle_of_gsm8k_thinks_in_the_words_of_the_solution():
         (RETOOL, {"parser": "openai", "difficulty": 5}),
     ],
 )
+@pytest.mark.slow
 def test_the_oracle_computes_the_answer(env_id, options):
     if env_id == RETOOL or options.get("tools") in ("python", "both"):
         needs("strong")
@@ -133,6 +134,7 @@ def test_problems_without_a_solution_are_neither_demonstrations_nor_shots(tmp_pa
         make(SVAMP, dataset=str(tmp_path / "train.jsonl"), shots=6)
 
 
+@pytest.mark.slow
 def test_scripts_of_retool_score_as_documented():
     needs("strong")
     env = make(RETOOL)
@@ -283,6 +285,7 @@ PARTS = (
         pytest.param(RETOOL, {"seconds": 0.2}, 1_000, id="ReTool"),  # `AGENT_R1_FUZZ_ACTIONS` for more
     ],
 )
+@pytest.mark.slow
 def test_hostile_actions(env_id, options, actions):
     if env_id == RETOOL:
         needs("strong")
@@ -320,6 +323,7 @@ def test_retool_takes_problems_of_ones_own(tmp_path):
 
 
 @pytest.mark.parametrize("env_id", [GSM8K, SVAMP, ARITHMETIC, RETOOL])
+@pytest.mark.slow
 def test_it_pickles_and_a_split_is_held_out(env_id):
     if env_id == RETOOL:
         needs("strong")

@@ -116,6 +116,7 @@ def test_the_program_ends_in_the_answer(kind):
         assert str(eval(last, known)) == problem.answers[0]
 
 
+@pytest.mark.slow
 def test_no_problem_is_in_two_splits_whatever_the_seeds():
     drawn = {
         split: {

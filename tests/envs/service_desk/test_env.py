@@ -37,6 +37,7 @@ def test_the_oracle_solves_a_thousand_tickets_of_another_seed(options: dict[str,
 
 
 @pytest.mark.parametrize("difficulty", [1, 2, 3])
+@pytest.mark.slow
 def test_a_perfect_clerk_always_has_enough_turns(difficulty: int) -> None:
     """Whatever fails upstream: a plan in which every fault costs a turn fits."""
     env = ServiceDeskEnv(difficulty=difficulty, tickets=1_000)

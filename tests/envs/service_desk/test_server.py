@@ -71,6 +71,7 @@ def test_the_oracle_s_episodes_are_equal_turn_by_turn(url: str, split: str) -> N
 
 
 @pytest.mark.parametrize("number", [12, pytest.param(80, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_hostile_episodes_are_equal_turn_by_turn(url: str, number: int) -> None:
     """Several calls a turn, arguments that do not fit, odd texts and numbers: the order of calls is kept too."""
     options: dict[str, Any] = {"difficulty": 3, "reward": "process", "tickets": number}

@@ -118,6 +118,7 @@ def test_types_and_difficulty_label_the_results():
 
 
 @pytest.mark.parametrize("number", [1_500, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_hostile_actions_break_nothing_and_earn_nothing(number):
     draw = random.Random(5)
     env = make_text_env("Text2SQL", {"max_turns": 40}).unwrapped

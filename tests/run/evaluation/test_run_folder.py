@@ -150,6 +150,7 @@ class TestFolder:
 
 
 class TestCommand:
+    @pytest.mark.slow
     def test_one_and_two_processes_and_any_number_in_flight_write_the_same_file(self, tmp_path):
         def written(name, *words):
             assert main([*COMMAND, "oracle", "--out", str(tmp_path / name), *words]) == 0

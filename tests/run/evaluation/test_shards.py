@@ -37,6 +37,7 @@ def test_shares_have_each_episode_once_and_all_samples_of_a_question() -> None:
     assert sorted((job for select in shares for job in select), key=lambda job: job.key) == jobs
 
 
+@pytest.mark.slow
 def test_three_processes_of_which_one_is_killed_write_the_run_of_one(tmp_path: Path) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "parts"
     assert main([*WORDS, "--out", str(whole)]) == 0

@@ -116,6 +116,7 @@ def test_an_answer_that_takes_too_long_is_given_up() -> None:
         until(url, active_requests=0)
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_r1_gym.run.serving.server._HEARTBEAT", 0.1)
     big = GivenTool("x" * 2**22, "count", max_output_chars=2**23)  # more than the system's buffers hold
@@ -170,6 +171,7 @@ def started(seconds: float, shutdown_grace: int) -> Iterator[tuple[subprocess.Po
             process.kill()
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_what_is_under_way() -> None:
     with ThreadPoolExecutor() as pool, started(0.5, 20) as (process, url):
         answer = pool.submit(ask, url, user("late"))

@@ -65,6 +65,7 @@ def ask(url: str, text: str, **fields: Any) -> Any:
     return client.chat.completions.create(model="toy", messages=[{"role": "user", "content": text}], **fields)
 
 
+@pytest.mark.slow
 def test_32_at_once_answer_what_eval_answers(url: str, evaluated: list[Trajectory]) -> None:
     with ThreadPoolExecutor(NUMBER) as pool:
         asked = [pool.submit(ask, url, record.question, extra_body={"trace": True}) for record in evaluated]
@@ -93,6 +94,7 @@ def test_a_token_limit_is_applied_and_reported(url: str, evaluated: list[Traject
         assert answer.trace[0]["hit_token_limit"] is True
 
 
+@pytest.mark.slow
 def test_how_to_sample_may_be_asked_for(url: str, evaluated: list[Trajectory]) -> None:
     questions = [record.question for record in evaluated[:8]]
 

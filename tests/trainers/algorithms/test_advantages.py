@@ -228,6 +228,7 @@ quickly = settings(max_examples=20, deadline=None)
 class TestEveryEstimator:
     @quickly
     @given(inputs=batches())
+    @pytest.mark.slow
     def test_credit_is_finite_and_on_sampled_tokens_of_valid_rows_only(self, inputs):
         for name, options in VARIANTS:
             for mask in (True, False):
@@ -239,6 +240,7 @@ class TestEveryEstimator:
 
     @quickly
     @given(inputs=batches(), data=st.data())
+    @pytest.mark.slow
     def test_batch_order_does_not_matter(self, inputs, data):
         order = torch.tensor(data.draw(st.permutations(range(len(inputs.valid)))))
         shuffled = rows_of(inputs, order)
@@ -248,6 +250,7 @@ class TestEveryEstimator:
 
     @quickly
     @given(inputs=batches())
+    @pytest.mark.slow
     def test_environment_tokens_do_not_matter(self, inputs):
         garbage = torch.where(inputs.turn_ids < 0, torch.nan, 0.0)
         dirty = replace(inputs, values=inputs.values + garbage, token_rewards=inputs.token_rewards + garbage)

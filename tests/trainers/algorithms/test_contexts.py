@@ -276,6 +276,7 @@ class TestTrainer:
         assert torch.all(output["advantages"][2, 3:6] != 0)
 
 
+@pytest.mark.slow
 def test_every_trained_token_has_the_log_prob_it_was_sampled_with(tmp_path: Path) -> None:
     """Through a real engine, under a context window: recorded = replayed by hand = what the loss computes."""
     tokenizer = build_tokenizer()

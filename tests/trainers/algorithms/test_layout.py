@@ -342,6 +342,7 @@ def test_configuration_of_the_layout(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "bnpo"])
 @samples("layout", ["packed", "rows"])
+@pytest.mark.slow
 def test_micro_batches_add_up_to_the_same_update(tmp_path: Path, layout: str, loss: str) -> None:
     settings: dict[str, Any] = {"learning_rate": 1.0, "optim": "sgd", "loss_type": loss, "update_layout": layout}
     trajectories, ends = multi_turn_batch() * 2, []

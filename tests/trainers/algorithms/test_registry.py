@@ -81,6 +81,7 @@ def test_command_line_and_file_take_it(tmp_path: Path) -> None:
         assert (args.algorithm, args.loss_type) == ("their_algorithms:median", "dr_grpo")
 
 
+@pytest.mark.slow
 def test_it_is_trained_with_and_found_by_a_resume(tmp_path: Path) -> None:
     name = "their_algorithms:median"
     settings: dict[str, Any] = {"algorithm": name, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 1}
@@ -118,6 +119,7 @@ def test_a_function_that_returns_something_else_is_told_what_to_return(tmp_path:
         trainer.train()
 
 
+@pytest.mark.slow
 def test_a_critic_and_states_come_where_they_are_needed(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, play, algorithm="their_algorithms:own_gae", num_generations=1, logging_steps=1)
     before = [weight.clone() for weight in trainer.critic.parameters]

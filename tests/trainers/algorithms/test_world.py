@@ -65,6 +65,7 @@ def shared_batches(draw):
 
 @settings(max_examples=8, deadline=None)
 @given(shared=shared_batches())
+@pytest.mark.slow
 def test_every_estimator_gives_each_process_its_part(shared):
     inputs, sizes = shared
     for name, options in VARIANTS:
@@ -76,6 +77,7 @@ def test_every_estimator_gives_each_process_its_part(shared):
 
 @settings(max_examples=12, deadline=None)
 @given(shared=shared_batches(), data=st.data())
+@pytest.mark.slow
 def test_mixtures_too_also_where_a_process_has_none_of_an_environment(shared, data):
     inputs, sizes = shared
     kinds = data.draw(st.lists(st.integers(0, 2), min_size=len(inputs.valid), max_size=len(inputs.valid)))

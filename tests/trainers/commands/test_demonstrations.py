@@ -155,6 +155,7 @@ def trained_on(record: Trajectory) -> list[tuple[list[int], list[int]]]:
 
 @pytest.mark.parametrize("family", ["TRL qwen2_5.jinja", "TRL llama3_2.jinja"])
 @samples("way", WINDOWS)
+@pytest.mark.slow
 def test_rows_are_what_the_trainer_would_train_on(way: str, family: str, tmp_path: Path) -> None:
     chat = ChatFormat(FAMILIES[family].tokenizer(tmp_path / "tokenizer"))
     policy, window = WINDOWS[way]

@@ -26,6 +26,7 @@ def report(model_folder: Path) -> dict[str, str]:
     doctor._SECONDS = before
 
 
+@pytest.mark.slow
 def test_what_is_found(report: dict[str, str]) -> None:
     assert report["model"].startswith("Qwen3ForCausalLM, 0 million parameters, 3 layers")
     assert report["training"] == "possible"
@@ -70,6 +71,7 @@ def test_slow_machines_get_small_steps() -> None:
     assert (slow.slots, slow.micro_batch, slow.length) == (16, 16, 640)
 
 
+@pytest.mark.slow
 def test_code_in_a_folder_is_not_run(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

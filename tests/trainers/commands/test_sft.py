@@ -40,6 +40,7 @@ def model(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("adapter", [[], ["--lora_r", "2", "--lora_target_modules", "all-linear"]])
+@pytest.mark.slow
 def test_what_it_writes_is_a_model_that_plays(
     adapter: list[str], model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +104,7 @@ def failing(index: int, error: str | None = None, unparsed: str | None = None) -
     return replace(record, task_index=index, turns=turns, scores={"em": 1.0})
 
 
+@pytest.mark.slow
 def test_demonstrations_with_failed_calls_are_skipped(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +124,7 @@ def test_demonstrations_with_failed_calls_are_skipped(
     assert "learned from 3 episodes" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_resumed_and_not_overwritten(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,6 +226,7 @@ def test_several_environments_demonstrate(model: str, tmp_path: Path, capsys: py
     assert "is of one environment; name it" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_demonstrations_with_another_window_are_refused(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +248,7 @@ def test_demonstrations_with_another_window_are_refused(
     assert card is not None and card.env_options["context_mode"] == "drop_turns"
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts_that_was_taught_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """TRL turns the loss of its router on in the configuration, which no cache fits."""
     tokenizer, base, out = make_tokenizer(), tmp_path / "base", tmp_path / "out"

@@ -98,6 +98,7 @@ def test_groups_without_signal_for_many_steps_warn_once_and_say_why(
         ([0.1] * 7 + [0.2], {"algorithm": "reinforce++", "num_generations": 1}, False),  # the batch is one group
     ],
 )
+@pytest.mark.slow
 def test_groups_without_signal_are_warned_of_once_and_never_stop(
     tmp_path: Path, returns: list[float], algorithm: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -177,6 +178,7 @@ def test_an_alarm_on_answers_that_never_differ_says_so_once(tmp_path: Path, capl
     assert len(caplog.records) == 1
 
 
+@pytest.mark.slow
 def test_the_share_of_the_most_frequent_answer_is_logged_where_tasks_differ(tmp_path: Path) -> None:
     def answering(*answers: str | None) -> Any:
         batch = [make_trajectory([2, 5], [([12, 3], 0.1 * number, [])]) for number in range(8)]

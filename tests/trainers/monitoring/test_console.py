@@ -170,6 +170,7 @@ def test_nothing_is_foretold_of_a_run_that_ends() -> None:
 
 
 @pytest.mark.parametrize(("every", "shown"), [(2, [1, 3, 5]), (4, [1, 5])])
+@pytest.mark.slow
 def test_samples_come_every_few_batches_and_change_nothing(
     every: int,
     shown: list[int],
@@ -205,6 +206,7 @@ def test_a_batch_that_several_steps_train_on_is_shown_once(
     assert re.findall(r"samples of step (\d+):", capsys.readouterr().out) == ["1", "3"]
 
 
+@pytest.mark.slow
 def test_a_batch_that_the_run_before_rolled_out_is_not_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -377,6 +377,7 @@ def test_bfloat16_is_computed_in_and_copied(trainer: Any, monkeypatch: pytest.Mo
     assert estimate_memory(shape, setup).rollout_copy == 2 * shape.parameters
 
 
+@pytest.mark.slow
 def test_the_number_reaches_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trainers.commands.train import rollouts as playing
 

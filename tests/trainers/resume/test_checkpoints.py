@@ -180,6 +180,7 @@ class TestFaults:
         path.write_text(json.dumps(record))
         assert checkpoints.resolve_checkpoint(True, directory=str(run)) == str(run / "checkpoint-2")
 
+    @pytest.mark.slow
     def test_one_process_at_a_time_trains_in_a_folder(self, tmp_path: Path) -> None:
         with checkpoints.lock_run(str(tmp_path)):
             command = [sys.executable, "-c", SECOND_RUN, str(tmp_path)]
@@ -223,6 +224,7 @@ class TestFaults:
         with pytest.raises(ConfigurationError, match=words):
             trainer.train(resume_from_checkpoint=str(saved / "checkpoint-2"))
 
+    @pytest.mark.slow
     def test_a_reference_that_moves_is_not_resumed(self, tmp_path: Path) -> None:
         settings = {"max_steps": 3, "sync_ref_model": True, "beta": 0.1, "save_strategy": "steps", "save_steps": 2}
         trainer = make_trainer(tmp_path, play, **settings)
@@ -292,6 +294,7 @@ class TestFaults:
         assert timeless(resumed.state.log_history) == timeless(whole.state.log_history)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_logs_and_saves_as_its_own_options_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_trainer(tmp_path, play, max_steps=2, logging_steps=2, save_strategy="steps", save_steps=2).train()
     resumed = make_trainer(tmp_path, play, max_steps=4, logging_steps=1, save_strategy="steps", save_steps=1, gamma=0.5)

@@ -72,6 +72,7 @@ def end(trainer: AgentTrainer) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_goes_back_with_other_rollouts_and_a_fifth_of_the_learning_rate(tmp_path: Path) -> None:
     """Batches 5 to 7, of steps 6 to 8, call nothing: the last good step is 5, the last checkpoint until it 4."""
     collect = Collapsing(5, times=1)
@@ -98,6 +99,7 @@ def test_goes_back_with_other_rollouts_and_a_fifth_of_the_learning_rate(tmp_path
     assert any(played[0, batch] != played[1, batch] for batch in range(4, 8))
 
 
+@pytest.mark.slow
 def test_a_resume_after_it_is_the_same_as_no_stop(tmp_path: Path) -> None:
     """From the checkpoint that it went back to, and from one after; the first was saved before it."""
     whole = make_trainer(tmp_path / "whole", Collapsing(5, times=1), **SETTINGS)
@@ -146,6 +148,7 @@ def killed(folder: Path, moment: str) -> None:
     trainer.train()
 
 
+@pytest.mark.slow
 def test_a_resume_from_before_a_collapse_comes_to_it_again(tmp_path: Path) -> None:
     whole = make_trainer(tmp_path / "whole", Collapsing(5, times=1), **SETTINGS)
     whole.train()
@@ -155,6 +158,7 @@ def test_a_resume_from_before_a_collapse_comes_to_it_again(tmp_path: Path) -> No
     assert [rollback.to for rollback in resumed.rollbacks.history] == [4]
 
 
+@pytest.mark.slow
 def test_stops_when_all_are_used_and_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainers.resume.rollback.MAX_ROLLBACKS", 2)
     trainer = make_trainer(tmp_path, Collapsing(5, times=9), **SETTINGS, lr_scheduler_type="linear")
@@ -176,6 +180,7 @@ def test_stops_when_all_are_used_and_lists_them(tmp_path: Path, monkeypatch: pyt
         (5, "stop", ""),
     ],
 )
+@pytest.mark.slow
 def test_stops_where_it_cannot_or_must_not_go_back(tmp_path: Path, at: int, on_alarm: str, reason: str) -> None:
     collapsing = Collapsing(at, times=9)
 
@@ -192,6 +197,7 @@ def test_stops_where_it_cannot_or_must_not_go_back(tmp_path: Path, at: int, on_a
     assert str(trainer.alarm.reason).startswith(said)
 
 
+@pytest.mark.slow
 def test_an_alarm_before_the_first_save_goes_back_to_the_start(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path / "whole", Collapsing(0, times=1), **SETTINGS | {"save_steps": 4})
     start = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
@@ -211,6 +217,7 @@ def test_an_alarm_before_the_first_save_goes_back_to_the_start(tmp_path: Path) -
     assert_close(seen, [start, start], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_resume_from_the_start_is_a_start(tmp_path: Path) -> None:
     """As where a run is killed before its first save; a run that never goes back needs no start."""
     whole = make_trainer(tmp_path, Collapsing(99, times=0), **SETTINGS)
@@ -235,6 +242,7 @@ class Mirror:
         self.given.append((len(self.trainer.rollbacks.history), self.trainer.batches, weights))
 
 
+@pytest.mark.slow
 def test_a_backend_with_weights_of_its_own_gets_the_restored_ones(tmp_path: Path) -> None:
     mirror = Mirror()
     mirror.trainer = trainer = make_trainer(tmp_path, Collapsing(5, times=1), **SETTINGS, backend=mirror)
@@ -248,6 +256,7 @@ def test_a_backend_with_weights_of_its_own_gets_the_restored_ones(tmp_path: Path
     assert not torch.equal(given[1, 4], given[0, 7])
 
 
+@pytest.mark.slow
 def test_a_backend_that_is_down_stops_the_run(tmp_path: Path) -> None:
     """An earlier policy would find it as dead."""
 
@@ -264,6 +273,7 @@ def test_a_backend_that_is_down_stops_the_run(tmp_path: Path) -> None:
     assert not trainer.rollbacks.history
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_goes_back_too(tmp_path: Path) -> None:
     def spoilt(request: RolloutRequest) -> RolloutResult:
         if request.batch == 5 and not request.seed_suffix:
@@ -290,6 +300,7 @@ def test_a_gradient_that_is_not_finite_goes_back_too(tmp_path: Path) -> None:
     assert all(bool(weight.isfinite().all()) for weight in trainer.model.parameters())
 
 
+@pytest.mark.slow
 def test_a_new_run_forgets_the_rollbacks_of_another(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(json.dumps([{"reason": "", "at": 4, "to": 2, "rollouts": 1, "factor": 0.5}]))
     trainer = make_trainer(tmp_path, Collapsing(9, times=1), **SETTINGS | {"max_steps": 3})
@@ -332,6 +343,7 @@ def test_settings_without_a_way_back_are_refused(tmp_path: Path, changes: dict[s
         make_args(tmp_path, **SETTINGS | changes)
 
 
+@pytest.mark.slow
 def test_the_smallest_limit_that_is_taken_keeps_a_good_checkpoint(tmp_path: Path) -> None:
     """The weights that were saved after step 4 gave the first bad numbers, where those are step 5's."""
     for at, to in ((4, 2), (5, 4)):

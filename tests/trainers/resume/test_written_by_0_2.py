@@ -59,6 +59,7 @@ def test_a_resume_is_refused_in_one_line_that_tells_what_to_do(run: Path) -> Non
     assert json.loads((run / FILE).read_text())[0]["at"] == 4
 
 
+@pytest.mark.slow
 def test_its_record_is_read_and_continued(run: Path, tmp_path: Path) -> None:
     shutil.copy(run / "checkpoint-2" / "trainer_state.json", run)
     read = read_training_run(run)

@@ -39,6 +39,7 @@ def accepted(name: str, folder: Path) -> ChatFormat:
 
 
 @samples("name", ACCEPTED)
+@pytest.mark.slow
 def test_kept_labels_are_what_the_model_said_and_its_ends_of_turn(name: str, tmp_path: Path) -> None:
     chat = accepted(name, tmp_path)
     labels, contexts = [], []
@@ -53,6 +54,7 @@ def test_kept_labels_are_what_the_model_said_and_its_ends_of_turn(name: str, tmp
 
 
 @samples("name", ACCEPTED)
+@pytest.mark.slow
 def test_what_the_model_has_seen_is_what_the_template_serves(name: str, tmp_path: Path) -> None:
     """For every kind of answer that may follow a turn, two tools and a call beside an error too."""
     chat = accepted(name, tmp_path)
@@ -74,6 +76,7 @@ def test_what_the_model_has_seen_is_what_the_template_serves(name: str, tmp_path
 
 
 @samples("name", ACCEPTED)
+@pytest.mark.slow
 def test_a_saved_format_comes_back_the_same(name: str, tmp_path: Path) -> None:
     chat = accepted(name, tmp_path)
     chat.save(tmp_path)

@@ -63,6 +63,7 @@ class TestAgreement:
     @pytest.mark.parametrize("attention", ["sdpa", "eager"])
     @pytest.mark.parametrize("tied", [True, False])
     @samples("kind", ["qwen3", "qwen2", "llama", "gpt2"])
+    @pytest.mark.slow
     def test_greedy_tokens_equal_generate_and_logprobs_a_replay(self, kind: str, tied: bool, attention: str) -> None:
         model = make_causal_lm(kind, tied=tied, attention=attention)
         kept = play(slot_engine(model))
@@ -75,6 +76,7 @@ class TestAgreement:
         assert_replays(model, anew, 1.0)
 
     @samples(("slots", "prefill_tokens"), [(1, 4096), (2, 1), (7, 5), (64, 50)])
+    @pytest.mark.slow
     def test_slots_and_prefill_budget_change_nothing(self, slots: int, prefill_tokens: int) -> None:
         model = make_causal_lm()
         expected = play(slot_engine(model, SAMPLED, slots=23, max_length=70))

@@ -51,6 +51,7 @@ def actions(played):
     return {job: [turn.action for turn in trajectory.turns] for job, trajectory in played.items()}
 
 
+@pytest.mark.slow
 def test_samples_depend_on_the_episodes_seed_alone():
     """Not on how many are decoded side by side, not on which others are left to do, not on their order."""
     whole = actions(play())

@@ -127,6 +127,7 @@ def trained(folder: Path, **changes: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.slow
 def test_a_run_has_more_signal_and_says_what_it_cost(tmp_path: Path) -> None:
     """A random model says a colour in one turn of seventeen: most groups of four have no signal."""
     shares = []
@@ -145,6 +146,7 @@ def test_a_run_has_more_signal_and_says_what_it_cost(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.slow
 def test_a_deadline_is_that_of_the_batch_whatever_is_refilled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deadline per round would let a process wait longer than the others wait for it."""
     ends: list[float | None] = []
@@ -163,6 +165,7 @@ def test_a_deadline_is_that_of_the_batch_whatever_is_refilled(tmp_path: Path, mo
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.slow
 def test_a_resumed_run_plays_the_same(tmp_path: Path) -> None:
     options = {"refill_groups": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-3}
     whole = trained(tmp_path, **options)

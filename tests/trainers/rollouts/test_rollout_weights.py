@@ -148,6 +148,7 @@ def test_the_type_follows_the_trainers(precision: dict[str, bool], quantised: bo
 
 
 @pytest.mark.parametrize("kind", [VeraConfig, IA3Config])
+@pytest.mark.slow
 def test_adapters_of_other_kinds_roll_out_under_autocast(tmp_path: Path, kind: Any) -> None:
     """VeRA's projections are buffers, which stay float32."""
     options: dict[str, Any] = {"r": 2} if kind is VeraConfig else {"feedforward_modules": []}

@@ -46,6 +46,7 @@ def said(ids: list[int], logprobs: Any) -> dict[str, Any]:
 
 
 class TestFleet:
+    @pytest.mark.slow
     def test_each_answer_is_of_the_latest_weights_and_the_work_is_shared(self, tmp_path: Path) -> None:
         with StubVLLM(seconds=0.002) as one, StubVLLM(seconds=0.002) as two:
             servers, model = fleet(tmp_path, [one, two]), adapted()
@@ -83,6 +84,7 @@ class TestFleet:
             assert {body["max_tokens"] for body in stub.bodies} == {OPTIONS.max_new_tokens}
             assert len({body["seed"] for body in stub.bodies}) == len(stub.bodies)
 
+    @pytest.mark.slow
     def test_a_slow_server_gets_less(self, tmp_path: Path) -> None:
         with StubVLLM(seconds=0.2) as slow, StubVLLM() as quick:
             servers = fleet(tmp_path, [slow, quick])
@@ -91,6 +93,7 @@ class TestFleet:
             assert len(slow.turns) < len(quick.turns) / 2
             assert slow.busiest <= 8
 
+    @pytest.mark.slow
     def test_a_dead_server_is_survived_and_taken_back_with_the_weights_of_the_day(self, tmp_path: Path) -> None:
         with StubVLLM() as one, StubVLLM(seconds=0.01) as two:
             servers, model = fleet(tmp_path, [one, two]), adapted()
@@ -108,6 +111,7 @@ class TestFleet:
                 assert again.turns
 
     @pytest.mark.parametrize("adapter_rank", [8, 0])
+    @pytest.mark.slow
     def test_the_only_server_dies_in_the_middle_and_comes_back(self, tmp_path: Path, adapter_rank: int) -> None:
         """No episode is lost, none is played twice, and none with the weights that the new server came with."""
         with StubVLLM(seconds=0.01) as stub:
@@ -127,6 +131,7 @@ class TestFleet:
         assert [session.turns for session in sessions] == undisturbed(tmp_path / "twin", servers.weights.name)
         assert not any(session.lost for session in sessions)
 
+    @pytest.mark.slow
     def test_whole_weights_that_a_server_forgot_are_noticed(self, tmp_path: Path) -> None:
         with StubVLLM() as stub:
             servers = fleet(tmp_path, [stub], adapter_rank=0)
@@ -165,6 +170,7 @@ class TestFleet:
             said([5], {"token_logprobs": [None]}),
         ],
     )
+    @pytest.mark.slow
     def test_garbage_is_a_fault_of_the_server_and_another_one_plays(self, tmp_path: Path, garbage: Any) -> None:
         with StubVLLM() as broken, StubVLLM() as good:
             servers = fleet(tmp_path, [broken, good])
@@ -182,6 +188,7 @@ class TestFleet:
             assert alone.url in session.lost[0]
 
     @pytest.mark.parametrize("adapter_rank", [8, 0])
+    @pytest.mark.slow
     def test_a_sync_waits_for_a_server_that_is_being_given_the_old_weights(
         self, tmp_path: Path, adapter_rank: int
     ) -> None:
@@ -216,6 +223,7 @@ class TestFleet:
             assert play(servers, episodes()) == undisturbed(tmp_path / "twin", servers.weights.name)
 
     @pytest.mark.parametrize("from_the_sync_on", [False, True])
+    @pytest.mark.slow
     def test_a_server_that_hangs_costs_a_look_at_its_health(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_the_sync_on: bool
     ) -> None:
@@ -237,6 +245,7 @@ class TestFleet:
             assert [session.turns for session in sessions] == undisturbed(tmp_path / "twin", servers.weights.name)  # type: ignore[union-attr]
             assert not one.turns
 
+    @pytest.mark.slow
     def test_a_server_that_is_well_may_take_its_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(vllm_client, "_HEALTH_CHECK_SECONDS", 0.02)
         with StubVLLM(seconds=0.5) as slow, StubVLLM() as quick:
@@ -246,6 +255,7 @@ class TestFleet:
             assert slow.turns  # and none of them was played by the other one too
             assert len(slow.turns) + len(quick.turns) == sum(len(turns) for turns in played)
 
+    @pytest.mark.slow
     def test_patience_is_for_a_turn_and_not_for_each_attempt(self, tmp_path: Path) -> None:
         with StubVLLM(seconds=30) as hanging:
             servers = fleet(tmp_path, [hanging], patience=0.5)

@@ -89,6 +89,7 @@ def test_all_roles_are_rendered():
 
 
 @samples(("size", "millions"), [("0.4M", 0.4), ("0.5M", 0.5), ("1.5M", 1.5), ("5M", 5.0), ("92M", 92.0)])
+@pytest.mark.slow
 def test_sizes_are_what_their_names_say(size, millions):
     assert set(SIZES) == {"0.4M", "0.5M", "1.5M", "5M", "92M"}
     assert build_model(TOKENIZER, size=size).num_parameters() == pytest.approx(millions * 1e6, rel=0.1)

@@ -33,6 +33,7 @@ def quickstart(tmp_path: Path) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_the_model_of_a_quickstart_and_its_world_are_found(
     quickstart: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,6 +53,7 @@ def test_the_model_of_a_quickstart_and_its_world_are_found(
     assert settings["policy"] == f"local:{quickstart / 'model'}" and settings["model"]["max_turn_tokens"] == 32
 
 
+@pytest.mark.slow
 def test_of_a_run_that_has_not_finished_the_last_checkpoint_is_probed(
     quickstart: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def test_labels_are_all_that_the_model_says_or_only_the_words_asked_for() -> Non
     assert labelled(training_row(CHAT, EPISODE, only=("yes", "no"))) == "yes yes"
 
 
+@pytest.mark.slow
 def test_fit_learns_a_row_by_heart() -> None:
     model = build_model(TOKENIZER)
     row = training_row(CHAT, HISTORY)

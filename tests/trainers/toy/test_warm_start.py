@@ -29,6 +29,7 @@ class TestWarmStart:
         assert losses[-1] < 0.9 * losses[0]
 
     @pytest.mark.parametrize("recipe", warm_start.RECIPES)
+    @pytest.mark.slow
     def test_the_command_writes_a_model_that_loads(self, tmp_path, capsys, recipe):
         warm_start.main(["--out", str(tmp_path / "tiny"), "--recipe", recipe, "--steps", "2", "--batch-size", "2"])
         for name in ("model.safetensors", "tokenizer.json", "chat_template.jinja"):
