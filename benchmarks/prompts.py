@@ -152,10 +152,9 @@ class _Reminding(HermesParser):
         super().__init__("signature")
         self._shows = shows
 
-    def reminder(self, tools: Sequence[Mapping[str, Any]]) -> str:
+    def reminder(self, tools: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
         """Show nothing, the call alone, or both forms."""
-        both = super().reminder(tools)
-        return {"none": "", "call": both.partition("\nTo answer,")[0], "call and answer": both}[self._shows]
+        return "" if self._shows == "none" else super().reminder(tools, answer=self._shows == "call and answer")
 
 
 def later_turns(model: Model, cell: Cell, seed: int, *, reminder: str, questions: int, batch: int) -> dict[str, Any]:

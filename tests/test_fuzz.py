@@ -260,7 +260,8 @@ class Fuzz:
         assert info["infrastructure_error"] is None
         credit, numbers = info["reward_terms"][OUTCOME_TERMS[self.preset]], self.env.scorer is SCORERS["gsm8k"]
         check_credit(action, self.parser, self.env.task, self.preset, credit, numbers=numbers)
-        own = [self.env.parser.reminder(self.env.tool_schemas), *(error.message for error in info["parse_errors"])]
+        reminders = (self.env.parser.reminder(self.env.tool_schemas, answer=each) for each in (True, False))
+        own = [*reminders, *(error.message for error in info["parse_errors"])]
         for message in info["new_messages"][1:]:
             assert message.role in ("tool", "user")
             foreign = message.content

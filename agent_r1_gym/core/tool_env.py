@@ -636,16 +636,21 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
             content = parser.show_outcome(message.content)
             messages.append(message if content is message.content else replace(message, content=content))
         if parsed.errors:
-            messages.append(self.formatter.mistakes(parsed.errors, lambda: self._reminder(parsed)))
+            messages.append(self.formatter.mistakes(parsed.errors, lambda: self._reminder(pending.action, parsed)))
         return messages
 
-    def _reminder(self, parsed: ParsedTurn) -> str:
+    def _reminder(self, action: str, parsed: ParsedTurn) -> str:
         """Show the format again, unless a turn had a call and the answer, both well-formed.
 
-        It followed both forms, and a reminder of both is what small models repeat as their next turn.
+        It followed both forms, and a reminder of both is what small models repeat as their next turn. So before the
+        first call of an episode the reminder shows the call alone, unless the turn tries to answer.
         """
-        well_formed = parsed.calls and all(error.code == "call_and_answer" for error in parsed.errors)
-        return "" if well_formed else self.parser.reminder(self.tool_schemas)
+        if parsed.calls and all(error.code == "call_and_answer" for error in parsed.errors):
+            return ""
+        earlier = self._history.transitions if self._history is not None else ()
+        has_called = bool(parsed.calls) or any(step.parsed.calls for step in earlier)
+        opening = self.parser.format_answer("\0").partition("\0")[0].strip()
+        return self.parser.reminder(self.tool_schemas, answer=has_called or opening in action)
 
     def _end_reason(self, transition: Transition, overflow: bool) -> str | None:
         """Name what ends the episode in this step, None if nothing does: the task's rules come before budgets."""

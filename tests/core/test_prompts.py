@@ -67,7 +67,7 @@ class TestFeedback:
         assert "(next_ferry)" in feedback
         example = feedback[feedback.rindex("<tool_call>") : feedback.rindex("</tool_call>") + len("</tool_call>")]
         assert env.parser.parse(example).calls[0].name == "next_ferry"
-        assert feedback.endswith("<answer>your answer</answer>")
+        assert feedback.endswith("<answer>your answer</answer>") == turn.startswith("<answer>")
 
     def test_what_it_quotes_of_the_model_is_broken(self):
         env = make()

@@ -10,6 +10,9 @@ from gymnasium.error import ResetNeeded
 
 from agent_r1_gym.core.types import Message, ToolCall, ToolOutcome
 from agent_r1_gym.errors import ActionTypeError, AgentR1Error, EpisodeError
+from agent_r1_gym.retrieval.base import Passage
+from agent_r1_gym.retrieval.bm25 import BM25Retriever
+from agent_r1_gym.tools.search import SearchTool
 from tests.kit.helpers import EchoTool, SleepTool, answer, call, make_env, started
 
 INFO_KEYS = {
@@ -113,6 +116,21 @@ def test_an_answer_next_to_a_call_is_ignored_and_the_call_executed() -> None:
         )
         assert "</tool_call>" not in feedback  # both were well-formed: a small model would repeat a reminder of both
         assert env.step(answer("Paris"))[1] == 1.0
+
+
+@pytest.mark.parametrize("parser", ["hermes", "openai", "search-r1"])
+def test_before_the_first_call_feedback_shows_the_call_alone(parser: str) -> None:
+    """Shown both forms, a small model writes both into its next turn."""
+    env = started(
+        make_env(tools=[SearchTool(BM25Retriever([Passage("1", "Paris", "Paris is in France.")]))], parser=parser)
+    )
+    shown = env.parser.format_answer("your answer")
+    assert shown not in env.step("Hm.")[4]["new_messages"][-1].content
+    assert shown in env.step(env.parser.format_answer(""))[4]["new_messages"][-1].content  # a mistake in an answer
+    env.step(env.parser.format_call(ToolCall("search", {"query": "Paris"})))
+    assert shown in env.step("Hm.")[4]["new_messages"][-1].content
+    without = started(make_env())
+    assert without.parser.format_answer("your answer") in without.step("Hm.")[4]["new_messages"][-1].content
 
 
 def test_short_feedback_gives_codes_only() -> None:

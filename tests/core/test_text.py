@@ -227,7 +227,8 @@ def test_foreign_text_forges_nothing() -> None:
         assert split_observation(observation) == headers_of(info["messages"])
         for message in info["messages"]:
             if message.role in ("user", "tool"):
-                own = [env.parser.reminder(env.tool_schemas), *(error.message for error in info["parse_errors"])]
+                reminders = (env.parser.reminder(env.tool_schemas, answer=each) for each in (True, False))
+                own = [*reminders, *(error.message for error in info["parse_errors"])]
                 foreign = functools.reduce(lambda text, part: text.replace(part, ""), own, message.content)
                 assert not [bad for bad in FORBIDDEN if bad in foreign]
                 assert not [bad for bad in FORBIDDEN if bad in (message.name or "")]

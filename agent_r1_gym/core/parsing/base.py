@@ -77,20 +77,24 @@ class Parser(abc.ABC):
             return self.format_thought(turn.text, self.format_turn(turn.action))
         return self.format_call(turn) if isinstance(turn, ToolCall) else self.format_answer(turn)
 
-    def reminder(self, tools: Sequence[Mapping[str, Any]]) -> str:
+    def reminder(self, tools: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
         """Show the format again, for the feedback on a turn that did not parse.
 
         Models repeat an error message that does not show the format; they follow one that does.
 
         Args:
             tools: see `instructions`.
+            answer: whether to show how to answer too. Small models copy a reminder of both forms into one turn.
         """
         callable_tools = [tool for tool in tools if self.can_call(tool)]
-        answer = f"To answer, write:\n{self.format_answer('your answer')}"
         if not callable_tools:
-            return answer
+            return self._answer_reminder()
         names = ", ".join(tool["function"]["name"] for tool in callable_tools)
-        return f"To call a tool ({names}), write:\n{self.format_call(example_call(callable_tools[0]))}\n{answer}"
+        call = f"To call a tool ({names}), write:\n{self.format_call(example_call(callable_tools[0]))}"
+        return f"{call}\n{self._answer_reminder()}" if answer else call
+
+    def _answer_reminder(self) -> str:
+        return f"To answer, write:\n{self.format_answer('your answer')}"
 
     def show_outcome(self, content: str) -> str:
         """Write a sanitized outcome as the model reads it; default: unchanged."""

@@ -243,11 +243,13 @@ class OpenAIParser(Parser):
         message["content"] = f"<think>{thought}</think>{message.get('content') or ''}"
         return json.dumps(message, ensure_ascii=False) if "tool_calls" in message else str(message["content"])
 
-    def reminder(self, tools: Sequence[Mapping[str, Any]]) -> str:
+    def reminder(self, tools: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
         """Name the tools, whose calls have no form in text, and show the answer (see the base class)."""
         names = ", ".join(tool["function"]["name"] for tool in tools)
+        if names and not answer:
+            return f"Call a tool ({names})."
         call = f"Call a tool ({names}), or give the final answer.\n" if names else ""
-        return f"{call}To answer, write:\n{self.format_answer('your answer')}"
+        return call + self._answer_reminder()
 
     def to_message(self, text: str, parsed: ParsedTurn) -> Message:
         """Make a message with the calls outside its text (see the base class).
@@ -286,13 +288,13 @@ class NativeParser(OpenAIParser):
     def __init__(self) -> None:
         self.write_call: Callable[[ToolCall], str] | None = None
 
-    def reminder(self, tools: Sequence[Mapping[str, Any]]) -> str:
+    def reminder(self, tools: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
         """Show a call in the format of the model that plays, where it is known (see the base class)."""
         if self.write_call is None or not tools:
-            return super().reminder(tools)
+            return super().reminder(tools, answer=answer)
         names = ", ".join(tool["function"]["name"] for tool in tools)
-        call = self.write_call(example_call(tools[0]))
-        return f"To call a tool ({names}), write:\n{call}\nTo answer, write:\n{self.format_answer('your answer')}"
+        call = f"To call a tool ({names}), write:\n{self.write_call(example_call(tools[0]))}"
+        return f"{call}\n{self._answer_reminder()}" if answer else call
 
     def parse(self, text: str) -> ParsedTurn:
         """Read calls and answer, or the mistakes that the chat format reports (see the base class)."""

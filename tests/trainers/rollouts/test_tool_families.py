@@ -581,9 +581,10 @@ def test_feedback_shows_a_call_as_the_model_writes_it() -> None:
     bind_chat(chat_of("Qwen3-Coder"), env)
     _, _, _, _, info = env.step(json.dumps({"content": "I look."}))
     feedback = info["new_messages"][-1].content
-    assert (
-        "<tool_call>\n<function=search>\n<parameter=query>" in feedback and "<answer>your answer</answer>" in feedback
-    )
+    assert "<tool_call>\n<function=search>\n<parameter=query>" in feedback
+    assert "<answer>your answer</answer>" not in feedback  # not before the first call
+    _, _, _, _, info = env.step(json.dumps({"content": "<answer>Ada"}))
+    assert "<answer>your answer</answer>" in info["new_messages"][-1].content
 
 
 def test_calls_that_a_format_cannot_express_are_found() -> None:
