@@ -149,7 +149,7 @@ def test_word_problems_are_kept_once(tmp_path: Path) -> None:
         rows = [{"input": "Cy has 7 cups, less 2.", "target": 5}]
     done = run(f"python {ROOT / 'examples' / 'smollm2' / 'get_data.py'} data --from {tmp_path}", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "1 problems to train on" in done.stdout and "in both: 1" in done.stdout
+    assert "1 problems to train on, 0 to validate with" in done.stdout and "SVAMP: 1" in done.stdout
     train = load_dataset("svamp", tmp_path / "data", split="train")
     assert [question.decomposition[0].question for question in train] == ["7 - 2"]
     assert len(load_dataset("svamp", tmp_path / "data", split="test")) == 1

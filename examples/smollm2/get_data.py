@@ -1,4 +1,6 @@
-"""Writes the word problems of the recipe: MAWPS to train on (train.jsonl), SVAMP to test on (test.json).
+"""Writes the word problems of the recipe: MAWPS to train and validate on, SVAMP to test on.
+
+The files are train.jsonl, validation.jsonl and test.json.
 
     python get_data.py data                 downloads the five files (1 MB)
     python get_data.py data --from FOLDER   takes them from a folder
@@ -16,6 +18,8 @@ from pathlib import Path
 
 SVAMP = "https://raw.githubusercontent.com/arkilpatel/SVAMP/main/SVAMP.json"
 MAWPS = "https://raw.githubusercontent.com/ZubinGou/math-evaluation-harness/main/data/mawps"
+VALIDATION = 200
+"""Problems of MAWPS that are held out."""
 PARTS = ("singleop", "addsub", "singleeq", "multiarith")
 
 
@@ -36,10 +40,15 @@ def main() -> None:
     rows = [row for text, row in problems.items() if text not in shared]
     random.Random(0).shuffle(rows)
     options.folder.mkdir(parents=True, exist_ok=True)
-    train, test = options.folder / "train.jsonl", options.folder / "test.json"
-    train.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    test.write_text(json.dumps(svamp), encoding="utf-8")
-    print(f"{len(rows)} problems to train on: {train}; {len(svamp)} to test on: {test}; in both: {len(shared)}")
+    held_out = min(VALIDATION, len(rows) // 2)
+    for name, part in (("validation", rows[:held_out]), ("train", rows[held_out:])):
+        text = "".join(json.dumps(row) + "\n" for row in part)
+        (options.folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    (options.folder / "test.json").write_text(json.dumps(svamp), encoding="utf-8")
+    print(
+        f"{len(rows) - held_out} problems to train on, {held_out} to validate with, {len(svamp)} to test on, in "
+        f"{options.folder}; in MAWPS and SVAMP: {len(shared)}"
+    )
 
 
 def letters(text: str) -> str:

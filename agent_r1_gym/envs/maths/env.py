@@ -287,8 +287,9 @@ class SVAMPEnv(MathsEnv):
     ## Arguments
     `dataset="auto"`: prepared data, else a generated sample with a warning; "sample", "hub", a path or a `QADataset`.
     A folder holds `mawps.jsonl` or `train.jsonl` (rows with `input` and `target`) and `SVAMP.json`; "hub" splits SVAMP
-    itself, which the paper does not. `split=None` ("train"; "test" is held out). `tools="calculator"`,
-    `isolation=None`, `seconds=None`: see `MathsEnv`. `scorer="gsm8k"`, `max_turns=5`; the rest: see `ToolEnv`.
+    itself, which the paper does not. `split=None` ("train"; "validation" and "test" are held out).
+    `tools="calculator"`, `isolation=None`, `seconds=None`: see `MathsEnv`. `scorer="gsm8k"`, `max_turns=5`; the rest:
+    see `ToolEnv`.
 
     ## References
     Patel et al., Are NLP Models really able to Solve Simple Math Word Problems? (arXiv 2103.07191).
@@ -299,7 +300,7 @@ class SVAMPEnv(MathsEnv):
     """
 
     fixed_options: ClassVar[tuple[str, ...]] = ("tasks", "fields")
-    held_out_splits: Sequence[str] = ("test",)
+    held_out_splits: Sequence[str] = ("validation", "test")
 
     def __init__(
         self,

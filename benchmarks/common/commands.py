@@ -1,0 +1,186 @@
+"""Cells of a pretrained model: an arm is the commands that a user types, `sft`, `train` and `eval`.
+
+Every command resumes where it was stopped, and arms of a seed that begin with the same commands share their folders, so
+that a cold start is trained once. Folders are kept below the experiment's cache until someone removes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.run.evaluation.run_folder import RunFolder
+from agent_r1_gym.support.files import atomic_file, locked
+from agent_r1_gym.support.terminal import print_line
+from benchmarks.common.experiment import Profile, Run
+from benchmarks.common.policy import episode_row, marks
+from benchmarks.common.results import EPISODES
+from trainers.rollouts.gguf import convert_gguf
+
+MODEL = "AGENT_R1_MODEL"
+"""Environment variable that names the folder or GGUF file of the pretrained model."""
+COSTS = "costs"
+"""Key of a cell: by command its wall-clock and CPU seconds and the most memory that it had, in GiB."""
+_HOURS = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pretrained:
+    """A model that is not made here: the one that `AGENT_R1_MODEL` names.
+
+    Attributes:
+        name: what it should be; the hash of the weights, which every cell keeps, tells whether it is.
+    """
+
+    name: str
+
+    def teach(self, folder: Path) -> Mapping[str, Any]:
+        """Copies the model.
+
+        Raises:
+            ConfigurationError: no model is named.
+        """
+        named = os.environ.get(MODEL)
+        if named is None:
+            raise ConfigurationError(f"Set {MODEL} to the folder or the GGUF file of {self.name}.")
+        shutil.copytree(convert_gguf(named), folder, dirs_exist_ok=True)
+        return {"source": Path(named).name}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandProfile(Profile):
+    """One scale of an experiment whose arms are commands.
+
+    Attributes:
+        words: what stands for `{NAME}` in the commands.
+    """
+
+    words: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Learns by commands, each of which continues from the model that the one before it left.
+
+    `{model}` stands for that model, `{out}` is added by itself, `{data}` for the folder of the data, `{seed}` for the
+    seed, `{steps}` and the profile's `words` for what the profile says.
+
+    Attributes:
+        steps: words of each command, without `agent-r1`.
+        test: words of the evaluations, in addition to the options of each test set.
+        data: writes the data into an empty folder.
+    """
+
+    steps: Sequence[Sequence[str]]
+    test: Sequence[str]
+    data: Sequence[str]
+
+    def __call__(self, run: Run) -> tuple[Any, dict[str, Any]]:
+        """Carries the commands out, and the evaluations; returns the final model, and facts for the cell."""
+        profile = run.profile
+        assert isinstance(profile, CommandProfile)
+        words = {"steps": profile.steps, "seed": run.seed, **profile.words, "data": self._data(run.cache)}
+        folder, key = run.folder, ""
+        costs: dict[str, dict[str, float]] = {}
+        for step in self.steps:
+            folder, key = self._carry_out(run, step, {**words, "model": folder}, key)
+            costs[f"{len(costs) + 1} {step[0]}"] = _cost(folder)
+        model, facts = folder, _log(folder)
+        rows, exact = [], {}
+        for title, options in profile.tests.items():
+            chosen = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+            test = (*self.test, *chosen, "--questions", "{questions}")
+            known = {**words, "model": model, "questions": profile.test_questions}
+            folder, _ = self._carry_out(run, test, known, key)
+            costs[f"eval {title}"] = _cost(folder)
+            episodes = sorted(RunFolder(folder).episodes(), key=lambda episode: episode.task_index)
+            exact[title] = marks(episodes)
+            rows += [episode_row(title, episode) for episode in episodes]
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, trust_remote_code=False)
+        loaded.requires_grad_(False)
+        return loaded, {**facts, "exact": exact, EPISODES: rows, COSTS: costs}
+
+    def _data(self, cache: Path) -> Path:
+        folder = cache / "data"
+        with locked(folder, timeout=_HOURS):
+            if not folder.exists():
+                partial = folder.with_name("data.partial")
+                shutil.rmtree(partial, ignore_errors=True)
+                subprocess.run([sys.executable, *self.data, str(partial), *_local_data()], check=True)
+                partial.rename(folder)
+        return folder
+
+    def _carry_out(self, run: Run, step: Sequence[str], words: Mapping[str, Any], key: str) -> tuple[Path, str]:
+        """Carries out a command unless its folder is complete; returns the folder and the key of all until then."""
+        key = blake2b(
+            f"{key} {step} {[words[name] for name in sorted(words) if name not in _PATHS]}".encode()
+        ).hexdigest()
+        folder = run.cache / f"{step[0]}-{run.seed}-{key[:8]}"
+        argv = [word.format_map(words) for word in step]
+        with locked(folder, timeout=_HOURS):
+            if not (folder / _DONE).exists():
+                print_line(f"agent-r1 {' '.join(argv)} --out {folder}")
+                resumes = ["--resume-from-checkpoint", "True"] if step[0] in ("sft", "train") else []
+                _execute([*argv, *resumes, "--out", str(folder)], folder)
+        return folder, key
+
+
+_DONE = "cost.json"
+_PATHS = ("model", "data")
+
+
+def _local_data() -> list[str]:
+    """Where the public files are, if they need not be downloaded."""
+    shared = os.environ.get("AGENT_R1_SHARED")
+    return [] if shared is None else ["--from", str(Path(shared) / "data")]
+
+
+def _execute(argv: Sequence[str], folder: Path) -> None:
+    """Executes a command of `agent-r1`, and notes what it cost; a resumed one has the cost of its last part alone."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    done = subprocess.run([sys.executable, "-m", "agent_r1_gym", *argv], check=False)
+    if done.returncode:
+        raise ConfigurationError(
+            f"agent-r1 {argv[0]} ended with status {done.returncode}; the same command resumes it."
+        )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cost = {
+        "wall": round(time.monotonic() - began, 1),
+        "cpu": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+        "gib": round(after.ru_maxrss / 2**20, 2),
+    }
+    with atomic_file(folder / _DONE) as temporary:
+        temporary.write_text(json.dumps(cost), encoding="utf-8")
+
+
+def _cost(folder: Path) -> dict[str, float]:
+    cost: dict[str, float] = json.loads((folder / _DONE).read_text(encoding="utf-8"))
+    return cost
+
+
+def _log(folder: Path) -> dict[str, Any]:
+    """What a cell keeps of the log of its last command: a curve of validation, and metrics of each step."""
+    path = folder / "trainer_state.json"
+    if not path.exists():
+        return {}
+    history = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+    validation = [[row["step"], round(row["eval_reward"], 4)] for row in history if "eval_reward" in row]
+    logged = {name: [round(row[key], 4) for row in history if key in row] for name, key in _METRICS.items()}
+    return {"validation": validation, "training": {name: values for name, values in logged.items() if values}}
+
+
+_METRICS = {"reward": "reward", "entropy": "entropy", "zero_std": "group/frac_zero_std", "calls": "rollout/calls"}

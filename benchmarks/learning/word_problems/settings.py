@@ -1,0 +1,101 @@
+"""Does a pretrained model of 135M parameters learn to use a calculator? Training on MAWPS, tests on SVAMP.
+
+SmolLM2-135M-Instruct, dequantised from Q4_1; all 1,000 problems of SVAMP, greedy. None of them is in the training data.
+An arm is the commands that a user types. The final weights of a run are tested: no checkpoint is chosen. All of it was
+fixed before the cells ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.common.commands import CommandProfile, Commands, Pretrained
+from benchmarks.common.contrasts import Contrast
+from benchmarks.common.experiment import Arm, Experiment, Start
+
+_DATA = (str(Path(__file__).parents[3] / "examples" / "smollm2" / "get_data.py"),)
+_ENV = ("--dataset", "{data}", "--option", "tool_style=signature")
+_SFT = ("sft", "SVAMP", "--model", "{model}", *_ENV, "--num-train-epochs", "2", "--seed", "{seed}")
+_FEW, _MANY = (*_SFT, "--episodes", "{few}"), (*_SFT, "--episodes", "{many}")
+_SAMPLING = ("--temperature", "1.4", "--max-turn-tokens", "64")
+_RL = (
+    *("train", "SVAMP", *_ENV, "--num-generations", "8", "--per-device-train-batch-size", "16"),
+    *("--gradient-accumulation-steps", "{micro_batches}", *_SAMPLING, "--beta", "0", "--max-completion-length", "512"),
+    *("--max-steps", "{steps}", "--learning-rate", "2e-5", "--lr-scheduler-type", "constant", "--logging-steps", "1"),
+    *("--save-steps", "10", "--save-total-limit", "1", "--seed", "{seed}"),
+    *("--eval-strategy", "steps", "--eval-steps", "{every}", "--eval-episodes", "{validated}"),
+    *("--eval-temperature", "0", "--eval-env-kwargs", '{{"split": "validation"}}'),
+)
+_AFTER_SFT = (*_RL, "--warm-start", "{model}")
+_REJECTION = (
+    *("sft", "SVAMP", "--model", "{model}", *_ENV, "--from", "self", "--samples", "8", "--episodes", "{tasks}"),
+    *("--sampling-temperature", "1.4", "--max-turn-tokens", "64", "--num-train-epochs", "1", "--seed", "{seed}"),
+)
+_TRAINED = ("eval", "{model}", "--max-turn-tokens", "64", "--max-concurrent", "64")
+
+
+def _untrained(shots: int) -> Commands:
+    test = ("eval", "SVAMP", "--policy", "base:local:{model}", *_ENV, "--option", f"shots={shots}", *_TRAINED[2:])
+    return Commands((), test, _DATA)
+
+
+def _arm(title: str, *steps: tuple[str, ...]) -> Arm:
+    return Arm(title, learn=Commands(steps, _TRAINED, _DATA))
+
+
+ARMS: Mapping[str, Arm] = {
+    "untrained": Arm("untrained", learn=_untrained(0)),
+    "untrained-1": Arm("untrained, 1 shot", learn=_untrained(1)),
+    "untrained-2": Arm("untrained, 2 shots", learn=_untrained(2)),
+    "sft-few": _arm("100 demonstrations", _FEW),
+    "sft": _arm("240 demonstrations", _MANY),
+    "grpo": _arm("240 demonstrations, then GRPO", _MANY, _AFTER_SFT),
+    "rejection": _arm("240 demonstrations, then rejection sampling", _MANY, _REJECTION),
+    "grpo-shots": _arm("GRPO from two shots alone", (*_RL, "--model", "{model}", "--option", "shots=2")),
+    "ppo": _arm("240 demonstrations, then PPO", _MANY, (*_AFTER_SFT, "--algorithm", "ppo")),
+    "reinforce++": _arm("240 demonstrations, then REINFORCE++", _MANY, (*_AFTER_SFT, "--algorithm", "reinforce++")),
+    "grpo-no-mask": _arm(
+        "GRPO without loss mask",
+        _MANY,
+        (*_AFTER_SFT, "--loss-mask", "False", "--advantage-mask", "False"),
+    ),
+}
+"""An arm changes one thing; each begins with the same demonstrations and seed, unless its title says otherwise."""
+
+_CPU = CommandProfile(
+    starts=(Start(Pretrained("SmolLM2-135M-Instruct")),),
+    seeds=(0, 1, 2),
+    env="AgentR1/SVAMP-v0",
+    training={},
+    steps=40,
+    tests={"SVAMP": {"split": "test"}},
+    test_questions=1000,
+    words={"few": 100, "many": 240, "tasks": 640, "micro_batches": 8, "every": 10, "validated": 100},
+)
+PROFILES: Mapping[str, CommandProfile] = {
+    "cpu": _CPU,
+    "smoke": replace(
+        _CPU,
+        seeds=(0,),
+        steps=1,
+        test_questions=4,
+        words={"few": 4, "many": 8, "tasks": 2, "micro_batches": 1, "every": 1, "validated": 8},
+    ),
+}
+"""A step of GRPO has 16 problems x 8 rollouts; rejection sampling has as many rollouts as 40 steps, 640 x 8."""
+
+CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
+    "Contrasts": (
+        Contrast("GRPO - demonstrations alone", "grpo", "sft", "end"),
+        Contrast("GRPO - rejection sampling", "grpo", "rejection", "end"),
+        Contrast("rejection sampling - demonstrations alone", "rejection", "sft", "end"),
+        Contrast("240 - 100 demonstrations", "sft", "sft-few", "end"),
+        Contrast("loss mask, GRPO", "grpo", "grpo-no-mask", "end"),
+        Contrast("PPO - GRPO", "ppo", "grpo", "end"),
+        Contrast("REINFORCE++ - GRPO", "reinforce++", "grpo", "end"),
+    )
+}
+
+EXPERIMENT = Experiment(name="word_problems", about=__doc__, arms=ARMS, profiles=PROFILES, contrasts=CONTRASTS)

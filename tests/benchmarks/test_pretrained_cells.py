@@ -1,0 +1,78 @@
+"""Cells of a pretrained model: the commands of an arm, shared folders, what a replay compares."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent_r1_gym.errors import ConfigurationError
+from benchmarks.common import experiment
+from benchmarks.common.commands import COSTS, MODEL, CommandProfile, Commands, Pretrained
+from benchmarks.common.experiment import main
+from benchmarks.common.results import read_results
+from benchmarks.learning.word_problems.settings import ARMS, EXPERIMENT, PROFILES
+from tests.kit.chat_families import FAMILIES
+from trainers.toy.model import build_model
+
+
+def test_arms_are_data_and_differ() -> None:
+    commands = [arm.learn for arm in ARMS.values()]
+    assert all(isinstance(each, Commands) for each in commands)
+    assert len({str(each) for each in commands}) == len(commands)
+    named = {name for family in EXPERIMENT.contrasts.values() for one in family for name in (one.ours, one.theirs)}
+    assert named <= set(ARMS)
+    assert all(isinstance(profile, CommandProfile) for profile in PROFILES.values())
+
+
+def test_without_a_model_it_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(MODEL, raising=False)
+    with pytest.raises(ConfigurationError, match=f"Set {MODEL} to the folder or the GGUF file of Smol"):
+        Pretrained("Smol").teach(tmp_path)
+
+
+def problems(folder: Path) -> None:
+    """MAWPS and SVAMP as they are published, but short."""
+    folder.mkdir(parents=True)
+    for part, first in (("singleop", 2), ("addsub", 22), ("singleeq", 42), ("multiarith", 62)):
+        rows = [
+            {"input": f"Ann has {n} pens and buys 100. How many?", "target": n + 100} for n in range(first, first + 20)
+        ]
+        (folder / f"{part}_20.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row = {"Question": "How many are left?", "Equation": "( 30.0 - 7.0 )", "Answer": 23.0, "Type": "Subtraction"}
+    tested = [{**row, "ID": f"chal-{n}", "Body": f"Bo has 30 cups and breaks 7 on day {n}"} for n in range(8)]
+    (folder / "svamp_8.json").write_text(json.dumps(tested))
+
+
+@pytest.mark.slow
+def test_cells_are_commands_that_share_what_they_have_in_common(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = FAMILIES["SmolLM2, InternLM and other ChatML"].tokenizer(tmp_path / "model")
+    model = build_model(tokenizer)
+    model.config.max_position_embeddings = 8192
+    model.save_pretrained(tmp_path / "model")
+    problems(tmp_path / "shared" / "data")
+    monkeypatch.setattr(experiment, "_CACHE", tmp_path / "cache")
+    monkeypatch.setenv(MODEL, str(tmp_path / "model"))
+    monkeypatch.setenv("AGENT_R1_SHARED", str(tmp_path / "shared"))
+    path = tmp_path / "results.jsonl"
+    words = ["--profile", "smoke", "--results", str(path)]
+    arms = ("untrained", "sft", "grpo")
+    assert main(EXPERIMENT, ["run", *words, *(word for arm in arms for word in ("--arm", arm))]) == 0
+    _, cells = read_results(path)
+    by_arm = {cell["arm"]: cell for cell in cells}
+    assert by_arm.keys() == set(arms)
+    assert [len(cell["exact"]["SVAMP"]) for cell in cells] == [4, 4, 4]
+    assert by_arm["sft"]["weights"] != by_arm["untrained"]["weights"]  # a random model earns nothing: GRPO stands still
+    assert len({cell["start_weights"] for cell in cells}) == 1
+    assert by_arm["untrained"]["weights"] == by_arm["untrained"]["start_weights"]
+    assert by_arm["grpo"][COSTS]["1 sft"] == by_arm["sft"][COSTS]["1 sft"]  # it ran once
+    assert by_arm["grpo"][COSTS].keys() == {"1 sft", "2 train", "eval SVAMP"}
+    assert [step for step, _ in by_arm["grpo"]["validation"]] == [1]
+    assert len(by_arm["grpo"]["training"]["reward"]) == 1
+    assert str(tmp_path) not in path.read_text()
+    capfd.readouterr()
+    assert main(EXPERIMENT, ["table", *words]) == 0
+    assert "240 demonstrations, then GRPO" in capfd.readouterr().out
