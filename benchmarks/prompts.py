@@ -3,9 +3,9 @@
     python -m benchmarks.prompts --model FOLDER --data DATA                      the table of docs/prompts.md
     python -m benchmarks.prompts --model FOLDER --data DATA --feedback           what follows a turn that did not parse
 
-DATA contains `svamp_1000.json`, a part of MAWPS (`singleop_562.jsonl`) and HotpotQA's questions; without it, those rows
-are skipped. Decoding is greedy, by transformers alone, so that nothing of this project's engines takes part. Rows go to
-`--out` as they are measured, and a repeated command skips those that are there.
+DATA contains `word_problems`, the folder that `examples/smollm2/get_data.py` writes, and HotpotQA's questions; without
+it, those rows are skipped. Decoding is greedy, by transformers alone, so that nothing of this project's engines takes
+part. Rows go to `--out` as they are measured, and a repeated command skips those that are there.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class Cell(NamedTuple):
 def cells(data: Path | None) -> Iterator[Cell]:
     """List the environments; those on real data only where the data are."""
     if data is not None:
-        test, train = {"dataset": str(data / "svamp_1000.json"), "split": "test"}, str(data / "singleop_562.jsonl")
-        yield Cell("SVAMP", "SVAMP", test, {"dataset": train})
+        problems = {"dataset": str(data / "word_problems")}
+        if Path(problems["dataset"]).is_dir():
+            yield Cell("SVAMP", "SVAMP", {**problems, "split": "test"}, problems)
         hotpot = {"setting": "distractor"}
         yield Cell(
             "HotpotQA, 10 paragraphs",
@@ -116,14 +117,37 @@ def make_env(model: Model, name: str, options: Mapping[str, Any]) -> ToolEnv:
     return env
 
 
-def first_calls(model: Model, cell: Cell, style: str, shots: int, questions: int, batch: int) -> dict[str, Any]:
-    """Ask for the first turn of `questions` tasks, and count valid and right calls."""
-    common = {"tool_style": style}
-    drawn: Any = ()
-    if shots:
-        source = make_env(model, cell.env, {**cell.shots_from, **common, "shots": shots})
-        drawn = [shot.to_dict() for shot in source.shots]
-    env = make_env(model, cell.env, {**cell.options, **common, "shots": drawn})
+def first_calls(
+    model: Model, cell: Cell, style: str, shots: int, questions: int, batch: int, *, draws: int = 1
+) -> dict[str, Any]:
+    """Ask for the first turn of `questions` tasks, and count valid and right calls.
+
+    Args:
+        model: the model.
+        cell: the environment.
+        style: tool style.
+        shots: number of shots.
+        questions: number of tasks.
+        batch: prompts that are decoded together.
+        draws: number of draws of the shots (`shots_seed`), of which the one with the most valid calls on half as many
+            training tasks is taken.
+    """
+    options = {**cell.shots_from, "tool_style": style, "shots": shots}
+    seed, on_training = 0, []
+    if shots and draws > 1:
+        for draw in range(draws):
+            env = make_env(model, cell.env, {**options, "shots_seed": draw})
+            on_training.append(_count(model, env, questions // 2, batch)["valid"])
+        seed = on_training.index(max(on_training))
+    drawn = make_env(model, cell.env, {**options, "shots_seed": seed}).shots if shots else ()
+    test = {**cell.options, "tool_style": style, "shots": [shot.to_dict() for shot in drawn]}
+    counts = _count(model, make_env(model, cell.env, test), questions, batch)
+    chosen = {"shots_seed": seed, "valid_on_training": on_training} if on_training else {}
+    return {"env": cell.name, "style": style, "shots": shots, "questions": questions, **counts, **chosen}
+
+
+def _count(model: Model, env: ToolEnv, questions: int, batch: int) -> dict[str, Any]:
+    """Ask for the first turn of an environment's first tasks."""
     texts, counts = [], {"valid": 0, "right": 0, "answered": 0}
     for index in range(questions):
         _, info = env.reset(seed=index, options={"task_index": index})
@@ -137,8 +161,7 @@ def first_calls(model: Model, cell: Cell, style: str, shots: int, questions: int
         counts["right"] += bool(valid) and is_right(env, env.task, valid[0].call)
         counts["answered"] += parsed.answer is not None
     tokens = [len(model.tokenizer(text)["input_ids"]) for text in texts]
-    row = {"env": cell.name, "style": style, "shots": shots, "questions": questions, **counts}
-    return {**row, "prompt_tokens": sum(tokens) / len(tokens), "example": turns[0][:200]}
+    return {**counts, "prompt_tokens": sum(tokens) / len(tokens), "example": turns[0][:200]}
 
 
 REMINDERS = ("none", "call", "call and answer")
@@ -195,6 +218,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("prompts.jsonl"), help="file of rows (default: prompts.jsonl)")
     parser.add_argument("--questions", type=int, default=40, help="tasks per row (default: 40)")
     parser.add_argument("--batch", type=int, default=20, help="prompts that are decoded together (default: 20)")
+    parser.add_argument(
+        "--draws", type=int, default=1, help="draws of the shots to choose from, on training tasks (default: 1)"
+    )
     parser.add_argument("--only", default="", help="environments whose name begins with this")
     parser.add_argument("--feedback", action="store_true", help="measure the feedback instead of first calls")
     options = parser.parse_args()
@@ -216,7 +242,7 @@ def main() -> None:
                         model, cell, first, reminder=second, questions=options.questions, batch=options.batch
                     )
                 else:
-                    row = first_calls(model, cell, first, second, options.questions, options.batch)
+                    row = first_calls(model, cell, first, second, options.questions, options.batch, draws=options.draws)
                 rows.append(row)
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 file.flush()
