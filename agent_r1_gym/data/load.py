@@ -143,7 +143,7 @@ def _prepared_or_sample(name: str, split: str | None) -> QADataset:
 def _sample(name: str, split: str) -> QADataset:
     form = FORMATS[name]
     if not form.SAMPLE_MIX:
-        return _get_or_build(("sample", name, split), lambda: _generator(WORD_PROBLEMS)(split, _SAMPLE_QUESTIONS))
+        return _get_or_build(("sample", name, split), lambda: _generator(WORD_PROBLEMS)(split, _SAMPLE_QUESTIONS, name=name))
 
     def build() -> QADataset:
         world = _generator(FICTION)(

@@ -34,6 +34,8 @@ from agent_r1_gym.support.download import is_url
 from agent_r1_gym.support.packages import install_command
 
 _LOG = logging.getLogger(__name__)
+_SPLIT_OTHERWISE = frozenset({"svamp"})
+"""Data sets whose usual copy on the hub has other splits than the official files, which are taken therefore."""
 
 
 def prepare(
@@ -54,8 +56,9 @@ def prepare(
         name: "hotpotqa", "2wikimultihopqa" ("2wiki"), "musique", "gsm8k" or "svamp".
         splits: names of splits; None: those with public answers (train and validation; of GSM8K train and test; of
             SVAMP test), or all that `source` holds.
-        hub_id: "repository", "repository:configuration" or a folder of parquet files; None: the usual copy, or without
-            the library `datasets` the official files from their addresses.
+        hub_id: "repository", "repository:configuration" or a folder of parquet files; None: the usual copy; the
+            official files from their addresses for "svamp", which the copy splits otherwise, or if the library
+            `datasets` is not installed.
         source: an official data file, a zip archive or folder with such files, or the address of a file or archive
             (http, https). An interrupted download is resumed by the same call.
         force: overwrite existing splits.
@@ -81,7 +84,7 @@ def prepare(
     public = tuple(FORMATS[name].URLS)
     if source is not None:
         return task.from_source(source, canonical)
-    if hub_id is None and not hub_is_installed():
+    if hub_id is None and (name in _SPLIT_OTHERWISE or not hub_is_installed()):
         return task.from_web(canonical or public)
     copy = hub_id or FORMATS[name].HUB_ID
     wanted = canonical or public

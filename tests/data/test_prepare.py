@@ -199,3 +199,25 @@ def test_a_progress_bar_is_shown_on_request(tmp_path, capsys):
     captured = capsys.readouterr()
     assert "musique/train" in captured.err
     assert captured.out == ""
+
+
+def test_svamp_comes_from_its_official_file_although_the_hub_is_at_hand(monkeypatch):
+    """The copy on the hub makes 300 of the 1,000 test problems the test split."""
+    monkeypatch.setattr("agent_r1_gym.data.prepare.hub_is_installed", lambda: True)
+    fake = use_hub(monkeypatch, {"test": []})
+    asked = []
+
+    def refuse(*arguments, **_options):
+        asked.extend(arguments)
+        raise DatasetError("offline")
+
+    monkeypatch.setattr("agent_r1_gym.data.prepare.local_copy", refuse)
+    with pytest.raises(DatasetError, match="offline"):
+        prepare("svamp", progress=False)
+    assert fake.calls == []
+    assert any("arkilpatel/SVAMP" in str(each) for each in asked)
+
+
+def test_a_sample_is_named_after_the_data_set_that_it_replaces():
+    for name in ("gsm8k", "svamp"):
+        assert load_dataset(name, "sample").name == f"{name}-sample"

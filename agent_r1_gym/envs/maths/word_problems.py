@@ -8,23 +8,24 @@ from collections.abc import Iterator
 from agent_r1_gym.data.base import QADataset
 from agent_r1_gym.data.generated import is_in_split
 from agent_r1_gym.data.official import gsm8k
-from agent_r1_gym.data.official.dataset_formats import build_dataset, official_row
+from agent_r1_gym.data.official.dataset_formats import FORMATS, build_dataset, official_row
 from agent_r1_gym.data.official.raw_rows import Row
 
 _NAMES = ("Ada", "Bao", "Chidi", "Dora", "Emre", "Farah", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena")
 _THINGS = ("pencils", "stickers", "apples", "marbles", "stamps", "buttons", "shells", "candles")
 
 
-def word_problems(split: str, questions: int) -> QADataset:
+def word_problems(split: str, questions: int, *, name: str = "gsm8k") -> QADataset:
     """Generates word problems of two to four steps; no problem is in two splits.
 
     Args:
         split: "train", "validation" or "test".
         questions: number of problems.
+        name: short name of the data set that they replace.
     """
-    source = f"a bundled GENERATED sample in the shape of {gsm8k.TITLE} (not {gsm8k.TITLE} itself)"
+    source = f"a bundled GENERATED sample in the shape of {gsm8k.TITLE} (not {FORMATS[name].TITLE} itself)"
     made = build_dataset(_rows(split, questions), "gsm8k", split=split, source=source)
-    return QADataset(tuple(made), name="gsm8k-sample", split=split, source=source, fingerprint="")
+    return QADataset(tuple(made), name=f"{name}-sample", split=split, source=source, fingerprint="")
 
 
 def _rows(split: str, questions: int) -> Iterator[Row]:
