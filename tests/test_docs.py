@@ -125,10 +125,6 @@ def launched(words: list[str]) -> None:
     trained(options.training_script.removeprefix("trainers.commands."), options.training_script_args)
 
 
-def test_the_readme_is_short() -> None:
-    assert len(PAGES["README.md"].splitlines()) <= 150
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     folder = (ROOT / page).parent

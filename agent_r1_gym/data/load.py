@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import random
@@ -143,7 +144,8 @@ def _prepared_or_sample(name: str, split: str | None) -> QADataset:
 def _sample(name: str, split: str) -> QADataset:
     form = FORMATS[name]
     if not form.SAMPLE_MIX:
-        return _get_or_build(("sample", name, split), lambda: _generator(WORD_PROBLEMS)(split, _SAMPLE_QUESTIONS, name=name))
+        make = functools.partial(_generator(WORD_PROBLEMS), split, _SAMPLE_QUESTIONS, name=name)
+        return _get_or_build(("sample", name, split), make)
 
     def build() -> QADataset:
         world = _generator(FICTION)(

@@ -205,7 +205,7 @@ def test_svamp_comes_from_its_official_file_although_the_hub_is_at_hand(monkeypa
     """The copy on the hub makes 300 of the 1,000 test problems the test split."""
     monkeypatch.setattr("agent_r1_gym.data.prepare.hub_is_installed", lambda: True)
     fake = use_hub(monkeypatch, {"test": []})
-    asked = []
+    asked: list[object] = []
 
     def refuse(*arguments, **_options):
         asked.extend(arguments)

@@ -57,9 +57,10 @@ class ModelSource:
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
 
-def check_packages(args: AgentConfig, model_args: ModelConfig) -> None:
+def check_packages(args: Any, model_args: ModelConfig) -> None:
     """Reject options whose package is not installed, unknown services, and quantisation without an adapter."""
-    if args.engine == "vllm" and args.vllm_mode == "colocate" and find_spec("vllm") is None:
+    engine = getattr(args, "engine", None)  # `sft` has none
+    if engine == "vllm" and args.vllm_mode == "colocate" and find_spec("vllm") is None:
         raise ConfigurationError(
             f"engine=vllm needs vLLM, which is not installed: `{install_command('vllm')}`, or use engine=cached, or "
             "servers (vllm_mode=server)."
@@ -70,6 +71,10 @@ def check_packages(args: AgentConfig, model_args: ModelConfig) -> None:
                 callback()
         except (ValueError, RuntimeError) as error:
             raise ConfigurationError(f"report_to={service}: {error}") from error
+    if args.use_liger_kernel and find_spec("liger_kernel") is None:
+        raise ConfigurationError(
+            "use_liger_kernel=True needs liger-kernel, which is not installed: `pip install liger-kernel`, or drop it."
+        )
     for option in ("load_in_4bit", "load_in_8bit"):
         if not getattr(model_args, option):
             continue

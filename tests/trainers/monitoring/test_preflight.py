@@ -18,7 +18,7 @@ import torch
 import trl
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
-from trl import ModelConfig
+from trl import ModelConfig, SFTConfig
 
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Task
@@ -59,6 +59,15 @@ class TestPackages:
             preflight.check_packages(args, model_args)
         model_args.use_peft = True
         preflight.check_packages(args, model_args)
+
+    def test_liger_kernels(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.without(monkeypatch, "liger_kernel")
+        with pytest.raises(ConfigurationError, match="use_liger_kernel=True needs liger-kernel"):
+            preflight.check_packages(config(tmp_path, use_liger_kernel=True), ModelConfig())
+        with pytest.raises(ConfigurationError, match="use_liger_kernel=True needs liger-kernel"):
+            preflight.check_packages(
+                SFTConfig(output_dir=str(tmp_path), use_liger_kernel=True, use_cpu=True, bf16=False), ModelConfig()
+            )
 
 
 class TestModel:

@@ -49,6 +49,7 @@ from trainers.monitoring.preflight import (
     check_files,
     check_model,
     check_output,
+    check_packages,
     find_model,
     load_tokenizer,
     warn_if_tokenizer_breaks_format,
@@ -98,6 +99,7 @@ def sft(argv: Sequence[str]) -> None:
 def _sft(args: DemonstrationConfig, model_args: ModelConfig) -> None:
     environments = env_configs_from_args(args)
     _check_unused(args)
+    check_packages(args, model_args)
     with still_working("making the environments"):
         envs = {member.name: make_text_env(member.env_id, member.options) for member in environments}
 
