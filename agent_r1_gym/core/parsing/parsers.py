@@ -75,12 +75,13 @@ class HermesParser(TagParser):
         return "\n\n".join([*self._list_tools(tools), f"{_HOW_TO_ANSWER}\n<answer>your answer</answer>"])
 
     def _list_tools(self, tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        if not tools:
+            return
         if self.tool_style == "signature":
-            if tools:
-                signatures = "\n".join(map(signature, tools))
-                yield f"You can call these tools:\n{signatures}"
-                example = self.format_call(example_call(tools[0]))
-                yield f"To call a tool, write:\n{example}\nIts result comes back in the next turn."
+            signatures = "\n".join(map(signature, tools))
+            yield f"You can call these tools:\n{signatures}"
+            example = self.format_call(example_call(tools[0]))
+            yield f"To call a tool, write:\n{example}\nIts result comes back in the next turn."
             return
         schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in tools)
         yield f"You may call one or more functions. Their signatures:\n<tools>\n{schemas}\n</tools>"
@@ -262,7 +263,8 @@ class OpenAIParser(Parser):
 
     def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """Show the answer format; endpoints and chat templates add the tools themselves (see the base class)."""
-        return f"Call the available functions as often as you need. {_HOW_TO_ANSWER} <answer>your answer</answer>"
+        call = "Call the available functions as often as you need. " if tools else ""
+        return f"{call}{_HOW_TO_ANSWER} <answer>your answer</answer>"
 
     def format_call(self, call: ToolCall) -> str:
         """Write an assistant message that contains `call` (see the base class)."""

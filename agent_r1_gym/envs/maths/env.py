@@ -27,7 +27,8 @@ from agent_r1_gym.tools.calculator import calculator
 from agent_r1_gym.tools.python import PythonTool
 
 GENERATED = "generated"
-TOOLS = ("calculator", "python", "both")
+TOOLS = ("calculator", "python", "both", "none")
+_WITHOUT_TOOLS = "Solve the problem step by step. Then answer with the number alone, for example: 42"
 _PYTHON_TIMEOUT = 5.0
 _BEGINNER_ACCURACY = 0.25
 
@@ -85,7 +86,8 @@ class MathsEnv(ToolEnv):
 
     Args:
         tasks: the problems.
-        tools: "calculator", "python" (one interpreter per episode) or "both".
+        tools: "calculator", "python" (one interpreter per episode), "both", or "none" (a control: the model computes
+            in its head).
         isolation: isolation of Python's sandbox, "strong", "weak" or "monty", see `tools.python.PythonTool`; None:
             "strong".
         seconds: wall-clock and CPU time of one run of Python; None: 5.
@@ -123,6 +125,8 @@ class MathsEnv(ToolEnv):
         **options: Any,
     ) -> None:
         self._compute_tools = _make_compute_tools(tools, isolation, seconds)
+        if not self._compute_tools and options.get("system_prompt") is None:
+            options["system_prompt"] = _WITHOUT_TOOLS
         if scorer == MATH_VERIFY:
             scorer = latex_scorer("weak" if isolation == "weak" else "strong")
         super().__init__(tasks=tasks, tools=self._compute_tools, scorer=scorer, max_turns=max_turns, **options)
@@ -135,11 +139,12 @@ class MathsEnv(ToolEnv):
 
     def has_solution(self, task: Task) -> bool:
         """Whether the computations are known: an answer without them would teach guessing."""
-        return bool(self.solution(task))
+        known = getattr(task, "code", "") or getattr(task, "decomposition", ())
+        return bool(self.solution(task) if self._compute_tools else known)
 
     def compute(self, expression: str) -> ToolCall:
         """The call that computes an expression, with the calculator or else with Python."""
-        if self._compute_tools[0] is calculator:
+        if next(iter(self._compute_tools), calculator) is calculator:
             return ToolCall("calculator", {"expression": expression})
         imports = "from math import gcd, lcm\n" if "gcd(" in expression or "lcm(" in expression else ""
         return ToolCall("python", {"code": imports + expression})
@@ -149,7 +154,9 @@ class MathsEnv(ToolEnv):
         return ToolCall("python", {"code": code})
 
     def solution(self, task: Task) -> Sequence[ToolCall]:
-        """The calls that compute the answer: one program, or one call per step; none if the solution is unknown."""
+        """The calls that compute the answer: one program, or one call per step; none without tools or a solution."""
+        if not self._compute_tools:
+            return []
         code = getattr(task, "code", "")
         if code and self._compute_tools[-1] is not calculator:
             return [self.run(code)]
@@ -159,12 +166,12 @@ class MathsEnv(ToolEnv):
 def _make_compute_tools(tools: str, isolation: Isolation | None, seconds: float | None) -> tuple[Tool, ...]:
     """Makes the tools; environments with equal options share them."""
     check_choice("tools", tools, TOOLS)
-    if tools == "calculator":
+    if tools in ("calculator", "none"):
         if (isolation, seconds) != (None, None):
             raise ConfigurationError(
                 "isolation and seconds are options of Python: set tools='python' or 'both', or drop them."
             )
-        return (calculator,)
+        return (calculator,) if tools == "calculator" else ()
     level = "strong" if isolation is None else isolation
     check_isolation(level)
     if seconds is not None:
@@ -218,9 +225,9 @@ class GSM8KEnv(MathsEnv):
 
     ## Arguments
     `dataset="auto"`: prepared data (`agent-r1 data prepare gsm8k`), else a generated sample with a warning;
-    "sample", "hub", a path or a `QADataset`. `split=None` ("train"; "test" is held out). `tools="calculator"`, "python"
-    or "both"; `isolation=None`, `seconds=None`: see `MathsEnv`. `scorer="gsm8k"` ("math-verify" for answers in LaTeX),
-    `max_turns=10`; the rest: see `ToolEnv`.
+    "sample", "hub", a path or a `QADataset`. `split=None` ("train"; "test" is held out). `tools="calculator"`,
+    "python", "both" or "none"; `isolation=None`, `seconds=None`: see `MathsEnv`. `scorer="gsm8k"` ("math-verify" for
+    answers in LaTeX), `max_turns=10`; the rest: see `ToolEnv`.
 
     ## References
     Cobbe et al., Training Verifiers to Solve Math Word Problems (arXiv 2110.14168).
@@ -352,7 +359,7 @@ class ArithmeticEnv(MathsEnv):
     ## Arguments
     `world_seed=0`, `questions=2000`, `split="train"` ("validation" and "test": no problem is in two splits, whatever
     their seeds), `problem_types=None` (all that the tools can compute; keys of `envs.maths.problems.PROBLEM_TYPES`),
-    `difficulty=None` (1 to 5; None: all), `tools="calculator"`, "python" or "both"; `isolation=None`, `seconds=None`:
+    `difficulty=None` (1 to 5; None: all), `tools="calculator"`, "python", "both" or "none"; `isolation`, `seconds`:
     see `MathsEnv`. `scorer="gsm8k"`, `max_turns=10`; the rest: see `ToolEnv`.
 
     ## References

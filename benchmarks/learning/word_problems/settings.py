@@ -18,6 +18,7 @@ from benchmarks.common.experiment import Arm, Experiment, Start
 _DATA = (str(Path(__file__).parents[3] / "examples" / "smollm2" / "get_data.py"),)
 _ENV = ("--dataset", "{data}", "--option", "tool_style=signature")
 _SFT = ("sft", "SVAMP", "--model", "{model}", *_ENV, "--num-train-epochs", "2", "--seed", "{seed}")
+_NO_TOOL = ("--option", "tools=none")
 _FEW, _MANY = (*_SFT, "--episodes", "{few}"), (*_SFT, "--episodes", "{many}")
 _SAMPLING = ("--temperature", "1.4", "--max-turn-tokens", "64")
 _RL = (
@@ -61,6 +62,8 @@ ARMS: Mapping[str, Arm] = {
         _MANY,
         (*_AFTER_SFT, "--loss-mask", "False", "--advantage-mask", "False"),
     ),
+    "no-tool-sft": _arm("no tool, 240 demonstrations", (*_MANY, *_NO_TOOL)),
+    "no-tool-grpo": _arm("no tool, 240 demonstrations, then GRPO", (*_MANY, *_NO_TOOL), (*_AFTER_SFT, *_NO_TOOL)),
 }
 """An arm changes one thing; each begins with the same demonstrations and seed, unless its title says otherwise."""
 
@@ -92,6 +95,7 @@ CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
         Contrast("GRPO - rejection sampling", "grpo", "rejection", "end"),
         Contrast("rejection sampling - demonstrations alone", "rejection", "sft", "end"),
         Contrast("240 - 100 demonstrations", "sft", "sft-few", "end"),
+        Contrast("the tool, GRPO", "grpo", "no-tool-grpo", "end"),
         Contrast("loss mask, GRPO", "grpo", "grpo-no-mask", "end"),
         Contrast("PPO - GRPO", "ppo", "grpo", "end"),
         Contrast("REINFORCE++ - GRPO", "reinforce++", "grpo", "end"),

@@ -408,3 +408,20 @@ def test_an_environment_scores_latex():
     env = make(GSM8K, dataset="sample", scorer="math-verify")
     env.reset(options={"task": Task("t", "Half of one?", (r"\frac{1}{2}",))})
     assert env.step(r"<answer>\boxed{0.5}</answer>")[1] == 1.0
+
+
+def test_without_tools_the_model_computes_in_its_head() -> None:
+    """The same tasks are demonstrated as with the calculator, and no text speaks of tools."""
+    env, with_tool = make(GSM8K, dataset="sample", tools="none"), make(GSM8K, dataset="sample")
+    _, info = env.reset(seed=0)
+    assert "tool" not in info["messages"][0].content
+    assert [env.has_solution(task) for task in env.tasks[:20]] == [
+        with_tool.has_solution(task) for task in env.tasks[:20]
+    ]
+    _, reward, terminated, _, info = env.step(env.parser.format_turn(env.oracle(env.task, ())))
+    assert (reward, terminated) == (1.0, True)
+    env.reset(seed=0)
+    turn = env.scripts["careless"](env, env.task, ())
+    assert env.step(env.parser.format_turn(turn))[1] == 0.0
+    with pytest.raises(ConfigurationError):
+        make(GSM8K, dataset="sample", tools="none", seconds=2)
