@@ -41,8 +41,8 @@ def rollouts(envs: Any, model: Any, tokenizer: Any, seeds: Any) -> tuple[list[Tu
         for row, i in enumerate(live):
             end = (ids[row] == tokenizer.eos_token_id).nonzero()
             length = int(end[0]) + 1 if len(end) else ids.shape[1]
-            seen = batch["input_ids"][row][batch["attention_mask"][row].bool()]
-            turns.append((i, seen, ids[row, :length]))
+            context = batch["input_ids"][row][batch["attention_mask"][row].bool()]
+            turns.append((i, context, ids[row, :length]))
             actions[i] = tokenizer.decode(ids[row, :length], skip_special_tokens=True)
         _, rewards, terminations, truncations, infos = envs.step(actions)
         returns += np.where(running, rewards, 0.0)
@@ -52,16 +52,16 @@ def rollouts(envs: Any, model: Any, tokenizer: Any, seeds: Any) -> tuple[list[Tu
 
 def loss_of(model: Any, turns: list[Turn], advantages: Any) -> torch.Tensor:
     """Returns the mean over sampled tokens of -advantage * log-probability."""
-    longest = max(len(seen) + len(said) for _, seen, said in turns)
+    longest = max(len(context) + len(sampled) for _, context, sampled in turns)
     ids, mask = (torch.zeros(len(turns), longest, dtype=torch.long) for _ in range(2))
     weight = torch.zeros(len(turns), longest)
-    for row, (episode, seen, said) in enumerate(turns):
-        ids[row, : len(seen) + len(said)] = torch.cat([seen, said])
-        mask[row, : len(seen) + len(said)] = 1
-        weight[row, len(seen) : len(seen) + len(said)] = advantages[episode]
+    for row, (episode, context, sampled) in enumerate(turns):
+        ids[row, : len(context) + len(sampled)] = torch.cat([context, sampled])
+        mask[row, : len(context) + len(sampled)] = 1
+        weight[row, len(context) : len(context) + len(sampled)] = advantages[episode]
     logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
     log_probs = -torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-    return -(weight[:, 1:] * log_probs).sum() / sum(len(said) for _, _, said in turns)
+    return -(weight[:, 1:] * log_probs).sum() / sum(len(sampled) for _, _, sampled in turns)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Makes a small Qwen3-shaped model with random weights, and a tokenizer of the words that environments say.
+"""Makes a small Qwen3-shaped model with random weights, and a tokenizer of the words in its environments.
 
     python make_model.py model "FrozenLakeText random_maps=true" BlackjackText
 
@@ -34,12 +34,12 @@ TEMPLATE = (
 
 
 def messages(words: str, actions: set[str], player: str) -> Iterator[str]:
-    """Yields what is said in episodes of an environment; where it names actions, every other one is played at random.
+    """Yields the texts of episodes of an environment; where it names actions, every other one is played at random.
 
     Args:
         words: the environment, as `--env` takes it.
         actions: gets the actions that it names.
-        player: who plays the others, as `--policy` says it.
+        player: who plays the others, as in `--policy`.
     """
     env_config = EnvConfig.parse(words)
     env = make_text_env(env_config.env_id, env_config.options)
@@ -54,9 +54,9 @@ def messages(words: str, actions: set[str], player: str) -> Iterator[str]:
         yield from (message.content for message in session.messages)
 
 
-def frames(said: Sequence[str]) -> Iterator[str]:
+def frames(texts: Sequence[str]) -> Iterator[str]:
     """Yields what stands around the values of calls."""
-    for text in said:
+    for text in texts:
         if text.startswith(("<tool_call>", "<think>")):
             yield from VALUE.split(text)
 
@@ -66,21 +66,21 @@ def make_tokenizer(envs: Sequence[str], *, player: str, copying: bool) -> PreTra
 
     Args:
         envs: whose words.
-        player: who says them (see `messages`).
+        player: who plays (see `messages`).
         copying: what comes often are frames of calls, so that values are the same tokens wherever they stand. Else
             whole lines; actions that an environment names stay in words: these can be copied out of a list of what is
             possible.
     """
     actions: set[str] = set()
-    said = [text for words in envs for text in messages(words, actions, player)]
-    often = frames(said) if copying else (line for text in said for line in text.splitlines() if line not in actions)
+    texts = [text for words in envs for text in messages(words, actions, player)]
+    often = frames(texts) if copying else (line for text in texts for line in text.splitlines() if line not in actions)
     lines = Counter(text for text in often if len(text) > (2 if copying else 8))
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     core.train_from_iterator(
-        said, trainers.BpeTrainer(vocab_size=1500, min_frequency=2, initial_alphabet=alphabet, show_progress=False)
+        texts, trainers.BpeTrainer(vocab_size=1500, min_frequency=2, initial_alphabet=alphabet, show_progress=False)
     )
     core.add_tokens([AddedToken(line, normalized=False) for line, times in lines.most_common(300) if times >= 5])
     special = ("<|pad|>", END, *(f"<|{role}|>" for role in ROLES))

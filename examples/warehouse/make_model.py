@@ -29,7 +29,7 @@ END = {"qwen2_5": "<|im_end|>", "llama3": "<|eot_id|>", "gemma3": "<end_of_turn>
 
 
 def texts() -> Iterator[str]:
-    """Yields what is said in the environment: prompts, calls, answers, tool output."""
+    """Yields the texts of the environment: prompts, calls, answers, tool output."""
     env = gymnasium.make("Example/Warehouse-v0", split="all", system_prompt="").unwrapped  # as docs play it
     assert isinstance(env, ToolEnv)
     for index in range(len(env.tasks)):

@@ -1,4 +1,4 @@
-"""Writes tasks.jsonl: 300 tasks, drawn with a seed; each says its item, its stock, its order and its answer."""
+"""Writes tasks.jsonl: 300 tasks, drawn with a seed; each has its item, its stock, its order and its answer."""
 
 import json
 import random

@@ -37,7 +37,7 @@ class WarehouseEnv(ToolEnv):
     Tools: `stock(item)`, `order(item, quantity)`. Reward: 1 for the right answer, -0.2 per turn that orders too much.
     """
 
-    instructions = "You run a warehouse. Look up before you answer, and order only what you are told to."
+    instructions = "You run a warehouse. Look up before you answer, and order only what the user asks for."
 
     def __init__(self, **options: Any) -> None:
         reward = ["em", RewardTerm("over_ordered", over_ordered, -0.2, kind="process")]
