@@ -314,3 +314,12 @@ def test_a_turn_has_room_for_every_action_and_no_more(
     finally:
         gym.registry.pop("Test/Spaced-v0")
     assert engine.options.max_new_tokens == args.max_turn_tokens == tokens
+
+
+def test_a_split_that_is_held_out_is_not_trained_on_unless_it_is_named(tmp_path: Path) -> None:
+    row = {"Body": "Ann has 3 pens", "Question": "How many are 2 more?", "Equation": "( 3.0 + 2.0 )", "Answer": 5.0}
+    (tmp_path / "test.json").write_text(json.dumps([row]))
+    options = {"dataset": str(tmp_path)}
+    with pytest.raises(ConfigurationError, match="serves the split 'test' only, which is not for training"):
+        env_maker(config(tmp_path / "out", env_id="AgentR1/SVAMP-v0", env_kwargs=options), MARKUP)
+    env_maker(config(tmp_path / "out", env_id="AgentR1/SVAMP-v0", env_kwargs={**options, "split": "test"}), MARKUP)

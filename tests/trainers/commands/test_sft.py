@@ -262,3 +262,20 @@ def test_a_mixture_of_experts_that_was_taught_plays(tmp_path: Path, capsys: pyte
     words = ["eval", *SMALL[:-2], "--policy", f"local:{out}", "-n", "2", "--out", str(tmp_path / "eval")]
     assert main(words) == 0
     assert len(RunFolder(tmp_path / "eval").episodes()) == 2
+
+
+def test_held_out_tasks_are_demonstrated_only_where_they_are_named(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder with nothing but a test split serves that split to whoever names none."""
+    row = {"Body": "Ann has 3 pens", "Question": "How many are 2 more?", "Equation": "( 3.0 + 2.0 )", "Answer": 5.0}
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "test.json").write_text(json.dumps([{**row, "Body": f"Ann has 3 pens on day {n}"} for n in range(4)]))
+    words = ["SVAMP", "--dataset", str(data), "--model", model, "--output_dir", str(tmp_path / "out"), *QUICK]
+    assert run(words) == 2
+    assert "serves the split 'test' only, which is not for training" in capsys.readouterr().err
+    assert run([*words, "--option", "split=test"]) == 0
+    card = AgentCard.load(tmp_path / "out")
+    assert card is not None and card.settings["demonstrations"] == "of the held-out split 'test'"
+    assert "the default questions of `eval` are no test" in capsys.readouterr().err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -38,6 +38,7 @@ from trainers.commands.demonstrations import (
     training_rows,
 )
 from trainers.commands.train.building import model_init_kwargs
+from trainers.commands.train.environments import check_training_split
 from trainers.config.agent import prepare_defaults
 from trainers.config.options import DemonstrationOptions
 from trainers.monitoring.console import end_summary, optimiser_lines, screen, silence_libraries
@@ -105,6 +106,9 @@ def _sft(args: DemonstrationConfig, model_args: ModelConfig) -> None:
 
     # Whatever can be refused without a model is refused before one is loaded.
     source = _source_run(args)
+    if source is None:
+        for member in environments:
+            check_training_split(member.env_id, envs[member.name], member.options)
     selected = {} if source is None else {environments[0].name: _select_episodes(source, args)}
     name = find_model(model_args.model_name_or_path, revision=model_args.model_revision)
     model = ModelSource(name, model_args.model_revision, args.trust_remote_code)
@@ -150,7 +154,7 @@ def _sft(args: DemonstrationConfig, model_args: ModelConfig) -> None:
     if trainer.is_world_process_zero():
         tokenizer.save_pretrained(args.output_dir)
         chat.save(str(args.output_dir))
-        held_out = None if source is None else _held_out_split(source)
+        held_out = _held_out_env(envs.values()) if source is None else _held_out_split(source)
         card = AgentCard.from_envs(
             environments,
             envs,
@@ -274,6 +278,12 @@ def _source_run(args: DemonstrationConfig) -> RunFolder | None:
             "under training."
         )
     return None
+
+
+def _held_out_env(envs: Iterable[TextEnv]) -> str | None:
+    """Name the held-out split that an environment of the demonstrations serves."""
+    splits = (getattr(getattr(env.unwrapped, "tasks", None), "split", "train") for env in envs)
+    return next((f"of the held-out split {split!r}" for split in splits if split in ("validation", "test")), None)
 
 
 def _held_out_split(run: RunFolder) -> str | None:

@@ -57,6 +57,20 @@ def wants_evaluation(args: AgentConfig, envs: Mapping[str, TextEnv]) -> bool:
     return wanted
 
 
+def check_training_split(env_id: str, env: Any, options: Mapping[str, Any]) -> None:
+    """Reject to train on a held-out split that no option names, such as that of data with nothing else.
+
+    Raises:
+        ConfigurationError: the environment serves such a split.
+    """
+    split = getattr(getattr(env.unwrapped, "tasks", None), "split", "train")
+    if "split" not in options and split in ("validation", "test"):
+        raise ConfigurationError(
+            f"env_id={env_id!r} serves the split {split!r} only, which is not for training; name it "
+            f"(--split {split}) if you mean it."
+        )
+
+
 def env_makers(
     args: AgentConfig, markup: Sequence[str], *, evaluating: bool = False
 ) -> dict[str, Callable[[], TextEnv]]:
@@ -91,12 +105,8 @@ def env_maker(
             f"env_id={env_id!r} would serve the bundled fictional sample. Prepare real data (`agent-r1 data prepare`), "
             'set dataset in env_kwargs to a path, or choose it with env_kwargs {"dataset": "sample"}.'
         )
-    split = getattr(getattr(env, "tasks", None), "split", "train")
-    if not evaluating and "split" not in options and split in ("validation", "test"):
-        raise ConfigurationError(
-            f"env_id={env_id!r} serves the split {split!r} only, which is not for training; name it "
-            f"(--split {split}) if you mean it."
-        )
+    if not evaluating:
+        check_training_split(env_id, env, options)
     return functools.partial(make_text_env, env_id, options, markup=tuple(markup))
 
 
