@@ -30,7 +30,7 @@ from agent_r1_gym.data.official.sources import (
 )
 from agent_r1_gym.errors import ConfigurationError, DatasetError, MissingDependencyError
 from agent_r1_gym.support import files
-from agent_r1_gym.support.download import is_url
+from agent_r1_gym.support.files import is_url
 from agent_r1_gym.support.packages import install_command
 
 _LOG = logging.getLogger(__name__)

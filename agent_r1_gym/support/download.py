@@ -31,11 +31,6 @@ class _RetryableError(Exception):
     """A download error after which a retry may succeed."""
 
 
-def is_url(source: object) -> bool:
-    """Whether a source is an HTTP address."""
-    return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
-
-
 def download(url: str, path: Path, *, label: str, progress: bool = True, pause: float = 1.0) -> None:
     """Download the file at a URL to `path`.
 

@@ -16,6 +16,11 @@ from agent_r1_gym.errors import ConfigurationError
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def is_url(source: object) -> bool:
+    """Whether a source is an HTTP address, not a path."""
+    return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
+
+
 def home() -> Path:
     """Folder for prepared data and indexes: `$AGENT_R1_HOME`, else the user's cache folder."""
     explicit = os.environ.get("AGENT_R1_HOME")

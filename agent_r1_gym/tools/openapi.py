@@ -17,7 +17,7 @@ from agent_r1_gym.core.tool import Arguments, Tool
 from agent_r1_gym.core.types import ToolOutcome
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, MissingDependencyError, ToolError, suggest
 from agent_r1_gym.support.checks import check_integer, check_seconds
-from agent_r1_gym.support.download import is_url
+from agent_r1_gym.support.files import is_url
 from agent_r1_gym.support.http import FullResponse, HTTPClient, TooLargeError
 from agent_r1_gym.support.secrets import Secrets
 from agent_r1_gym.tools.schemas import (

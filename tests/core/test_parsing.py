@@ -359,3 +359,16 @@ def test_instructions_are_a_text() -> None:
 
     with pytest.raises(ConfigurationError, match="returned None; it must return a string"):
         ToolEnv(tasks=TASKS, parser=Mute())
+
+
+@all_parsers
+def test_calls_are_written_in_their_own_script(parser: Parser) -> None:
+    """A model that learns from them should not learn escapes."""
+    argument = {"search-r1": "query", "retool": "code"}.get(parser.name, "query")
+    name = {"retool": "python"}.get(parser.name, "search")
+    turn = parser.format_call(ToolCall(name, {argument: "Zürich 東京"}))
+    written = (
+        turn if parser.name not in ("openai", "native") else json.loads(turn)["tool_calls"][0]["function"]["arguments"]
+    )
+    assert "Zürich 東京" in written
+    assert "\\u" not in turn

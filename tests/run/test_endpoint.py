@@ -180,6 +180,11 @@ class TestRequest:
         ask(script)
         assert "authorization" not in script.headers[0]
 
+    def test_the_smallest_options_are_accepted(self):
+        smallest = {"max_bytes": 1, "max_retries": 0, "max_turn_tokens": 1}
+        options = EndpointOptions(model="m", base_url="http://127.0.0.1/v1", **smallest)
+        assert (options.max_bytes, options.max_retries, options.max_turn_tokens) == (1, 0, 1)
+
     @pytest.mark.parametrize(
         "wrong",
         [

@@ -11,7 +11,8 @@ import pytest
 
 from agent_r1_gym.errors import DatasetError
 from agent_r1_gym.support import download as module
-from agent_r1_gym.support.download import download, is_url
+from agent_r1_gym.support.download import download
+from agent_r1_gym.support.files import is_url
 from tests.kit.serving import FileServer, ServedFile, file_server
 
 BODY = bytes(range(256)) * 4_000

@@ -19,7 +19,6 @@ from agent_r1_gym.data.official.dataset_formats import FORMATS, SPLITS, check_si
 from agent_r1_gym.data.official.raw_rows import Row
 from agent_r1_gym.errors import DatasetError, MissingDependencyError
 from agent_r1_gym.support import files
-from agent_r1_gym.support.download import download, is_url
 from agent_r1_gym.support.json_data import UnpackedSize, read_objects
 from agent_r1_gym.support.packages import install_command
 
@@ -235,7 +234,11 @@ def local_copy(source: str | Path, name: str, *, progress: bool) -> Iterator[Pat
         DatasetError: it cannot be downloaded or unpacked.
     """
     with contextlib.ExitStack() as stack:
-        path = stack.enter_context(_downloaded(str(source), progress)) if is_url(source) else Path(source).expanduser()
+        path = (
+            stack.enter_context(_downloaded(str(source), progress))
+            if files.is_url(source)
+            else Path(source).expanduser()
+        )
         if path.is_file() and zipfile.is_zipfile(path):
             path = stack.enter_context(_unpacked(path, name))
         yield path
@@ -244,6 +247,8 @@ def local_copy(source: str | Path, name: str, *, progress: bool) -> Iterator[Pat
 @contextlib.contextmanager
 def _downloaded(url: str, progress: bool) -> Iterator[Path]:
     """Downloads a file and removes it afterwards; an interrupted download stays, so that the next call resumes it."""
+    from agent_r1_gym.support.download import download  # imports an HTTP client, which few programs need
+
     folder = files.home() / "downloads" / hashlib.sha256(url.encode()).hexdigest()[:16]
     path = folder / file_name(url)
     with files.locked(folder, timeout=_DOWNLOAD_LOCK_TIMEOUT):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import pickle
 import re
 import resource
 import shutil
@@ -19,11 +21,13 @@ import torch
 from torch.testing import assert_close
 from transformers import TrainerCallback
 
+import trainers
 from agent_r1_gym.errors import CheckpointError, ConfigurationError
 from tests.kit.commands import run_script
 from tests.kit.killed_runs import timeless
 from tests.kit.small_runs import make_trainer, play
 from trainers.resume import checkpoints
+from trainers.resume.resumable import _read_state
 from trainers.resume.signals import StopOnSignal
 from trainers.rollouts.collect import RolloutRequest, RolloutResult
 from trainers.trainer import AgentTrainer
@@ -330,3 +334,30 @@ def test_a_record_leads_to_no_file_outside(changes: dict[str, Any], tmp_path: Pa
     (folder / "checkpoint.json").write_text(json.dumps(record))
     reason = checkpoints.incomplete_reason(folder)
     assert reason is not None and "\x1b" not in reason
+
+
+class Bomb:
+    """Pickled, it creates a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self.path, "w")
+
+
+def test_a_pickle_in_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
+    torch.save({"rollouts": Bomb(tmp_path / "proof")}, tmp_path / "rollouts_0.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        _read_state(tmp_path, 0)
+    assert not (tmp_path / "proof").exists()
+
+
+def test_no_file_is_unpickled_with_code() -> None:
+    loads = 0
+    for path in Path(trainers.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+                loads += 1
+                assert any(k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in node.keywords), path
+    assert loads >= 3
