@@ -19,6 +19,7 @@ exact match is 1 for "", "the" and "!", and HotpotQA's F1 is 0 for the right ans
 
 from __future__ import annotations
 
+import functools
 import re
 import string
 from collections import Counter
@@ -162,7 +163,7 @@ def _fold_script(text: str) -> str:
     if text.isascii():
         return text
     text = normal_form(text)
-    return _SPACE_OF_UNSPACED.sub("", _FOREIGN_PUNCTUATION.sub("", text)) or text
+    return _space_of_unspaced().sub("", _FOREIGN_PUNCTUATION.sub("", text)) or text
 
 
 def _with_articles(text: str) -> str:
@@ -174,13 +175,21 @@ _FOREIGN_PUNCTUATION = re.compile(
     "\u060c\u061b\u061f\u06d4\u0964\u0965]"  # Arabic, Indic
     "|[\u00b7\u30fb](?!\\d)"
 )
-_SPACE_OF_UNSPACED = re.compile(rf"(?<=[{UNSPACED}])\s+(?=[{UNSPACED}])")
-_UNIT = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
+
+
+@functools.cache  # compiled at the first text that needs it: the class of these scripts takes milliseconds
+def _space_of_unspaced() -> re.Pattern[str]:
+    return re.compile(rf"(?<=[{UNSPACED}])\s+(?=[{UNSPACED}])")
+
+
+@functools.cache
+def _unit() -> re.Pattern[str]:
+    return re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 
 
 def _units(text: str) -> list[str]:
     """Split normalised text into words, and scripts without spaces into characters."""
-    return text.split() if text.isascii() else _UNIT.findall(text)
+    return text.split() if text.isascii() else _unit().findall(text)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -324,7 +333,7 @@ def plain_text(text: str) -> str:
 
 def _without_punctuation(text: str) -> str:
     bare = " ".join(_OF_SENTENCES.sub("", text).split())
-    return bare if bare.isascii() else _SPACE_OF_UNSPACED.sub("", bare)
+    return bare if bare.isascii() else _space_of_unspaced().sub("", bare)
 
 
 def plain_key(text: str) -> str:

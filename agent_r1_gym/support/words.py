@@ -55,19 +55,19 @@ def split_words(text: str) -> list[str]:
     """
     if text.isascii():
         return _ASCII_WORD.findall(text)
-    if not _UNSPACED_CHARACTER.search(text):
+    if not _unspaced_character().search(text):
         return _spaced_pattern().findall(text.replace("_", " "))
     return _word_pattern().findall(text)
 
 
 def is_unspaced(word: str) -> bool:
     """Whether a word of `split_words` is a run of characters of an `UNSPACED` script."""
-    return not word.isascii() and _UNSPACED_CHARACTER.match(word) is not None
+    return not word.isascii() and _unspaced_character().match(word) is not None
 
 
 def is_mostly_unspaced(text: str) -> bool:
     """Whether more than half of the visible characters of a text belong to an `UNSPACED` script."""
-    return not text.isascii() and 2 * len(_UNSPACED_CHARACTER.findall(text)) > len("".join(text.split()))
+    return not text.isascii() and 2 * len(_unspaced_character().findall(text)) > len("".join(text.split()))
 
 
 def characters(run: str) -> list[str]:
@@ -81,7 +81,11 @@ def bigrams(units: list[str]) -> list[str]:
 
 
 _ASCII_WORD = re.compile(r"[a-zA-Z0-9]+")
-_UNSPACED_CHARACTER = re.compile(f"[{UNSPACED}]")
+
+
+@functools.cache
+def _unspaced_character() -> re.Pattern[str]:
+    return re.compile(f"[{UNSPACED}]")
 
 
 @functools.cache
