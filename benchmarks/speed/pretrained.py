@@ -98,13 +98,16 @@ def decoding(settings: Settings, device: str) -> Report:
 
 
 def prefixes(settings: Settings, device: str) -> Report:
-    """Seconds until all episodes have their first token: prompts that differ, and one prompt of a group."""
+    """Seconds until all episodes have two tokens: prompts that differ, and one prompt of a group.
+
+    Not one token: an episode that is over at once has nothing left to copy for the others.
+    """
     model = _plain_model(settings, device)
     different = _prompts(model, _SHARED)
 
     def seconds(prompts: Sequence[list[int]]) -> float:
         began = time.perf_counter()
-        _play(model, prompts, 1)
+        _play(model, prompts, 2)
         return time.perf_counter() - began
 
     kinds = {"different prompts": different, "one prompt": [different[0]] * _SHARED}
