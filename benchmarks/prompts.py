@@ -143,7 +143,8 @@ def first_calls(
     test = {**cell.options, "tool_style": style, "shots": [shot.to_dict() for shot in drawn]}
     counts = _count(model, make_env(model, cell.env, test), questions, batch)
     chosen = {"shots_seed": seed, "valid_on_training": on_training} if on_training else {}
-    return {"env": cell.name, "style": style, "shots": shots, "questions": questions, **counts, **chosen}
+    row = {"env": cell.name, "style": style, "shots": shots, "draws": draws, "questions": questions}
+    return {**row, **counts, **chosen}
 
 
 def _count(model: Model, env: ToolEnv, questions: int, batch: int) -> dict[str, Any]:
@@ -226,7 +227,9 @@ def main() -> None:
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     rows = [row for _, row in read_json_lines(options.out)] if options.out.is_file() else []
-    done = {tuple(row[key] for key in ("env", "style", "shots", "seed", "reminder") if key in row) for row in rows}
+    done = {
+        tuple(row[key] for key in ("env", "style", "shots", "draws", "seed", "reminder") if key in row) for row in rows
+    }
     model = Model(options.model)
     wanted = [cell for cell in cells(options.data) if cell.name.startswith(options.only)]
     with options.out.open("a", encoding="utf-8") as file:
@@ -235,7 +238,7 @@ def main() -> None:
             if options.feedback:
                 keys = list(itertools.product(range(3), REMINDERS))
             for first, second in keys:
-                if (cell.name, first, second) in done:
+                if (cell.name, first, second, *(() if options.feedback else (options.draws,))) in done:
                     continue
                 if options.feedback:
                     row = later_turns(

@@ -34,8 +34,8 @@ from agent_r1_gym.support.files import is_url
 from agent_r1_gym.support.packages import install_command
 
 _LOG = logging.getLogger(__name__)
-_SPLIT_OTHERWISE = frozenset({"svamp"})
-"""Data sets whose usual copy on the hub has other splits than the official files, which are taken therefore."""
+_OFFICIAL_SPLITS_ONLY = frozenset({"svamp"})
+"""Data sets to download from their official address: the usual copy on the hub splits them differently."""
 
 
 def prepare(
@@ -56,9 +56,9 @@ def prepare(
         name: "hotpotqa", "2wikimultihopqa" ("2wiki"), "musique", "gsm8k" or "svamp".
         splits: names of splits; None: those with public answers (train and validation; of GSM8K train and test; of
             SVAMP test), or all that `source` holds.
-        hub_id: "repository", "repository:configuration" or a folder of parquet files; None: the usual copy; the
-            official files from their addresses for "svamp", which the copy splits otherwise, or if the library
-            `datasets` is not installed.
+        hub_id: "repository", "repository:configuration" or a folder of parquet files; None: the usual copy, or
+            the official files from their addresses if the library `datasets` is not installed, and always for "svamp",
+            which the usual copy splits differently.
         source: an official data file, a zip archive or folder with such files, or the address of a file or archive
             (http, https). An interrupted download is resumed by the same call.
         force: overwrite existing splits.
@@ -84,7 +84,7 @@ def prepare(
     public = tuple(FORMATS[name].URLS)
     if source is not None:
         return task.from_source(source, canonical)
-    if hub_id is None and (name in _SPLIT_OTHERWISE or not hub_is_installed()):
+    if hub_id is None and (name in _OFFICIAL_SPLITS_ONLY or not hub_is_installed()):
         return task.from_web(canonical or public)
     copy = hub_id or FORMATS[name].HUB_ID
     wanted = canonical or public

@@ -35,7 +35,8 @@ MODEL = "AGENT_R1_MODEL"
 """Environment variable that names the folder or GGUF file of the pretrained model."""
 COSTS = "costs"
 """Key of a cell: by command its wall-clock and CPU seconds and the most memory that it had, in GiB."""
-_HOURS = 24 * 3600.0
+_ROOT = Path(__file__).parents[2]
+_LOCK_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Pretrained:
     """A model that is not made here: the one that `AGENT_R1_MODEL` names.
 
     Attributes:
-        name: what it should be; the hash of the weights, which every cell keeps, tells whether it is.
+        name: name of the expected model; cells of other weights are refused by their hash.
     """
 
     name: str
@@ -74,20 +75,20 @@ class CommandProfile(Profile):
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Learns by commands, each of which continues from the model that the one before it left.
+    """Learns by commands; each starts from the model that the command before it wrote.
 
-    `{model}` stands for that model, `{out}` is added by itself, `{data}` for the folder of the data, `{seed}` for the
-    seed, `{steps}` and the profile's `words` for what the profile says.
+    `{model}` stands for that model, `{data}` for the folder of the data, `{seed}` and `{steps}` for those of the cell,
+    and the profile's `words` define further placeholders. `--out` is added.
 
     Attributes:
         steps: words of each command, without `agent-r1`.
         test: words of the evaluations, in addition to the options of each test set.
-        data: writes the data into an empty folder.
+        data: script of this repository that writes the data into a new folder.
     """
 
     steps: Sequence[Sequence[str]]
     test: Sequence[str]
-    data: Sequence[str]
+    data: str
 
     def __call__(self, run: Run) -> tuple[Any, dict[str, Any]]:
         """Carries the commands out, and the evaluations; returns the final model, and facts for the cell."""
@@ -116,22 +117,21 @@ class Commands:
 
     def _data(self, cache: Path) -> Path:
         folder = cache / "data"
-        with locked(folder, timeout=_HOURS):
+        with locked(folder, timeout=_LOCK_SECONDS):
             if not folder.exists():
                 partial = folder.with_name("data.partial")
                 shutil.rmtree(partial, ignore_errors=True)
-                subprocess.run([sys.executable, *self.data, str(partial), *_local_data()], check=True)
+                subprocess.run([sys.executable, str(_ROOT / self.data), str(partial), *_local_data()], check=True)
                 partial.rename(folder)
         return folder
 
     def _carry_out(self, run: Run, step: Sequence[str], words: Mapping[str, Any], key: str) -> tuple[Path, str]:
         """Carries out a command unless its folder is complete; returns the folder and the key of all until then."""
-        key = blake2b(
-            f"{key} {step} {[words[name] for name in sorted(words) if name not in _PATHS]}".encode()
-        ).hexdigest()
+        values = [value for name, value in sorted(words.items()) if name not in _PATHS]
+        key = blake2b(f"{key} {step} {values}".encode()).hexdigest()
         folder = run.cache / f"{step[0]}-{run.seed}-{key[:8]}"
         argv = [word.format_map(words) for word in step]
-        with locked(folder, timeout=_HOURS):
+        with locked(folder, timeout=_LOCK_SECONDS):
             if not (folder / _DONE).exists():
                 print_line(f"agent-r1 {' '.join(argv)} --out {folder}")
                 resumes = ["--resume-from-checkpoint", "True"] if step[0] in ("sft", "train") else []
@@ -155,7 +155,7 @@ def _execute(argv: Sequence[str], folder: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "agent_r1_gym", *argv], check=False)
     if done.returncode:
         raise ConfigurationError(
-            f"agent-r1 {argv[0]} ended with status {done.returncode}; the same command resumes it."
+            f"agent-r1 {argv[0]} ended with status {done.returncode}; run the cell again to resume it."
         )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cost = {

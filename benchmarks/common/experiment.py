@@ -434,7 +434,7 @@ def replay(
         raise ConfigurationError(f"{path} holds no cell of {name}: `run` it first.")
     folder, weights, _ = _prepare_start(experiment, profile, arm, start, finished)
     with tempfile.TemporaryDirectory() as scratch:
-        made = make_cell(experiment, profile, arm, start, seed, folder, Path(scratch))
+        made = make_cell(experiment, profile, arm, start, seed, folder, Path(scratch), cache=Path(scratch) / "cache")
         if model is not None:
             shutil.copytree(Path(scratch) / "model", model)
     if EPISODES in made:
@@ -450,7 +450,15 @@ def replay(
 
 
 def make_cell(
-    experiment: Experiment, profile: Profile, arm_name: str, start: int, seed: int, folder: Path, scratch: Path
+    experiment: Experiment,
+    profile: Profile,
+    arm_name: str,
+    start: int,
+    seed: int,
+    folder: Path,
+    scratch: Path,
+    *,
+    cache: Path | None = None,
 ) -> Cell:
     """Trains and tests one policy.
 
@@ -462,6 +470,7 @@ def make_cell(
         seed: of training and of the samples in evaluations.
         folder: of the warm start's model.
         scratch: folder for temporary files; the final model is left in its folder `model`.
+        cache: folder of what cells share; None: the experiment's. A replay has one of its own, so that it makes all.
 
     Returns:
         scores, the hash of the final weights, and the rows of the test episodes.
@@ -471,7 +480,7 @@ def make_cell(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     policy = Policy(load_start(folder), tokenizer, seed, profile.env, arm.rag, profile.turn_tokens)
     cpu = time.process_time()
-    model, facts = arm.learn(Run(profile, arm, begin, seed, policy, scratch, folder, experiment.cache))
+    model, facts = arm.learn(Run(profile, arm, begin, seed, policy, scratch, folder, cache or experiment.cache))
     tested = policy._replace(model=model)
     played = {
         title: tested.play({**options, **begin.env}, profile.test_questions)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent_r1_gym.cli.main import build_parser
 from agent_r1_gym.errors import ConfigurationError
 from benchmarks.common import experiment
 from benchmarks.common.commands import COSTS, MODEL, CommandProfile, Commands, Pretrained
@@ -14,6 +18,7 @@ from benchmarks.common.experiment import main
 from benchmarks.common.results import read_results
 from benchmarks.learning.word_problems.settings import ARMS, EXPERIMENT, PROFILES
 from tests.kit.chat_families import FAMILIES
+from tests.test_docs import trained
 from trainers.toy.model import build_model
 
 
@@ -24,6 +29,38 @@ def test_arms_are_data_and_differ() -> None:
     named = {name for family in EXPERIMENT.contrasts.values() for one in family for name in (one.ours, one.theirs)}
     assert named <= set(ARMS)
     assert all(isinstance(profile, CommandProfile) for profile in PROFILES.values())
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_the_commands_of_an_arm_are_understood(name: str) -> None:
+    profile = PROFILES["cpu"]
+    known = {"steps": 1, "seed": 0, "data": "data", "model": "model", **profile.words}
+    commands: Any = ARMS[name].learn
+    for command, *words in ([word.format_map(known) for word in step] for step in commands.steps):
+        trained(command, words)
+    evaluation = [word.format_map(known) for word in (*commands.test, "--split", "test", "--questions", "4")]
+    assert build_parser("eval").parse_args(evaluation).questions == 4
+
+
+def test_the_recipe_has_the_options_of_the_experiment() -> None:
+    """`examples/smollm2/run.sh` is what users copy; the arm `grpo` is what is measured."""
+    text = (Path(__file__).parents[2] / "examples" / "smollm2" / "run.sh").read_text().replace("\\\n", " ")
+    typed = [shlex.split(line) for line in text.splitlines() if line.strip().startswith("agent-r1 ")]
+    recipe = {command: words for _, command, *words in typed}
+    commands: Any = ARMS["grpo"].learn
+    known = {"steps": "$steps", "seed": "$seed", "data": "$data", "model": "", **PROFILES["cpu"].words}
+    places = {"--model", "--warm-start", "--out", "--episodes", "--max-steps", "--questions", "--max-concurrent"}
+    ignored = {*places, "--split", "--save-steps", "--save-total-limit", "--learning-rate"}  # the rate is the default
+
+    def pairs(words: list[str]) -> set[tuple[str, str]]:
+        options = {(a, b) for a, b in itertools.pairwise(words) if a.startswith("--")}
+        return {(a, b) for a, b in options if a not in ignored and not a.startswith("--eval")}
+
+    for command, *words in (*commands.steps, commands.test):
+        expected = pairs([word.format_map(known) for word in words])
+        if command == "train":
+            expected.discard(("--option", "tool_style=signature"))  # the warm start brings it
+        assert pairs(recipe[command]) == expected, command
 
 
 def test_without_a_model_it_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +110,10 @@ def test_cells_are_commands_that_share_what_they_have_in_common(
     assert [step for step, _ in by_arm["grpo"]["validation"]] == [1]
     assert len(by_arm["grpo"]["training"]["reward"]) == 1
     assert str(tmp_path) not in path.read_text()
+    assert str(Path(__file__).parents[2]) not in path.read_text()  # two machines have the same settings
     capfd.readouterr()
+    assert main(EXPERIMENT, ["replay", *words, "--arm", "sft", "--start", "0", "--seed", "0"]) == 0
+    printed = capfd.readouterr().out
+    assert "seed 0: equal" in printed and "agent-r1 sft SVAMP" in printed  # it shared no folder and ran again
     assert main(EXPERIMENT, ["table", *words]) == 0
     assert "240 demonstrations, then GRPO" in capfd.readouterr().out

@@ -125,7 +125,7 @@ class MathsEnv(ToolEnv):
         **options: Any,
     ) -> None:
         self._compute_tools = _make_compute_tools(tools, isolation, seconds)
-        if not self._compute_tools and options.get("system_prompt") is None:
+        if not self._compute_tools and options.get("system_prompt") is options.get("raw_system_prompt") is None:
             options["system_prompt"] = _WITHOUT_TOOLS
         if scorer == MATH_VERIFY:
             scorer = latex_scorer("weak" if isolation == "weak" else "strong")

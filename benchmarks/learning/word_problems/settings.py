@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from benchmarks.common.commands import CommandProfile, Commands, Pretrained
 from benchmarks.common.contrasts import Contrast
 from benchmarks.common.experiment import Arm, Experiment, Start
 
-_DATA = (str(Path(__file__).parents[3] / "examples" / "smollm2" / "get_data.py"),)
+_DATA = "examples/smollm2/get_data.py"
 _ENV = ("--dataset", "{data}", "--option", "tool_style=signature")
 _SFT = ("sft", "SVAMP", "--model", "{model}", *_ENV, "--num-train-epochs", "2", "--seed", "{seed}")
 _NO_TOOL = ("--option", "tools=none")

@@ -423,5 +423,8 @@ def test_without_tools_the_model_computes_in_its_head() -> None:
     env.reset(seed=0)
     turn = env.scripts["careless"](env, env.task, ())
     assert env.step(env.parser.format_turn(turn))[1] == 0.0
+    for prompt in ({"system_prompt": "Be brief."}, {"raw_system_prompt": "Be brief."}):
+        _, info = make(GSM8K, dataset="sample", tools="none", **prompt).reset(seed=0)
+        assert info["messages"][0].content.startswith("Be brief.")
     with pytest.raises(ConfigurationError):
         make(GSM8K, dataset="sample", tools="none", seconds=2)

@@ -269,7 +269,7 @@ def test_a_mixture_of_experts_that_was_taught_plays(tmp_path: Path, capsys: pyte
 def test_held_out_tasks_are_demonstrated_only_where_they_are_named(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder with nothing but a test split serves that split to whoever names none."""
+    """A folder with nothing but a test split serves that split by default."""
     row = {"Body": "Ann has 3 pens", "Question": "How many are 2 more?", "Equation": "( 3.0 + 2.0 )", "Answer": 5.0}
     data = tmp_path / "data"
     data.mkdir()
