@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -149,22 +148,34 @@ def _local_data() -> list[str]:
     return [] if shared is None else ["--from", str(Path(shared) / "data")]
 
 
+_MEASURE = """
+import json, resource, subprocess, sys, time
+began = time.monotonic()
+status = subprocess.call([sys.executable, "-m", "agent_r1_gym", *sys.argv[2:]])
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+cost = {
+    "wall": round(time.monotonic() - began, 1),
+    "cpu": round(used.ru_utime + used.ru_stime, 1),
+    "gib": round(used.ru_maxrss / 2**20, 2),
+}
+open(sys.argv[1], "w").write(json.dumps(cost))
+sys.exit(status % 256)
+"""
+"""Executes a command from a small process: a new one begins with the peak memory of its parent, on Linux."""
+
+
 def _execute(argv: Sequence[str], folder: Path) -> None:
     """Executes a command of `agent-r1`, and notes what it cost; a resumed one has the cost of its last part alone."""
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "agent_r1_gym", *argv], check=False)
-    if done.returncode:
-        raise ConfigurationError(
-            f"agent-r1 {argv[0]} ended with status {done.returncode}; run the cell again to resume it."
-        )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cost = {
-        "wall": round(time.monotonic() - began, 1),
-        "cpu": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
-        "gib": round(after.ru_maxrss / 2**20, 2),
-    }
-    with atomic_file(folder / _DONE) as temporary:
-        temporary.write_text(json.dumps(cost), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as scratch:
+        cost = Path(scratch) / _DONE
+        done = subprocess.run([sys.executable, "-c", _MEASURE, str(cost), *argv], check=False)
+        if done.returncode:
+            raise ConfigurationError(
+                f"agent-r1 {argv[0]} ended with status {done.returncode} (its message is above). Run the cell again to "
+                "continue from there."
+            )
+        with atomic_file(folder / _DONE) as temporary:
+            temporary.write_text(cost.read_text(encoding="utf-8"), encoding="utf-8")
 
 
 def _cost(folder: Path) -> dict[str, float]:

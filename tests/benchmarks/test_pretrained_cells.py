@@ -13,7 +13,7 @@ import pytest
 from agent_r1_gym.cli.main import build_parser
 from agent_r1_gym.errors import ConfigurationError
 from benchmarks.common import experiment
-from benchmarks.common.commands import COSTS, MODEL, CommandProfile, Commands, Pretrained
+from benchmarks.common.commands import COSTS, MODEL, CommandProfile, Commands, Pretrained, _cost, _execute
 from benchmarks.common.experiment import main
 from benchmarks.common.results import read_results
 from benchmarks.learning.word_problems.settings import ARMS, EXPERIMENT, PROFILES
@@ -67,6 +67,25 @@ def test_without_a_model_it_says_what_to_set(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv(MODEL, raising=False)
     with pytest.raises(ConfigurationError, match=f"Set {MODEL} to the folder or the GGUF file of Smol"):
         Pretrained("Smol").teach(tmp_path)
+
+
+def test_costs_are_those_of_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command after a larger one does not have the memory of both; a failed one leaves no cost."""
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "agent_r1_gym.py").write_text(
+        "import sys; x = bytearray(int(sys.argv[1])); sys.exit(len(x) == 3)"
+    )
+    monkeypatch.chdir(tmp_path / "fake")  # `-m` looks here first
+    sizes = {}
+    for name, size in (("large", 200_000_000), ("small", 1)):
+        (tmp_path / name).mkdir()
+        _execute([str(size)], tmp_path / name)
+        sizes[name] = _cost(tmp_path / name)["gib"]
+    assert sizes["large"] - sizes["small"] > 0.15
+    (tmp_path / "failed").mkdir()
+    with pytest.raises(ConfigurationError, match="agent-r1 3 ended with status 1"):
+        _execute(["3"], tmp_path / "failed")
+    assert list((tmp_path / "failed").iterdir()) == []
 
 
 def problems(folder: Path) -> None:
