@@ -102,12 +102,18 @@ Load = Callable[[], Any]
 """Loads a fresh copy of the model onto the device, in float32."""
 
 
-def rows(load: Load, sizes: Sizes, device: str, *, learns: bool) -> Iterator[Row]:
-    """Yields the rows, one part after another; with `learns` those of the learning cell, the toy policy's, too."""
-    yield from decoding(load, sizes, device)
-    yield from training(load, sizes, device)
-    yield drift(load, sizes, device)
-    if learns:
+PARTS = ("decoding", "training", "drift", "learning")
+
+
+def rows(load: Load, sizes: Sizes, device: str, *, parts: Sequence[str] = PARTS) -> Iterator[Row]:
+    """Yields the rows, one part after another; "learning" always trains the toy policy."""
+    if "decoding" in parts:
+        yield from decoding(load, sizes, device)
+    if "training" in parts:
+        yield from training(load, sizes, device)
+    if "drift" in parts:
+        yield drift(load, sizes, device)
+    if "learning" in parts:
         yield from learning(sizes)
 
 
@@ -127,9 +133,9 @@ def decoding(load: Load, sizes: Sizes, device: str) -> Iterator[Row]:
         column = kv_cache_bytes(shape, slots=sizes.slots, length=0, number_bytes=dtype.itemsize)
         limit = (parameters * dtype.itemsize + (sizes.prompt + (short + long) / 2) * column) / bandwidth
     yield Row("memory bandwidth, by a copy", bandwidth / 1e9, "GB/s", float("nan"), "")
-    for name, compiled in (("decoding", False), *((("decoding, compiled", True),) if device == "cuda" else ())):
-        engine = SlotEngine(model, options, slots=sizes.slots, max_length=length, compile_decoding=compiled)
-        for tokens in sizes.tokens:  # warms up, and compiles every length
+    for name, eager in (("decoding", False), *((("decoding, without CUDA graphs", True),) if device == "cuda" else ())):
+        engine = SlotEngine(model, options, slots=sizes.slots, max_length=length, enforce_eager=eager)
+        for tokens in sizes.tokens:  # warms up
             _decode(engine, sizes, tokens, device)
         seconds = []
         for _ in range(sizes.rounds):
@@ -251,6 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="of a causal language model (default: the toy)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
     parser.add_argument("--quick", action="store_true", help="tiny sizes")
+    parser.add_argument("--part", action="append", choices=PARTS, help="may be repeated (default: all that it has)")
     parser.add_argument("--out", type=Path, help="file to append a row to, as JSON (default: none)")
     options = parser.parse_args(arguments)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -260,7 +267,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     sizes = QUICK if options.quick else FULL
     found = []
-    for row in rows(loader(options.model, device), sizes, device, learns=options.model is None):
+    parts = options.part or (PARTS if options.model is None else PARTS[:-1])
+    for row in rows(loader(options.model, device), sizes, device, parts=parts):
         print_line("  ".join(filter(None, _cells(row))))
         found.append(row)
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"

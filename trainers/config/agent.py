@@ -48,6 +48,7 @@ _NO_EFFECT_ON_VLLM = MappingProxyType(
 """TRL's options of vLLM that nothing here reads."""
 _ENGINE_OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
+        "cached": {"enforce_eager": False},
         "trl": {
             "min_p": None,
             "repetition_penalty": 1.0,
@@ -65,7 +66,7 @@ _ENGINE_OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
-"""TRL's options that one engine alone has, with the values that mean off."""
+"""Options that one engine alone has, with the values that mean off."""
 _CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 

@@ -135,6 +135,11 @@ class SystemOptions:
         "Try the largest update before the first rollout, with rollouts of full length, and drop it; insufficient "
         "memory is found at once. None: on a GPU. Not with DeepSpeed.",
     )
+    enforce_eager: bool = _help(
+        False,
+        "Launch every kernel of a decoding pass from Python (engine=cached on a GPU); False: as CUDA graphs, where the "
+        "model can be captured.",
+    )
     overlap_rollouts: bool = _help(
         False,
         "Play the next batch while this one is trained on (engine=vllm with vllm_mode=server); rollouts are one update "

@@ -55,8 +55,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         new = like.new_zeros(view.slots, like.shape[1], view.capacity, like.shape[3])
         if old is not None:
             new[:, :, : old.shape[2]] = old
-        if new.is_cuda:  # else CUDA graphs would copy the cache at every replay
-            torch._dynamo.mark_static_address(new)
         return new
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -98,12 +96,10 @@ class SlotCache(Cache):
         layers: number of attention layers.
         slots: number of slots.
         max_length: maximum number of tokens of a slot; growing stops there.
-        preallocate: allocate all columns at once, so that no shape changes later.
     """
 
-    def __init__(self, layers: int, slots: int, *, max_length: int, preallocate: bool = False) -> None:
+    def __init__(self, layers: int, slots: int, *, max_length: int) -> None:
         self.view = CacheView(slots)
-        self.view.capacity = max_length + 1 if preallocate else 0
         self.max_length = max_length
         self.slot_layers = [SlotLayer(self.view) for _ in range(layers)]
         super().__init__(layers=list(self.slot_layers))

@@ -22,11 +22,14 @@ from agent_r1_gym.run.engines import NOT_YET, POLL_SECONDS
 from agent_r1_gym.run.token_session import NewContext, NextTokens, TokenSession, context_limit, end_context_full
 from trainers.algorithms.layout import PACKED_ATTENTION
 from trainers.rollouts.cache import SlotCache, as_slot_index, to_device_async
+from trainers.rollouts.cuda_graphs import DecodingGraphs
 from trainers.rollouts.request_engine import SamplingOptions
 
 MAX_SLOTS = 128
 """Episodes that decode side by side on one device; more wait for a free slot."""
 _MIN_SHARED_TOKENS = 64
+_LEAST_BATCH, _LEAST_LENGTH = 8, 64
+"""Sizes of CUDA graphs are powers of two, from these on."""
 _PLAIN = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -70,8 +73,7 @@ class SlotEngine:
         max_length: maximum number of tokens of an episode, prompt included.
         pad_token_id: fills inputs; never attended.
         prefill_tokens: maximum number of tokens, padding included, of a forward pass that is not decoding.
-        compile_decoding: decode through `torch.compile(mode="reduce-overhead")` (CUDA graphs on a GPU), with one batch
-            size and lengths of powers of two, for every shape is compiled anew; the cache is allocated whole.
+        enforce_eager: launch every kernel of a decoding pass from Python, without CUDA graphs; as in vLLM.
 
     Attributes:
         sampled_tokens: number of tokens so far, for progress.
@@ -89,7 +91,7 @@ class SlotEngine:
         max_length: int,
         pad_token_id: int = 0,
         prefill_tokens: int = 4096,
-        compile_decoding: bool = False,
+        enforce_eager: bool = False,
     ) -> None:
         for name, number in (("slots", slots), ("max_length", max_length), ("prefill_tokens", prefill_tokens)):
             if number < 1:
@@ -98,11 +100,7 @@ class SlotEngine:
         self.model, self.options = model, options
         self.slots, self.max_length, self.prefill_tokens = slots, max_length, prefill_tokens
         self.pad_token_id = pad_token_id
-        self.static_shapes, self.decoder = compile_decoding, model
-        if compile_decoding:
-            # One per power of two up to the longest context: beyond its limit of 8, dynamo gives up without a word.
-            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-            self.decoder = torch.compile(model, mode="reduce-overhead", dynamic=False)
+        self.cuda_graphs = not enforce_eager and model.device.type == "cuda"
         # A mixture of experts that was saved with this flag on would compute its training loss, of 2-D masks.
         routed = hasattr(model.config.get_text_config(), "output_router_logits")
         self.extra_inputs = {"output_router_logits": False} if routed else {}
@@ -160,13 +158,12 @@ class _EngineRun:
     def __init__(self, engine: SlotEngine, sessions: Iterator[TokenSession]) -> None:
         self.engine, self.sessions = engine, sessions
         config = engine.model.config
-        self.cache = SlotCache(
-            config.get_text_config().num_hidden_layers,
-            engine.slots,
-            max_length=engine.max_length,
-            preallocate=engine.static_shapes,
-        )
-        self.additive = config._attn_implementation == "eager"
+        self.cache = SlotCache(config.get_text_config().num_hidden_layers, engine.slots, max_length=engine.max_length)
+        self.model_pass = _ModelPass(engine.model, self.cache, engine.extra_inputs)
+        self.graphs = None
+        if engine.cuda_graphs:
+            view = self.cache.view
+            self.graphs = DecodingGraphs(self.model_pass.decode, capacity=lambda: view.capacity)
         self.occupants: list[_Slot | None] = [None] * engine.slots
         self.count = 0
         self.exhausted = self.more_to_come = False
@@ -256,7 +253,7 @@ class _EngineRun:
         width = min(len(group[0].pending), self.engine.prefill_tokens)
         group = sorted(group[: max(1, self.engine.prefill_tokens // width)], key=lambda slot: slot.slot_index)
         slot_indices = as_slot_index([slot.slot_index for slot in group], self.engine.model.device)
-        logits = self._forward(group, slot_indices, width=width)
+        logits = self.model_pass(slot_indices, *self._feed(group, width=width))
         ready = [None if slot.pending else slot for slot in group]
         self.waiting = [slot for slot in self.waiting if slot.pending]
         self.decoding += self._sample(ready, logits)
@@ -296,16 +293,21 @@ class _EngineRun:
         return blocked
 
     def _decode(self) -> None:
-        slots: list[_Slot | None] = [None] * self._compact()
+        count = self._compact()
+        if self.graphs is not None:  # few shapes, for each has a graph of its own
+            count = min(max(_power_of_two(count), _LEAST_BATCH), self.engine.slots)
+        slots: list[_Slot | None] = [None] * count
         for slot in self.decoding:
             slots[slot.slot_index] = slot
-        logits = self._forward(slots, slice(0, len(slots)), width=1, model=self.engine.decoder)
+        inputs, length = self._feed(slots, width=1)
+        if self.graphs is None:
+            logits = self.model_pass.decode(inputs, length)
+        else:
+            logits = self.graphs(inputs, min(max(_power_of_two(length), _LEAST_LENGTH), self.engine.max_length))
         self.decoding = self._sample(slots, logits)
 
     def _compact(self) -> int:
-        """Move the decoding slots to the front; return the size of the batch to decode."""
-        if self.engine.static_shapes:
-            return self.engine.slots
+        """Move the decoding slots to the front; return their number."""
         count = len(self.decoding)
         movers = [slot for slot in self.decoding if slot.slot_index >= count]
         if not movers:
@@ -328,10 +330,13 @@ class _EngineRun:
         moves = to_device_async([sources, targets], self.engine.model.device)
         self.cache.move(moves[0], moves[1], length=length)
 
-    def _forward(
-        self, slots: Sequence[_Slot | None], slot_indices: slice | Tensor, *, width: int, model: Any = None
-    ) -> Tensor:
-        """Feed up to `width` pending tokens of each slot (None: an idle one); returns the last logits (n, words)."""
+    def _feed(self, slots: Sequence[_Slot | None], *, width: int) -> tuple[Tensor, int]:
+        """Take up to `width` pending tokens of each slot (None: an idle one).
+
+        Returns:
+            A table (n, 2 + width) on the model's device, for each slot its length, the number of new tokens, and these;
+            and the length of the longest with its new tokens.
+        """
         pad, table, length = [self.engine.pad_token_id] * width, [], 0
         for slot in slots:
             if slot is None:
@@ -341,26 +346,7 @@ class _EngineRun:
             table.append([slot.length, len(chunk), *pad[len(chunk) :], *chunk])
             slot.length += len(chunk)
             length = max(length, slot.length)
-        if self.engine.static_shapes and width == 1:
-            length = min(1 << max(6, (length - 1).bit_length()), self.engine.max_length)
-        inputs = to_device_async(table, self.engine.model.device)
-        positions, mask = self.cache.prepare_forward(
-            slot_indices, inputs[:, 0], widths=inputs[:, 1], queries=width, length=length
-        )
-        if self.additive:
-            dtype = self.engine.model.dtype
-            mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
-        output = (self.engine.model if model is None else model)(  # a compiled one has no truth value
-            input_ids=inputs[:, 2:],
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-            **self.engine.extra_inputs,
-        )
-        logits: Tensor = output.logits
-        return logits[:, -1]
+        return to_device_async(table, self.engine.model.device), length
 
     def _sample(self, slots: Sequence[_Slot | None], logits: Tensor) -> list[_Slot]:
         """Give each slot its next token; returns those whose turn goes on."""
@@ -387,6 +373,42 @@ class _EngineRun:
             else:
                 going.append(slot)
         return going
+
+
+class _ModelPass:
+    """Passes of a model over slots of its cache; computes on the device alone, as a CUDA graph needs."""
+
+    def __init__(self, model: Any, cache: SlotCache, extra_inputs: Mapping[str, Any]) -> None:
+        self._model, self._cache, self._extra_inputs = model, cache, extra_inputs
+        self._adds_mask = model.config._attn_implementation == "eager"
+
+    def __call__(self, slot_indices: slice | Tensor, table: Tensor, length: int) -> Tensor:
+        """Feed a table of `_EngineRun._feed`, attending to `length` columns; returns the last logits (n, words)."""
+        positions, mask = self._cache.prepare_forward(
+            slot_indices, table[:, 0], widths=table[:, 1], queries=table.size(1) - 2, length=length
+        )
+        if self._adds_mask:
+            dtype = self._model.dtype
+            mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+        output = self._model(
+            input_ids=table[:, 2:],
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+            **self._extra_inputs,
+        )
+        logits: Tensor = output.logits
+        return logits[:, -1]
+
+    def decode(self, table: Tensor, length: int) -> Tensor:
+        """Feed one token to each of the first slots."""
+        return self(slice(0, len(table)), table, length)
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 @contextmanager

@@ -11,15 +11,15 @@ from unittest import mock
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch._dynamo.utils import counters
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.run.engines import NOT_YET
 from tests.kit.models import STOPS, GenerateEngine, ScriptedSession, make_causal_lm, make_sessions
 from tests.kit.samples import samples
 from trainers.rollouts.cache import SlotCache
+from trainers.rollouts.cuda_graphs import CapturedPass, DecodingGraphs
 from trainers.rollouts.request_engine import SamplingOptions
-from trainers.rollouts.slot_engine import SlotEngine, cast_weights
+from trainers.rollouts.slot_engine import SlotEngine
 
 GREEDY = SamplingOptions(max_new_tokens=12, temperature=0, stop_token_ids=STOPS)
 SAMPLED = SamplingOptions(max_new_tokens=12, temperature=0.8, top_p=0.9, top_k=20, stop_token_ids=STOPS, seed=3)
@@ -57,6 +57,26 @@ def assert_replays(
     model.eval()
     for session in sessions:
         assert session.logprobs == pytest.approx(replayed_logprobs(model, session, temperature), abs=within)
+
+
+class Captures:
+    """Stands in for CUDA's capture: a replay runs the pass again, on the memory of the first inputs and logits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[tuple[int, int]] = []
+        self.replays = 0
+        monkeypatch.setattr("trainers.rollouts.cuda_graphs.capture", self)
+
+    def __call__(self, forward: Any, inputs: torch.Tensor, length: int, *, pool: Any) -> Any:
+        assert pool == (None if not self.sizes else (1, 2))
+        self.sizes.append((len(inputs), length))
+        logits = torch.full_like(forward(inputs, length), float("nan"))
+
+        def replay() -> None:
+            self.replays += 1
+            logits.copy_(forward(inputs, length))
+
+        return CapturedPass(replay, inputs, logits), (1, 2)
 
 
 class TestAgreement:
@@ -122,41 +142,60 @@ class TestAgreement:
         assert_replays(model, played, 1.0)
         assert sum(fed) < (0.6 if slots > 6 else 0.9) * sum(len(session.context) for session in played)
 
-    def test_the_static_shapes_of_compiled_decoding_change_nothing(self) -> None:
+    def test_sizes_of_cuda_graphs_change_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, captured = make_causal_lm(), Captures(monkeypatch)
+        options = SamplingOptions(max_new_tokens=40, temperature=1.0)
+        engine = slot_engine(model, options, slots=12, max_length=300)
+        engine.cuda_graphs = True
+        expected = play(slot_engine(model, options, slots=12, max_length=300), 30)
+        assert tokens(play(engine, 30)) == tokens(expected)
+        assert {batch for batch, _ in captured.sizes} == {8, 12}
+        assert {64, 128} <= {length for _, length in captured.sizes} <= {64, 128, 256, 300}
+        assert captured.replays > 3 * len(captured.sizes)
+
+    def test_graphs_are_dropped_when_the_cache_moves(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        captured = Captures(monkeypatch)
+        capacity = [8]
+        ran: list[int] = []
+
+        def forward(inputs: torch.Tensor, length: int) -> torch.Tensor:
+            ran.append(length)
+            return inputs.sum(1) + float(capacity[0])
+
+        graphs = DecodingGraphs(forward, capacity=lambda: capacity[0])
+        inputs = torch.ones(2, 3)
+        assert [graphs(inputs, 4).tolist() for _ in range(3)] == [[11, 11]] * 3
+        assert captured.replays == 2
+        capacity[0] = 16
+        assert graphs(inputs, 4).tolist() == [19, 19]
+        assert captured.replays == 2
+        assert graphs(inputs + 1, 4).tolist() == [22, 22]
+        assert captured.sizes == [(2, 4), (2, 4)]
+
+    def test_a_model_that_cannot_be_captured_decodes_without_graphs(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def refuse(*_arguments: Any, **_options: Any) -> Any:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+        monkeypatch.setattr("trainers.rollouts.cuda_graphs.capture", refuse)
         model = make_causal_lm()
-        with mock.patch("torch.compile", lambda model, **_: model):
-            engine = slot_engine(model, SAMPLED, compile_decoding=True)
-        engine.decoder = mock.Mock(wraps=engine.decoder)
-        expected = play(slot_engine(model, SAMPLED))
-        assert tokens(play(engine)) == tokens(expected)
-        assert {call.kwargs["attention_mask"].shape for call in engine.decoder.mock_calls} == {(6, 1, 1, 60)}
+        engine = slot_engine(model, SAMPLED)
+        engine.cuda_graphs = True
+        assert tokens(play(engine)) == tokens(play(slot_engine(model, SAMPLED)))
+        (record,) = caplog.records
+        assert "without CUDA graphs" in record.getMessage()
 
-    @pytest.mark.slow
-    def test_decoding_is_compiled_whole_and_once_per_length(self) -> None:
-        """By dynamo alone: graphs without a break, as many as lengths, for fresh copies of the weights too."""
-        model, compiled = make_causal_lm(), []
-
-        def backend(graph: Any, _inputs: Any) -> Any:
-            compiled.append(graph)
-            return graph.forward
-
-        real = torch.compile
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    def test_cuda_graphs_sample_what_single_kernels_sample(self) -> None:
+        model = make_causal_lm().to("cuda")
         options = SamplingOptions(max_new_tokens=40)
-        expected = play(slot_engine(model, options, slots=4, max_length=300), 6)
-        torch._dynamo.reset()
-        counters.clear()
-        with mock.patch("torch.compile", lambda model, **_: real(model, backend=backend, dynamic=False)):
-            for dtype in (None, torch.bfloat16, torch.bfloat16):
-                with cast_weights(dtype, model):
-                    engine = slot_engine(model, options, slots=4, max_length=300, compile_decoding=True)
-                    engine.decoder = mock.Mock(wraps=engine.decoder)
-                    found = play(engine, 6)
-                assert dtype or tokens(found) == tokens(expected)
-                lengths = {call.kwargs["attention_mask"].shape[-1] for call in engine.decoder.mock_calls}
-                assert lengths <= {64, 128, 256, 300}
-                assert len(lengths) > 1
-        assert len(compiled) == 2 * len(lengths)  # of each type of weights
-        assert not counters["graph_break"]
+        played = [
+            play(slot_engine(model, options, slots=12, max_length=300, enforce_eager=eager), 30)
+            for eager in (False, True)
+        ]
+        assert tokens(played[0]) == tokens(played[1])
 
     def test_sessions_may_come_while_others_are_decoded(self) -> None:
         model = make_causal_lm()

@@ -223,6 +223,12 @@ def build_slot_engine(
 ) -> SlotEngine:
     """Build the engine that samples with a transformers model and keeps the caches of its episodes."""
     options = sampling_options(args, chat, temperature)
-    engine = SlotEngine(model, options, slots=slots, max_length=max_context_length(args, model))
+    engine = SlotEngine(
+        model,
+        options,
+        slots=slots,
+        max_length=max_context_length(args, model),
+        enforce_eager=args.enforce_eager,
+    )
     engine.generator.manual_seed(seed)
     return engine
