@@ -34,6 +34,8 @@ MODEL = "AGENT_R1_MODEL"
 """Environment variable that names the folder or GGUF file of the pretrained model."""
 COSTS = "costs"
 """Key of a cell: by command its wall-clock and CPU seconds and the most memory that it had, in GiB."""
+CONTROLS = "controls"
+"""Key of a cell: marks of the sets that no contrast takes."""
 _ROOT = Path(__file__).parents[2]
 _LOCK_SECONDS = 24 * 3600.0
 
@@ -83,11 +85,13 @@ class Commands:
         steps: words of each command, without `agent-r1`.
         test: words of the evaluations, in addition to the options of each test set.
         data: script of this repository that writes the data into a new folder.
+        controls: further test sets, which no contrast takes.
     """
 
     steps: Sequence[Sequence[str]]
     test: Sequence[str]
     data: str
+    controls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __call__(self, run: Run) -> tuple[Any, dict[str, Any]]:
         """Carries the commands out, and the evaluations; returns the final model, and facts for the cell."""
@@ -101,7 +105,7 @@ class Commands:
             costs[f"{len(costs) + 1} {step[0]}"] = _cost(folder)
         model, facts = folder, _log(folder)
         rows, exact = [], {}
-        for title, options in profile.tests.items():
+        for title, options in (*profile.tests.items(), *self.controls.items()):
             chosen = [word for name, value in options.items() for word in (f"--{name}", str(value))]
             test = (*self.test, *chosen, "--questions", "{questions}")
             known = {**words, "model": model, "questions": profile.test_questions}
@@ -112,7 +116,8 @@ class Commands:
             rows += [episode_row(title, episode) for episode in episodes]
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, trust_remote_code=False)
         loaded.requires_grad_(False)
-        return loaded, {**facts, "exact": exact, EPISODES: rows, COSTS: costs}
+        controls = {CONTROLS: {title: exact.pop(title) for title in self.controls}} if self.controls else {}
+        return loaded, {**facts, "exact": exact, **controls, EPISODES: rows, COSTS: costs}
 
     def _data(self, cache: Path) -> Path:
         folder = cache / "data"

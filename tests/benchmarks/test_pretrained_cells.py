@@ -11,13 +11,17 @@ from typing import Any
 import pytest
 
 from agent_r1_gym.cli.main import build_parser
+from agent_r1_gym.core.types import Task
+from agent_r1_gym.envs.maths.env import SVAMPEnv
 from agent_r1_gym.errors import ConfigurationError
 from benchmarks.common import experiment
-from benchmarks.common.commands import COSTS, MODEL, CommandProfile, Commands, Pretrained, _cost, _execute
+from benchmarks.common.commands import CONTROLS, COSTS, MODEL, CommandProfile, Commands, Pretrained, _cost, _execute
 from benchmarks.common.experiment import main
 from benchmarks.common.results import read_results
+from benchmarks.learning.word_problems.controls import ChangedResultsEnv, WithoutQuestionEnv
 from benchmarks.learning.word_problems.settings import ARMS, EXPERIMENT, PROFILES
 from tests.kit.chat_families import FAMILIES
+from tests.kit.samples import samples
 from tests.test_docs import trained
 from trainers.toy.model import build_model
 
@@ -50,7 +54,8 @@ def test_the_recipe_has_the_options_of_the_experiment() -> None:
     commands: Any = ARMS["grpo"].learn
     known = {"steps": "$steps", "seed": "$seed", "data": "$data", "model": "", **PROFILES["cpu"].words}
     places = {"--model", "--warm-start", "--out", "--episodes", "--max-steps", "--questions", "--max-concurrent"}
-    ignored = {*places, "--split", "--save-steps", "--save-total-limit", "--learning-rate"}  # the rate is the default
+    # The rate and the layout are the defaults.
+    ignored = {*places, "--split", "--save-steps", "--save-total-limit", "--learning-rate", "--update-layout"}
 
     def pairs(words: list[str]) -> set[tuple[str, str]]:
         options = {(a, b) for a, b in itertools.pairwise(words) if a.startswith("--")}
@@ -101,6 +106,42 @@ def problems(folder: Path) -> None:
     (folder / "svamp_8.json").write_text(json.dumps(tested))
 
 
+def test_a_problem_without_its_question(tmp_path: Path) -> None:
+    problems(tmp_path / "data")
+    env = WithoutQuestionEnv(dataset=tmp_path / "data" / "svamp_8.json", split="test")
+    observation, _ = env.reset(options={"task_index": 2})
+    assert "Bo has 30 cups and breaks 7 on day 2." in observation
+    assert "How many are left" not in observation
+    for text, expected in (
+        ("It costs 3.5 dollars. If she has 9.25 dollars, how many?", "It costs 3.5 dollars."),
+        ("How many are 3 and 4?", "How many are 3 and 4?"),
+    ):
+        assert env.task_prompt(Task(id="1", prompt=text, answers=("1",))) == expected
+
+
+@samples("answer", ["23", "changed", "31"])
+def test_an_answer_follows_a_changed_result_or_does_not(tmp_path: Path, answer: str) -> None:
+    problems(tmp_path / "data")
+    env = ChangedResultsEnv(dataset=tmp_path / "data" / "svamp_8.json", split="test")
+    usual = SVAMPEnv(dataset=tmp_path / "data" / "svamp_8.json", split="test")
+    assert env.reset(seed=0)[0] == usual.reset(seed=0)[0]  # it looks the same
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "30 - 7"}}</tool_call>'
+    env.step(call)
+    (outcome,) = env.transitions[-1].outcomes
+    assert 24 <= int(outcome.content) <= 32
+    given = outcome.content if answer == "changed" else answer
+    env.step(f"<answer>{given}</answer>")
+    assert env.success(env.task, env.transitions) == float(given == outcome.content)
+
+
+def test_an_answer_without_a_call_follows_no_result(tmp_path: Path) -> None:
+    problems(tmp_path / "data")
+    env = ChangedResultsEnv(dataset=tmp_path / "data" / "svamp_8.json", split="test")
+    env.reset(seed=0)
+    env.step("<answer>23</answer>")
+    assert env.success(env.task, env.transitions) == 0.0
+
+
 @pytest.mark.slow
 def test_cells_are_commands_that_share_what_they_have_in_common(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -125,7 +166,9 @@ def test_cells_are_commands_that_share_what_they_have_in_common(
     assert len({cell["start_weights"] for cell in cells}) == 1
     assert by_arm["untrained"]["weights"] == by_arm["untrained"]["start_weights"]
     assert by_arm["grpo"][COSTS]["1 sft"] == by_arm["sft"][COSTS]["1 sft"]  # it ran once
-    assert by_arm["grpo"][COSTS].keys() == {"1 sft", "2 train", "eval SVAMP"}
+    controls = {"without the question", "changed results"}
+    assert by_arm["grpo"][COSTS].keys() == {"1 sft", "2 train", "eval SVAMP", *(f"eval {name}" for name in controls)}
+    assert {name: len(marks) for name, marks in by_arm["grpo"][CONTROLS].items()} == dict.fromkeys(controls, 4)
     assert [step for step, _ in by_arm["grpo"]["validation"]] == [1]
     assert len(by_arm["grpo"]["training"]["reward"]) == 1
     assert str(tmp_path) not in path.read_text()
@@ -135,4 +178,4 @@ def test_cells_are_commands_that_share_what_they_have_in_common(
     printed = capfd.readouterr().out
     assert "seed 0: equal" in printed and "agent-r1 sft SVAMP" in printed  # it shared no folder and ran again
     assert main(EXPERIMENT, ["table", *words]) == 0
-    assert "240 demonstrations, then GRPO" in capfd.readouterr().out
+    assert "| 240 demonstrations, then GRPO | changed results | 0.000 |" in capfd.readouterr().out

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import mean
 
-from benchmarks.common.commands import CommandProfile, Commands, Pretrained
+from benchmarks.common.commands import CONTROLS, CommandProfile, Commands, Pretrained
 from benchmarks.common.contrasts import Contrast
 from benchmarks.common.experiment import Arm, Experiment, Start
+from benchmarks.common.policy import share
+from benchmarks.common.tables import Cells, arms, contrasts_of, markdown
+from benchmarks.learning.word_problems.controls import CHANGED_RESULTS, WITHOUT_QUESTION
 
 _DATA = "examples/smollm2/get_data.py"
 _ENV = ("--dataset", "{data}", "--option", "tool_style=signature")
@@ -21,10 +25,11 @@ _NO_TOOL = ("--option", "tools=none")
 _FEW, _MANY = (*_SFT, "--episodes", "{few}"), (*_SFT, "--episodes", "{many}")
 _SAMPLING = ("--temperature", "1.4", "--max-turn-tokens", "64")
 _RL = (
-    *("train", "SVAMP", *_ENV, "--num-generations", "8", "--per-device-train-batch-size", "16"),
-    *("--gradient-accumulation-steps", "{micro_batches}", *_SAMPLING, "--beta", "0", "--max-completion-length", "512"),
-    *("--max-steps", "{steps}", "--learning-rate", "2e-5", "--lr-scheduler-type", "constant", "--logging-steps", "1"),
-    *("--save-steps", "10", "--save-total-limit", "1", "--seed", "{seed}"),
+    *("train", "SVAMP", *_ENV, "--num-generations", "8", "--per-device-train-batch-size", "{rows}"),
+    *("--gradient-accumulation-steps", "{micro_batches}", "--update-layout", "{layout}", *_SAMPLING, "--beta", "0"),
+    *("--max-completion-length", "512", "--max-steps", "{steps}", "--learning-rate", "2e-5"),
+    *("--lr-scheduler-type", "constant", "--logging-steps", "1"),
+    *("--save-steps", "{save}", "--save-total-limit", "1", "--seed", "{seed}"),
     *("--eval-strategy", "steps", "--eval-steps", "{every}", "--eval-episodes", "{validated}"),
     *("--eval-temperature", "0", "--eval-env-kwargs", '{{"split": "validation"}}'),
 )
@@ -36,13 +41,21 @@ _REJECTION = (
 _TRAINED = ("eval", "{model}", "--max-turn-tokens", "64", "--max-concurrent", "64")
 
 
+_MODULE = "benchmarks.learning.word_problems.controls"
+_CONTROLS = {
+    "without the question": {"env": f"{_MODULE}:{WITHOUT_QUESTION}", "dataset": "{data}", "split": "test"},
+    "changed results": {"env": f"{_MODULE}:{CHANGED_RESULTS}", "dataset": "{data}", "split": "test"},
+}
+"""All 1,000 problems again, by the policy of the arm `grpo`."""
+
+
 def _untrained(shots: int) -> Commands:
     test = ("eval", "SVAMP", "--policy", "base:local:{model}", *_ENV, "--option", f"shots={shots}", *_TRAINED[2:])
     return Commands((), test, _DATA)
 
 
-def _arm(title: str, *steps: tuple[str, ...]) -> Arm:
-    return Arm(title, learn=Commands(steps, _TRAINED, _DATA))
+def _arm(title: str, *steps: tuple[str, ...], controls: Mapping[str, Mapping[str, str]] | None = None) -> Arm:
+    return Arm(title, learn=Commands(steps, _TRAINED, _DATA, controls or {}))
 
 
 ARMS: Mapping[str, Arm] = {
@@ -51,7 +64,7 @@ ARMS: Mapping[str, Arm] = {
     "untrained-2": Arm("untrained, 2 shots", learn=_untrained(2)),
     "sft-few": _arm("100 demonstrations", _FEW),
     "sft": _arm("240 demonstrations", _MANY),
-    "grpo": _arm("240 demonstrations, then GRPO", _MANY, _AFTER_SFT),
+    "grpo": _arm("240 demonstrations, then GRPO", _MANY, _AFTER_SFT, controls=_CONTROLS),
     "rejection": _arm("240 demonstrations, then rejection sampling", _MANY, _REJECTION),
     "grpo-shots": _arm("GRPO from two shots alone", (*_RL, "--model", "{model}", "--option", "shots=2")),
     "ppo": _arm("240 demonstrations, then PPO", _MANY, (*_AFTER_SFT, "--algorithm", "ppo")),
@@ -66,39 +79,70 @@ ARMS: Mapping[str, Arm] = {
 }
 """An arm changes one thing; each begins with the same demonstrations and seed, unless its title says otherwise."""
 
-_CPU = CommandProfile(
+_GPU = CommandProfile(
     starts=(Start(Pretrained("SmolLM2-135M-Instruct")),),
-    seeds=(0, 1, 2),
+    seeds=tuple(range(8)),
     env="AgentR1/SVAMP-v0",
     training={},
     steps=40,
     tests={"SVAMP": {"split": "test"}},
     test_questions=1000,
-    words={"few": 100, "many": 240, "tasks": 640, "micro_batches": 8, "every": 10, "validated": 100},
+    words={
+        **{"few": 100, "many": 240, "tasks": 640, "every": 10, "validated": 100},
+        **{"rows": 64, "micro_batches": 2, "layout": "rows", "save": 40},
+    },
 )
+_ON_A_CPU = {"rows": 16, "micro_batches": 8, "layout": "auto", "save": 10}
 PROFILES: Mapping[str, CommandProfile] = {
-    "cpu": _CPU,
+    "gpu": _GPU,
+    "cpu": replace(_GPU, seeds=(0, 1, 2), words={**_GPU.words, **_ON_A_CPU}),
     "smoke": replace(
-        _CPU,
+        _GPU,
         seeds=(0,),
         steps=1,
         test_questions=4,
-        words={"few": 4, "many": 8, "tasks": 2, "micro_batches": 1, "every": 1, "validated": 8},
+        words={
+            **{"few": 4, "many": 8, "tasks": 2, "every": 1, "validated": 8},
+            **{**_ON_A_CPU, "micro_batches": 1, "save": 1},
+        },
     ),
 }
-"""A step of GRPO has 16 problems x 8 rollouts; rejection sampling has as many rollouts as 40 steps, 640 x 8."""
+"""A step of GRPO has 16 problems x 8 rollouts; rejection sampling has as many rollouts as 40 steps, 640 x 8.
+
+The first two differ in how an update is divided, which changes rounding alone, and in the number of seeds.
+"""
 
 CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
-    "Contrasts": (
+    "Main contrasts": (
         Contrast("GRPO - demonstrations alone", "grpo", "sft", "end"),
         Contrast("GRPO - rejection sampling", "grpo", "rejection", "end"),
+    ),
+    "Further contrasts": (
         Contrast("rejection sampling - demonstrations alone", "rejection", "sft", "end"),
         Contrast("240 - 100 demonstrations", "sft", "sft-few", "end"),
         Contrast("the tool, GRPO", "grpo", "no-tool-grpo", "end"),
         Contrast("loss mask, GRPO", "grpo", "grpo-no-mask", "end"),
         Contrast("PPO - GRPO", "ppo", "grpo", "end"),
         Contrast("REINFORCE++ - GRPO", "reinforce++", "grpo", "end"),
-    )
+    ),
 }
 
-EXPERIMENT = Experiment(name="word_problems", about=__doc__, arms=ARMS, profiles=PROFILES, contrasts=CONTRASTS)
+
+def controls(cells: Cells) -> str:
+    """Shares of the controls, by seed; without the question, those that are solved nevertheless."""
+    rows = []
+    for title, found in cells.rows():
+        for name in next(({*cell[CONTROLS]} for cell in found if CONTROLS in cell), ()):
+            shares = [share(cell[CONTROLS][name]) for cell in found]
+            rows.append((title, name, f"{mean(shares):.3f}", " ".join(f"{each:.3f}" for each in shares)))
+    return markdown(("arm", "control", "mean", "by seed"), sorted(rows))
+
+
+EXPERIMENT = Experiment(
+    name="word_problems",
+    about=__doc__,
+    arms=ARMS,
+    profiles=PROFILES,
+    contrasts=CONTRASTS,
+    tables={"Arms": arms, **{title: contrasts_of(title) for title in CONTRASTS}, "Controls": controls},
+)
