@@ -31,6 +31,7 @@ _RL = (
     *("--lr-scheduler-type", "constant", "--logging-steps", "1"),
     *("--save-steps", "{save}", "--save-total-limit", "1", "--seed", "{seed}"),
     *("--eval-strategy", "steps", "--eval-steps", "{every}", "--eval-episodes", "{validated}"),
+    *("--per-device-eval-batch-size", "{validated}"),
     *("--eval-temperature", "0", "--eval-env-kwargs", '{{"split": "validation"}}'),
 )
 _AFTER_SFT = (*_RL, "--warm-start", "{model}")
