@@ -49,13 +49,12 @@ class DecodingGraphs:
         """Run a pass over `inputs`; the logits are overwritten by the next pass of this shape."""
         if not self.captures:
             return self._forward(inputs, length)
-        if self._capacity() != self._captured_at:
-            self._graphs.clear()
+        self._drop_if_moved()
         key = inputs.shape, length
         if key not in self._graphs:
-            self._graphs[key] = None
             logits = self._forward(inputs, length)
-            self._captured_at = self._capacity()
+            self._drop_if_moved()
+            self._graphs[key] = None
             return logits
         graph = self._graphs[key] or self._capture(inputs, length)
         if graph is None:
@@ -64,6 +63,12 @@ class DecodingGraphs:
         graph.inputs.copy_(inputs)
         graph.replay()
         return graph.logits
+
+    def _drop_if_moved(self) -> None:
+        """Drop the graphs if the cache has grown: they read and write its old memory."""
+        if self._capacity() != self._captured_at:
+            self._graphs.clear()
+            self._captured_at, self._pool = self._capacity(), None
 
     def _capture(self, inputs: Tensor, length: int) -> CapturedPass | None:
         try:
@@ -77,9 +82,7 @@ class DecodingGraphs:
         return graph
 
 
-def capture(
-    forward: Forward, inputs: Tensor, length: int, *, pool: Any
-) -> tuple[CapturedPass, Any]:
+def capture(forward: Forward, inputs: Tensor, length: int, *, pool: Any) -> tuple[CapturedPass, Any]:
     """Capture a pass, which is not run; returns its graph, and the pool of its memory, which other graphs may share.
 
     Graphs that share a pool must not run at the same time, and the logits of one do not outlive the next one's run.

@@ -60,23 +60,33 @@ def assert_replays(
 
 
 class Captures:
-    """Stands in for CUDA's capture: a replay runs the pass again, on the memory of the first inputs and logits."""
+    """Stands in for CUDA's capture: a replay runs the pass again, on the memory of the first inputs and logits.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    Args:
+        monkeypatch: installs it.
+        memory: names the memory of the cache, which must be the same in a replay; None: nothing is compared.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, memory: Any = None) -> None:
+        self.memory = memory
         self.sizes: list[tuple[int, int]] = []
         self.replays = 0
+        self.captured_in = self.pool = None
         monkeypatch.setattr("trainers.rollouts.cuda_graphs.capture", self)
 
     def __call__(self, forward: Any, inputs: torch.Tensor, length: int, *, pool: Any) -> Any:
-        assert pool == (None if not self.sizes else (1, 2))
+        memory = self.memory and self.memory(forward)
+        assert pool == (self.pool if memory == self.captured_in else None)  # a pool goes with its last graph
+        self.captured_in, self.pool = memory, (1, len(self.sizes))
         self.sizes.append((len(inputs), length))
         logits = torch.full_like(forward(inputs, length), float("nan"))
 
         def replay() -> None:
             self.replays += 1
+            assert memory == (self.memory and self.memory(forward))
             logits.copy_(forward(inputs, length))
 
-        return CapturedPass(replay, inputs, logits), (1, 2)
+        return CapturedPass(replay, inputs, logits), self.pool
 
 
 class TestAgreement:
@@ -142,31 +152,38 @@ class TestAgreement:
         assert_replays(model, played, 1.0)
         assert sum(fed) < (0.6 if slots > 6 else 0.9) * sum(len(session.context) for session in played)
 
-    def test_sizes_of_cuda_graphs_change_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        model, captured = make_causal_lm(), Captures(monkeypatch)
+    @samples("slots", [12, 2])
+    def test_sizes_of_cuda_graphs_change_nothing(self, monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
+        """Though the cache grows while graphs of shorter lengths are in use, and with two slots these come again."""
+        model = make_causal_lm()
+        captured = Captures(monkeypatch, lambda forward: forward.__self__._cache.slot_layers[0].keys.data_ptr())
         options = SamplingOptions(max_new_tokens=40, temperature=1.0)
-        engine = slot_engine(model, options, slots=12, max_length=300)
+        engine = slot_engine(model, options, slots=slots, max_length=300)
         engine.cuda_graphs = True
-        expected = play(slot_engine(model, options, slots=12, max_length=300), 30)
+        expected = play(slot_engine(model, options, slots=slots, max_length=300), 30)
         assert tokens(play(engine, 30)) == tokens(expected)
-        assert {batch for batch, _ in captured.sizes} == {8, 12}
+        assert {batch for batch, _ in captured.sizes} == {min(8, slots), slots}
         assert {64, 128} <= {length for _, length in captured.sizes} <= {64, 128, 256, 300}
         assert captured.replays > 3 * len(captured.sizes)
+        assert slots > 2 or captured.sizes.count((2, 64)) > 1
 
-    def test_graphs_are_dropped_when_the_cache_moves(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        captured = Captures(monkeypatch)
+    @pytest.mark.parametrize("grows_in", ["prefill", "decoding"])
+    def test_graphs_are_dropped_when_the_cache_moves(self, monkeypatch: pytest.MonkeyPatch, grows_in: str) -> None:
         capacity = [8]
-        ran: list[int] = []
+        captured = Captures(monkeypatch, lambda _forward: capacity[0])
 
         def forward(inputs: torch.Tensor, length: int) -> torch.Tensor:
-            ran.append(length)
+            if grows_in == "decoding" and length >= capacity[0]:
+                capacity[0] = 16
             return inputs.sum(1) + float(capacity[0])
 
         graphs = DecodingGraphs(forward, capacity=lambda: capacity[0])
         inputs = torch.ones(2, 3)
         assert [graphs(inputs, 4).tolist() for _ in range(3)] == [[11, 11]] * 3
         assert captured.replays == 2
-        capacity[0] = 16
+        if grows_in == "prefill":
+            capacity[0] = 16
+        assert graphs(inputs, 8).tolist() == [19, 19]
         assert graphs(inputs, 4).tolist() == [19, 19]
         assert captured.replays == 2
         assert graphs(inputs + 1, 4).tolist() == [22, 22]
@@ -192,7 +209,7 @@ class TestAgreement:
         model = make_causal_lm().to("cuda")
         options = SamplingOptions(max_new_tokens=40)
         played = [
-            play(slot_engine(model, options, slots=12, max_length=300, enforce_eager=eager), 30)
+            play(slot_engine(model, options, slots=12, max_length=300, enforce_eager=eager), 60)
             for eager in (False, True)
         ]
         assert tokens(played[0]) == tokens(played[1])
