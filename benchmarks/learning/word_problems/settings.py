@@ -27,7 +27,8 @@ _SAMPLING = ("--temperature", "1.4", "--max-turn-tokens", "64")
 _RL = (
     *("train", "SVAMP", *_ENV, "--num-generations", "8", "--per-device-train-batch-size", "{rows}"),
     *("--gradient-accumulation-steps", "{micro_batches}", "--update-layout", "{layout}", *_SAMPLING, "--beta", "0"),
-    *("--max-completion-length", "512", "--max-steps", "{steps}", "--learning-rate", "2e-5"),
+    *("--max-prompt-length", "1024", "--max-completion-length", "512"),
+    *("--max-steps", "{steps}", "--learning-rate", "2e-5"),
     *("--lr-scheduler-type", "constant", "--logging-steps", "1"),
     *("--save-steps", "{save}", "--save-total-limit", "1", "--seed", "{seed}"),
     *("--eval-strategy", "steps", "--eval-steps", "{every}", "--eval-episodes", "{validated}"),
