@@ -182,7 +182,7 @@ class AgentTrainer(ResumableTrainer):
         if value_model is not None:
             self.critic = Critic(value_model, args, accelerator=self.accelerator)
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
-        self.packed = setup_packing(args.update_layout, self.model, self.ref_model)
+        self.packed = setup_packing(args.update_layout, self.model, self.ref_model, device=self.accelerator.device)
         self.longest_prompt: int | None = None  # of what was measured before the run
         self.progress = Progress()
         self.sharding = sharding_of(self.accelerator)

@@ -54,9 +54,9 @@ def test_the_recipe_has_the_options_of_the_experiment() -> None:
     commands: Any = ARMS["grpo"].learn
     known = {"steps": "$steps", "seed": "$seed", "data": "$data", "model": "", **PROFILES["cpu"].words}
     places = {"--model", "--warm-start", "--out", "--episodes", "--max-steps", "--questions", "--max-concurrent"}
-    # The rate and the layout are the defaults.
+    # The rate is the default.
     ignored = {*places, "--per-device-eval-batch-size", "--max-prompt-length", "--split", "--save-steps"}
-    ignored |= {"--save-total-limit", "--learning-rate", "--update-layout"}
+    ignored |= {"--save-total-limit", "--learning-rate"}
 
     def pairs(words: list[str]) -> set[tuple[str, str]]:
         options = {(a, b) for a, b in itertools.pairwise(words) if a.startswith("--")}

@@ -119,7 +119,7 @@ class RolloutOptions:
     update_layout: Annotated[str, OneOf(("auto", "packed", "rows"))] = _help(
         "auto",
         "Layout of rollouts in an update: packed, rows or auto; packed has no padding and a shared prompt once, rows "
-        "one trimmed sequence per context, auto takes packed where the model's attention allows it.",
+        "one trimmed sequence per context, auto takes packed on a CPU if the model's attention allows it, else rows.",
     )
     infrastructure_retries: Annotated[int, _AMOUNT] = _help(
         2, "Number of times that an episode whose backend failed is played again; then it is dropped."

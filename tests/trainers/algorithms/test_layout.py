@@ -43,6 +43,7 @@ from trainers.algorithms.layout import (
     without_dropout,
 )
 
+CPU = torch.device("cpu")
 PROMPT = 4
 SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -295,7 +296,8 @@ class TestModels:
         assert supports_packing(make_causal_lm("qwen2"))
         assert supports_packing(get_peft_model(make_causal_lm(), LoraConfig(target_modules="all-linear")))
         model = make_causal_lm("llama")
-        assert setup_packing("auto", model, None)
+        assert not setup_packing("auto", model, None, device=torch.device("cuda"))
+        assert setup_packing("auto", model, None, device=CPU)
         assert supports_packing(model)  # still, once it is exchanged
 
     @pytest.mark.parametrize(
@@ -318,10 +320,10 @@ class TestModels:
     )
     def test_others_are_laid_out_in_rows(self, model: Any) -> None:
         made = model()
-        assert not setup_packing("auto", made)
-        assert not setup_packing("rows", make_causal_lm())
+        assert not setup_packing("auto", made, device=CPU)
+        assert not setup_packing("rows", make_causal_lm(), device=CPU)
         with pytest.raises(ConfigurationError, match="update_layout=packed needs a model of full attention"):
-            setup_packing("packed", made)
+            setup_packing("packed", made, device=CPU)
 
 
 @pytest.mark.parametrize("layout", ["packed", "rows"])

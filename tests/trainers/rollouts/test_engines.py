@@ -71,7 +71,8 @@ class Captures:
         self.memory = memory
         self.sizes: list[tuple[int, int]] = []
         self.replays = 0
-        self.captured_in = self.pool = None
+        self.captured_in: Any = None
+        self.pool: Any = None
         monkeypatch.setattr("trainers.rollouts.cuda_graphs.capture", self)
 
     def __call__(self, forward: Any, inputs: torch.Tensor, length: int, *, pool: Any) -> Any:
