@@ -18,7 +18,14 @@ from agent_r1_gym.data.load import load_dataset
 from agent_r1_gym.data.official.gsm8k import reasons
 from agent_r1_gym.data.tasks import TaskSet
 from agent_r1_gym.envs.maths.latex_answers import MATH_VERIFY, latex_scorer
-from agent_r1_gym.envs.maths.problems import CALCULATOR_PROBLEMS, PROBLEM_TYPES, Problem, problems, rounded
+from agent_r1_gym.envs.maths.problems import (
+    CALCULATOR_PROBLEMS,
+    PROGRAM_PROBLEMS,
+    WORDED_PROBLEMS,
+    Problem,
+    problems,
+    rounded,
+)
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.sandbox import Isolation
 from agent_r1_gym.sandbox.interface import check_isolation
@@ -161,6 +168,14 @@ class MathsEnv(ToolEnv):
         if code and self._compute_tools[-1] is not calculator:
             return [self.run(code)]
         return [self.compute(step.question) for step in getattr(task, "decomposition", ())]
+
+
+def _problem_types(chosen: Sequence[str] | None, tools: str) -> tuple[str, ...]:
+    """Returns the chosen types of generated problems; None: all that the tools are needed for."""
+    default = (*CALCULATOR_PROBLEMS, *(() if tools == "calculator" else PROGRAM_PROBLEMS))
+    if chosen is None:
+        return default
+    return check_choices(f"problem_types for tools={tools!r}", chosen, (*default, *WORDED_PROBLEMS))
 
 
 def _make_compute_tools(tools: str, isolation: Isolation | None, seconds: float | None) -> tuple[Tool, ...]:
@@ -327,7 +342,8 @@ class ArithmeticEnv(MathsEnv):
     Five types of problems with whole answers of at least 10: remainders of powers, counting by inclusion and exclusion,
     terms of recurrences, linear systems, greatest common divisors and least common multiples; and two more that need a
     program: sums of primes, counting by sums of digits. Numbers and steps grow with the difficulty. A model that skips
-    the tool earns almost nothing.
+    the tool earns almost nothing. A further type, "nested", asks for sums, differences, products and quotients inside
+    each other, in words, as many as the difficulty; from three on, splits share no tree of operations.
 
     ## Tools
     `calculator(expression: string)`, `python(code: string)`: as in `AgentR1/GSM8K-v0`.
@@ -358,7 +374,7 @@ class ArithmeticEnv(MathsEnv):
 
     ## Arguments
     `world_seed=0`, `questions=2000`, `split="train"` ("validation" and "test": no problem is in two splits, whatever
-    their seeds), `problem_types=None` (all that the tools can compute; keys of `envs.maths.problems.PROBLEM_TYPES`),
+    their seeds), `problem_types=None` (all that the tools can compute, but "nested" only if it is named),
     `difficulty=None` (1 to 5; None: all), `tools="calculator"`, "python", "both" or "none"; `isolation`, `seconds`:
     see `MathsEnv`. `scorer="gsm8k"`, `max_turns=10`; the rest: see `ToolEnv`.
 
@@ -382,8 +398,7 @@ class ArithmeticEnv(MathsEnv):
         tools: str = "calculator",
         **options: Any,
     ) -> None:
-        computable = tuple(CALCULATOR_PROBLEMS if tools == "calculator" else PROBLEM_TYPES)
-        types = check_choices(f"problem_types for tools={tools!r}", problem_types, computable)
+        types = _problem_types(problem_types, tools)
         tasks = problems(seed=world_seed, split=split, questions=questions, problem_types=types, difficulty=difficulty)
         super().__init__(tasks=tasks, tools=tools, **options)
 
@@ -456,7 +471,7 @@ class ReToolEnv(MathsEnv):
     ) -> None:
         check_split(split)
         if dataset == GENERATED:
-            types = check_choices("problem_types", problem_types, tuple(PROBLEM_TYPES))
+            types = _problem_types(problem_types, "python")
             options["tasks"] = problems(
                 seed=world_seed,
                 split="train" if split is None else split,

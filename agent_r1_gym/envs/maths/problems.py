@@ -2,7 +2,7 @@
 
 A generator draws the numbers of a problem and computes the exact answer. Difficulty, 1 to 5, is the size of the numbers
 and the number of steps. `CALCULATOR_PROBLEMS` can be solved by single expressions within the bounds of
-`tools.calculator`; `PROGRAM_PROBLEMS` need a program.
+`tools.calculator`; `PROGRAM_PROBLEMS` need a program; `WORDED_PROBLEMS` are easy to compute and hard to read.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,10 @@ class Problem(Question):
 
 
 class ProblemDraft(NamedTuple):
-    """A problem as its generator returns it, see `Problem`; `steps` are expressions with their values."""
+    """A problem as its generator returns it, see `Problem`; `steps` are expressions with their values.
+
+    `shape` is what no two splits share; "": the prompt.
+    """
 
     prompt: str
     answer: int
@@ -48,6 +52,7 @@ class ProblemDraft(NamedTuple):
     code: str
     careless_expression: str
     guess: int
+    shape: str = ""
 
 
 def problems(
@@ -104,7 +109,7 @@ class _Problems(LazyTaskSequence[Question]):
         name = self._types[index % len(self._types)]
         level = self._difficulties[index // len(self._types) % len(self._difficulties)]
         draft = PROBLEM_TYPES[name](rng, level)
-        while draft.answer < _MIN_ANSWER or not is_in_split(draft.prompt, self._split):
+        while draft.answer < _MIN_ANSWER or not is_in_split(draft.shape or draft.prompt, self._split):
             draft = PROBLEM_TYPES[name](rng, level)
         return Problem(
             id=f"{self._split}/{self._seed}/{index}",
@@ -275,6 +280,79 @@ def digits(rng: random.Random, difficulty: int) -> ProblemDraft:
     )
 
 
+_IN_WORDS: Mapping[str, tuple[str, ...]] = {
+    "+": ("the sum of {} and {}", "the result of adding {} to {}"),
+    "-": ("the difference between {} and {}", "the result of subtracting {1} from {0}"),
+    "*": ("the product of {} and {}", "the result of multiplying {} by {}"),
+    "/": ("the quotient of {} and {}", "the result of dividing {} by {}"),
+}
+_OPERATORS: Mapping[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.floordiv,
+}
+_MAX_VALUE = 10**6
+_HELD_OUT_SHAPES_FROM = 3
+"""Operations from which on splits differ in shapes; there are four shapes of one operation."""
+
+
+class _Term(NamedTuple):
+    """A part of a nested problem."""
+
+    value: int
+    words: str
+    expression: str
+    shape: str
+    steps: tuple[Hop, ...] = ()
+
+
+def nested(rng: random.Random, difficulty: int) -> ProblemDraft:
+    """Nested sums, differences, products and quotients in words; as many operations as the difficulty."""
+    root = _term(rng, difficulty)
+    *_, (last, _) = ((step.question, step.answer) for step in root.steps)
+    left, symbol, right = last.split()
+    answer, other = root.value, {"+": "-", "-": "+", "*": "+", "/": "*"}[symbol]
+    return ProblemDraft(
+        f"What is {root.words}?",
+        answer,
+        root.steps,
+        root.expression.replace("/", "//"),
+        f"{left} {other} {right}",
+        rounded(answer),
+        root.shape if difficulty >= _HELD_OUT_SHAPES_FROM else "",
+    )
+
+
+def _term(rng: random.Random, operations: int) -> _Term:
+    if not operations:
+        number = rng.randint(2, 99)
+        return _Term(number, str(number), str(number), "n")
+    before = rng.randrange(operations)
+    while True:
+        symbol = rng.choice("+-*/")
+        left = _term(rng, before)
+        right = _term(rng, operations - 1 - before)
+        if symbol == "/" and right.steps:
+            continue  # hardly ever without a remainder
+        if symbol == "/":
+            divisors = [number for number in range(2, 100) if left.value % number == 0 and number < left.value]
+            if not divisors:
+                continue
+            number = rng.choice(divisors)
+            right = _Term(number, str(number), str(number), "n")
+        value = _OPERATORS[symbol](left.value, right.value)
+        if 0 < value <= _MAX_VALUE:
+            break
+    return _Term(
+        value,
+        rng.choice(_IN_WORDS[symbol]).format(left.words, right.words),
+        f"({left.expression} {symbol} {right.expression})",
+        f"({left.shape} {symbol} {right.shape})",
+        (*left.steps, *right.steps, _hop(f"{left.value} {symbol} {right.value}", value)),
+    )
+
+
 ProblemGenerator = Callable[[random.Random, int], ProblemDraft]
 CALCULATOR_PROBLEMS: Mapping[str, ProblemGenerator] = {
     "power": power,
@@ -284,7 +362,8 @@ CALCULATOR_PROBLEMS: Mapping[str, ProblemGenerator] = {
     "divisor": divisor,
 }
 PROGRAM_PROBLEMS: Mapping[str, ProblemGenerator] = {"primes": primes, "digits": digits}
-PROBLEM_TYPES: Mapping[str, ProblemGenerator] = {**CALCULATOR_PROBLEMS, **PROGRAM_PROBLEMS}
+WORDED_PROBLEMS: Mapping[str, ProblemGenerator] = {"nested": nested}
+PROBLEM_TYPES: Mapping[str, ProblemGenerator] = {**CALCULATOR_PROBLEMS, **PROGRAM_PROBLEMS, **WORDED_PROBLEMS}
 
 
 def _hop(expression: str, value: int) -> Hop:

@@ -360,7 +360,7 @@ def test_wrong_options_are_refused(env_id, options, message):
 
 def test_with_the_calculator_all_kinds_are_asked_that_it_can_compute():
     types = {problem.type for problem in make(ARITHMETIC, questions=50).tasks}
-    assert types == set(PROBLEM_TYPES) - {"primes", "digits"}
+    assert types == set(PROBLEM_TYPES) - {"primes", "digits", "nested"}
 
 
 def test_a_call_that_the_calculator_rejects_is_a_tool_error():

@@ -12,7 +12,13 @@ from fractions import Fraction
 
 import pytest
 
-from agent_r1_gym.envs.maths.problems import CALCULATOR_PROBLEMS, PROBLEM_TYPES, problems, rounded
+from agent_r1_gym.envs.maths.problems import (
+    CALCULATOR_PROBLEMS,
+    PROBLEM_TYPES,
+    WORDED_PROBLEMS,
+    problems,
+    rounded,
+)
 from agent_r1_gym.envs.maths.word_problems import word_problems
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.tools.calculator import compute, format_number
@@ -86,7 +92,44 @@ def digits(text):
     return sum(sum(int(digit) for digit in str(n)) == wanted for n in range(1, last + 1))
 
 
-BY_ANOTHER_METHOD = {f.__name__: f for f in (power, count, recurrence, system, divisor, primes, digits)}
+OPERATIONS = {
+    "sum of": ("and", lambda a, b: a + b),
+    "result of adding": ("to", lambda a, b: a + b),
+    "difference between": ("and", lambda a, b: a - b),
+    "result of subtracting": ("from", lambda a, b: b - a),
+    "product of": ("and", lambda a, b: a * b),
+    "result of multiplying": ("by", lambda a, b: a * b),
+    "quotient of": ("and", Fraction),
+    "result of dividing": ("by", Fraction),
+}
+
+
+def parsed(words):
+    """Reads a term off the beginning of a list of words; returns its value, and its tree without numbers."""
+    if words[0] != "the":
+        return int(words.pop(0)), "n"
+    length = 2 if words[1] == "result" else 1
+    name = " ".join(words[1 : 2 + length])
+    del words[: 2 + length]
+    joined_by, operation = OPERATIONS[name]
+    left, left_tree = parsed(words)
+    assert words.pop(0) == joined_by
+    right, right_tree = parsed(words)
+    if joined_by == "from":
+        left_tree, right_tree = right_tree, left_tree
+    symbol = name.removeprefix("result of ")[:3]
+    symbol = {"add": "sum", "sub": "dif", "mul": "pro", "div": "quo"}.get(symbol, symbol)
+    return operation(left, right), f"({left_tree} {symbol} {right_tree})"
+
+
+def nested(text):
+    words = text.removeprefix("What is ").removesuffix("?").split()
+    value, _ = parsed(words)
+    assert not words
+    return value
+
+
+BY_ANOTHER_METHOD = {f.__name__: f for f in (power, count, recurrence, system, divisor, primes, digits, nested)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,7 +141,7 @@ def test_the_answer_is_what_the_text_asks_for(kind):
             assert (problem.type, problem.level) == (kind, str(difficulty))
 
 
-@pytest.mark.parametrize("kind", CALCULATOR_PROBLEMS)
+@pytest.mark.parametrize("kind", [*CALCULATOR_PROBLEMS, *WORDED_PROBLEMS])
 def test_the_calculator_computes_every_step(kind):
     for problem in problems(problem_types=(kind,), questions=300, seed=3):
         assert [format_number(compute(step.question)) for step in problem.decomposition] == [
@@ -130,6 +173,25 @@ def test_no_problem_is_in_two_splits_whatever_the_seeds():
     assert not drawn["train"] & drawn["validation"]
     assert not drawn["train"] & drawn["test"]
     assert not drawn["validation"] & drawn["test"]
+
+
+def test_splits_of_nested_problems_share_no_tree():
+    trees = {
+        split: {
+            parsed(problem.prompt.removeprefix("What is ").removesuffix("?").split())[1]
+            for difficulty in (3, 4, 5)
+            for problem in problems(split=split, difficulty=difficulty, problem_types=("nested",), questions=150)
+        }
+        for split in ("train", "validation", "test")
+    }
+    assert all(len(each) > 40 for each in trees.values())
+    assert not trees["train"] & (trees["validation"] | trees["test"])
+    assert not trees["validation"] & trees["test"]
+
+
+def test_a_nested_problem_has_as_many_steps_as_its_difficulty():
+    for problem in problems(problem_types=("nested",), questions=50):
+        assert len(problem.decomposition) == int(problem.level)
 
 
 def test_a_problem_is_the_same_in_any_process():
