@@ -28,7 +28,7 @@ _RL = (
     *("train", "SVAMP", *_ENV, "--num-generations", "8", "--per-device-train-batch-size", "{rows}"),
     *("--gradient-accumulation-steps", "{micro_batches}", *_SAMPLING, "--beta", "0"),
     *("--max-prompt-length", "1024", "--max-completion-length", "512"),
-    *("--max-steps", "{steps}", "--learning-rate", "2e-5"),
+    *("--gradient-checkpointing", "{recompute}", "--max-steps", "{steps}", "--learning-rate", "2e-5"),
     *("--lr-scheduler-type", "constant", "--logging-steps", "1"),
     *("--save-steps", "{save}", "--save-total-limit", "1", "--seed", "{seed}"),
     *("--eval-strategy", "steps", "--eval-steps", "{every}", "--eval-episodes", "{validated}"),
@@ -91,10 +91,10 @@ _GPU = CommandProfile(
     test_questions=1000,
     words={
         **{"few": 100, "many": 240, "tasks": 640, "every": 10, "validated": 100},
-        **{"rows": 64, "micro_batches": 2, "save": 40},
+        **{"rows": 64, "micro_batches": 2, "recompute": True, "save": 40},
     },
 )
-_ON_A_CPU = {"rows": 16, "micro_batches": 8, "save": 10}
+_ON_A_CPU = {"rows": 16, "micro_batches": 8, "recompute": False, "save": 10}
 PROFILES: Mapping[str, CommandProfile] = {
     "gpu": _GPU,
     "cpu": replace(_GPU, seeds=(0, 1, 2), words={**_GPU.words, **_ON_A_CPU}),
