@@ -84,7 +84,7 @@ class Commands:
     Attributes:
         steps: words of each command, without `agent-r1`.
         test: words of the evaluations, in addition to the options of each test set.
-        data: script of this repository that writes the data into a new folder.
+        data: script of this repository that writes the data into a new folder; "": none is needed.
         controls: further test sets, which no contrast takes.
     """
 
@@ -97,7 +97,8 @@ class Commands:
         """Carries the commands out, and the evaluations; returns the final model, and facts for the cell."""
         profile = run.profile
         assert isinstance(profile, CommandProfile)
-        words = {"steps": profile.steps, "seed": run.seed, **profile.words, "data": self._data(run.cache)}
+        data = self._data(run.cache) if self.data else ""
+        words = {"steps": profile.steps, "seed": run.seed, **profile.words, "data": data}
         folder, key = run.folder, ""
         costs: dict[str, dict[str, float]] = {}
         for step in self.steps:
@@ -141,6 +142,81 @@ class Commands:
                 resumes = ["--resume-from-checkpoint", "True"] if step[0] in ("sft", "train") else []
                 _execute([*argv, *resumes, "--out", str(folder)], folder)
         return folder, key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The commands that the arms of an experiment on a pretrained model have in common.
+
+    Placeholders of the profile: `rows` x `micro_batches` rollouts of 8 per task in a step, `recompute` (whether
+    activations are), `save` (steps between checkpoints), `every` (steps between two validations), `validated` (tasks of
+    one), `tasks` (of rejection sampling, 8 rollouts each).
+
+    Attributes:
+        env: id of the environment.
+        options: its options, as words.
+        turn_tokens: maximum number of tokens of a turn.
+        max_prompt_length: maximum number of tokens of a prompt.
+        max_completion_length: maximum number of tokens of an episode after its prompt.
+        learning_rate: of reinforcement learning.
+        temperature: of its rollouts, and of rejection sampling.
+        data: see `Commands`.
+    """
+
+    env: str
+    options: Sequence[str]
+    turn_tokens: int = 64
+    max_prompt_length: int = 1024
+    max_completion_length: int = 512
+    learning_rate: float = 2e-5
+    temperature: float = 1.4
+    data: str = ""
+
+    def sft(self, episodes: str, *more: str) -> tuple[str, ...]:
+        """A cold start on demonstrations of the oracle; `episodes` is their number, or a placeholder."""
+        epochs = ("--num-train-epochs", "2", "--seed", "{seed}", "--episodes", episodes)
+        return ("sft", self.env, "--model", "{model}", *self.options, *epochs, *more)
+
+    def rejection(self) -> tuple[str, ...]:
+        """Supervised learning from the successes among own rollouts, as many as of reinforcement learning."""
+        return (
+            *("sft", self.env, "--model", "{model}", *self.options, "--from", "self", "--samples", "8"),
+            *("--episodes", "{tasks}", "--sampling-temperature", str(self.temperature)),
+            *("--max-turn-tokens", str(self.turn_tokens), "--num-train-epochs", "1", "--seed", "{seed}"),
+        )
+
+    def train(self, *more: str) -> tuple[str, ...]:
+        """Reinforcement learning; `more` names the model."""
+        return (
+            *("train", self.env, *self.options, "--num-generations", "8", "--per-device-train-batch-size", "{rows}"),
+            *("--gradient-accumulation-steps", "{micro_batches}", "--temperature", str(self.temperature)),
+            *("--max-turn-tokens", str(self.turn_tokens), "--beta", "0"),
+            *("--max-prompt-length", str(self.max_prompt_length)),
+            *("--max-completion-length", str(self.max_completion_length)),
+            *("--gradient-checkpointing", "{recompute}", "--max-steps", "{steps}"),
+            *("--learning-rate", f"{self.learning_rate:g}", "--lr-scheduler-type", "constant", "--logging-steps", "1"),
+            *("--save-steps", "{save}", "--save-total-limit", "1", "--seed", "{seed}"),
+            *("--eval-strategy", "steps", "--eval-steps", "{every}", "--eval-episodes", "{validated}"),
+            *("--per-device-eval-batch-size", "{validated}"),
+            *("--eval-temperature", "0", "--eval-env-kwargs", '{{"split": "validation"}}'),
+            *more,
+        )
+
+    def after_sft(self, *more: str) -> tuple[str, ...]:
+        """Reinforcement learning from the model of the command before it."""
+        return self.train("--warm-start", "{model}", *more)
+
+    def trained(self, *steps: Sequence[str], controls: Mapping[str, Mapping[str, Any]] | None = None) -> Commands:
+        """What an arm with these steps does."""
+        return Commands(steps, ("eval", "{model}", *self._evaluation()), self.data, controls or {})
+
+    def untrained(self, *more: str) -> Commands:
+        """What an arm without training does."""
+        model = ("--policy", "base:local:{model}")
+        return Commands((), ("eval", self.env, *model, *self.options, *more, *self._evaluation()), self.data)
+
+    def _evaluation(self) -> tuple[str, ...]:
+        return "--max-turn-tokens", str(self.turn_tokens), "--max-concurrent", "64"
 
 
 _DONE = "cost.json"

@@ -18,6 +18,7 @@ from benchmarks.common import experiment
 from benchmarks.common.commands import CONTROLS, COSTS, MODEL, CommandProfile, Commands, Pretrained, _cost, _execute
 from benchmarks.common.experiment import main
 from benchmarks.common.results import read_results
+from benchmarks.learning.nested_arithmetic import settings as nested_arithmetic
 from benchmarks.learning.word_problems.controls import ChangedResultsEnv, WithoutQuestionEnv
 from benchmarks.learning.word_problems.settings import ARMS, EXPERIMENT, PROFILES
 from tests.kit.chat_families import FAMILIES
@@ -25,21 +26,27 @@ from tests.kit.samples import samples
 from tests.test_docs import trained
 from trainers.toy.model import build_model
 
+PRETRAINED = {each.name: each for each in (EXPERIMENT, nested_arithmetic.EXPERIMENT)}
 
-def test_arms_are_data_and_differ() -> None:
-    commands = [arm.learn for arm in ARMS.values()]
+
+@pytest.mark.parametrize("name", PRETRAINED)
+def test_arms_are_data_and_differ(name: str) -> None:
+    experiment = PRETRAINED[name]
+    commands = [arm.learn for arm in experiment.arms.values()]
     assert all(isinstance(each, Commands) for each in commands)
     assert len({str(each) for each in commands}) == len(commands)
-    named = {name for family in EXPERIMENT.contrasts.values() for one in family for name in (one.ours, one.theirs)}
-    assert named <= set(ARMS)
-    assert all(isinstance(profile, CommandProfile) for profile in PROFILES.values())
+    named = {name for family in experiment.contrasts.values() for one in family for name in (one.ours, one.theirs)}
+    assert named <= set(experiment.arms)
+    assert all(isinstance(profile, CommandProfile) for profile in experiment.profiles.values())
 
 
-@pytest.mark.parametrize("name", ARMS)
-def test_the_commands_of_an_arm_are_understood(name: str) -> None:
-    profile = PROFILES["cpu"]
+@pytest.mark.parametrize(
+    ("name", "arm"), [(name, arm) for name, experiment in PRETRAINED.items() for arm in experiment.arms]
+)
+def test_the_commands_of_an_arm_are_understood(name: str, arm: str) -> None:
+    profile: Any = PRETRAINED[name].profiles["cpu"]
     known = {"steps": 1, "seed": 0, "data": "data", "model": "model", **profile.words}
-    commands: Any = ARMS[name].learn
+    commands: Any = PRETRAINED[name].arms[arm].learn
     for command, *words in ([word.format_map(known) for word in step] for step in commands.steps):
         trained(command, words)
     evaluation = [word.format_map(known) for word in (*commands.test, "--split", "test", "--questions", "4")]

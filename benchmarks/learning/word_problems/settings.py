@@ -11,37 +11,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from statistics import mean
 
-from benchmarks.common.commands import CONTROLS, CommandProfile, Commands, Pretrained
+from benchmarks.common.commands import CONTROLS, CommandProfile, Pretrained, Recipe
 from benchmarks.common.contrasts import Contrast
 from benchmarks.common.experiment import Arm, Experiment, Start
 from benchmarks.common.policy import share
 from benchmarks.common.tables import Cells, arms, contrasts_of, markdown
 from benchmarks.learning.word_problems.controls import CHANGED_RESULTS, WITHOUT_QUESTION
 
-_DATA = "examples/smollm2/get_data.py"
-_ENV = ("--dataset", "{data}", "--option", "tool_style=signature")
-_SFT = ("sft", "SVAMP", "--model", "{model}", *_ENV, "--num-train-epochs", "2", "--seed", "{seed}")
+RECIPE = Recipe(
+    env="SVAMP",
+    options=("--dataset", "{data}", "--option", "tool_style=signature"),
+    data="examples/smollm2/get_data.py",
+)
 _NO_TOOL = ("--option", "tools=none")
-_FEW, _MANY = (*_SFT, "--episodes", "{few}"), (*_SFT, "--episodes", "{many}")
-_SAMPLING = ("--temperature", "1.4", "--max-turn-tokens", "64")
-_RL = (
-    *("train", "SVAMP", *_ENV, "--num-generations", "8", "--per-device-train-batch-size", "{rows}"),
-    *("--gradient-accumulation-steps", "{micro_batches}", *_SAMPLING, "--beta", "0"),
-    *("--max-prompt-length", "1024", "--max-completion-length", "512"),
-    *("--gradient-checkpointing", "{recompute}", "--max-steps", "{steps}", "--learning-rate", "2e-5"),
-    *("--lr-scheduler-type", "constant", "--logging-steps", "1"),
-    *("--save-steps", "{save}", "--save-total-limit", "1", "--seed", "{seed}"),
-    *("--eval-strategy", "steps", "--eval-steps", "{every}", "--eval-episodes", "{validated}"),
-    *("--per-device-eval-batch-size", "{validated}"),
-    *("--eval-temperature", "0", "--eval-env-kwargs", '{{"split": "validation"}}'),
-)
-_AFTER_SFT = (*_RL, "--warm-start", "{model}")
-_REJECTION = (
-    *("sft", "SVAMP", "--model", "{model}", *_ENV, "--from", "self", "--samples", "8", "--episodes", "{tasks}"),
-    *("--sampling-temperature", "1.4", "--max-turn-tokens", "64", "--num-train-epochs", "1", "--seed", "{seed}"),
-)
-_TRAINED = ("eval", "{model}", "--max-turn-tokens", "64", "--max-concurrent", "64")
-
+_FEW, _MANY = RECIPE.sft("{few}"), RECIPE.sft("{many}")
 
 _MODULE = "benchmarks.learning.word_problems.controls"
 _CONTROLS = {
@@ -51,33 +34,32 @@ _CONTROLS = {
 """All 1,000 problems again, by the policy of the arm `grpo`."""
 
 
-def _untrained(shots: int) -> Commands:
-    test = ("eval", "SVAMP", "--policy", "base:local:{model}", *_ENV, "--option", f"shots={shots}", *_TRAINED[2:])
-    return Commands((), test, _DATA)
-
-
-def _arm(title: str, *steps: tuple[str, ...], controls: Mapping[str, Mapping[str, str]] | None = None) -> Arm:
-    return Arm(title, learn=Commands(steps, _TRAINED, _DATA, controls or {}))
-
-
 ARMS: Mapping[str, Arm] = {
-    "untrained": Arm("untrained", learn=_untrained(0)),
-    "untrained-1": Arm("untrained, 1 shot", learn=_untrained(1)),
-    "untrained-2": Arm("untrained, 2 shots", learn=_untrained(2)),
-    "sft-few": _arm("100 demonstrations", _FEW),
-    "sft": _arm("240 demonstrations", _MANY),
-    "grpo": _arm("240 demonstrations, then GRPO", _MANY, _AFTER_SFT, controls=_CONTROLS),
-    "rejection": _arm("240 demonstrations, then rejection sampling", _MANY, _REJECTION),
-    "grpo-shots": _arm("GRPO from two shots alone", (*_RL, "--model", "{model}", "--option", "shots=2")),
-    "ppo": _arm("240 demonstrations, then PPO", _MANY, (*_AFTER_SFT, "--algorithm", "ppo")),
-    "reinforce++": _arm("240 demonstrations, then REINFORCE++", _MANY, (*_AFTER_SFT, "--algorithm", "reinforce++")),
-    "grpo-no-mask": _arm(
-        "GRPO without loss mask",
-        _MANY,
-        (*_AFTER_SFT, "--loss-mask", "False", "--advantage-mask", "False"),
+    "untrained": Arm("untrained", learn=RECIPE.untrained("--option", "shots=0")),
+    "untrained-1": Arm("untrained, 1 shot", learn=RECIPE.untrained("--option", "shots=1")),
+    "untrained-2": Arm("untrained, 2 shots", learn=RECIPE.untrained("--option", "shots=2")),
+    "sft-few": Arm("100 demonstrations", learn=RECIPE.trained(_FEW)),
+    "sft": Arm("240 demonstrations", learn=RECIPE.trained(_MANY)),
+    "grpo": Arm("240 demonstrations, then GRPO", learn=RECIPE.trained(_MANY, RECIPE.after_sft(), controls=_CONTROLS)),
+    "rejection": Arm("240 demonstrations, then rejection sampling", learn=RECIPE.trained(_MANY, RECIPE.rejection())),
+    "grpo-shots": Arm(
+        "GRPO from two shots alone",
+        learn=RECIPE.trained(RECIPE.train("--model", "{model}", "--option", "shots=2")),
     ),
-    "no-tool-sft": _arm("no tool, 240 demonstrations", (*_MANY, *_NO_TOOL)),
-    "no-tool-grpo": _arm("no tool, 240 demonstrations, then GRPO", (*_MANY, *_NO_TOOL), (*_AFTER_SFT, *_NO_TOOL)),
+    "ppo": Arm("240 demonstrations, then PPO", learn=RECIPE.trained(_MANY, RECIPE.after_sft("--algorithm", "ppo"))),
+    "reinforce++": Arm(
+        "240 demonstrations, then REINFORCE++",
+        learn=RECIPE.trained(_MANY, RECIPE.after_sft("--algorithm", "reinforce++")),
+    ),
+    "grpo-no-mask": Arm(
+        "GRPO without loss mask",
+        learn=RECIPE.trained(_MANY, RECIPE.after_sft("--loss-mask", "False", "--advantage-mask", "False")),
+    ),
+    "no-tool-sft": Arm("no tool, 240 demonstrations", learn=RECIPE.trained(RECIPE.sft("{many}", *_NO_TOOL))),
+    "no-tool-grpo": Arm(
+        "no tool, 240 demonstrations, then GRPO",
+        learn=RECIPE.trained(RECIPE.sft("{many}", *_NO_TOOL), RECIPE.after_sft(*_NO_TOOL)),
+    ),
 }
 """An arm changes one thing; each begins with the same demonstrations and seed, unless its title says otherwise."""
 
