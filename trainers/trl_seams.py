@@ -71,6 +71,13 @@ def refusals_in_one_line() -> Iterator[None]:
         raise ConfigurationError(f"These options cannot be trained with. {' '.join(str(error).split())}") from error
 
 
+def set_checkpointing(args: Any, checkpointing: bool) -> None:
+    """Set whether the backward pass recomputes activations; transformers reads the newer of the two names, if any."""
+    args.gradient_checkpointing = checkpointing
+    if hasattr(args, "activation_checkpointing"):
+        args.activation_checkpointing = checkpointing
+
+
 def metrics_of(trainer: Any, *, training: bool | None = None) -> dict[str, list[float]]:
     """Return the metrics that TRL will log next, by name: of training or evaluation; None: of the current mode."""
     training = trainer.model.training if training is None else training

@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -103,7 +104,7 @@ class Tool(abc.ABC):
             schema = json.dumps(parameters, sort_keys=True)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"parameters of tool {name!r} are not JSON: {error}.") from error
-        self._schema_text = schema
+        self._schema_text = sys.intern(schema)  # environments with tools of their own share the text
         self._has_integers = any(f'"{word}"' in schema for word in ("integer", "enum", "const"))
         validator(schema, name)  # rejects a wrong schema now; not stored, because validators do not pickle
 

@@ -174,6 +174,8 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
     """Reads `dataset`. The package sets it (`data.tasks.open_tasks`): files and the hub do not belong in the core."""
     held_out_splits: Sequence[str] = ()
     """Splits never trained on, where a class defines them; a `dataset` of tasks defines its own."""
+    _answer_extractor: str | None = None
+    """What a turn with neither a call nor an answer answers; None: nothing."""
 
     def __init__(
         self,
@@ -213,8 +215,13 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
             raise ConfigurationError(
                 f'answer_extractor={answer_extractor!r} has no effect with plain_turn="error": set plain_turn="answer".'
             )
+        # Set only where it is not the default: environments with at most 29 attributes share one table of their names,
+        # with more each takes 1.3 kB for its own.
+        if plain_turn == "answer":
+            self._answer_extractor = answer_extractor
         if render_mode is not None:
             check_choice("render_mode", render_mode, self.metadata["render_modes"])
+            self.render_mode = render_mode
         check_items("tools", tools, Tool)
         check_items("markup", markup, str)
         for name, prompt in (("system_prompt", system_prompt), ("raw_system_prompt", raw_system_prompt)):
@@ -225,7 +232,6 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
         self.tasks = self._load_tasks(tasks, dataset, split, fields)
         self.tools, self.scorer = tuple(tools), find_scorer(scorer)
         self.parser = make_parser(parser, tool_style)
-        self._answer_extractor = answer_extractor if plain_turn == "answer" else None
         if self.tools and not any(self.parser.can_call(tool.schema) for tool in self.tools):
             raise ConfigurationError(
                 f"The format {self.parser.name!r} cannot call any of the tools {[tool.name for tool in self.tools]}: "
@@ -234,13 +240,14 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
         self.rewards = make_rewards(reward, reward_weights, scorer=self.scorer)
         if dataset is not None or isinstance(tasks, list | tuple):  # not lazy sequences, which make a task when indexed
             self.rewards.check_tasks(self.tasks)
-        self.max_turns, self.max_history_chars, self.render_mode = max_turns, max_history_chars, render_mode
+        self.max_turns, self.max_history_chars = max_turns, max_history_chars
         self.budgets = _check_budgets(budgets, [tool.name for tool in self.tools])
         self.observation_space = UnicodeText(max_history_chars)
         self.action_space = UnicodeText(max_history_chars)
         self._system_prompt, self._raw_system_prompt = system_prompt, raw_system_prompt
         self.markup = tuple(markup)
         self.formatter = FeedbackFormatter(short=feedback == "short", markup=(*self.markup, *self.parser.markup))
+        self._np_random_seed = None  # Gymnasium sets it at the first reset, when the shared table has room for one name
         self._history: History | None = None
         self._pending: PendingStep | None = None
         self._shots_max_chars = shots_max_chars
@@ -409,7 +416,7 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
         if tools != self.toolbox.tools:
             self._set_tools(tools)
         self.toolbox.begin()
-        opening, rendered = self._opening, self._opening_rendered
+        opening, rendered = self._opening
         if task.history:
             system, shots = self._system_and_shots(task.history[0].content if task.history[0].role == "system" else "")
             turns = [turn for turn in task.history if turn.role != "system"]
@@ -423,7 +430,7 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
         """Index the tools and write the system turn and the shots, once for all episodes with the same tools."""
         self.toolbox = Toolbox(tools)
         system, shots = self._system_and_shots("")
-        self._opening, self._opening_rendered = opening_turns((*system, *shots))
+        self._opening = opening_turns((*system, *shots))
 
     def _system_and_shots(self, row_system: str) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
         """Write what stands before each task; `row_system` is the system turn of the task itself, "" without one."""

@@ -91,6 +91,8 @@ class QADataset(Sequence[Question]):
         self.source = source
         self.fingerprint = fingerprint
         self._corpus = corpus
+        count = f"{len(questions)} question{'' if len(questions) == 1 else 's'}"
+        self._description = f"{name}/{split} ({count}) from {source}"
 
     def __len__(self) -> int:
         return len(self._questions)
@@ -117,8 +119,7 @@ class QADataset(Sequence[Question]):
 
     def describe(self) -> str:
         """One line about name, split, size and source; `info["dataset"]` holds it."""
-        count = f"{len(self)} question{'' if len(self) == 1 else 's'}"
-        return f"{self.name}/{self.split} ({count}) from {self.source}"
+        return self._description
 
     def __repr__(self) -> str:
         return f"QADataset({self.describe()})"

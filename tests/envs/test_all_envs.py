@@ -96,6 +96,12 @@ class TestContract:
         with pytest.raises(ConfigurationError, match="Did you mean 'max_turns'"):
             gymnasium.make(env_id, max_turn=3)
 
+    def test_many_environments_share_the_table_of_their_attributes(self, env_id, make):
+        """CPython keeps one for all instances of a class with at most 29 attributes, else one of 1.6 kB for each."""
+        env = make(env_id, max_turns=3)
+        env.reset(seed=0)
+        assert len(vars(env)) <= 29
+
     def test_render_modes(self, env_id, make, capsys):
         for mode in ("ansi", "human"):
             env = make(env_id, render_mode=mode)

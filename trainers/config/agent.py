@@ -83,6 +83,8 @@ def prepare_defaults(config: Any, **fallbacks: Any) -> None:
     """
     if config.bf16 and not has_accelerator():
         config.use_cpu = True
+    if getattr(config, "activation_checkpointing", None) is not None:  # transformers' newer name of the option
+        config.gradient_checkpointing = config.activation_checkpointing
     names = ("bf16", *fallbacks) if not config.fp16 else tuple(fallbacks)
     config.open_options = frozenset(name for name in names if getattr(config, name) is None)
     config.learning_rate_reason = "set by --learning-rate"

@@ -14,6 +14,7 @@ from accelerate import PartialState  # type: ignore[import-untyped]
 from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from trainers import trl_seams
 from trainers.config.hardware import MIN_BF16_PARAMETERS, cpu_has_bf16, free_memory
 from trainers.monitoring.memory import MARGIN, ModelShape, Setup, estimate_memory
 
@@ -104,7 +105,8 @@ def settle_defaults(args: Any, model: Any, *, command: str, peft_config: Any = N
     if "bf16" in options and cpu and cpu_has_bf16() and (facts.parameters or 0) >= MIN_BF16_PARAMETERS:
         args.bf16, args.mixed_precision = True, "bf16"
     if "gradient_checkpointing" in options:
-        args.gradient_checkpointing = not _fits_without_checkpointing(args, facts, adapter=adapter, length=length)
+        fits = _fits_without_checkpointing(args, facts, adapter=adapter, length=length)
+        trl_seams.set_checkpointing(args, not fits)
 
 
 def estimate_update(args: Any, model: Any, *, adapter: Any, length: int) -> int | None:

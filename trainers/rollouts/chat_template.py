@@ -183,8 +183,6 @@ class ChatTemplate:
             messages: of the environment.
             turn: the turn; not needed where calls are part of the text.
         """
-        if any(message.tool_calls for message in messages):
-            return self._rendered_gap(messages)
         roles = tuple(message.role for message in messages)
         if roles not in self._frames:
             self._frames[roles] = self._find_frame(roles)

@@ -7,8 +7,10 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
+
+import numpy as np
 
 from agent_r1_gym.core.tool import Tool
 from agent_r1_gym.core.tool_env import StepReturn, ToolEnv
@@ -54,6 +56,9 @@ class MultiHopQAEnv(ToolEnv):
 
     fixed_options: ClassVar[tuple[str, ...]] = ("tasks", "tools", "fields")
 
+    _faults: SearchFaults | None = None
+    """What happens to searches, where there is a `miss_rate` or a `wrong_rate`."""
+
     instructions: ClassVar[str] = (
         "Answer the question. It needs facts from several passages of an encyclopedia: search for one fact, read the "
         "results, then search for the next fact. Keep the answer short: a name, a date, a number, yes or no."
@@ -75,15 +80,16 @@ class MultiHopQAEnv(ToolEnv):
         **options: Any,
     ) -> None:
         check_choice("setting", setting, SETTINGS)
-        self._miss_rate = check_fraction("miss_rate", miss_rate)
-        self._wrong_rate = check_fraction("wrong_rate", wrong_rate)
+        check_fraction("miss_rate", miss_rate)
+        check_fraction("wrong_rate", wrong_rate)
         self.dataset = load_dataset(self.dataset_name, dataset, split=split)
         self.setting = setting
-        self._description = self.dataset.describe()
         self._make_search = functools.partial(SearchTool, top_k=top_k, passage_chars=passage_chars, style=search_style)
         _check_questions(self.dataset, setting)
         tool = self._make_search(self._open_retriever(retriever))
-        self._random_search = self._make_search(_random_passages(self.dataset)) if wrong_rate else None
+        if miss_rate or wrong_rate:
+            random_search = self._make_search(_random_passages(self.dataset)) if wrong_rate else None
+            self._faults = SearchFaults(miss_rate, wrong_rate, random_search)
         super().__init__(tasks=self.dataset, tools=[tool], scorer=scorer or self.dataset_name, **options)
 
     def make_tools(self, task: Task) -> Sequence[Tool]:
@@ -94,10 +100,8 @@ class MultiHopQAEnv(ToolEnv):
 
     def finish_step(self, outcomes: Sequence[ToolOutcome]) -> StepReturn:
         """Replaces the outcomes of some searches at random (`miss_rate`, `wrong_rate`), then finishes the step."""
-        if self._miss_rate:
-            outcomes = [self._maybe_drop_hits(outcome) for outcome in outcomes]
-        if self._random_search is not None:
-            outcomes = [self._maybe_randomize(outcome, self._random_search) for outcome in outcomes]
+        if self._faults is not None:
+            outcomes = self._faults.apply(outcomes, self.np_random)
         return super().finish_step(outcomes)
 
     def oracle(self, task: Task, history: Sequence[Transition]) -> ToolCall | Thought | str | None:
@@ -118,25 +122,15 @@ class MultiHopQAEnv(ToolEnv):
 
     def describe_dataset(self) -> str:
         """Name, split, size and source of the questions."""
-        return self._description
-
-    def _maybe_drop_hits(self, outcome: ToolOutcome) -> ToolOutcome:
-        if not outcome.data or self.np_random.random() >= self._miss_rate:
-            return outcome
-        return replace(outcome, content=NOTHING_FOUND, data=())
+        return self.dataset.describe()
 
     def _has_missed(self, transition: Transition) -> bool:
         """Whether a search of the turn returned nothing or random passages."""
         results = [outcome.data for outcome in transition.outcomes if outcome.ok]
         # Random passages have the score 0, which no retrieved passage has.
-        is_random = self._random_search is not None and any(hit.score == 0 for hits in results for hit in hits)
+        draws_random = self._faults is not None and self._faults.random_search is not None
+        is_random = draws_random and any(hit.score == 0 for hits in results for hit in hits)
         return is_random or any(hits == () for hits in results)
-
-    def _maybe_randomize(self, outcome: ToolOutcome, random_search: SearchTool) -> ToolOutcome:
-        if not outcome.data or self.np_random.random() >= self._wrong_rate:
-            return outcome
-        drawn = random_search.execute({"query": str(self.np_random.integers(2**31))})
-        return replace(outcome, content=drawn.content, data=drawn.data)
 
     def _open_retriever(self, retriever: str | Retriever | None) -> Retriever:
         if self.setting == "open":
@@ -148,6 +142,40 @@ class MultiHopQAEnv(ToolEnv):
                 "setting='open'."
             )
         return ParagraphRetriever(self.dataset[0])
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFaults:
+    """Replaces the outcomes of some searches at random.
+
+    Attributes:
+        miss_rate: probability that a search finds nothing.
+        wrong_rate: probability that a search returns random passages.
+        random_search: returns them; None if `wrong_rate` is 0.
+    """
+
+    miss_rate: float
+    wrong_rate: float
+    random_search: SearchTool | None
+
+    def apply(self, outcomes: Sequence[ToolOutcome], rng: np.random.Generator) -> Sequence[ToolOutcome]:
+        """Returns the outcomes of a step as the model gets them; a search that found nothing stays as it is."""
+        if self.miss_rate:
+            outcomes = [self._maybe_miss(outcome, rng) for outcome in outcomes]
+        if self.random_search is not None:
+            outcomes = [self._maybe_randomize(outcome, self.random_search, rng) for outcome in outcomes]
+        return outcomes
+
+    def _maybe_miss(self, outcome: ToolOutcome, rng: np.random.Generator) -> ToolOutcome:
+        if not outcome.data or rng.random() >= self.miss_rate:
+            return outcome
+        return replace(outcome, content=NOTHING_FOUND, data=())
+
+    def _maybe_randomize(self, outcome: ToolOutcome, search: SearchTool, rng: np.random.Generator) -> ToolOutcome:
+        if not outcome.data or rng.random() >= self.wrong_rate:
+            return outcome
+        drawn = search.execute({"query": str(rng.integers(2**31))})
+        return replace(outcome, content=drawn.content, data=drawn.data)
 
 
 @functools.lru_cache(maxsize=8)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig
+from transformers import AutoTokenizer
 
+from trainers.commands.sft.command import DemonstrationConfig
 from trainers.config import hardware
 from trainers.config.agent import AgentConfig
 from trainers.monitoring import defaults
 from trainers.monitoring.defaults import RATES, ModelFacts, settle_defaults
 from trainers.monitoring.memory import QWEN25
+from trainers.supervised import SupervisedTrainer
 
 
 def test_an_adapter_takes_larger_rates_and_so_does_a_small_model() -> None:
@@ -96,6 +101,30 @@ class TestSettling:
         args = config(tmp_path)
         settle_defaults(args, "model", command="train")
         assert args.gradient_checkpointing is True
+
+
+@pytest.mark.parametrize("free", [2**42, 0], ids=["stored", "recomputed"])
+def test_an_update_recomputes_what_was_settled(
+    free: int, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "free_memory", lambda _device: free)
+    args = DemonstrationConfig(output_dir=str(tmp_path), report_to="none", use_cpu=True, max_steps=1)
+    settle_defaults(args, str(model_folder), command="sft", length=4)
+    row = {"input_ids": [5, 6, 7, 8], "labels": [-100, 6, 7, 8]}
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    trainer = SupervisedTrainer(str(model_folder), tokenizer, Dataset.from_list([row]), args)
+    trainer.train()
+    model: Any = trainer.model
+    assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules()) is (not free)
+
+
+def test_transformers_newer_name_of_the_option_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "activation_checkpointing" not in {field.name for field in fields(AgentConfig)}:
+        pytest.skip("this transformers has the old name alone")
+    monkeypatch.setattr(defaults.ModelFacts, "of", facts(None))
+    args = config(tmp_path, activation_checkpointing=False)
+    settle_defaults(args, "model", command="train")
+    assert args.gradient_checkpointing is args.activation_checkpointing is False
 
 
 def test_facts_of_a_folder_and_of_the_loaded_model_agree(model_folder: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from agent_r1_gym.core.types import Message
+from agent_r1_gym.core.shots import Shot, ShotTurn
+from agent_r1_gym.core.types import Message, ToolCall, ToolOutcome
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.run.session import Job
 from agent_r1_gym.run.token_session import TokenLimits, TokenSession
@@ -261,6 +262,17 @@ def test_a_turn_with_two_outcomes_is_played_where_roles_must_alternate(name: str
         "<answer>yes</answer>",
     ]
     assert found.terminated and not tokens.context_starts
+
+
+def test_a_prompt_shows_the_structured_calls_of_shots(tmp_path: Path) -> None:
+    """The parser "openai" keeps calls outside the text, with no tool format of the model: the template writes them."""
+    chat = ChatFormat(FAMILIES["TRL qwen3.jinja"].tokenizer(tmp_path))
+    call, outcome = ToolCall("look", {"query": "when"}), ToolOutcome("at noon")
+    shot = Shot("s", "when", (ShotTurn(call, outcome), ShotTurn("noon")))
+    env = partial(lookup_env, parser="openai", shots=[shot])
+    tokens = tokens_of(played("<answer>yes</answer>", env=env, chat=chat, limits=LONG))
+    prompt = chat.tokenizer.decode(tokens.prompt_ids)
+    assert '<tool_call>\n{"name": "look", "arguments": {"query": "when"}}\n</tool_call><|im_end|>' in prompt
 
 
 @pytest.mark.parametrize("env", [lookup_env, partial(EchoEnv, turns=3, says="go on")], ids=["ToolEnv", "another Env"])
