@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-from agent_r1_gym import register
 from agent_r1_gym.core.scoring import final_number
 from agent_r1_gym.core.tool import Tool
 from agent_r1_gym.core.types import Task, Transition
 from agent_r1_gym.envs.maths.env import SVAMPEnv
+from agent_r1_gym.registry import register
 from agent_r1_gym.tools.calculator import calculator, compute, format_number
 
 WITHOUT_QUESTION, CHANGED_RESULTS = "WordProblems/WithoutQuestion-v0", "WordProblems/ChangedResults-v0"

@@ -8,7 +8,7 @@ import pytest
 
 from agent_r1_gym.data.base import Question
 from agent_r1_gym.envs.maths.env import ArithmeticEnv, GSM8KEnv
-from agent_r1_gym.envs.maths.problems import PROBLEM_TYPES, Problem, problems
+from agent_r1_gym.envs.maths.problems import CALCULATOR_PROBLEMS, PROGRAM_PROBLEMS, Problem, problems
 from agent_r1_gym.envs.maths.word_problems import word_problems
 from tests.kit.environments import digest
 
@@ -45,12 +45,20 @@ FIRST_WORDS = (
     ),
 )
 """Problem and answer of the first four word problems, one of each story."""
+TYPES = (*CALCULATOR_PROBLEMS, *PROGRAM_PROBLEMS)
+NESTED = (
+    ("What is the quotient of 58 and 2?", "29"),
+    ("What is the result of subtracting the result of dividing 26 by 2 from 64?", "51"),
+    ("What is the result of adding the result of subtracting 55 from the product of 38 and 49 to 9?", "1816"),
+)
+"""Prompt and answer of the first three nested problems, of one to three operations."""
 DIGESTS = {
     ("train", 0): "fe1b509935b219b7",
     ("train", 1): "f7376213fa6a0c56",
     ("validation", 0): "15ab4abd8bc7545b",
     ("test", 0): "24efc82fcf64930d",
 }
+NESTED_DIGESTS = {"train": "64333d197c36f179", "validation": "bad2a477e19c93ee", "test": "748779a2b6b707b7"}
 WORD_DIGESTS = {"train": "9c7776ef80a801eb", "validation": "07c847499238d3cf", "test": "364bfd591dca2886"}
 
 
@@ -62,15 +70,26 @@ def described(question: Question) -> Iterator[object]:
 
 
 def test_the_first_problems_stay_the_same() -> None:
-    drawn = problems(problem_types=tuple(PROBLEM_TYPES), questions=len(PROBLEM_TYPES))
+    drawn = problems(problem_types=TYPES, questions=len(TYPES))
     assert {problem.type: (problem.prompt, *problem.answers) for problem in drawn} == FIRST
 
 
 @pytest.mark.parametrize(("split", "seed"), DIGESTS)
 def test_problems_of_all_difficulties_stay_the_same(split: str, seed: int) -> None:
     """With their steps and programs, and the near misses of the scripts."""
-    drawn = problems(problem_types=tuple(PROBLEM_TYPES), split=split, seed=seed, questions=1_050)
+    drawn = problems(problem_types=TYPES, split=split, seed=seed, questions=1_050)
     assert digest(part for problem in drawn for part in described(problem)) == DIGESTS[split, seed]
+
+
+@pytest.mark.parametrize("split", NESTED_DIGESTS)
+def test_nested_problems_stay_the_same(split: str) -> None:
+    drawn = problems(problem_types=("nested",), split=split, questions=100)
+    assert digest(part for problem in drawn for part in described(problem)) == NESTED_DIGESTS[split]
+
+
+def test_the_first_nested_problems_stay_the_same() -> None:
+    drawn = problems(problem_types=("nested",), questions=3)
+    assert tuple((problem.prompt, *problem.answers) for problem in drawn) == NESTED
 
 
 def test_the_first_word_problems_stay_the_same() -> None:
