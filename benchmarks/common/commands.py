@@ -36,6 +36,8 @@ COSTS = "costs"
 """Key of a cell: by command its wall-clock and CPU seconds and the most memory that it had, in GiB."""
 CONTROLS = "controls"
 """Key of a cell: marks of the sets that no contrast takes."""
+F1 = "f1"
+"""Key of a cell: F1 of each answer, by test set, where it is not exact match again."""
 _ROOT = Path(__file__).parents[2]
 _LOCK_SECONDS = 24 * 3600.0
 
@@ -105,7 +107,7 @@ class Commands:
             folder, key = self._carry_out(run, step, {**words, "model": folder}, key)
             costs[f"{len(costs) + 1} {step[0]}"] = _cost(folder)
         model, facts = folder, _log(folder)
-        rows, exact = [], {}
+        rows, exact, f1 = [], {}, {}
         for title, options in (*profile.tests.items(), *self.controls.items()):
             chosen = [word for name, value in options.items() for word in (f"--{name}", str(value))]
             test = (*self.test, *chosen, "--questions", "{questions}")
@@ -114,10 +116,13 @@ class Commands:
             costs[f"eval {title}"] = _cost(folder)
             episodes = sorted(RunFolder(folder).episodes(), key=lambda episode: episode.task_index)
             exact[title] = marks(episodes)
+            f1[title] = [round(episode.scores.get("f1", 0.0), 3) for episode in episodes]
             rows += [episode_row(title, episode) for episode in episodes]
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, trust_remote_code=False)
         loaded.requires_grad_(False)
         controls = {CONTROLS: {title: exact.pop(title) for title in self.controls}} if self.controls else {}
+        graded = {title: scores for title, scores in f1.items() if not {*scores} <= {0.0, 1.0}}
+        facts |= {F1: graded} if graded else {}
         return loaded, {**facts, "exact": exact, **controls, EPISODES: rows, COSTS: costs}
 
     def _data(self, cache: Path) -> Path:
@@ -150,7 +155,7 @@ class Recipe:
 
     Placeholders of the profile: `rows` x `micro_batches` rollouts of 8 per task in a step, `recompute` (whether
     activations are), `save` (steps between checkpoints), `every` (steps between two validations), `validated` (tasks of
-    one), `tasks` (of rejection sampling, 8 rollouts each).
+    one), `tasks` (of rejection sampling).
 
     Attributes:
         env: id of the environment.
@@ -177,10 +182,10 @@ class Recipe:
         epochs = ("--num-train-epochs", "2", "--seed", "{seed}", "--episodes", episodes)
         return ("sft", self.env, "--model", "{model}", *self.options, *epochs, *more)
 
-    def rejection(self) -> tuple[str, ...]:
-        """Supervised learning from the successes among own rollouts, as many as of reinforcement learning."""
+    def rejection(self, samples: int = 8) -> tuple[str, ...]:
+        """Supervised learning from the successes among own rollouts, so many per task."""
         return (
-            *("sft", self.env, "--model", "{model}", *self.options, "--from", "self", "--samples", "8"),
+            *("sft", self.env, "--model", "{model}", *self.options, "--from", "self", "--samples", str(samples)),
             *("--episodes", "{tasks}", "--sampling-temperature", str(self.temperature)),
             *("--max-turn-tokens", str(self.turn_tokens), "--num-train-epochs", "1", "--seed", "{seed}"),
         )
@@ -210,9 +215,9 @@ class Recipe:
         """What an arm with these steps does."""
         return Commands(steps, ("eval", "{model}", *self._evaluation()), self.data, controls or {})
 
-    def untrained(self, *more: str) -> Commands:
-        """What an arm without training does."""
-        model = ("--policy", "base:local:{model}")
+    def untrained(self, *more: str, prompt: str = "base") -> Commands:
+        """What an arm without training does; `prompt` is the prompt method, "base" or "naive-rag"."""
+        model = ("--policy", f"{prompt}:local:{{model}}")
         return Commands((), ("eval", self.env, *model, *self.options, *more, *self._evaluation()), self.data)
 
     def _evaluation(self) -> tuple[str, ...]:

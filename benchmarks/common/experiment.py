@@ -278,6 +278,7 @@ class Experiment:
         about: what it asks.
         arms: by name.
         profiles: by name; the cells of the first are committed.
+        also_committed: names of further profiles whose cells are committed, each in a file of its own.
         contrasts: differences that are tested together, by title of their table.
         pilot: arms whose pilot cells (seeds of `FIRST_PILOT_SEED` and above) give the power of the experiment.
         cluster: of a task of an environment, by its number, what tasks that depend on each other have in common; None:
@@ -290,6 +291,7 @@ class Experiment:
     about: str
     arms: Mapping[str, Arm]
     profiles: Mapping[str, Profile]
+    also_committed: Sequence[str] = ()
     contrasts: Mapping[str, Sequence[Contrast]] = field(default_factory=dict)
     pilot: Sequence[str] = ()
     cluster: Callable[[ToolEnv, int], Hashable] | None = None
@@ -303,8 +305,11 @@ class Experiment:
 
     def results(self, profile: str) -> Path:
         """The file of a profile's cells."""
-        committed = profile == next(iter(self.profiles))
-        return _BENCHMARKS / "learning" / self.name / "results.jsonl" if committed else self.cache / f"{profile}.jsonl"
+        if profile == next(iter(self.profiles)):
+            return _BENCHMARKS / "learning" / self.name / "results.jsonl"
+        if profile in self.also_committed:
+            return _BENCHMARKS / "learning" / self.name / f"results-{profile}.jsonl"
+        return self.cache / f"{profile}.jsonl"
 
     def teaching(self, profile: Profile, arm: str, start: int) -> Teaching | None:
         """How a warm start of an arm is made."""
@@ -337,7 +342,10 @@ def main(experiment: Experiment, arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--model", type=Path, help="replay: a new folder for the model of the cell")
     parser.add_argument(
-        "--results", type=Path, help=f"file of the cells (default: the committed one; below runs/ if not {first})"
+        "--results", type=Path, help="file of the cells (default: the committed one; below runs/ if there is none)"
+    )
+    parser.add_argument(
+        "--commit", help="run: commit of these files (default: asks git), for a copy that git does not know"
     )
     options = parser.parse_args(arguments)
     path = options.results or experiment.results(options.profile)
@@ -375,18 +383,26 @@ def _run_or_replay(
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     if options.action == "replay":
         return replay(path, experiment, options.profile, *chosen[0], model=options.model)
-    run(path, experiment, options.profile, chosen)
+    run(path, experiment, options.profile, chosen, made_by=options.commit or commit())
     return 0
 
 
-def run(path: Path, experiment: Experiment, profile_name: str, cells: Sequence[tuple[str, int, int]]) -> None:
-    """Makes the cells, arm, warm start and seed, that the summary `path` does not hold yet, in this order.
+def run(
+    path: Path, experiment: Experiment, profile_name: str, cells: Sequence[tuple[str, int, int]], *, made_by: str
+) -> None:
+    """Makes the cells that the summary `path` does not hold yet, in this order.
+
+    Args:
+        path: the summary.
+        experiment: the experiment.
+        profile_name: of its scale.
+        cells: arm, warm start and seed of each.
+        made_by: commit of the files here, as it was at the beginning: a later one did not make the cells.
 
     Raises:
         ConfigurationError: `path` is committed, and files differ from the last commit; or its cells were made with
             other settings or from other weights.
     """
-    made_by = commit()  # at the beginning: a later commit did not make the cells
     if path.resolve().is_relative_to(_BENCHMARKS) and (made_by.endswith(CHANGES) or made_by == UNKNOWN):
         raise ConfigurationError(
             f"Cells in {path} name the commit that made them, and files here differ from the last one. Commit first, "

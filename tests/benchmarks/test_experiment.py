@@ -150,6 +150,23 @@ def test_committed_cells_are_refused_while_files_differ(monkeypatch: pytest.Monk
     assert not (BENCHMARKS / "learning" / "made_up").exists()
 
 
+def test_cells_name_the_commit_that_they_are_given(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    words = ["--results", str(path), "--arm", "a", "--start", "0"]
+    assert main(EXPERIMENT, ["run", *words, "--commit", "5eed"]) == 0
+    _, cells = read_results(path)
+    assert [cell["commit"] for cell in cells] == ["5eed"]
+
+
+def test_committed_profiles_have_files_of_their_own() -> None:
+    profiles = {"gpu": PROFILE, "cpu": PROFILE, "smoke": PROFILE}
+    several = replace(EXPERIMENT, profiles=profiles, also_committed=("cpu",))
+    folder = BENCHMARKS / "learning" / "made_up"
+    assert several.results("gpu") == folder / "results.jsonl"
+    assert several.results("cpu") == folder / "results-cpu.jsonl"
+    assert not several.results("smoke").is_relative_to(BENCHMARKS)
+
+
 def test_cells_of_other_settings_or_from_other_weights_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     words = ["run", "--results", str(path), "--start", "0"]

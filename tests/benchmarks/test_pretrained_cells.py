@@ -18,6 +18,7 @@ from benchmarks.common import experiment
 from benchmarks.common.commands import CONTROLS, COSTS, MODEL, CommandProfile, Commands, Pretrained, _cost, _execute
 from benchmarks.common.experiment import main
 from benchmarks.common.results import read_results
+from benchmarks.learning.hotpotqa import settings as hotpotqa
 from benchmarks.learning.nested_arithmetic import settings as nested_arithmetic
 from benchmarks.learning.word_problems.controls import ChangedResultsEnv, WithoutQuestionEnv
 from benchmarks.learning.word_problems.settings import ARMS, EXPERIMENT, PROFILES
@@ -26,7 +27,7 @@ from tests.kit.samples import samples
 from tests.test_docs import trained
 from trainers.toy.model import build_model
 
-PRETRAINED = {each.name: each for each in (EXPERIMENT, nested_arithmetic.EXPERIMENT)}
+PRETRAINED = {each.name: each for each in (EXPERIMENT, nested_arithmetic.EXPERIMENT, hotpotqa.EXPERIMENT)}
 
 
 @pytest.mark.parametrize("name", PRETRAINED)

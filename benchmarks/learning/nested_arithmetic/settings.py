@@ -51,4 +51,11 @@ CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
     ),
 }
 
-EXPERIMENT = Experiment(name="nested_arithmetic", about=__doc__, arms=ARMS, profiles=PROFILES, contrasts=CONTRASTS)
+EXPERIMENT = Experiment(
+    name="nested_arithmetic",
+    about=__doc__,
+    arms=ARMS,
+    profiles=PROFILES,
+    also_committed=("cpu",),
+    contrasts=CONTRASTS,
+)

@@ -127,6 +127,7 @@ EXPERIMENT = Experiment(
     about=__doc__,
     arms=ARMS,
     profiles=PROFILES,
+    also_committed=("cpu",),
     contrasts=CONTRASTS,
     tables={"Arms": arms, **{title: contrasts_of(title) for title in CONTRASTS}, "Controls": controls},
 )

@@ -1,0 +1,82 @@
+"""Does a pretrained model of 135M parameters learn to search? HotpotQA, over the ten paragraphs of each question.
+
+SmolLM2-135M-Instruct, dequantised from Q4_1; 220 questions to train on, 50 others to test on. All of it was fixed
+before the cells ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import mean
+
+from benchmarks.common.commands import F1, CommandProfile, Recipe
+from benchmarks.common.contrasts import Contrast
+from benchmarks.common.experiment import Arm, Experiment
+from benchmarks.common.tables import Cells, arms, contrasts_of, markdown
+from benchmarks.learning.word_problems import settings as word_problems
+
+RECIPE = Recipe(
+    env="HotpotQA",
+    options=("--dataset", "{data}", "--setting", "distractor", "--option", "tool_style=signature", "--reward", "f1"),
+    max_completion_length=2560,
+    data="benchmarks/learning/hotpotqa/get_data.py",
+)
+_SFT = RECIPE.sft("{many}")
+ARMS: Mapping[str, Arm] = {
+    "naive-rag": Arm("Naive RAG", learn=RECIPE.untrained(prompt="naive-rag")),
+    "base": Arm("Base Tool Call", learn=RECIPE.untrained("--option", "shots=0")),
+    "base-2": Arm("Base Tool Call, 2 shots", learn=RECIPE.untrained("--option", "shots=2")),
+    "sft": Arm("220 demonstrations", learn=RECIPE.trained(_SFT)),
+    "grpo": Arm("220 demonstrations, then GRPO", learn=RECIPE.trained(_SFT, RECIPE.after_sft())),
+    "rejection": Arm(
+        "220 demonstrations, then rejection sampling", learn=RECIPE.trained(_SFT, RECIPE.rejection(samples=23))
+    ),
+}
+"""40 steps of GRPO have 5,120 rollouts, rejection sampling 220 x 23 = 5,060."""
+
+
+def _here(profile: CommandProfile) -> CommandProfile:
+    """A profile of the word problems, for this environment."""
+    questions = min(profile.test_questions, 50)
+    validated = min(profile.words["validated"], 30)
+    words = {
+        **profile.words,
+        "many": min(profile.words["many"], 220),
+        "tasks": min(profile.words["tasks"], 220),
+        "validated": validated,
+    }
+    return replace(
+        profile, env="AgentR1/HotpotQA-v0", tests={"HotpotQA": {"split": "test"}}, test_questions=questions, words=words
+    )
+
+
+PROFILES: Mapping[str, CommandProfile] = {name: _here(profile) for name, profile in word_problems.PROFILES.items()}
+CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
+    "Contrasts": (
+        Contrast("GRPO - demonstrations alone", "grpo", "sft", "end"),
+        Contrast("GRPO - Base Tool Call, 2 shots", "grpo", "base-2", "end"),
+        Contrast("GRPO - Naive RAG", "grpo", "naive-rag", "end"),
+        Contrast("GRPO - rejection sampling", "grpo", "rejection", "end"),
+    ),
+}
+
+
+def f1(cells: Cells) -> str:
+    """Mean F1 on the test questions, by seed."""
+    rows = []
+    for title, found in cells.rows():
+        means = [mean(cell[F1]["HotpotQA"]) if F1 in cell else 0.0 for cell in found]
+        rows.append((title, f"{mean(means):.3f}", " ".join(f"{each:.3f}" for each in means)))
+    return markdown(("arm", "F1", "by seed"), rows)
+
+
+EXPERIMENT = Experiment(
+    name="hotpotqa",
+    about=__doc__,
+    arms=ARMS,
+    profiles=PROFILES,
+    also_committed=("cpu",),
+    contrasts=CONTRASTS,
+    tables={"Arms": arms, "F1": f1, **{title: contrasts_of(title) for title in CONTRASTS}},
+)
