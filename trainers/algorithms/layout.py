@@ -406,7 +406,7 @@ def setup_packing(layout: str, *models: Any, device: torch.device) -> bool:
     there = [getattr(model, "module", model) for model in models if model is not None]  # DeepSpeed wraps the reference
     # A packed row calls attention once per rollout and layer: on an H200, updates of a model of 135M parameters took
     # three to eight times as long as on rows (128 rollouts of 350 tokens, 300 of them prompts that 8 rollouts share).
-    if layout == "rows" or (layout == "auto" and device.type == "cuda"):
+    if layout == "rows" or (layout == "auto" and device.type != "cpu"):
         return False
     if not all(map(supports_packing, there)):
         if layout == "packed":
