@@ -310,16 +310,15 @@ class _Term(NamedTuple):
 def nested(rng: random.Random, difficulty: int) -> ProblemDraft:
     """Nested sums, differences, products and quotients in words; as many operations as the difficulty."""
     root = _term(rng, difficulty)
-    *_, (last, _) = ((step.question, step.answer) for step in root.steps)
-    left, symbol, right = last.split()
-    answer, other = root.value, {"+": "-", "-": "+", "*": "+", "/": "*"}[symbol]
+    left, symbol, right = root.steps[-1].question.split()
+    misread = {"+": "-", "-": "+", "*": "+", "/": "*"}[symbol]
     return ProblemDraft(
         f"What is {root.words}?",
-        answer,
+        root.value,
         root.steps,
         root.expression.replace("/", "//"),
-        f"{left} {other} {right}",
-        rounded(answer),
+        f"{left} {misread} {right}",
+        rounded(root.value),
         root.shape if difficulty >= _HELD_OUT_SHAPES_FROM else "",
     )
 
