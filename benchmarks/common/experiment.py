@@ -348,6 +348,8 @@ def main(experiment: Experiment, arguments: Sequence[str]) -> int:
         "--commit", help="run: commit of these files (default: asks git), for a copy that git does not know"
     )
     options = parser.parse_args(arguments)
+    if options.commit and options.action != "run":
+        parser.error("--commit goes with run")
     path = options.results or experiment.results(options.profile)
     if options.action in ("run", "replay"):
         return _run_or_replay(parser, options, experiment, path)

@@ -133,6 +133,7 @@ def test_cells_are_made_once_and_balanced(tmp_path: Path, capsys: pytest.Capture
         ("run --model x", "--model goes with replay"),
         ("replay --arm a --seed 0", "replay takes one cell"),
         ("chart", "invalid choice"),
+        ("table --commit 5eed", "--commit goes with run"),
     ],
 )
 def test_options_that_an_action_would_ignore_are_refused(
