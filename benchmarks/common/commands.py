@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.run.evaluation.run_folder import RunFolder
 from agent_r1_gym.support.files import atomic_file, locked
 from agent_r1_gym.support.terminal import print_line
-from benchmarks.common.experiment import Profile, Run
+from benchmarks.common.experiment import Profile, Run, Start
 from benchmarks.common.policy import episode_row, marks
 from benchmarks.common.results import EPISODES
 from trainers.rollouts.gguf import convert_gguf
@@ -116,13 +116,13 @@ class Commands:
             costs[f"eval {title}"] = _cost(folder)
             episodes = sorted(RunFolder(folder).episodes(), key=lambda episode: episode.task_index)
             exact[title] = marks(episodes)
-            f1[title] = [round(episode.scores.get("f1", 0.0), 3) for episode in episodes]
+            f1[title] = [round(episode.scores.get("f1", float(bool(episode.solved))), 3) for episode in episodes]
             rows += [episode_row(title, episode) for episode in episodes]
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, trust_remote_code=False)
         loaded.requires_grad_(False)
-        controls = {CONTROLS: {title: exact.pop(title) for title in self.controls}} if self.controls else {}
-        graded = {title: scores for title, scores in f1.items() if not {*scores} <= {0.0, 1.0}}
+        graded = {title: scores for title, scores in f1.items() if scores != [float(mark) for mark in exact[title]]}
         facts |= {F1: graded} if graded else {}
+        controls = {CONTROLS: {title: exact.pop(title) for title in self.controls}} if self.controls else {}
         return loaded, {**facts, "exact": exact, **controls, EPISODES: rows, COSTS: costs}
 
     def _data(self, cache: Path) -> Path:
@@ -153,9 +153,9 @@ class Commands:
 class Recipe:
     """The commands that the arms of an experiment on a pretrained model have in common.
 
-    Placeholders of the profile: `rows` x `micro_batches` rollouts of 8 per task in a step, `recompute` (whether
-    activations are), `save` (steps between checkpoints), `every` (steps between two validations), `validated` (tasks of
-    one), `tasks` (of rejection sampling).
+    The words of the profile (`recipe_profiles`): a step has `rows` x `micro_batches` rollouts, 8 per task; `recompute`
+    says whether the backward pass recomputes activations; `save` and `every` are the steps between two checkpoints and
+    two validations, `validated` the tasks of a validation; `tasks` are those of rejection sampling.
 
     Attributes:
         env: id of the environment.
@@ -222,6 +222,50 @@ class Recipe:
 
     def _evaluation(self) -> tuple[str, ...]:
         return "--max-turn-tokens", str(self.turn_tokens), "--max-concurrent", "64"
+
+
+_ON_A_GPU = {"rows": 64, "micro_batches": 2, "recompute": True, "save": 40}
+_ON_A_CPU = {"rows": 16, "micro_batches": 8, "recompute": False, "save": 10}
+
+
+def recipe_profiles(
+    env: str, *, test: str, questions: int, validated: int, tasks: int, **demonstrations: int
+) -> dict[str, CommandProfile]:
+    """Scales of a recipe: "gpu", "cpu", and "smoke" to see that everything runs.
+
+    The first two differ in how an update is divided, which changes rounding alone, and in the number of seeds.
+
+    Args:
+        env: registered id of the environment.
+        test: title of its test set, the split "test".
+        questions: number of test questions.
+        validated: tasks of a validation.
+        tasks: tasks of rejection sampling.
+        **demonstrations: further words: numbers of demonstrations.
+    """
+    words = {"tasks": tasks, "every": 10, "validated": validated, **demonstrations}
+    gpu = CommandProfile(
+        starts=(Start(Pretrained("SmolLM2-135M-Instruct")),),
+        seeds=tuple(range(8)),
+        env=env,
+        training={},
+        steps=40,
+        tests={test: {"split": "test"}},
+        test_questions=questions,
+        words={**words, **_ON_A_GPU},
+    )
+    few = {"tasks": 2, "every": 1, "validated": 8, "micro_batches": 1, "save": 1}
+    return {
+        "gpu": gpu,
+        "cpu": replace(gpu, seeds=(0, 1, 2), words={**words, **_ON_A_CPU}),
+        "smoke": replace(
+            gpu,
+            seeds=(0,),
+            steps=1,
+            test_questions=4,
+            words={**dict.fromkeys(demonstrations, 8), **_ON_A_CPU, **few},
+        ),
+    }
 
 
 _DONE = "cost.json"

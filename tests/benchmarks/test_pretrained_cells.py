@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from agent_r1_gym.core.types import Task
 from agent_r1_gym.envs.maths.env import SVAMPEnv
 from agent_r1_gym.errors import ConfigurationError
 from benchmarks.common import experiment
-from benchmarks.common.commands import CONTROLS, COSTS, MODEL, CommandProfile, Commands, Pretrained, _cost, _execute
+from benchmarks.common.commands import CONTROLS, COSTS, F1, MODEL, CommandProfile, Commands, Pretrained, _cost, _execute
 from benchmarks.common.experiment import main
 from benchmarks.common.results import read_results
 from benchmarks.learning.hotpotqa import settings as hotpotqa
@@ -115,6 +117,25 @@ def problems(folder: Path) -> None:
     (folder / "svamp_8.json").write_text(json.dumps(tested))
 
 
+def test_the_questions_of_hotpotqa_are_found_or_missed(tmp_path: Path) -> None:
+    script = Path(hotpotqa.__file__).with_name("get_data.py")
+    splits = json.loads(script.with_name("questions.json").read_text())
+    assert {split: len(ids) for split, ids in splits.items()} == {"train": 220, "validation": 30, "test": 50}
+    names = [name for ids in splits.values() for name in ids]
+    assert len({*names}) == 300
+    for folder, known in (("whole", ["other", *reversed(names)]), ("part", names[:-1])):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "hotpot_train.json").write_text(json.dumps([{"_id": name} for name in known]))
+        words = [sys.executable, str(script), str(tmp_path / "data"), "--from", str(tmp_path / folder)]
+        done = subprocess.run(words, capture_output=True, text=True)
+        if folder == "whole":
+            assert "220 train, 30 validation, 50 test questions" in done.stdout
+            written = {split: json.loads((tmp_path / "data" / f"{split}.json").read_text()) for split in splits}
+            assert {split: [row["_id"] for row in rows] for split, rows in written.items()} == splits
+        else:
+            assert f"1 of 300 questions are not there, such as {names[-1]}" in done.stderr
+
+
 def test_a_problem_without_its_question(tmp_path: Path) -> None:
     problems(tmp_path / "data")
     env = WithoutQuestionEnv(dataset=tmp_path / "data" / "svamp_8.json", split="test")
@@ -178,6 +199,7 @@ def test_cells_are_commands_that_share_what_they_have_in_common(
     controls = {"without the question", "changed results"}
     assert by_arm["grpo"][COSTS].keys() == {"1 sft", "2 train", "eval SVAMP", *(f"eval {name}" for name in controls)}
     assert {name: len(marks) for name, marks in by_arm["grpo"][CONTROLS].items()} == dict.fromkeys(controls, 4)
+    assert not any(F1 in cell for cell in cells)  # of numbers, and of what a success decides, it is exact match again
     assert [step for step, _ in by_arm["grpo"]["validation"]] == [1]
     assert len(by_arm["grpo"]["training"]["reward"]) == 1
     assert str(tmp_path) not in path.read_text()

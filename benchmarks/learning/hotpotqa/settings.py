@@ -7,14 +7,12 @@ before the cells ran.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from statistics import mean
 
-from benchmarks.common.commands import F1, CommandProfile, Recipe
+from benchmarks.common.commands import F1, Recipe, recipe_profiles
 from benchmarks.common.contrasts import Contrast
 from benchmarks.common.experiment import Arm, Experiment
 from benchmarks.common.tables import Cells, arms, contrasts_of, markdown
-from benchmarks.learning.word_problems import settings as word_problems
 
 RECIPE = Recipe(
     env="HotpotQA",
@@ -22,7 +20,7 @@ RECIPE = Recipe(
     max_completion_length=2560,
     data="benchmarks/learning/hotpotqa/get_data.py",
 )
-_SFT = RECIPE.sft("{many}")
+_SFT = RECIPE.sft("{all}")
 ARMS: Mapping[str, Arm] = {
     "naive-rag": Arm("Naive RAG", learn=RECIPE.untrained(prompt="naive-rag")),
     "base": Arm("Base Tool Call", learn=RECIPE.untrained("--option", "shots=0")),
@@ -36,22 +34,7 @@ ARMS: Mapping[str, Arm] = {
 """40 steps of GRPO have 5,120 rollouts, rejection sampling 220 x 23 = 5,060."""
 
 
-def _here(profile: CommandProfile) -> CommandProfile:
-    """A profile of the word problems, for this environment."""
-    questions = min(profile.test_questions, 50)
-    validated = min(profile.words["validated"], 30)
-    words = {
-        **profile.words,
-        "many": min(profile.words["many"], 220),
-        "tasks": min(profile.words["tasks"], 220),
-        "validated": validated,
-    }
-    return replace(
-        profile, env="AgentR1/HotpotQA-v0", tests={"HotpotQA": {"split": "test"}}, test_questions=questions, words=words
-    )
-
-
-PROFILES: Mapping[str, CommandProfile] = {name: _here(profile) for name, profile in word_problems.PROFILES.items()}
+PROFILES = recipe_profiles("AgentR1/HotpotQA-v0", test="HotpotQA", questions=50, validated=30, tasks=220, all=220)
 CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
     "Contrasts": (
         Contrast("GRPO - demonstrations alone", "grpo", "sft", "end"),
@@ -66,7 +49,7 @@ def f1(cells: Cells) -> str:
     """Mean F1 on the test questions, by seed."""
     rows = []
     for title, found in cells.rows():
-        means = [mean(cell[F1]["HotpotQA"]) if F1 in cell else 0.0 for cell in found]
+        means = [mean(cell.get(F1, {}).get("HotpotQA") or map(float, cell["exact"]["HotpotQA"])) for cell in found]
         rows.append((title, f"{mean(means):.3f}", " ".join(f"{each:.3f}" for each in means)))
     return markdown(("arm", "F1", "by seed"), rows)
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.common.commands import CommandProfile, Recipe
+from benchmarks.common.commands import Recipe, recipe_profiles
 from benchmarks.common.contrasts import Contrast
 from benchmarks.common.experiment import Arm, Experiment
-from benchmarks.learning.word_problems import settings as word_problems
 
 RECIPE = Recipe(env="Arithmetic", options=("--option", "tool_style=signature", "--option", "problem_types=nested"))
 _SFT = RECIPE.sft("{few}")
@@ -25,25 +24,7 @@ ARMS: Mapping[str, Arm] = {
 }
 
 
-def _here(profile: CommandProfile, questions: int) -> CommandProfile:
-    """A profile of the word problems, for this environment."""
-    tests = {"nested": {"split": "test"}}
-    return CommandProfile(
-        starts=profile.starts,
-        seeds=profile.seeds,
-        env="AgentR1/Arithmetic-v0",
-        training={},
-        steps=profile.steps,
-        tests=tests,
-        test_questions=questions,
-        words=profile.words,
-    )
-
-
-PROFILES: Mapping[str, CommandProfile] = {
-    name: _here(word_problems.PROFILES[name], questions)
-    for name, questions in (("gpu", 500), ("cpu", 500), ("smoke", 4))
-}
+PROFILES = recipe_profiles("AgentR1/Arithmetic-v0", test="nested", questions=500, validated=100, tasks=640, few=100)
 CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
     "Contrasts": (
         Contrast("GRPO - demonstrations alone", "grpo", "sft", "end"),

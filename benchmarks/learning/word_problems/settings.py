@@ -8,12 +8,11 @@ fixed before the cells ran.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from statistics import mean
 
-from benchmarks.common.commands import CONTROLS, CommandProfile, Pretrained, Recipe
+from benchmarks.common.commands import CONTROLS, Recipe, recipe_profiles
 from benchmarks.common.contrasts import Contrast
-from benchmarks.common.experiment import Arm, Experiment, Start
+from benchmarks.common.experiment import Arm, Experiment
 from benchmarks.common.policy import share
 from benchmarks.common.tables import Cells, arms, contrasts_of, markdown
 from benchmarks.learning.word_problems.controls import CHANGED_RESULTS, WITHOUT_QUESTION
@@ -63,38 +62,10 @@ ARMS: Mapping[str, Arm] = {
 }
 """An arm changes one thing; each begins with the same demonstrations and seed, unless its title says otherwise."""
 
-_GPU = CommandProfile(
-    starts=(Start(Pretrained("SmolLM2-135M-Instruct")),),
-    seeds=tuple(range(8)),
-    env="AgentR1/SVAMP-v0",
-    training={},
-    steps=40,
-    tests={"SVAMP": {"split": "test"}},
-    test_questions=1000,
-    words={
-        **{"few": 100, "many": 240, "tasks": 640, "every": 10, "validated": 100},
-        **{"rows": 64, "micro_batches": 2, "recompute": True, "save": 40},
-    },
+PROFILES = recipe_profiles(
+    "AgentR1/SVAMP-v0", test="SVAMP", questions=1000, validated=100, tasks=640, few=100, many=240
 )
-_ON_A_CPU = {"rows": 16, "micro_batches": 8, "recompute": False, "save": 10}
-PROFILES: Mapping[str, CommandProfile] = {
-    "gpu": _GPU,
-    "cpu": replace(_GPU, seeds=(0, 1, 2), words={**_GPU.words, **_ON_A_CPU}),
-    "smoke": replace(
-        _GPU,
-        seeds=(0,),
-        steps=1,
-        test_questions=4,
-        words={
-            **{"few": 4, "many": 8, "tasks": 2, "every": 1, "validated": 8},
-            **{**_ON_A_CPU, "micro_batches": 1, "save": 1},
-        },
-    ),
-}
-"""A step of GRPO has 16 problems x 8 rollouts; rejection sampling has as many rollouts as 40 steps, 640 x 8.
-
-The first two differ in how an update is divided, which changes rounding alone, and in the number of seeds.
-"""
+"""A step of GRPO has 16 problems x 8 rollouts; rejection sampling has as many rollouts as 40 steps, 640 x 8."""
 
 CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
     "Main contrasts": (
