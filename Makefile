@@ -81,7 +81,8 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed-%: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "== Installing agent-r1-gym[$(subst -,$(comma),$*)] into $(VENV): minutes and up to some GB, the first time"
-	$(INSTALL) -e ".[$(subst -,$(comma),$*)]"
+	$(INSTALL) --no-compile -e ".[$(subst -,$(comma),$*)]"
+	@$(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true  # in all cores, where pip takes one
 	@echo "== Installed"
 	touch $@
 
