@@ -6,10 +6,12 @@ real are its width, depth and vocabulary, which decide where the time goes.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -71,8 +73,12 @@ def _script(settings: Settings, kind: str) -> Script:
 
 
 def decoding(settings: Settings, device: str) -> Report:
-    """Sampled tokens per second of the engine, next to `transformers.generate`, without the pass over the prompts."""
+    """Sampled tokens per second of the engine, without the pass over the prompts.
+
+    Next to it `transformers.generate`, and vLLM's `LLM.generate` where vLLM is installed.
+    """
     model = _plain_model(settings, device)
+    vllm = _vllm(settings) if find_spec("vllm") else None
     figures: list[Figure] = []
     for episodes in _DECODING:
         prompts = _prompts(model, episodes)
@@ -88,12 +94,15 @@ def decoding(settings: Settings, device: str) -> Report:
             "engine": partial(seconds, partial(_play, model, prompts)),
             "transformers.generate": partial(seconds, partial(_generate, model, prompts)),
         }
+        if vllm is not None:
+            ways["vLLM"] = partial(seconds, partial(vllm, prompts))
         costs = measure.take_turns(ways, rounds=settings.rounds)
-        both = [
+        engine, *others = (
             Figure(f"{name}, {episodes} episodes", "tokens/s", tuple(episodes * _TOKENS / max(c, 1e-9) for c in taken))
             for name, taken in costs.items()
-        ]
-        figures += [*both, measure.ratio(f"engine / generate, {episodes} episodes", *both)]
+        )
+        ratios = [measure.ratio(f"engine / {other.name}", engine, other) for other in others]
+        figures += [engine, *others, *ratios]
     return Report("decoding", tuple(figures), (), {})
 
 
@@ -150,3 +159,26 @@ def _play(model: Any, prompts: Sequence[list[int]], tokens: int) -> None:
 def _generate(model: Any, prompts: Sequence[list[int]], tokens: int) -> None:
     ids = torch.tensor(prompts, device=model.device)
     model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True, top_k=0, pad_token_id=0)
+
+
+def _vllm(settings: Settings) -> Callable[[Sequence[list[int]], int], None]:
+    """Returns what lets vLLM continue prompts; without its prefix cache, or the second time would cost no prefill."""
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=settings.model,
+        dtype=settings.precision,
+        max_model_len=_PROMPT + _TOKENS + 1,
+        max_num_seqs=max(_DECODING),
+        max_num_batched_tokens=max(_DECODING) * _PROMPT,  # all prompts in one pass
+        enable_prefix_caching=False,
+        generation_config="vllm",
+    )
+
+    def play(prompts: Sequence[list[int]], tokens: int) -> None:
+        parameters = SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=False)
+        llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
+
+    return play

@@ -122,14 +122,13 @@ CUDA = Settings(model="qwen2.5-0.5b", lengths=(USUAL, Lengths("long", question=2
 """For a GPU: a model of half a billion parameters."""
 
 PRETRAINED = Settings(
-    rounds=2,
     lengths=(Lengths("small", question=(100, 160), thought=16, query=6, passage=48, spread=0.5, pass_size=8),),
     turns=3,
     prompts=2,
     num_generations=8,
     precision="bfloat16",
 )
-"""For a pretrained model: a few minutes on two cores with 135M parameters."""
+"""For a pretrained model: about ten minutes a claim on two cores with 135M parameters."""
 
 TARGETS = MappingProxyType(
     {
