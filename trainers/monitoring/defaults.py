@@ -1,7 +1,8 @@
 """Defaults that depend on the model and the machine: learning rate, precision, gradient checkpointing, budgets.
 
-What the user sets always counts. A configuration names in `open_options` what it left open; `settle_defaults` decides
-those options once the model is known, and the first screen shows each with its reason.
+What the user sets always counts. A configuration names in `open_options` what it left open. `settle_budgets` decides
+the token budgets once the model is known, and `settle_defaults` the rest once the longest context is. The first screen
+shows each with its reason.
 """
 
 from __future__ import annotations
@@ -79,6 +80,21 @@ class ModelFacts(NamedTuple):
         return cls(parameters, positions, ModelShape.of(config, parameters))
 
 
+def settle_budgets(args: Any, model: Any) -> None:
+    """Keep a default `max_completion_length` within the model's positions.
+
+    Args:
+        args: an `AgentConfig`; changed in place.
+        model: the model to train, or its name.
+    """
+    if "max_completion_length" not in args.open_options:
+        return
+    args.open_options -= {"max_completion_length"}
+    positions = ModelFacts.of(model, args.model_init_kwargs).positions
+    if positions:
+        args.max_completion_length = min(args.max_completion_length, positions)
+
+
 def settle_defaults(args: Any, model: Any, *, command: str, peft_config: Any = None, length: int | None = None) -> None:
     """Decide the options that the user left open (`args.open_options`), the same on all processes.
 
@@ -87,10 +103,11 @@ def settle_defaults(args: Any, model: Any, *, command: str, peft_config: Any = N
         model: the model to train, or its name.
         command: key of `RATES`.
         peft_config: the adapter to train; None: all weights, or that of a loaded model.
-        length: longest row in tokens; None: by the token budgets.
+        length: tokens of the longest context; None: as many as the token budgets allow.
     """
     if not args.open_options:
         return
+    settle_budgets(args, model)
     options, args.open_options = args.open_options, frozenset()
     facts = ModelFacts.of(model, args.model_init_kwargs)
     adapter = peft_config or getattr(model, "peft_config", {}).get("default")
@@ -99,8 +116,6 @@ def settle_defaults(args: Any, model: Any, *, command: str, peft_config: Any = N
         size = "below" if (facts.parameters or SMALL_MODEL) < SMALL_MODEL else "from"
         what = "an adapter" if adapter is not None else "all weights"
         args.learning_rate_reason = f"the default for {what} of a model {size} 1B"
-    if "max_completion_length" in options and facts.positions:
-        args.max_completion_length = min(args.max_completion_length, facts.positions)
     cpu = args.device.type == "cpu"
     if "bf16" in options and cpu and cpu_has_bf16() and (facts.parameters or 0) >= MIN_BF16_PARAMETERS:
         args.bf16, args.mixed_precision = True, "bf16"
@@ -130,6 +145,7 @@ def _update_bytes(args: Any, facts: ModelFacts, *, adapter: Any, length: int | N
         return None
     budget = args.max_prompt_length + args.max_completion_length if length is None else length
     dtype = getattr(torch, str((args.model_init_kwargs or {}).get("dtype")), torch.float32)
+    preset = getattr(args, "preset", None)  # `sft` has neither an algorithm nor `beta`
     setup = Setup(
         lora_rank=getattr(adapter, "r", None),
         weight_bytes=dtype.itemsize,
@@ -137,8 +153,8 @@ def _update_bytes(args: Any, facts: ModelFacts, *, adapter: Any, length: int | N
         slots=1,
         length=min(budget, facts.positions or budget),
         micro_batch=args.per_device_train_batch_size,
-        reference=length is None and bool(args.beta),
-        critic=length is None and "values" in args.preset.needs,
+        reference=preset is not None and bool(args.beta),
+        critic=preset is not None and "values" in preset.needs,
         checkpointing=checkpointing,
         on_cpu=args.device.type == "cpu",
     )

@@ -102,6 +102,17 @@ class TestSettling:
         settle_defaults(args, "model", command="train")
         assert args.gradient_checkpointing is True
 
+    def test_the_longest_context_counts_where_it_is_known(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known = ModelFacts(QWEN25["0.5B"].parameters, 8192, QWEN25["0.5B"])
+        monkeypatch.setattr(defaults.ModelFacts, "of", lambda *_arguments: known)
+        monkeypatch.setattr(defaults, "free_memory", lambda _device: 2**35)
+        for length, recomputed in ((600, False), (8192, True), (None, True)):
+            args = config(tmp_path, max_prompt_length=6144, max_completion_length=2048)
+            settle_defaults(args, "model", command="train", length=length)
+            assert args.gradient_checkpointing is recomputed, length
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("free", [2**42, 0], ids=["stored", "recomputed"])

@@ -30,9 +30,11 @@ from tests.kit.pages import PAGES, ROOT
 from tests.kit.samples import samples
 from tests.kit.small_runs import make_args, make_rows, make_trainer, play
 from tests.trainers.test_train import config
+from trainers.commands.train import building
 from trainers.commands.train.building import build_trainer
 from trainers.commands.train.command import _first_screen
 from trainers.monitoring import memory
+from trainers.monitoring.defaults import settle_defaults
 from trainers.monitoring.memory import (
     DOCS_SETUPS,
     MARGIN,
@@ -352,6 +354,21 @@ def test_a_gpu_takes_what_fits(trainer: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert str(slots).startswith("5 at a time, of 8 in a batch, as many as fit in ")
     monkeypatch.setattr(memory, "memory_for", lambda _device: 100 * available_bytes)
     assert memory.plan_slots(trainer).max_slots == 128
+
+
+def test_defaults_go_by_the_prompts_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+
+    def noted(*arguments: Any, length: int, **options: Any) -> None:
+        lengths.append(length)
+        settle_defaults(*arguments, length=length, **options)
+
+    monkeypatch.setattr(building, "settle_defaults", noted)
+    run = build_trainer(
+        config(tmp_path, max_prompt_length=100), build_model(build_tokenizer()), tokenizer=build_tokenizer()
+    )
+    assert lengths == [14 + 64]  # the longest prompt, and the budget after it
+    assert run.longest_prompt == 14
 
 
 def test_the_option_wins(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from trainers.commands.train.environments import (
 from trainers.commands.train.rollouts import RolloutRunner
 from trainers.config.agent import AgentConfig
 from trainers.config.options import MAX_TURN_TOKENS, MAX_TURN_TOKENS_ON_CPU
-from trainers.monitoring.defaults import settle_defaults
+from trainers.monitoring.defaults import settle_budgets, settle_defaults
 from trainers.monitoring.memory import MemoryCheck, max_context_length
 from trainers.monitoring.preflight import check_budgets, check_prompts, warn_if_tokenizer_breaks_format
 from trainers.monitoring.provenance import agent_card
@@ -64,7 +64,7 @@ def build_trainer(
     Raises:
         ConfigurationError: an option does not fit; the message names it and what to change.
     """
-    settle_defaults(args, model, command="train", peft_config=peft_config)
+    settle_budgets(args, model)
     chat = chat or build_chat_format(args, tokenizer)
     training = build_collector(args, tokenizer, chat=chat)
     envs = _open_envs(training)
@@ -81,6 +81,8 @@ def build_trainer(
     warn_of_small_shares(args)
     rows = mix_datasets(training_rows(envs, args), args)
     prompt = _check_prompts(envs, rows, chat, args)
+    context = prompt + args.max_completion_length
+    settle_defaults(args, model, command="train", peft_config=peft_config, length=context)
     positions = _positions(model, args)
     for env in envs.values():
         check_budgets(env, chat, args, prompt=prompt, positions=positions)
