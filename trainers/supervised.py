@@ -12,6 +12,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, rotat
 from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 
 from trainers import trl_internals
+from trainers.config.hardware import return_large_blocks
 from trainers.monitoring.console import RolloutProgress
 from trainers.resume import checkpoints
 
@@ -55,6 +56,7 @@ class SupervisedTrainer(SFTTrainer):
                 quantization_config=quantization_config,
                 optimizers=(optimizer, None),
             )
+        return_large_blocks(self.model)
         self._bar = RolloutProgress(name)
         if not args.disable_tqdm:
             self.remove_callback(ProgressCallback)

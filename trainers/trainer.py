@@ -48,6 +48,7 @@ from trainers.algorithms.metrics import RolloutSummary, credit_metrics_by_env, r
 from trainers.algorithms.privileged import PrivilegedContext
 from trainers.algorithms.turn_ratio import turn_level_old_logps
 from trainers.config.agent import AgentConfig
+from trainers.config.hardware import return_large_blocks
 from trainers.monitoring.alarms import CollapseAlarm
 from trainers.monitoring.console import RolloutProgress
 from trainers.monitoring.defaults import settle_defaults
@@ -181,6 +182,7 @@ class AgentTrainer(ResumableTrainer):
                 rollout_func=lambda _prompts, _trainer: self._roll_out(),
                 **trl_arguments,
             )
+        return_large_blocks(self.model)
         self.collect, self.chat, self.card, self.prefetcher = collect, chat, card, prefetcher
         self.privileged = privileged or PrivilegedContext()
         self.mask_truncated_completions = False  # TRL goes by the last token, `Batch` by `truncated`

@@ -23,7 +23,7 @@ from agent_r1_gym.run.evaluation.agent_card import ADAPTER_FILE
 from agent_r1_gym.run.model_folder import check_inside, read_adapter
 from agent_r1_gym.run.token_session import TokenLimits
 from agent_r1_gym.support.terminal import still_working
-from trainers.config.hardware import MIN_BF16_PARAMETERS, cpu_has_bf16
+from trainers.config.hardware import MIN_BF16_PARAMETERS, cpu_has_bf16, return_large_blocks
 from trainers.rollouts.chat_format import FILE, TEMPLATE_FILE, resolve_model_path
 from trainers.rollouts.chat_format import ChatFormat as ChatFormat  # for adapters, which load this module
 from trainers.rollouts.collect import Collector as Collector  # for agent_r1_gym.integrations.trl
@@ -207,6 +207,7 @@ def load_model(options: LocalOptions, *, rank: int = 0) -> tuple[Any, Any]:
         model.to(torch.bfloat16)  # type: ignore[arg-type]  # transformers wraps `to`
     model.to(torch.device(device))  # type: ignore[arg-type]
     model.train(False)
+    return_large_blocks(model)
     return model, tokenizer
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +16,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
+from tests.kit.pages import ROOT
 from trainers.commands.sft.command import DemonstrationConfig
 from trainers.config import hardware
 from trainers.config.agent import AgentConfig
@@ -174,3 +178,33 @@ def test_free_memory_is_that_of_the_container(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "memory.max").write_text("5000\n")
     assert hardware.free_memory(cpu) == 4000
     assert hardware.free_memory(SimpleNamespace(type="mps")) is None  # type: ignore[arg-type]
+
+
+FRAGMENTED = """
+import ctypes, sys, torch
+from trainers.config.hardware import return_large_blocks
+
+size = int(sys.argv[1])
+model = torch.nn.Linear(size, 1_000)
+return_large_blocks(model)
+torch.empty(2**24, dtype=torch.uint8)  # freed at once: from now on glibc would keep blocks of this size
+blocks, between = [], []
+for _ in range(30):
+    blocks.append(torch.ones(2**23, dtype=torch.uint8))
+    between.append(torch.ones(500_000, dtype=torch.uint8))  # what stays keeps the heap from shrinking
+del blocks
+status = open("/proc/self/status").read().splitlines()
+print(*(line.split()[1] for line in status if line.startswith(("VmHWM", "VmRSS"))))
+"""
+
+
+def test_freed_blocks_go_back_to_the_system_for_all_but_tiny_models() -> None:
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("another C library than glibc")
+    returned = []
+    for size in (100, 25_000):  # numbers of weights below and above MIN_BF16_PARAMETERS, in thousands
+        words = [sys.executable, "-c", FRAGMENTED, str(size)]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT, timeout=120)
+        peak, left = map(int, done.stdout.split())
+        returned.append(peak - left)
+    assert returned[0] < 50_000 < 200_000 < returned[1]  # of 240 MiB, in KiB
