@@ -128,7 +128,7 @@ PRETRAINED = Settings(
     num_generations=8,
     precision="bfloat16",
 )
-"""For a pretrained model: about ten minutes a claim on two cores with 135M parameters."""
+"""For a pretrained model: up to 20 minutes a claim on two cores with 135M parameters."""
 
 TARGETS = MappingProxyType(
     {
