@@ -45,8 +45,10 @@ class TestPrograms:
         assert bash(container, "printf '#!/bin/sh\necho ran' > x; chmod +x x; ./x").output == "ran\n"
 
     def test_a_program_that_runs_too_long_is_killed(self, container):
-        result = bash(container, "echo begin; trap '' TERM; sleep 60 & sleep 60", seconds=0.2)
+        large = 'python3 -c \'import time; x = b"x" * 600_000_000; print("begin", flush=True); time.sleep(60)\''
+        result = bash(container, f"trap '' TERM; {large} & sleep 60", seconds=3)
         assert (result.timed_out, result.output) == (True, "begin\n")
+        assert bash(container, "ps ax | grep -c '[p]ython3'").output == "0\n"  # what is large takes a moment to die
         assert bash(container, "ps ax | grep -c '[s]leep'").output == "0\n"
 
     def test_a_program_in_the_background_goes_on_until_it_is_stopped(self, container):

@@ -232,6 +232,10 @@ class Programs:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         exit_code = process.wait()
+        if not has_exited:  # this process inherits the rest of the group, which may still be dying
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-process.pid, 0)
         os.close(exited)
         process.stdout.close()
         with contextlib.suppress(ChildProcessError):  # programs that have ended, and whose parents ended before them
