@@ -227,11 +227,11 @@ def test_the_server_knows_episodes_by_their_keys():
     ):
         assert Client(running.base_url, "", headers).send("/tools") == (200, {"data": [ECHO]})
     assert Client(running.base_url, other.key).send("/tools") == (200, {"data": []})
-    for headers in ({}, {"Authorization": "Bearer agent-r1-nobody"}, {"Authorization": f"Basic {episode.key}"}):
+    for headers in ({}, {"Authorization": "Bearer agent-r1-unknown"}, {"Authorization": f"Basic {episode.key}"}):
         status, answer = Client(running.base_url, "", headers).send("/chat/completions", body)
         assert (status, answer["type"], answer["error"]["type"]) == (401, "error", "authentication_error")
-    # Whoever has no key has no body read.
-    assert Client(running.base_url, "agent-r1-nobody").send("/chat/completions", raw=b"[")[0] == 401
+    # Without a valid key, the body of a request is not read.
+    assert Client(running.base_url, "agent-r1-unknown").send("/chat/completions", raw=b"[")[0] == 401
     client = Client(running.base_url, episode.key)
     assert client.send("/nothing", {})[0] == 404
     assert client.send("/chat/completions", raw=b"[")[0] == 400

@@ -60,13 +60,15 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def kill_at_its_first_line(code: str, *arguments: object) -> None:
-    """Runs a Python program and kills it as soon as it has printed a line: when it is in the middle of its work."""
+def kill_at_its_first_line(code: str, *arguments: object) -> str:
+    """Runs a Python program, kills it once it has printed a line, in the middle of its work, and returns the line."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline()
+        line = process.stdout.readline()
         process.kill()
+    assert line
+    return line
 
 
 def has_become(what: Callable[[], bool], seconds: float) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 
 from agent_r1_gym.errors import InfrastructureError
 from agent_r1_gym.sandbox.container import Container, containers_unavailable
-from tests.kit.processes import has_become
+from tests.kit.processes import has_become, kill_at_its_first_line
 
 pytestmark = pytest.mark.skipif(bool(containers_unavailable()), reason=containers_unavailable())
 
@@ -155,11 +153,7 @@ class TestEnd:
             "threading.Thread(target=made.run, args=(['sleep', '600'],), kwargs={'seconds': 600}).start()\n"
             "time.sleep(.2)\nprint(made._process.pid, flush=True)\n"
         )
-        program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        pid = int(program.stdout.readline())
-        program.kill()
-        program.wait()
-        program.stdout.close()
+        pid = int(kill_at_its_first_line(code))
         assert has_become(lambda: not is_running(pid), 10)
 
     def test_a_container_that_dies_is_an_infrastructure_failure(self, container):

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 import agent_r1_gym  # noqa: F401 - registers the environments
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, MissingDependencyError
 from agent_r1_gym.integrations.games.scienceworld import JavaProcess, Simulator, variations_of
-from tests.kit.processes import has_become
+from tests.kit.processes import has_become, kill_at_its_first_line
 
 pytestmark = pytest.mark.adapters
 FAMILIES = 30
@@ -254,11 +253,7 @@ class TestJava:
             "print(env._simulator._java._process.pid, flush=True)\n"
             "time.sleep(600)\n"
         )
-        program = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-        pid = int(program.stdout.readline())
-        program.kill()
-        program.wait()
-        program.stdout.close()
+        pid = int(kill_at_its_first_line(script))
         assert has_become(lambda: not is_running(pid), 20)
 
     def test_a_dead_process_is_no_low_score(self, env):
