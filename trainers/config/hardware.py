@@ -61,8 +61,9 @@ def return_large_blocks(model: Any) -> None:
     """Make the C library return freed blocks of 1 MiB and more to the system, for a model that computes on the CPU.
 
     glibc raises the size from which it does so up to 32 MiB. Activations in bfloat16 are smaller than that, and differ
-    in length from batch to batch, so its heap fragments: 12 GiB after ten steps that need 4. Models that are too small
-    for bfloat16 are left alone, because a map for each block would cost them time.
+    in length from batch to batch, so its heap fragments: ten steps of GRPO with a model of 135M parameters grew to 11.6
+    GiB, and two steps to 6.2, which are 4.8 with this. Models that are too small for bfloat16 are left alone, because a
+    map for each block would cost them time.
 
     Args:
         model: the model, whose weights are on the device where it computes.
