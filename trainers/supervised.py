@@ -77,14 +77,14 @@ class SupervisedTrainer(SFTTrainer):
             self._bar.close()
 
     def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        """Compute TRL's loss; on a CPU the output layer scores only the tokens in the loss, as on a GPU.
+        """Compute TRL's loss; on a CPU the output layer computes only the tokens in the loss, as on a GPU.
 
-        Most tokens of a demonstration are not: scoring them all takes twice the memory and more time. A vocabulary of
+        Most tokens of a demonstration are not: computing them all takes twice the memory and more time. A vocabulary of
         one tile gains nothing.
         """
         vocab_size = cast("Any", self.model).config.get_text_config().vocab_size
         is_large = vocab_size > trl_internals.TILE_WIDTH
-        with trl_internals.score_labels_only(self.args.device, vocab_size=vocab_size) if is_large else nullcontext():
+        with trl_internals.labels_only(self.args.device, vocab_size=vocab_size) if is_large else nullcontext():
             return super().compute_loss(model, inputs, *arguments, **options)  # type: ignore[no-untyped-call]
 
     @property

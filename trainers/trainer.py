@@ -2,11 +2,14 @@
 
 One training step, in the order of this file: TRL asks for a micro-batch (`_prepare_inputs`). Where none is left, it
 asks for rollouts (`_roll_out`: collect -> `Batch`), scores them, gets advantages per token instead of its own
-(`_assign_credit`: `Batch` -> credit), and splits them into micro-batches. Its loss over one (`_compute_loss`) ends the
-step. Nothing of ours passes through TRL's calls, so `Progress` carries it.
+(`_assign_credit`: `Batch` -> credit), and splits them into micro-batches. Its loss over one (`_compute_loss`) comes
+last; backward pass and optimiser step are those of Transformers. TRL's calls pass on few columns and none of our
+objects, so `Progress` carries what a later part of the step needs.
 
 To score is, as in TRL, to compute rewards and advantages. A log-prob pass is a forward pass for the log-probs of given
-tokens: of the policy before its update, of the reference model, or in the loss.
+tokens: of the policy before its update, of the reference model, or in the loss. All of them go through
+`_get_per_token_logps_and_entropies`. Old log-probs, which the loss compares with, exist only where TRL computes them:
+if a batch is used for more than one optimiser step, or if the engine's log-probs correct the loss.
 """
 
 from __future__ import annotations
@@ -38,9 +41,9 @@ from trainers.algorithms.layout import (
     Layout,
     Prefixes,
     can_reorder_micro_batches,
+    compute_logprobs,
     reorder_micro_batches,
     rows_per_pass,
-    score_rows,
     setup_packing,
     without_dropout,
 )
@@ -86,7 +89,7 @@ class Progress:
     """What `Collect` reported about them, to be logged as the sum over the processes."""
     staleness: int = 0
     """Optimiser steps taken since they were begun."""
-    scored: Tensor | None = None
+    needs_logprobs: Tensor | None = None
     """(B, T) bool: tokens whose log-probs the next log-prob pass computes; TRL's method gets token ids only."""
     context_ids: Tensor | None = None
     """(B, T): contexts of the rows of this pass, see `batch.context_ids`."""
@@ -261,7 +264,7 @@ class AgentTrainer(ResumableTrainer):
         batch = Batch.of(result.records, result.rows, self.args, device=self.accelerator.device)
         progress.batch, progress.metrics = batch, result.metrics
         progress.staleness = 0 if result.step is None else self.state.global_step - result.step
-        progress.scored, progress.context_ids = batch.needs_logprobs, batch.context_ids
+        progress.needs_logprobs, progress.context_ids = batch.needs_logprobs, batch.context_ids
         progress.update_began = time.monotonic()
         if training:
             turns = (turn for record in result.records for turn in record.turns)
@@ -344,10 +347,10 @@ class AgentTrainer(ResumableTrainer):
         every = 1 if self.backend is not None else self.args.logprob_check_steps
         checked = "sampling_per_token_logps" in output and every and self.batches % every == 0
         if logps is None and (self._kl_in_reward() or self.args.distillation_weight or checked):
-            logps = self._score(self.model, output)
+            logps = self._logprobs(self.model, output)
         return logps
 
-    def _score(self, model: Any, output: dict[str, Any]) -> Tensor:
+    def _logprobs(self, model: Any, output: dict[str, Any]) -> Tensor:
         """Compute log-probs (B, T) of a scored batch by a model, without gradient."""
         width, size = output["completion_ids"].size(1), self.args.per_device_train_batch_size
         with torch.no_grad():
@@ -372,13 +375,13 @@ class AgentTrainer(ResumableTrainer):
         own = self._prefixes(self.args.teacher_privileged, batch)
         self.progress.prefixes = own or Prefixes(nothing, nothing[:, 0])
         try:
-            teacher_logps = self._score(self.model if self.teacher is None else self.teacher, output)
+            teacher_logps = self._logprobs(self.model if self.teacher is None else self.teacher, output)
         finally:
             self.progress.prefixes = None
         rows = distilled_rows(batch.records, failures_only=self.args.distillation_failures_only).to(logps.device)
-        scored = batch.sampled & rows[:, None]
-        log_ratios = teacher_log_ratios(teacher_logps, logps, scored)
-        self._log("distillation/kl", -self.process_group.moments(log_ratios[scored]).mean)
+        distilled = batch.sampled & rows[:, None]
+        log_ratios = teacher_log_ratios(teacher_logps, logps, distilled)
+        self._log("distillation/kl", -self.process_group.moments(log_ratios[distilled]).mean)
         return log_ratios
 
     def _kl_in_reward(self) -> bool:
@@ -446,9 +449,9 @@ class AgentTrainer(ResumableTrainer):
         mask = inputs["completion_mask"]
         if "tool_mask" in inputs:  # TRL's name for the `env_mask` of `Batch.to_trl_inputs`: 1 where the loss looks
             mask = mask * inputs["tool_mask"]
-        self.progress.scored, self.progress.context_ids = mask.bool(), inputs.get("context_ids")
+        self.progress.needs_logprobs, self.progress.context_ids = mask.bool(), inputs.get("context_ids")
         share = float(inputs.get("valid_fraction", 1.0))
-        beta = self.beta  # only where it is not 0 does TRL run a log-prob pass of the reference model
+        beta = self.beta  # restored below: where it is 0, TRL computes no log-probs of the reference model
         self.beta = beta / share if self.args.kl_placement == "loss" else 0.0
         scaled = inputs | {"advantages": inputs["advantages"] / share}
         # Without old log-probs (one update per batch) every ratio is 1, whatever its level.
@@ -468,30 +471,30 @@ class AgentTrainer(ResumableTrainer):
         batch_size: int | None = None,
         **options: Any,
     ) -> Any:
-        """Run a log-prob pass: TRL's log-probs and entropies (B, T) of `Progress.scored`, and MoE loss.
+        """Run a log-prob pass: TRL's log-probs and entropies (B, T) of `Progress.needs_logprobs`, and MoE loss.
 
         See `algorithms.layout`. The number of forward passes depends on that of the trajectories only, as sharded
         weights need.
         """
-        score_padded = super()._get_per_token_logps_and_entropies
+        trl_logprobs = super()._get_per_token_logps_and_entropies
 
-        def score(layout: Layout) -> Any:
+        def forward(layout: Layout) -> Any:
             ids = layout.inputs["input_ids"]
-            with trl_internals.score_labels_only(ids.device, vocab_size=self.vocab_size):
-                return score_padded(
+            with trl_internals.labels_only(ids.device, vocab_size=self.vocab_size):
+                return trl_logprobs(
                     functools.partial(layout.forward, model), ids, torch.ones_like(ids), ids.size(1), **options
                 )
 
-        scored, context_ids = self.progress.scored, self.progress.context_ids
-        assert scored is not None
+        needs_logprobs, context_ids = self.progress.needs_logprobs, self.progress.context_ids
+        assert needs_logprobs is not None
         rows = rows_per_pass(batch_size or len(input_ids), input_ids.device)
         prefixes = self.progress.prefixes
         with without_dropout(model):
-            scores = score_rows(
-                score,
+            results = compute_logprobs(
+                forward,
                 input_ids,
                 attention_mask,
-                scored=scored,
+                needs_logprobs=needs_logprobs,
                 context_ids=context_ids,
                 rows=rows,
                 packed=self.packed and prefixes is None,
@@ -500,8 +503,8 @@ class AgentTrainer(ResumableTrainer):
         inputs = self.progress.turn_ratio_inputs
         if inputs is not None:  # TRL's loss reads the old log-probs after this pass
             old = inputs["old_per_token_logps"]
-            inputs["old_per_token_logps"] = turn_level_old_logps(scores[0], old, inputs["turn_ids"], scored)
-        return scores
+            inputs["old_per_token_logps"] = turn_level_old_logps(results[0], old, inputs["turn_ids"], needs_logprobs)
+        return results
 
     # Around a step
 

@@ -22,7 +22,7 @@ from tests.kit.small_runs import gradients, make_args, make_rows, one_turn_batch
 from trainers.algorithms.batch import tokens_of
 from trainers.resume.resumable import ResumableTrainer
 from trainers.trainer import AgentTrainer
-from trainers.trl_internals import ATTRIBUTES, CALLED, OVERRIDDEN, score_labels_only
+from trainers.trl_internals import ATTRIBUTES, CALLED, OVERRIDDEN, labels_only
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = f"trl {trl.__version__}, transformers {transformers.__version__}"
@@ -134,11 +134,11 @@ class TestSignatures:
         ):
             assert name in source, moved(name)
         before = trl_utils._use_triton, trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE
-        with score_labels_only(torch.device("cpu"), vocab_size=451):
+        with labels_only(torch.device("cpu"), vocab_size=451):
             assert trl_utils._use_triton(torch.device("cpu"))
             assert trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE == 451
         assert (trl_utils._use_triton, trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE) == before
-        with score_labels_only(torch.device("cuda"), vocab_size=451):
+        with labels_only(torch.device("cuda"), vocab_size=451):
             assert (trl_utils._use_triton, trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE) == before
 
     def test_constructor(self) -> None:

@@ -86,7 +86,7 @@ def load_teacher(name: str, args: AgentConfig, *, tokenizer: Any, device: Any) -
         trust_remote_code=own_code,
     )
     model = model.to(device).eval().requires_grad_(False)
-    trl_internals.prepare_scoring(model, args)
+    trl_internals.prepare_logprobs(model, args)
     return model
 
 

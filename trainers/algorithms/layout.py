@@ -1,8 +1,8 @@
-"""How rollouts are laid out for a forward pass: no padding, no token scored for nothing, a group's prompt once.
+"""How rollouts are laid out for a forward pass: no padding, no log-prob computed for nothing, a group's prompt once.
 
-TRL pads a prompt at the left and what follows at the right, to the longest of the whole generation batch, and scores
-every token behind the prompt, those of tools too. Here only what the loss sees is scored, and one of two layouts holds
-what the model has to see:
+TRL pads a prompt at the left and what follows at the right, to the longest of the whole generation batch, and computes
+log-probs for every token behind the prompt, those of tools too. Here only tokens that the loss sees get one, and one of
+two layouts holds what the model has to see:
 
 - rows: one sequence per context, trimmed, those of like length together (any model);
 - packed: the contexts of several rollouts concatenated in a single row, each attending to itself alone; rollouts
@@ -38,7 +38,7 @@ NO_MASK = torch.Size((1, 1, 1, 1))
 
 @contextmanager
 def without_dropout(model: torch.nn.Module) -> Iterator[None]:
-    """While open, a model that only scores (no gradients) drops nothing out: as engines sample, and the reference."""
+    """While open, a model without gradients drops nothing out, like engines and the reference model."""
     if torch.is_grad_enabled() or not model.training:
         yield
         return
@@ -55,7 +55,7 @@ class Layout:
 
     Attributes:
         inputs: arguments of the model.
-        labels: the token that each position has to predict, `IGNORE_INDEX` where none is scored.
+        labels: the token that each position has to predict, `IGNORE_INDEX` where none is needed.
         included: (B, W) bool: the tokens that are in the input.
         positions: where they stand there, in row-major order; indices of the input's dimensions.
     """
@@ -94,35 +94,35 @@ class Prefixes(NamedTuple):
         return self._replace(ids=self.ids[rows], lengths=self.lengths[rows])
 
 
-def score_rows(
-    score: Callable[[Layout], tuple[Tensor, Tensor | None, Tensor | None]],
+def compute_logprobs(
+    forward: Callable[[Layout], tuple[Tensor, Tensor | None, Tensor | None]],
     input_ids: Tensor,
     attention_mask: Tensor,
     *,
-    scored: Tensor,
+    needs_logprobs: Tensor,
     context_ids: Tensor | None,
     rows: int,
     packed: bool,
     prefixes: Prefixes | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Score trajectories, `rows` of them in a pass, like ones together.
+    """Compute the log-probs of trajectories, `rows` of them in a pass, like ones together.
 
     Args:
-        score: runs the model; returns log-probs and entropies in the shape of `Layout.labels`, and a scalar; the last
+        forward: runs the model; returns log-probs and entropies in the shape of `Layout.labels`, and a scalar; the last
             two may be None.
         input_ids: (B, W), padded anywhere but within a context.
         attention_mask: (B, W), 0 for padding.
-        scored: (B, T) bool: the tokens to score.
+        needs_logprobs: (B, T) bool: the tokens whose log-probs are wanted.
         context_ids: (B, T) long, see `batch.context_ids`; None: one context each.
         rows: trajectories in a pass; all processes make equally many passes.
         packed: which layout.
         prefixes: of the trajectories; needs rows, since every context gets its own.
 
     Returns:
-        Log-probs and entropies (B, T), 0 where nothing is scored, and the mean of the scalars.
+        Log-probs and entropies (B, T), 0 for all other tokens, and the mean of the scalars.
     """
-    width = scored.size(1)
-    full_mask = torch.nn.functional.pad(scored, (input_ids.size(1) - width, 0))
+    width = needs_logprobs.size(1)
+    full_mask = torch.nn.functional.pad(needs_logprobs, (input_ids.size(1) - width, 0))
     contexts = None if context_ids is None else torch.nn.functional.pad(context_ids, (input_ids.size(1) - width, 0))
     order = similarity_order(input_ids[:, :-width], attention_mask, packed=packed)
     parts, aux = [], []
@@ -133,7 +133,7 @@ def score_rows(
             layout = packed_layout(*part, prompt=input_ids.size(1) - width)
         else:
             layout = rows_layout(*part, None if prefixes is None else prefixes.select(chunk))
-        logps, entropies, loss = score(layout)
+        logps, entropies, loss = forward(layout)
         parts.append([layout.to_rows(outputs) for outputs in (logps, entropies) if outputs is not None])
         aux.append(loss)
     back = order.argsort()
@@ -199,9 +199,9 @@ def similarity_order(prompts: Tensor, attention_mask: Tensor, *, packed: bool) -
     return by_length[same[by_length].argsort(stable=True)]
 
 
-def _labels(input_ids: Tensor, real: Tensor, scored: Tensor, contexts: Tensor | None) -> Tensor:
-    """Return (B, W): for each token the next one of its context if that is scored, else `IGNORE_INDEX`."""
-    follows = real[:, :-1] & real[:, 1:] & scored[:, 1:]
+def _labels(input_ids: Tensor, real: Tensor, needs_logprobs: Tensor, contexts: Tensor | None) -> Tensor:
+    """Return (B, W): for each token the next one of its context if that needs a log-prob, else `IGNORE_INDEX`."""
+    follows = real[:, :-1] & real[:, 1:] & needs_logprobs[:, 1:]
     if contexts is not None:
         follows &= contexts[:, :-1] == contexts[:, 1:]
     labels = torch.full_like(input_ids, IGNORE_INDEX)
@@ -222,7 +222,7 @@ def _sequences(real: Tensor, contexts: Tensor | None) -> tuple[Tensor, Tensor, T
 def rows_layout(
     input_ids: Tensor,
     attention_mask: Tensor,
-    scored: Tensor,
+    needs_logprobs: Tensor,
     contexts: Tensor | None,
     prefixes: Prefixes | None = None,
 ) -> Layout:
@@ -241,7 +241,7 @@ def rows_layout(
     ids, mask = input_ids.new_zeros(shape), attention_mask.new_zeros(shape)
     labels = torch.full_like(ids, IGNORE_INDEX)
     ids[sequence, column], mask[sequence, column] = input_ids[real], 1
-    labels[sequence, column] = _labels(input_ids, real, scored, contexts)[real]
+    labels[sequence, column] = _labels(input_ids, real, needs_logprobs, contexts)[real]
     if prefixes is not None:
         places = torch.arange(prefixes.ids.size(1), device=real.device)
         number, place = (places < inserted[:, None]).nonzero(as_tuple=True)
@@ -251,14 +251,14 @@ def rows_layout(
 
 
 def packed_layout(
-    input_ids: Tensor, attention_mask: Tensor, scored: Tensor, contexts: Tensor | None, *, prompt: int
+    input_ids: Tensor, attention_mask: Tensor, needs_logprobs: Tensor, contexts: Tensor | None, *, prompt: int
 ) -> Layout:
     """Concatenate all contexts in one row; a row whose prompt is that of the row before it uses that one's.
 
     Its branch begins with the last token of the prompt: that one predicts another token in each row.
     """
     real = attention_mask.bool()
-    labels = _labels(input_ids, real, scored, contexts)
+    labels = _labels(input_ids, real, needs_logprobs, contexts)
     sequence, column, _ = _sequences(real, contexts)
     columns = torch.zeros_like(input_ids)
     columns[real] = column

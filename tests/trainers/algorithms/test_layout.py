@@ -31,12 +31,12 @@ from trainers.algorithms.layout import (
     Layout,
     Segment,
     can_reorder_micro_batches,
+    compute_logprobs,
     install_packed_attention,
     packed_layout,
     reorder_micro_batches,
     rows_layout,
     rows_per_pass,
-    score_rows,
     setup_packing,
     similarity_order,
     supports_packing,
@@ -68,14 +68,14 @@ def batch(rows: int = 12, *, contexts: bool, seed: int = 0) -> dict[str, Any]:
     return {
         "input_ids": ids,
         "attention_mask": mask,
-        "scored": scored,
+        "needs_logprobs": scored,
         "context_ids": context_ids if contexts else None,
     }
 
 
 def by_hand(model: Any, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies (B, T) by a plain pass over each context alone."""
-    scored, context_ids = sample["scored"], sample["context_ids"]
+    scored, context_ids = sample["needs_logprobs"], sample["context_ids"]
     rows = []
     for row in range(len(scored)):
         line, entropies = torch.zeros(scored.size(1)), torch.zeros(scored.size(1))
@@ -95,7 +95,7 @@ def by_hand(model: Any, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return torch.stack([line for line, _ in rows]), torch.stack([line for _, line in rows])
 
 
-def scored_by(model: Any, sample: dict[str, Any], *, packed: bool, rows: int) -> tuple[Tensor, Tensor]:
+def logprobs_by(model: Any, sample: dict[str, Any], *, packed: bool, rows: int) -> tuple[Tensor, Tensor]:
     passes = []
 
     def run(layout: Layout) -> Any:
@@ -103,9 +103,9 @@ def scored_by(model: Any, sample: dict[str, Any], *, packed: bool, rows: int) ->
         output = model(**layout.inputs, shift_labels=layout.labels, fused_lm_head=True)
         return output.log_probs, output.entropy, None
 
-    logps, entropies, aux = score_rows(run, **sample, rows=rows, packed=packed)
+    logps, entropies, aux = compute_logprobs(run, **sample, rows=rows, packed=packed)
     assert aux is None and entropies is not None
-    assert len(passes) == -(-len(sample["scored"]) // rows)
+    assert len(passes) == -(-len(sample["needs_logprobs"]) // rows)
     return logps, entropies
 
 
@@ -133,7 +133,7 @@ class TestEqualsOneContextAtATime:
         add_fused_lm_head(model, outputs=("log_probs", "entropy"))
         if packed:
             install_packed_attention(model)
-        found = scored_by(model, sample, packed=packed, rows=rows)
+        found = logprobs_by(model, sample, packed=packed, rows=rows)
         assert_close(found, expected, rtol=1e-5, atol=1e-5)
         weighted(*found).backward()
         for name, value in gradients_of(model).items():
@@ -154,7 +154,7 @@ class TestEqualsOneContextAtATime:
             if recompute:
                 model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()
-            weighted(*scored_by(model, sample, packed=True, rows=4)).backward()
+            weighted(*logprobs_by(model, sample, packed=True, rows=4)).backward()
             found.append(gradients_of(model))
         assert found[0]
         assert_close(found[0], found[1])
@@ -163,10 +163,10 @@ class TestEqualsOneContextAtATime:
         """Rotary positions make float32 of queries and keys, not of values."""
         model, sample = make_causal_lm(), batch(contexts=False)
         add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-        expected, _ = scored_by(model, sample, packed=False, rows=12)
+        expected, _ = logprobs_by(model, sample, packed=False, rows=12)
         install_packed_attention(model)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found, _ = scored_by(model, sample, packed=True, rows=12)
+            found, _ = logprobs_by(model, sample, packed=True, rows=12)
         assert_close(found.float(), expected.float(), rtol=0.05, atol=0.2)
 
     def test_other_rows_are_not_seen(self) -> None:
@@ -174,10 +174,10 @@ class TestEqualsOneContextAtATime:
         add_fused_lm_head(model, outputs=("log_probs", "entropy"))
         install_packed_attention(model)
         sample = batch(contexts=False)
-        before, _ = scored_by(model, sample, packed=True, rows=12)
+        before, _ = logprobs_by(model, sample, packed=True, rows=12)
         changed = {**sample, "input_ids": sample["input_ids"].clone()}
         changed["input_ids"][3, PROMPT:] = (changed["input_ids"][3, PROMPT:] + 5) % 60
-        after, _ = scored_by(model, changed, packed=True, rows=12)
+        after, _ = logprobs_by(model, changed, packed=True, rows=12)
         others = torch.arange(12) != 3
         assert_close(after[others], before[others])
         assert not torch.equal(after[3], before[3])
@@ -291,7 +291,7 @@ class TestModels:
         add_fused_lm_head(model, outputs=("log_probs", "entropy"))
         install_packed_attention(model)
         with pytest.raises(ConfigurationError, match=r"was not handed the segments .*update_layout=rows"):
-            scored_by(model, batch(contexts=False), packed=True, rows=12)
+            logprobs_by(model, batch(contexts=False), packed=True, rows=12)
 
     def test_full_attention_takes_segments_and_with_an_adapter_too(self) -> None:
         assert supports_packing(make_causal_lm("qwen2"))

@@ -218,7 +218,7 @@ class TestTeacherPass:
         output = score(trainer, len(rows))
         own = [[9, 8, 7][: number % 4] for number in range(len(rows))]
         trainer.progress.prefixes = prefixes(*own)
-        found = trainer._score(trainer.model, output)
+        found = trainer._logprobs(trainer.model, output)
         trainer.progress.prefixes = None
         for row, (trajectory, prefix) in enumerate(zip(rows, own, strict=True)):
             turns = zip(
