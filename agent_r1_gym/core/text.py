@@ -150,16 +150,20 @@ class FeedbackFormatter:
         self._short = short
         self._markup = tuple(markup)
 
+    def sanitize(self, text: str) -> str:
+        """Make foreign text harmless, with the markup of this format and of this model."""
+        return sanitize(text, self._markup)
+
     def prompt(self, text: str) -> Message:
         """Format a user turn: the first one, or a follow-up question."""
-        return Message("user", sanitize(text, self._markup))
+        return Message("user", self.sanitize(text))
 
     def outcome(self, call: ToolCall, outcome: ToolOutcome, identifier: str | None) -> Message:
         """Format the tool turn that answers one call."""
         content = outcome.content
         if not outcome.ok:
             content = f"error {outcome.error}" if self._short else f"Error ({outcome.error}): {content}"
-        return Message("tool", sanitize(content, self._markup), _shown_name(call.name[:64]), identifier)
+        return Message("tool", self.sanitize(content), _shown_name(call.name[:64]), identifier)
 
     def reply(self, call: ToolCall, outcome: ToolOutcome) -> Message:
         """Format the user turn that replies to a message (`Tool.takes_messages`)."""
@@ -178,7 +182,7 @@ class FeedbackFormatter:
         """
         if self._short:
             return Message("user", " ".join(f"error {error.code}" for error in errors[:3]))
-        quotes = (f" {sanitize(error.quote, self._markup)!r}" if error.quote else "" for error in errors)
+        quotes = (f" {self.sanitize(error.quote)!r}" if error.quote else "" for error in errors)
         lines = [
             f"Error ({error.code}): {error.message}{quote}" for error, quote in zip(errors[:10], quotes, strict=False)
         ]

@@ -33,7 +33,6 @@ from agent_r1_gym.core.text import (
     render_ansi,
     render_message,
     render_text,
-    sanitize,
 )
 from agent_r1_gym.core.tool import PendingCall, Tool, execute_calls
 from agent_r1_gym.core.toolbox import Toolbox
@@ -442,7 +441,7 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
 
     def _system_and_shots(self, row_system: str) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
         """Write what stands before each task; `row_system` is the system turn of the task itself, "" without one."""
-        text = self.system_text(self.parser, sanitize(row_system, self.markup))
+        text = self.system_text(self.parser, self.formatter.sanitize(row_system))
         shots = tuple(message for shot in self.shots for message in self._shot_messages(shot))
         return (Message("system", text),) if text else (), shots
 
@@ -817,7 +816,7 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
         """Write turns of a conversation that no step produced: sanitized, answers and calls in the parser's format."""
         messages = []
         for turn in turns:
-            content = sanitize(turn.content, self.markup)
+            content = self.formatter.sanitize(turn.content)
             if turn.role == "user":
                 messages.append(self.formatter.prompt(turn.content))
             elif turn.role == "tool":

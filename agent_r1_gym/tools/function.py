@@ -130,7 +130,7 @@ class Documentation(NamedTuple):
         for entry in parsed.params:
             for name in entry.arg_name.split(","):  # NumPy's style describes several at once
                 described[name.strip().lstrip("*\\")] = " ".join((entry.description or "").split())
-        description = "\n\n".join(map(_unwrapped, re.split(r"\n\s*\n", parsed.description or "")))
+        description = "\n\n".join(map(_unwrapped, re.split(r"\n\s*\n", (parsed.description or "").strip())))
         _warn_of_lost_text(function, text, parsed, described)
         return cls(description, {name: meaning for name, meaning in described.items() if meaning})
 

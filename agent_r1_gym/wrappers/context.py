@@ -11,7 +11,7 @@ import gymnasium
 from gymnasium.utils import RecordConstructorArgs
 
 from agent_r1_gym.core.spaces import UnicodeText
-from agent_r1_gym.core.text import render_text, sanitize
+from agent_r1_gym.core.text import render_text
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Message
 from agent_r1_gym.errors import ConfigurationError
@@ -72,7 +72,7 @@ class ContextWindow(HistoryWrapper):
         self._max_chars = max_chars
         self._mode = mode
         self._placeholder = placeholder
-        self._markup = cast(ToolEnv, env.unwrapped).markup
+        self._sanitize = cast(ToolEnv, env.unwrapped).formatter.sanitize
         self._summaries: dict[str, str] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
@@ -117,7 +117,7 @@ class ContextWindow(HistoryWrapper):
         start = assistant_text.rfind(_OPEN, 0, max(end, 0))
         if self._mode != "summary" or start < 0:
             return prompt
-        summary = sanitize(assistant_text[start + len(_OPEN) : end], self._markup)
+        summary = self._sanitize(assistant_text[start + len(_OPEN) : end])
         content = f"{prompt[-1].content}\n{_OPEN}{summary}{_CLOSE}"
         return (*prompt[:-1], replace(prompt[-1], content=content))
 
@@ -147,7 +147,7 @@ class ContextWindow(HistoryWrapper):
             summary = self._mode(content)
             if not isinstance(summary, str):
                 raise ConfigurationError(f"The summariser must return a string, got {type(summary).__name__}.")
-            self._summaries[content] = sanitize(summary, self._markup)
+            self._summaries[content] = self._sanitize(summary)
         return self._summaries[content]
 
 

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1_gym.core.parsing import HermesParser, OpenAIParser, SearchR1Parser
+from agent_r1_gym.core.parsing import HermesParser, OpenAIParser, ReToolParser, SearchR1Parser
 from agent_r1_gym.core.text import encodable, render_ansi, render_message, render_text, sanitize, sanitize_headers
 from agent_r1_gym.core.types import Message, Passage, Task, ToolCall, ToolOutcome
 from agent_r1_gym.errors import InfrastructureError, ToolError
+from agent_r1_gym.tools import tool
 from agent_r1_gym.tools.search import SearchTool
+from agent_r1_gym.wrappers import ContextWindow
 from tests.kit.helpers import GivenTool, StubRetriever, call, headers_of, make_env, split_observation, started
 
 SPECIAL_TOKENS = {
@@ -239,6 +241,29 @@ def test_special_tokens_of_a_tokenizer_are_broken_too() -> None:
     env = started(make_env(tools=[GivenTool("a ▁eot▁ b")], markup=["▁eot▁"]))
     observation, *_ = env.step(call("given"))
     assert "▁eot▁" not in observation
+
+
+def test_marks_of_the_format_are_broken_wherever_foreign_text_stands() -> None:
+    def contents(text: str) -> list[str]:
+        @tool
+        def python(code: str) -> str:
+            """Runs code."""
+            return text
+
+        turns = (Message("system", text), Message("user", text), Message("assistant", text))
+        task = Task("t", text, ("Paris",), history=turns)
+        env = make_env(parser=ReToolParser(), tools=[python], tasks=[task], max_turns=4)
+        window = ContextWindow(env, keep_last=1, mode=lambda _old: text)
+        window.reset(seed=0)
+        for _ in range(2):
+            _, _, _, _, info = window.step("<code>1</code>")
+        return [message.content for message in info["messages"]]
+
+    marks = ReToolParser.markup
+    poisoned, harmless = contents("".join(marks)), contents("foreign")
+    assert any("</interpreter>" in content for content in harmless)
+    for mark in marks:
+        assert [content.count(mark) for content in poisoned] == [content.count(mark) for content in harmless]
 
 
 def test_a_models_own_turn_is_kept_as_it_wrote_it_but_forges_no_header() -> None:

@@ -361,6 +361,11 @@ def test_docstrings_of_every_style_reach_the_model(style: str) -> None:
     ]
 
 
+def test_a_description_has_no_space_at_its_end() -> None:
+    for style in STYLES.values():
+        assert documented(f"Finds things.\n\n{style}").description == "Finds things."
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

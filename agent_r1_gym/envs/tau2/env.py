@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from agent_r1_gym.core.parsing import Parser
 from agent_r1_gym.core.rewards import Reward, RewardSet, replace_presets
-from agent_r1_gym.core.text import sanitize
 from agent_r1_gym.core.tool import Tool
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Message, ScriptedPolicy, Task, ToolCall, Transition
@@ -85,7 +84,7 @@ In each turn do one of two things: call functions, or write a message to the use
 
     def system_text(self, parser: Parser, row_system: str = "") -> str:
         """The instructions, with the policy, and the tools and the format."""
-        policy = row_system or sanitize(self._policy, self.markup)
+        policy = row_system or self.formatter.sanitize(self._policy)
         return super().system_text(parser, f"{self.instructions}\n\n<policy>\n{policy}\n</policy>")
 
     def make_tools(self, task: Task) -> Sequence[Tool]:
