@@ -211,6 +211,17 @@ class TestTraining:
         assert block[5] == [["</script>", "b"], "11", [-0.1, -1.25], [0.5, 0.5]]
         assert page.count("</script>") == page.count("<script")
 
+    def test_quickstarts_of_equal_settings_are_one_group(self, tmp_path: Path) -> None:
+        runs = []
+        for name, algorithm, seed, score in (("a", "rloo", 0, 0.5), ("b", "rloo", 1, 0.25), ("c", "ppo", 0, 0.5)):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "curves.csv").write_text("step,reward\n1,0.5\n")
+            scores = {"algorithm": algorithm, "seed": seed, "scores": {"agent": {"test": score}}, "seconds": score}
+            (tmp_path / name / "scores.json").write_text(json.dumps(scores))
+            runs.append(read_training_run(tmp_path / name))
+        groups = group_by_settings([run for run in runs if run is not None])
+        assert [[run.path.name for run in group] for group in groups.values()] == [["a", "b"], ["c"]]
+
     def test_a_return_that_is_the_exact_match_is_drawn_once(self) -> None:
         log = [{"step": step, "reward": step / 4, "rollout/reward/em": step / 4, "rollout/reward/f1": 0.5}
                for step in range(1, 5)]  # fmt: skip

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from agent_r1_gym.support.http_server import guarded_requests, is_nested_deeper, json_response, new_app, read_object
+from agent_r1_gym.support.http_server import (
+    connection_limits,
+    guarded_requests,
+    is_nested_deeper,
+    json_response,
+    new_app,
+    read_object,
+)
 from tests.kit.serving import running
 
 pytest.importorskip("fastapi", reason="fastapi is not installed")
@@ -68,3 +75,14 @@ def test_levels_are_counted_in_lists_and_objects() -> None:
     for value, levels in ((7, 0), ({}, 1), ([1, "[[["], 1), ({"a": [{}]}, 3), ([[], [[[]]]], 4)):
         assert not is_nested_deeper(value, levels)
         assert levels == 0 or is_nested_deeper(value, levels - 1)
+
+
+def test_connections_are_limited_by_the_soft_limit_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource", reason="Windows has no limits of descriptors")
+
+    def limits(soft: int, hard: int) -> tuple[int, int]:
+        monkeypatch.setattr(resource, "getrlimit", lambda _name: (soft, hard))
+        return connection_limits()
+
+    assert limits(1_024, 1_024) == limits(1_024, 1_048_576)
+    assert limits(1_024, 1_048_576)[0] < limits(4_096, 1_048_576)[0] < limits(-1, -1)[0]

@@ -252,3 +252,14 @@ def _plain(text):
     for token in TOKENIZER.all_special_tokens:
         text = text.replace(token, "")
     return text.split()
+
+
+def test_a_pad_token_is_kept_and_a_missing_one_is_the_end_of_the_turn(tmp_path):
+    tokenizer = build_tokenizer()
+    own = tokenizer.pad_token
+    build_model(tokenizer).save_pretrained(tmp_path)
+    for pad in (own, None):
+        tokenizer.pad_token = pad
+        tokenizer.save_pretrained(tmp_path)
+        loaded = load_model(LocalOptions(model=str(tmp_path)))[1]
+        assert loaded.pad_token == (pad or tokenizer.eos_token) and own != tokenizer.eos_token
