@@ -33,7 +33,7 @@ def test_help_shows_every_option_of_ours_in_lines_that_fit() -> None:
     lines = help_text().splitlines()
     assert max(map(len, lines)) < 120
     shown = [line.split()[0][2:].replace("-", "_") for line in lines if line.startswith("  --")]
-    assert len(shown) == len(set(shown))
+    assert len(shown) == len(set(shown)) and "help" not in shown
     assert {entry.name for group in OPTION_GROUPS for entry in fields(group)} < set(shown)
     assert {"dataset", "option", "learning_rate", "max_steps", "lora_r", "output_dir", "seed", "bf16"} < set(shown)
     assert not [line for line in lines if line.startswith("  --") and "_" in line.split()[0]]  # dashes, as everywhere
@@ -59,7 +59,7 @@ def test_help_of_sft_is_as_short_and_as_true() -> None:
     lines = sft_help_text().splitlines()
     assert max(map(len, lines)) < 120 and len(lines) < 90
     shown = [line.split()[0][2:].replace("-", "_") for line in lines if line.startswith("  --")]
-    assert len(shown) == len(set(shown))
+    assert len(shown) == len(set(shown)) and "help" not in shown
     assert {entry.name for entry in fields(DemonstrationOptions)} - {"source"} < set(shown) and "from" in shown
     defaults = {entry.name: entry.default for entry in fields(DemonstrationConfig)}
     reported = {name: entry[0] for name, entry in {**SFT_OF_TRL, **CHECKPOINT_OPTIONS}.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -99,6 +100,13 @@ def test_unfit_tokenizers_are_refused(attribute: str, value: str | None, words: 
     setattr(tokenizer, attribute, value)
     with pytest.raises(ConfigurationError, match=words):
         ChatFormat(tokenizer)
+
+
+def test_a_note_quotes_the_first_difference_between_a_turn_and_its_history() -> None:
+    headed = REWRITES.replace("assistant\nearlier<|im_end|>", "assistant\nEarlier: {{ m.content }}<|im_end|>")
+    note = ChatFormat(tokenizer_with(headed)).template.note
+    found = re.fullmatch(r"shows 'Earlier: (\w+)<.*' in earlier turns where the model saw '(\w+)<.*'", note)
+    assert found and found[1] == found[2]
 
 
 def test_the_template_is_run_once_per_sequence_of_roles(monkeypatch: pytest.MonkeyPatch) -> None:
