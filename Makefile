@@ -9,6 +9,7 @@
 # make test-adapters   the tests of other libraries, each in an environment of its own: minutes each, LIBRARY=verl for one
 # make test-vllm    the tests that need vLLM, in an environment of its own (4 GB)
 # make test-floors  the tests of the suite with the oldest versions that pyproject.toml allows, in an environment of its own
+# make test-newest  the fast tests with the newest versions that pyproject.toml allows, in an environment of its own
 # make docs         build the site of the documentation, offline, into docs/_build
 # make clean        remove the virtual environment, caches and reports
 #
@@ -17,6 +18,7 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= test,train
 LINT_EXTRAS ?= dev,train
+NEWEST_EXTRAS ?= test,train
 FLOOR_EXTRAS ?= test,data,sandbox
 FLOOR_TESTS ?= tests/core tests/support tests/data tests/retrieval tests/tools tests/sandbox tests/run/serving
 FAST = not slow and not java and not browser
@@ -27,7 +29,7 @@ INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check -c const
 # Three for two cores: many tests wait for processes of their own.
 PYTEST = $(VENV)/bin/python -m pytest -n 3 --dist worksteal
 
-.PHONY: quickstart test test-fast test-model test-adapters test-vllm test-floors coverage lint format type docs clean
+.PHONY: quickstart test test-fast test-model test-adapters test-vllm test-floors test-newest coverage lint format type docs clean
 
 quickstart: $(call STAMP,train)
 	$(VENV)/bin/agent-r1 quickstart
@@ -54,6 +56,15 @@ test-floors:
 	.venv-floors/bin/uv pip install --python .venv-floors/bin/python --index-strategy unsafe-best-match \
 		--resolution lowest-direct -e ".[$(FLOOR_EXTRAS)]"
 	.venv-floors/bin/python -m pytest -n 3 --dist worksteal -m "$(FAST)" $(FLOOR_TESTS)
+
+# Only torch stays at the version of constraints.txt: pip would take the newest build for GPUs, of several gigabytes.
+test-newest:
+	$(PYTHON) -m venv --clear .venv-newest
+	grep '^torch==' constraints.txt > .venv-newest/torch.txt
+	.venv-newest/bin/python -m pip install --disable-pip-version-check --quiet --upgrade --upgrade-strategy eager \
+		-c .venv-newest/torch.txt -e ".[$(NEWEST_EXTRAS)]"
+	.venv-newest/bin/python -m pip freeze --exclude-editable
+	.venv-newest/bin/python -m pytest -n 3 --dist worksteal -m "$(FAST)"
 
 coverage: $(call STAMP,$(LINT_EXTRAS))
 	$(PYTEST) --cov --cov-report=term-missing:skip-covered
@@ -87,4 +98,4 @@ $(VENV)/.installed-%: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-adapters .venv-floors docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) .venv-adapters .venv-floors .venv-newest docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
