@@ -16,7 +16,7 @@ from accelerate.utils import broadcast_object_list  # type: ignore[import-untype
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainers import trl_internals
-from trainers.config.hardware import MIN_BF16_PARAMETERS, cpu_has_bf16, free_memory
+from trainers.config.hardware import MIN_BF16_PARAMETERS, cpu_prefers_bf16, free_memory
 from trainers.monitoring.memory import MARGIN, ModelShape, Setup, estimate_memory
 
 SMALL_MODEL = 1_000_000_000
@@ -117,7 +117,9 @@ def settle_defaults(args: Any, model: Any, *, command: str, peft_config: Any = N
         what = "an adapter" if adapter is not None else "all weights"
         args.learning_rate_reason = f"the default for {what} of a model {size} 1B"
     cpu = args.device.type == "cpu"
-    if "bf16" in options and cpu and cpu_has_bf16() and (facts.parameters or 0) >= MIN_BF16_PARAMETERS:
+    is_large = (facts.parameters or 0) >= MIN_BF16_PARAMETERS
+    # Measured, so ranks could differ.
+    if "bf16" in options and cpu and is_large and broadcast_object_list([cpu_prefers_bf16()])[0]:
         args.bf16, args.mixed_precision = True, "bf16"
     if "gradient_checkpointing" in options:
         fits = _fits_without_checkpointing(args, facts, adapter=adapter, length=length)

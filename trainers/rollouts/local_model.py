@@ -23,7 +23,7 @@ from agent_r1_gym.run.evaluation.agent_card import ADAPTER_FILE
 from agent_r1_gym.run.model_folder import check_inside, read_adapter
 from agent_r1_gym.run.token_session import TokenLimits
 from agent_r1_gym.support.terminal import still_working
-from trainers.config.hardware import MIN_BF16_PARAMETERS, cpu_has_bf16, return_large_blocks
+from trainers.config.hardware import MIN_BF16_PARAMETERS, cpu_prefers_bf16, return_large_blocks
 from trainers.rollouts.chat_format import FILE, TEMPLATE_FILE, resolve_model_path
 from trainers.rollouts.chat_format import ChatFormat as ChatFormat  # for adapters, which load this module
 from trainers.rollouts.collect import Collector as Collector  # for agent_r1_gym.integrations.trl
@@ -203,7 +203,7 @@ def load_model(options: LocalOptions, *, rank: int = 0) -> tuple[Any, Any]:
     except _UNLOADABLE as error:
         raise _refusal(options.model, error) from error
     by_default = options.dtype is None and device == "cpu"
-    if by_default and cpu_has_bf16() and model.num_parameters() >= MIN_BF16_PARAMETERS:
+    if by_default and model.num_parameters() >= MIN_BF16_PARAMETERS and cpu_prefers_bf16():
         model.to(torch.bfloat16)  # type: ignore[arg-type]  # transformers wraps `to`
     model.to(torch.device(device))  # type: ignore[arg-type]
     model.train(False)

@@ -59,7 +59,7 @@ class TestSettling:
 
     def test_what_the_user_sets_counts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(defaults.ModelFacts, "of", facts(135_000_000, 512))
-        monkeypatch.setattr(defaults, "cpu_has_bf16", lambda: True)
+        monkeypatch.setattr(defaults, "cpu_prefers_bf16", lambda: True)
         options = {"learning_rate": 3e-6, "bf16": False, "gradient_checkpointing": True, "max_completion_length": 700}
         args = config(tmp_path, **options)
         settle_defaults(args, "model", command="train", peft_config=LoraConfig())
@@ -77,7 +77,7 @@ class TestSettling:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for has, parameters, wanted in ((True, 135_000_000, True), (True, 400_000, False), (False, 135_000_000, False)):
-            monkeypatch.setattr(defaults, "cpu_has_bf16", lambda has=has: has)
+            monkeypatch.setattr(defaults, "cpu_prefers_bf16", lambda has=has: has)
             monkeypatch.setattr(defaults.ModelFacts, "of", facts(parameters))
             args = config(tmp_path)
             settle_defaults(args, "model", command="train")
@@ -164,6 +164,14 @@ def test_bf16_of_a_cpu_is_read_from_its_flags(tmp_path: Path) -> None:
         path.write_text(text)
         assert hardware.cpu_has_bf16(path) is wanted
     assert hardware.cpu_has_bf16(tmp_path / "missing") is False
+
+
+def test_a_cpu_uses_bf16_only_where_it_multiplies_faster_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hardware.bf16_speedup() > 0
+    for has, speedup, wanted in ((True, 3.0, True), (True, 1.25, True), (True, 0.7, False), (False, 3.0, False)):
+        monkeypatch.setattr(hardware, "cpu_has_bf16", lambda has=has: has)
+        monkeypatch.setattr(hardware, "bf16_speedup", lambda speedup=speedup: speedup)
+        assert hardware.cpu_prefers_bf16.__wrapped__() is wanted
 
 
 def test_free_memory_is_that_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
