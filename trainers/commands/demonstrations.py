@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1_gym.core.parsing import NativeParser
-from agent_r1_gym.core.text import sanitize
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Message
 from agent_r1_gym.errors import ConfigurationError
@@ -195,7 +194,7 @@ def imported(conversations: Sequence[Conversation], env: TextEnv, *, env_id: str
                     bare.parser.to_message(text, bare.parser.parse(text)) if native else Message("assistant", text)
                 )
             elif message.role == "tool":
-                content = bare.parser.show_outcome(sanitize(message.content, bare.parser.markup))
+                content = bare.parser.show_outcome(bare.formatter.sanitize(message.content))
                 messages.append(
                     replace(message, content=content, tool_call_id=message.tool_call_id if native else None)
                 )
