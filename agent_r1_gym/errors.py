@@ -87,8 +87,11 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def near_names(word: str, known: Iterable[str]) -> str:
-    """Write "Did you mean 'a' or 'b'? " for the `known` names that are close to `word`, "" if none is."""
+    """Write "Did you mean 'a' or 'b'? " for the `known` names that begin with or resemble `word`; "" if none does."""
     names = sorted(known)
     parts = re.split(r"\W+|__", word[:200])  # functions.search, mcp__wiki__search
-    near = [name for name in names if name in parts] or difflib.get_close_matches(word, names, n=3, cutoff=0.6)
+    near = [name for name in names if name in parts]
+    if not near and len(word.lstrip("-")) >= 3:  # `resume` of resume_from_checkpoint, which difflib finds too long
+        near = [name for name in names if name.startswith(word)][:3]
+    near = near or difflib.get_close_matches(word, names, n=3, cutoff=0.6)
     return f"Did you mean {' or '.join(map(repr, near))}? " if near else ""

@@ -412,7 +412,7 @@ def _quantisation_faults(settings: Any, trained: Trained) -> Iterator[Fault]:
         yield Fault(
             "quantised",
             f"has quantised weights ({method}), which cannot be trained: use the model before quantisation, or train "
-            "an adapter (--lora_r 16).",
+            "an adapter (--lora-r 16).",
         )
     elif method not in _ADAPTER_METHODS:
         yield Fault(

@@ -126,7 +126,7 @@ def test_a_used_folder_is_refused_before_the_model_is_loaded(tmp_path: Path) -> 
 
 
 def test_unknown_options_are_refused(model_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="Did you mean '--learning_rate'"):
+    with pytest.raises(ConfigurationError, match="Did you mean '--learning-rate'"):
         main(["FictionQA", "--model", str(model_folder), "--output_dir", str(tmp_path), "--learning_rat", "1e-3"])
 
 

@@ -52,7 +52,7 @@ def vet_file(file: Path, values: Mapping[str, Any], trust: Trust) -> dict[str, A
     if values.get("trust_remote_code") or "trust_remote_code" in (values.get("model_init_kwargs") or ()):
         raise ConfigurationError(
             f"{file} sets trust_remote_code, with which code of the model runs; files run no code. If you know the "
-            "model, add --trust_remote_code True."
+            "model, add --trust-remote-code True."
         )
     for option in ("algorithm", "source"):
         trust.vet_name(file, option, str(values.get(option) or ""))
@@ -176,7 +176,7 @@ def _take_adapter(model_args: ModelConfig, folder: Path, explicit: Collection[st
     where = f" on {', '.join(sorted(modules)) if isinstance(modules, list) else modules}" if modules else ""
     print_note(
         f"{folder} is an adapter, so that a new one of its shape is trained: {_shown(chosen) or 'as set'}{where}; "
-        "--use_peft False trains all weights"
+        "--use-peft False trains all weights"
     )
 
 

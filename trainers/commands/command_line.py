@@ -17,7 +17,7 @@ import yaml  # type: ignore[import-untyped]
 from transformers import TrainingArguments
 from trl import ModelConfig, TrlParser  # type: ignore[attr-defined]
 
-from agent_r1_gym.errors import ConfigurationError, suggest
+from agent_r1_gym.errors import ConfigurationError, near_names, suggest
 from agent_r1_gym.run.env_options import ENV_OPTION_NAMES, add_env_options, env_options, expand_out, hide_underscores
 from agent_r1_gym.run.mixture import parse_yaml
 from agent_r1_gym.run.trust import Trust, add_trust_options
@@ -174,8 +174,9 @@ class OptionParser(TrlParser):
         """
         parsed, rest = super().parse_known_args(args, namespace)
         if rest:
-            known = [name for action in self._actions for name in action.option_strings if "-" not in name[2:]]
-            raise ConfigurationError(f"{rest[0]!r} is no option. {_near(rest[0].partition('=')[0], known)}")
+            known = {name.replace("_", "-") for action in self._actions for name in action.option_strings}
+            word = rest[0].partition("=")[0].replace("_", "-")
+            raise ConfigurationError(f"{rest[0]!r} is no option. {_near(word, known)}")
         return parsed, rest
 
     def format_help(self) -> str:
@@ -231,5 +232,4 @@ def _convert(action: argparse.Action, value: Any) -> Any:
 
 def _near(name: str, known: Any) -> str:
     """Suggest near names only: the full list has some two hundred."""
-    hint = suggest(name, known).partition("Known:")[0].strip()
-    return hint or "See --help for the options."
+    return near_names(name, known).rstrip() or "See --help for the options."

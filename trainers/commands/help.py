@@ -202,11 +202,11 @@ def check_required_args(argv: Sequence[str]) -> None:
         return
     missing = []
     if not names & {"env", "env_id", "envs"} and not (argv and not argv[0].startswith("-")) and not _has_card(argv):
-        missing.append("an environment (env_id), such as HotpotQA,")
+        missing.append("an environment (ENV, such as HotpotQA)")
     if not names & {"model", "model_name_or_path", "warm_start"}:
-        missing.append("a model (--model), such as Qwen/Qwen2.5-3B-Instruct,")
+        missing.append("a model (--model, such as Qwen/Qwen2.5-3B-Instruct)")
     if missing:
-        raise ConfigurationError(f"{' and '.join(missing).rstrip(',')} must be named: {USAGE}. See --help.")
+        raise ConfigurationError(f"Name {' and '.join(missing)}: {USAGE}. See --help.")
 
 
 def _has_card(argv: Sequence[str]) -> bool:

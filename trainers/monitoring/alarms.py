@@ -51,7 +51,7 @@ ALARM_RULES: Mapping[str, AlarmRule] = {
         "rollout/infra_failures",
         1,
         "a backend (retriever, tool server) is down, overloaded, or slower than its timeout",
-        "restart it and resume with --resume_from_checkpoint True; raise infrastructure_retries; lower the number of "
+        "restart it and resume with --resume-from-checkpoint True; raise infrastructure_retries; lower the number of "
         "concurrent episodes (per_device_train_batch_size)",
         caused_by_policy=False,
     ),
@@ -86,7 +86,7 @@ ALARM_RULES: Mapping[str, AlarmRule] = {
         -1,
         "answers without calls earn as much (guessed, or known from the prompt), or calls fail so often that the model "
         "avoids them (rollout/failed_calls, rollout/malformed_turns)",
-        "look at samples (on the terminal, or --trace_steps 1); a reward that a guess does not earn; a process reward "
+        "look at samples (on the terminal, or --trace-steps 1); a reward that a guess does not earn; a process reward "
         "for calls with results; a cold start (agent-r1 sft) if the format is the problem",
     ),
     "alarm_answer_share_above": AlarmRule(
@@ -116,7 +116,7 @@ REWARD_DROP_RULE = AlarmRule(
     "the reward; rollouts from other weights than the trained ones (sampling/logprob_drift_mean); a tool that fails",
     "look for metrics that went bad before the reward (docs/collapse.md); continue from an earlier checkpoint's "
     "weights "
-    "with a lower learning_rate (--on_alarm rollback does), or fix the cause",
+    "with a lower learning_rate (--on-alarm rollback does), or fix the cause",
 )
 WINDOW = 5
 """Logged steps over which the reward's best mean is taken."""
@@ -227,7 +227,9 @@ class CollapseAlarm(TrainerCallback):
                 f"{share:.0%} of the rollouts gave the same answer, though no accepted answer holds for more than "
                 f"{accepted:.0%} of them"
             )
-            self._warn(reason, state, ALARM_RULES[option], f"To stop then: --{option} {MAX_ANSWER_SHARE}.")
+            self._warn(
+                reason, state, ALARM_RULES[option], f"To stop then: --{option.replace('_', '-')} {MAX_ANSWER_SHARE}."
+            )
 
     def _watch_calls(self, logs: dict[str, Any], state: TrainerState) -> None:
         option = "alarm_calls_below"
@@ -241,7 +243,10 @@ class CollapseAlarm(TrainerCallback):
         ):
             reason = f"Calls per rollout have fallen from {max_calls:.2g} to {calls:.2g}"
             self._warn(
-                reason, state, ALARM_RULES[option], f"To stop then: --{option} {CALLS_DROP_FACTOR * max_calls:.2g}."
+                reason,
+                state,
+                ALARM_RULES[option],
+                f"To stop then: --{option.replace('_', '-')} {CALLS_DROP_FACTOR * max_calls:.2g}.",
             )
 
     def _watch(

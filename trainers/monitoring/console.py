@@ -410,7 +410,7 @@ def nothing_parsed(turns: Mapping[str, int]) -> str | None:
     return (
         f"WARNING: the model has learned nothing useful: none of its {sum(turns.values())} turns was a call or an "
         f"answer that could be parsed ({errors}). Show it how first: worked examples in the prompt (--option shots=2), "
-        "or a cold start by `agent-r1 sft ENV --from oracle`, then `agent-r1 train --warm_start DIR`."
+        "or a cold start by `agent-r1 sft ENV --from oracle`, then `agent-r1 train --warm-start DIR`."
     )
 
 
@@ -427,5 +427,5 @@ def end_summary(folder: str | None, card: AgentCard) -> str:
         f"measure it:  agent-r1 eval {here} --out {measured}\n"
         f"look at it:  agent-r1 report {here} {measured}\n"
         + (f"talk to it:  agent-r1 chat {here}\n" if card.has_tools and "agent" not in card.env_options else "")
-        + f"continue:    agent-r1 train --warm_start {here} --output_dir {after}"
+        + f"continue:    agent-r1 train --warm-start {here} --out {after}"
     )

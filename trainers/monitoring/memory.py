@@ -327,17 +327,17 @@ def plan_slots(trainer: Any) -> SlotLimit:
     args = trainer.args
     rows = int(args.generation_batch_size or 1) // args.world_size
     if args.rollout_slots:
-        return SlotLimit(args.rollout_slots, rows, "set by --rollout_slots")
+        return SlotLimit(args.rollout_slots, rows, "set by --rollout-slots")
     if args.engine == "vllm":
-        return SlotLimit(_MAX_IN_FLIGHT, rows, "more wait (--rollout_slots)")
+        return SlotLimit(_MAX_IN_FLIGHT, rows, "more wait (--rollout-slots)")
     available_bytes, shape = memory_for(trainer.accelerator.device), shape_of(trainer)
     if available_bytes is not None and shape is not None:
         fit = slots_that_fit(shape, setup_of(trainer, slots=1), available_bytes=available_bytes)
         if fit < MAX_SLOTS:
             return SlotLimit(
-                fit, rows, f"as many as fit in {available_bytes / GIB:.3g} GiB at full length (--rollout_slots)"
+                fit, rows, f"as many as fit in {available_bytes / GIB:.3g} GiB at full length (--rollout-slots)"
             )
-    return SlotLimit(MAX_SLOTS, rows, "more wait (--rollout_slots)")
+    return SlotLimit(MAX_SLOTS, rows, "more wait (--rollout-slots)")
 
 
 def memory_for(device: torch.device) -> int | None:

@@ -207,7 +207,7 @@ def check_output(output_dir: str | None) -> None:
         ConfigurationError: it is not named, or cannot be created or written to.
     """
     if output_dir in (None, _UNNAMED_OUTPUT):
-        raise ConfigurationError("Name a folder for the run: --output_dir runs/NAME. All runs would share a default.")
+        raise ConfigurationError("Name a folder for the run: --out runs/NAME. All runs would share a default.")
     folder = Path(output_dir or "")
     try:
         folder.mkdir(parents=True, exist_ok=True)

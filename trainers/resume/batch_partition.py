@@ -61,7 +61,7 @@ class BatchPartition(NamedTuple):
 
     def __str__(self) -> str:
         names = self._fields[1:]
-        return " ".join(f"--{name} {getattr(self, name)}" for name in names)
+        return " ".join(f"--{name.replace('_', '-')} {getattr(self, name)}" for name in names)
 
 
 def check_partition(folder: Path, *, saved: BatchPartition, own: BatchPartition, sharding: str | None) -> None:

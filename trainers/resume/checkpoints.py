@@ -224,7 +224,7 @@ def check_no_checkpoints(resume_from: str | bool | None, *, directory: str) -> N
     if checkpoints:
         raise ConfigurationError(
             f"output_dir={directory!r} holds checkpoints of an earlier run, the last of them {checkpoints[-1]}. "
-            "Resume that run with --resume_from_checkpoint True, or choose another --output_dir."
+            "Resume that run with --resume-from-checkpoint True, or choose another --out."
         )
 
 
@@ -248,7 +248,7 @@ def lock_run(directory: str | None) -> Iterator[None]:
         if not broadcast_object_list([free])[0]:
             raise ConfigurationError(
                 f"Another process is training in output_dir={directory!r}; wait for it, stop it, or choose another "
-                "--output_dir."
+                "--out."
             )
         yield
 

@@ -90,7 +90,7 @@ class StopOnSignal(TrainerCallback):
             return
         if self._accelerator.is_main_process:
             text = (
-                f"Stopped with the state saved in {folder}; add --resume_from_checkpoint True to continue."
+                f"Stopped with the state saved in {folder}; add --resume-from-checkpoint True to continue."
                 if resumable
                 else f"Stopped; the model is in {folder}. With save_only_model a run cannot be resumed."
             )

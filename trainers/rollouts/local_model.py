@@ -226,7 +226,7 @@ def _refusal(model: str, error: BaseException) -> ConfigurationError:
     if "trust_remote_code" in str(error):
         return ConfigurationError(
             f"{model} comes with code of its own, and only training runs such code: `agent-r1 train` and `sft` with "
-            "--trust_remote_code True. For other commands, use a model that transformers has the code of."
+            "--trust-remote-code True. For other commands, use a model that transformers has the code of."
         )
     return ConfigurationError(f"No model can be loaded from {model!r}: {error}")
 

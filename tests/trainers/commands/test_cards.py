@@ -161,7 +161,7 @@ def test_a_warm_start_from_an_adapter_trains_one_of_its_shape(capsys: pytest.Cap
     _, model = read_options(words)
     assert model.use_peft and model.use_rslora
     assert (model.lora_r, model.lora_alpha, model.lora_target_modules) == (4, 9, ["q_proj", "v_proj"])
-    assert "lora_r=4 lora_alpha=9 use_rslora=true on q_proj, v_proj; --use_peft False" in capsys.readouterr().err
+    assert "lora_r=4 lora_alpha=9 use_rslora=true on q_proj, v_proj; --use-peft False" in capsys.readouterr().err
     _, model = read_options([*words, "--lora_r", "2"])
     assert model.use_peft and (model.lora_r, model.lora_alpha) == (2, 9)
     _, model = read_options([*words, "--use_peft", "False"])

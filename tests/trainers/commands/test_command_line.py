@@ -131,7 +131,9 @@ def test_files_are_refused(text: str, words: str, tmp_path: Path) -> None:
 @samples(
     ("words", "message"),
     [
-        (["--learning_rat", "1e-3"], r"'--learning_rat' is no option\. Did you mean '--learning_rate'"),
+        (["--learning_rat", "1e-3"], r"'--learning_rat' is no option\. Did you mean '--learning-rate'"),
+        (["--resume"], r"'--resume' is no option\. Did you mean '--resume-from-checkpoint'"),
+        (["--max_step=3"], r"'--max_step=3' is no option\. Did you mean '--max-steps'"),
         (["--gama=0.9"], r"'--gama=0\.9' is no option\. Did you mean '--gamma'"),
         (["--gamma", "high"], r"--gamma: invalid float value: 'high'"),
         (["--dtype", "float8"], r"--dtype: invalid choice: 'float8'"),

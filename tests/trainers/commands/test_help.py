@@ -77,9 +77,9 @@ print(run(["--help"]), [name for name in {HEAVY} if name in sys.modules])
     ("words", "status", "said"),
     [
         (["--help"], 0, "Algorithm and credit:"),
-        ([], 2, "an environment (env_id), such as HotpotQA, and a model"),
-        (["HotpotQA"], 2, "a model (--model), such as Qwen/Qwen2.5-3B-Instruct must be named"),
-        (["--model=x", "--max_steps", "3"], 2, "an environment (env_id), such as HotpotQA must be named"),
+        ([], 2, "Name an environment (ENV, such as HotpotQA) and a model ("),
+        (["HotpotQA"], 2, "Name a model (--model, such as Qwen/Qwen2.5-3B-Instruct): agent-r1 train ENV"),
+        (["--model=x", "--max_steps", "3"], 2, "Name an environment (ENV, such as HotpotQA): agent-r1 train ENV"),
     ],
 )
 def test_help_and_a_bare_command_load_nothing_heavy(words: list[str], status: int, said: str) -> None:
@@ -108,5 +108,5 @@ def test_a_command_that_may_be_complete_goes_on(words: list[str]) -> None:
 
 
 def test_a_model_alone_is_not_enough() -> None:
-    with pytest.raises(ConfigurationError, match="env_id"):
+    with pytest.raises(ConfigurationError, match="Name an environment"):
         check_required_args(["--model", "x"])

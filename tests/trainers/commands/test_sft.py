@@ -53,7 +53,7 @@ def test_what_it_writes_is_a_model_that_plays(
     out = tmp_path / "out"
     assert run([*SMALL, "--model", model, "--output_dir", str(out), *QUICK, *adapter]) == 0
     said = capsys.readouterr().out
-    assert "demonstrations: 6 of 6 episodes" in said and f"--warm_start {out}" in said
+    assert "demonstrations: 6 of 6 episodes" in said and f"--warm-start {out}" in said
     for pattern in (
         f"^model +{model}: .* parameters are trained" + r"( \(LoRA of rank 2\))?" * bool(adapter) + "$",
         "^environment +FictionQA: 6 episodes of oracle$",
@@ -177,7 +177,7 @@ def test_demonstrations_with_failed_calls_are_skipped(
     assert "learned from 1 episodes" in out
     assert run([*words, "--from", str(tmp_path / "failed"), "--output_dir", str(tmp_path / "b")]) == 2
     refusal = capsys.readouterr().err.splitlines()[-1]
-    assert "Each of the 3 successful episodes in" in refusal and "--keep_failed_calls True" in refusal
+    assert "Each of the 3 successful episodes in" in refusal and "--keep-failed-calls True" in refusal
     keep = ["--keep_failed_calls", "True"]
     assert run([*words, "--from", str(tmp_path / "failed"), "--output_dir", str(tmp_path / "c"), *keep]) == 0
     assert "learned from 3 episodes" in capsys.readouterr().out
@@ -218,7 +218,7 @@ def test_a_stopped_run_is_resumed_and_not_overwritten(
 
 def test_a_run_needs_a_folder(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SMALL, "--model", model, *QUICK]) == 2
-    assert "Name a folder for the run: --output_dir" in capsys.readouterr().err
+    assert "Name a folder for the run: --out" in capsys.readouterr().err
 
 
 def test_the_last_line_shows_what_was_learned_and_warns_if_that_is_little() -> None:

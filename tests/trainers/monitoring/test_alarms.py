@@ -126,7 +126,7 @@ def test_healthy_training_is_left_alone(tmp_path: Path) -> None:
         ({"alarm_entropy_above": 1.0}, {"entropy": 1.2}, ("entropy bonus", "logprob_drift_mean", "entropy_coef 0")),
         ({"alarm_repetition_above": 0.5}, {"rollout/repetition": 0.9}, ("loops", "max_turn_tokens", "agent-r1 sft")),
         ({"alarm_calls_below": 0.5}, {"rollout/calls": 0.1}, ("answers without calls", "malformed_turns", "guess")),
-        ({}, {"rollout/infra_failures": 0.9}, ("backend", "resume_from_checkpoint", "infrastructure_retries")),
+        ({}, {"rollout/infra_failures": 0.9}, ("backend", "resume-from-checkpoint", "infrastructure_retries")),
         ({"alarm_answer_share_above": 0.8}, {"rollout/answer_share": 0.9}, ("one answer", "balanced", "more prompts")),
     ],
 )
@@ -166,7 +166,7 @@ def test_one_answer_to_everything_warns_once_where_it_cannot_be_right(
         "95% of the rollouts gave the same answer, though no accepted answer holds for more than 50%"
         in record.getMessage()
     )
-    assert "To stop then: --alarm_answer_share_above 0.9" in record.getMessage()
+    assert "To stop then: --alarm-answer-share-above 0.9" in record.getMessage()
 
 
 def test_an_alarm_on_answers_that_never_differ_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -207,7 +207,7 @@ def test_calls_that_fall_to_nearly_none_warn_once(tmp_path: Path, caplog: pytest
     assert not any(stop for stop, _ in feed(alarm, *[none] * 5))
     (record,) = caplog.records
     assert "Calls per rollout have fallen from 2 to 0.1" in record.getMessage()
-    assert "To stop then: --alarm_calls_below 0.2." in record.getMessage()
+    assert "To stop then: --alarm-calls-below 0.2." in record.getMessage()
 
 
 @samples(

@@ -76,7 +76,7 @@ def test_the_last_screen_gives_commands_that_work_as_they_stand(tmp_path: Path) 
     args = make_args(tmp_path, env_id="FictionQA", env_kwargs=options, max_turn_tokens=7)
     card = agent_card(args, "base", {"": make_text_env("FictionQA", options)})
     text = end_summary(str(tmp_path), card)
-    assert f"agent-r1 train --warm_start {tmp_path} --output_dir {tmp_path}-rl" in text
+    assert f"agent-r1 train --warm-start {tmp_path} --out {tmp_path}-rl" in text
     assert f"agent-r1 chat {tmp_path}\n" in text
     (command,) = re.findall("agent-r1 (eval .*)", text)
     parsed = build_parser("eval").parse_args(shlex.split(command))

@@ -374,7 +374,7 @@ def test_defaults_go_by_the_prompts_that_there_are(tmp_path: Path, monkeypatch: 
 def test_the_option_wins(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "memory_for", lambda _device: 1)
     monkeypatch.setattr(trainer.args, "rollout_slots", 3)
-    assert str(memory.plan_slots(trainer)) == "3 at a time, of 8 in a batch, set by --rollout_slots"
+    assert str(memory.plan_slots(trainer)) == "3 at a time, of 8 in a batch, set by --rollout-slots"
     monkeypatch.setattr(trainer.args, "rollout_slots", None)
     monkeypatch.setattr(trainer.args, "engine", "vllm")  # its memory is its own
     assert memory.plan_slots(trainer).max_slots == 384

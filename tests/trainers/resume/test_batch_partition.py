@@ -68,11 +68,11 @@ class TestRefusals:
             (
                 BatchPartition(4, 8, 1, 1),
                 "saved by 2 processes with 16 rollouts per batch and 16 per optimiser step "
-                "(--per_device_train_batch_size 8 --steps_per_generation 1 --gradient_accumulation_steps 1); this run "
+                "(--per-device-train-batch-size 8 --steps-per-generation 1 --gradient-accumulation-steps 1); this run "
                 "has 4 processes with 32 rollouts per batch and 32 per",
             ),
-            (BatchPartition(4, 8, 1, 1), "on 4 processes set --per_device_train_batch_size 4 --steps_per_generation 1"),
-            (BatchPartition(1, 8, 2, 1), "on 1 process set --per_device_train_batch_size 8 --steps_per_generation 2 "),
+            (BatchPartition(4, 8, 1, 1), "on 4 processes set --per-device-train-batch-size 4 --steps-per-generation 1"),
+            (BatchPartition(1, 8, 2, 1), "on 1 process set --per-device-train-batch-size 8 --steps-per-generation 2 "),
             (BatchPartition(3, 8, 1, 1), "on 3 processes they cannot be divided; use 2 processes"),
         ],
     )

@@ -190,7 +190,7 @@ class TestFaults:
         with checkpoints.lock_run(str(tmp_path)):
             command = [sys.executable, "-c", SECOND_RUN, str(tmp_path)]
             second = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert re.fullmatch(r"Another process is training in output_dir='.*'; wait .* --output_dir\.\n", second.stdout)
+        assert re.fullmatch(r"Another process is training in output_dir='.*'; wait .* --out\.\n", second.stdout)
         with checkpoints.lock_run(str(tmp_path)):
             pass
 
@@ -204,7 +204,7 @@ class TestFaults:
 
     @pytest.mark.parametrize("asked", [None, False, "false"])
     def test_another_run_in_the_folder_of_a_run(self, asked: Any, saved: Path, tmp_path: Path) -> None:
-        words = "the last of them checkpoint-2.* --resume_from_checkpoint True, or choose another --output_dir"
+        words = "the last of them checkpoint-2.* --resume-from-checkpoint True, or choose another --out"
         with pytest.raises(ConfigurationError, match=words):
             checkpoints.check_no_checkpoints(asked, directory=str(saved))
         for going_on in (True, "True", str(saved / "checkpoint-1")):

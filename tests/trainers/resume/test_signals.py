@@ -54,7 +54,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(model_folder: Path, tmp_path
     assert process.returncode == 143
     folder = checkpoints.last_complete(tmp_path / "run")
     assert folder is not None
-    assert f"Stopped with the state saved in {folder}; add --resume_from_checkpoint True to continue." in said
+    assert f"Stopped with the state saved in {folder}; add --resume-from-checkpoint True to continue." in said
     assert "SIGTERM: saving after this step" in said
     assert not (tmp_path / "run" / "model.safetensors").exists()
 

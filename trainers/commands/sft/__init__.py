@@ -2,8 +2,8 @@
 
 RL learns nothing where every episode fails. Here the successful episodes of a source (the environment's oracle, a
 policy, a run of a stronger model, the model's own samples) become token rows, of which only what the agent writes is in
-the loss. The result is a model or adapter with its chat format, from which `agent-r1 train --warm_start DIR` continues.
-On several processes: `accelerate launch -m trainers.commands.sft ENV --model ... --from SOURCE --output_dir ...`.
+the loss. The result is a model or adapter with its chat format, from which `agent-r1 train --warm-start DIR` continues.
+On several processes: `accelerate launch -m trainers.commands.sft ENV --model ... --from SOURCE --out ...`.
 
 Exit status: 0 trained to the end; 1 out of memory; 2 wrong input; 143 (SIGTERM), 129 (SIGHUP), 130 (Ctrl-C) stopped by
 a signal after the step under way, with the state saved.

@@ -92,7 +92,7 @@ def sft(argv: Sequence[str]) -> None:
     if args.env_id is None and not args.envs:
         raise ConfigurationError(
             "Name the environment, which neither the model nor --from brings along: agent-r1 sft ENV --model MODEL "
-            "--from SOURCE --output_dir DIR."
+            "--from SOURCE --out DIR."
         )
     check_output(args.output_dir)
     with lock_run(args.output_dir):
@@ -362,7 +362,7 @@ def _select_episodes(records: Sequence[Trajectory], args: DemonstrationConfig, p
         wanted = "succeeded" if args.min_return is None else f"has a return of {args.min_return:g}"
         raise AgentR1Error(
             f"None of the {len(records)} episodes in {path} {wanted} (best return: {best:g}), so there is nothing "
-            "to learn from. Try another --from, more --samples, or a lower --min_return."
+            "to learn from. Try another --from, more --samples, or a lower --min-return."
         )
     if PartialState().is_main_process:
         print_line(f"demonstrations: {len(selected)} of {len(records)} episodes in {path} succeeded")
@@ -376,12 +376,12 @@ def _select_episodes(records: Sequence[Trajectory], args: DemonstrationConfig, p
     if not clean:
         raise AgentR1Error(
             f"Each of the {len(selected)} successful episodes in {path} has a failed call or an unparsed turn "
-            f"({errors}): the model would learn these mistakes. Fix the source, or add --keep_failed_calls True."
+            f"({errors}): the model would learn these mistakes. Fix the source, or add --keep-failed-calls True."
         )
     if len(clean) < len(selected):
         print_note(
             f"{len(selected) - len(clean)} of these episodes have a failed call or an unparsed turn ({errors}) and are "
-            "skipped; --keep_failed_calls True learns from them"
+            "skipped; --keep-failed-calls True learns from them"
         )
     return clean
 
