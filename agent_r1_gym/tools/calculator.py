@@ -1,4 +1,9 @@
-"""`calculator`: exact arithmetic, with sizes that are bounded before anything is computed."""
+"""`calculator`: exact arithmetic, with sizes that are bounded before anything is computed.
+
+Operators + - * / // % **, the constants pi and e, and the functions abs, round, floor, ceil, min, max, sqrt, exp, log,
+log2, log10, sin, cos, tan, factorial, gcd, lcm and comb. A fraction without a short decimal form is returned as a
+fraction and as a decimal.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +34,10 @@ _INTEGER_FUNCTIONS = ("factorial", "gcd", "lcm", "comb")
 def calculator(expression: str) -> str:
     """Evaluate an arithmetic expression, exactly where possible.
 
-    A fraction without a short decimal form is returned as a fraction and as a decimal.
-
     Args:
-        expression: such as (3 + 4) * 12 / 5 or sqrt(2). Operators + - * / // % **, constants pi and e, functions abs,
-            round, floor, ceil, min, max, sqrt, exp, log, log2, log10, sin, cos, tan, factorial, gcd, lcm, comb.
+        expression: such as (3 + 4) * 12 / 5 or sqrt(2).
     """
+    # Models read this docstring, and small ones lose the call format in a long one: errors list what is available.
     return format_number(compute(expression))
 
 
@@ -50,7 +53,10 @@ def compute(expression: str) -> Number:
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ToolError(f"{expression.strip()!r:.80} is not an arithmetic expression.") from None
+        raise ToolError(
+            f"{expression.strip()!r:.80} is not an arithmetic expression. Write numbers and operators alone, such as "
+            "(3 + 4) * 2."
+        ) from None
     try:
         return _value(tree, 0, text)
     except ZeroDivisionError:
@@ -103,7 +109,7 @@ def _value(node: ast.expr, depth: int, text: str) -> Number:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
         return _call(node.func.id, [_value(argument, depth + 1, text) for argument in node.args])
     source = ast.get_source_segment(text, node)  # not ast.unparse, which recurses as deep as the expression
-    raise ToolError(f"{source:.80} is not supported. Use numbers, + - * / // % **, parentheses and functions.")
+    raise ToolError(f"{source:.80} is not supported. Use numbers, pi, e, + - * / // % **, parentheses and functions.")
 
 
 def _literal(node: ast.Constant, text: str) -> Number:

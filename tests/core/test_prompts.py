@@ -6,6 +6,7 @@ import pytest
 
 from agent_r1_gym import ConfigurationError, Task, ToolEnv, load_tasks, tool
 from agent_r1_gym.core.parsing import TOOL_STYLES, HermesParser, make_parser
+from agent_r1_gym.core.parsing.base import signature
 from agent_r1_gym.core.parsing.plain_turn import plain_answer
 from agent_r1_gym.core.types import Message
 from agent_r1_gym.errors import DatasetError
@@ -37,6 +38,11 @@ class TestToolStyles:
         example = text[text.index("<tool_call>") : text.index("</tool_call>") + len("</tool_call>")]
         (call,) = HermesParser().parse(example).calls
         assert set(call.arguments) == {"origin", "destination"}
+
+    def test_further_lines_of_a_description_are_indented(self):
+        """A small model reads a line at the margin as the next part of the prompt."""
+        function = {"name": "look", "description": "Look.\n\nSlow at night.", "parameters": {"properties": {"at": {}}}}
+        assert signature({"function": function}) == "- look(at: any (optional)): Look.\n    Slow at night."
 
     def test_native_lists_nothing_and_schema_lists_json(self):
         texts = {style: make(tool_style=style).reset()[0] for style in TOOL_STYLES[:2]}

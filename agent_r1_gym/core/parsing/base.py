@@ -199,7 +199,7 @@ def _example_value(name: str, schema: Any) -> Any:
 
 
 def signature(tool: Mapping[str, Any]) -> str:
-    """Describe a tool as a signature with its description, the way a manual would.
+    """Describe a tool as a signature with its description, the way a manual would; further lines are indented.
 
     Args:
         tool: its schema (`Tool.schema`).
@@ -214,9 +214,10 @@ def signature(tool: Mapping[str, Any]) -> str:
         if name not in parameters.get("required", ()):
             shown[-1] += f" = {json.dumps(schema['default'])}" if "default" in schema else " (optional)"
         if schema.get("description"):
-            notes.append(f"    {name}: {schema['description']}")
+            notes.append(f"{name}: {schema['description']}")
     description = f": {function['description']}" if function.get("description") else ""
-    return "\n".join([f"- {function['name']}({', '.join(shown)}){description}", *notes])
+    lines = "\n".join([f"- {function['name']}({', '.join(shown)}){description}", *notes]).splitlines()
+    return "\n    ".join(line for line in lines if line.strip())
 
 
 def _type_name(schema: Mapping[str, Any]) -> str:
