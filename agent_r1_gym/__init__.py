@@ -38,8 +38,8 @@ from agent_r1_gym.tools.function import tool
 from agent_r1_gym.tools.search import SearchTool
 
 if TYPE_CHECKING:
-    from agent_r1_gym.checker import check_tool_env
     from agent_r1_gym.data.tasks import load_tasks
+    from agent_r1_gym.env_checker import check_tool_env
     from agent_r1_gym.tools.as_tool import as_tool
     from agent_r1_gym.tools.mcp import mcp_tools
     from agent_r1_gym.tools.openapi import openapi_tools
@@ -110,8 +110,8 @@ _IMPORTED_WHEN_NAMED = {
     "TextGame": "wrappers",
     "TokenObservation": "wrappers",
     "as_tool": "tools.as_tool",
-    "check_tool_env": "checker",
-    "checker": "checker",
+    "check_tool_env": "env_checker",
+    "env_checker": "env_checker",
     "load_tasks": "data.tasks",
     "mcp_tools": "tools.mcp",
     "openapi_tools": "tools.openapi",

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1_gym.checker import check_tool_env
 from agent_r1_gym.data.load import load_dataset
 from agent_r1_gym.data.tasks import load_tasks
+from agent_r1_gym.env_checker import check_tool_env
 from agent_r1_gym.registry import make_tool_env
 from agent_r1_gym.run.evaluation.run_folder import RunFolder
 from tests.kit.pages import blocks, run

@@ -24,7 +24,7 @@ FLOORS = {
         ("errors",),
         ("support",),
         ("core", "sandbox"),
-        ("checker", "data", "retrieval", "wrappers"),
+        ("env_checker", "data", "retrieval", "wrappers"),
         ("gateway",),
         ("registry", "tools"),
         ("envs",),

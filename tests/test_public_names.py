@@ -30,11 +30,11 @@ def test_the_public_names_are_these() -> None:
 def test_what_few_programs_need_is_imported_when_it_is_named() -> None:
     code = """if True:
         import sys, agent_r1_gym
-        rooms = {"agent_r1_gym.checker", "agent_r1_gym.wrappers"}
+        rooms = {"agent_r1_gym.env_checker", "agent_r1_gym.wrappers"}
         assert not rooms & set(sys.modules)
         assert agent_r1_gym.wrappers.ContextWindow is agent_r1_gym.ContextWindow
         from agent_r1_gym import check_tool_env
-        assert check_tool_env is agent_r1_gym.checker.check_tool_env
+        assert check_tool_env is agent_r1_gym.env_checker.check_tool_env
         assert not hasattr(agent_r1_gym, "nothing")
     """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -18,7 +18,7 @@ def test_own_environment_is_shown_in_under_forty_lines() -> None:
 
 
 def test_own_environment_plays_and_passes_the_checker() -> None:
-    from agent_r1_gym.checker import check_tool_env
+    from agent_r1_gym.env_checker import check_tool_env
 
     block = next(block for block in _BLOCKS if "class ProductEnv" in block)
     scope: dict[str, object] = {"__name__": "readme_example"}

@@ -12,8 +12,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, rotat
 from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 
 from trainers import trl_internals
-from trainers.config.hardware import return_large_blocks
 from trainers.monitoring.console import RolloutProgress
+from trainers.monitoring.memory import HeapGuard
 from trainers.resume import checkpoints
 
 FIXED = ("learning_rate", "weight_decay", "optim", "seed", "num_train_epochs", "max_steps", "lr_scheduler_type")
@@ -32,6 +32,7 @@ class SupervisedTrainer(SFTTrainer):
         peft_config: the adapter to train; None: all weights.
         quantization_config: quantisation of a model loaded by name.
         name: label of the progress bar.
+        estimated_bytes: estimated peak of memory; None: unknown.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class SupervisedTrainer(SFTTrainer):
         peft_config: Any = None,
         quantization_config: Any = None,
         name: str = "training",
+        estimated_bytes: int | None = None,
     ) -> None:
         with trl_internals.refusals_in_one_line():
             super().__init__(
@@ -56,7 +58,8 @@ class SupervisedTrainer(SFTTrainer):
                 quantization_config=quantization_config,
                 optimizers=(optimizer, None),
             )
-        return_large_blocks(self.model)
+        self.estimated_bytes = estimated_bytes
+        self.add_callback(HeapGuard(lambda: estimated_bytes))
         self._bar = RolloutProgress(name)
         if not args.disable_tqdm:
             self.remove_callback(ProgressCallback)

@@ -37,7 +37,8 @@ from trainers.algorithms.batch import Batch, check_trajectories, credit_options,
 from trainers.algorithms.credit import CreditInputs
 from trainers.algorithms.critic import Critic, ValueBatch, policy_value_model
 from trainers.algorithms.distillation import add_to_advantages, distilled_rows, load_teacher, teacher_log_ratios
-from trainers.algorithms.layout import (
+from trainers.algorithms.metrics import RolloutSummary, credit_metrics_by_env, rollout_metrics
+from trainers.algorithms.packing import (
     Layout,
     Prefixes,
     can_reorder_micro_batches,
@@ -47,15 +48,13 @@ from trainers.algorithms.layout import (
     setup_packing,
     without_dropout,
 )
-from trainers.algorithms.metrics import RolloutSummary, credit_metrics_by_env, rollout_metrics
 from trainers.algorithms.privileged import PrivilegedContext
 from trainers.algorithms.turn_ratio import turn_level_old_logps
 from trainers.config.agent import AgentConfig
-from trainers.config.hardware import return_large_blocks
 from trainers.monitoring.alarms import CollapseAlarm
 from trainers.monitoring.console import RolloutProgress
 from trainers.monitoring.defaults import settle_defaults
-from trainers.monitoring.memory import plan_slots
+from trainers.monitoring.memory import HeapGuard, estimated_peak, plan_slots
 from trainers.monitoring.preflight import check_size, warn_of_truncated_sampling
 from trainers.monitoring.traces import trace_line, write_traces
 from trainers.resume import checkpoints
@@ -185,7 +184,6 @@ class AgentTrainer(ResumableTrainer):
                 rollout_func=lambda _prompts, _trainer: self._roll_out(),
                 **trl_arguments,
             )
-        return_large_blocks(self.model)
         self.collect, self.chat, self.card, self.prefetcher = collect, chat, card, prefetcher
         self.privileged = privileged or PrivilegedContext()
         self.mask_truncated_completions = False  # TRL goes by the last token, `Batch` by `truncated`
@@ -194,6 +192,7 @@ class AgentTrainer(ResumableTrainer):
             self.importance_sampling_level = "token"  # in TRL's loss each token has a ratio: that of its turn
         self.alarm = CollapseAlarm(args)
         self.add_callback(self.alarm)
+        self.add_callback(HeapGuard(lambda: estimated_peak(self)))
         if not args.disable_tqdm:
             self.remove_callback(ProgressCallback)
             self.add_callback(RolloutProgress(args.algorithm, self._describe_step))
@@ -473,7 +472,7 @@ class AgentTrainer(ResumableTrainer):
     ) -> Any:
         """Run a log-prob pass: TRL's log-probs and entropies (B, T) of `Progress.needs_logprobs`, and MoE loss.
 
-        See `algorithms.layout`. The number of forward passes depends on that of the trajectories only, as sharded
+        See `algorithms.packing`. The number of forward passes depends on that of the trajectories only, as sharded
         weights need.
         """
         trl_logprobs = super()._get_per_token_logps_and_entropies

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from agent_r1_gym.checker import IDLE
 from agent_r1_gym.core.text import sanitize
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Task, ToolCall
+from agent_r1_gym.env_checker import IDLE
 from agent_r1_gym.run.policies import Policy, PolicyInput
 
 _SAMPLED_TASKS = 100

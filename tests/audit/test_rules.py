@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from agent_r1_gym.audit import rules as rules_module
-from agent_r1_gym.audit.derived import DERIVED
 from agent_r1_gym.audit.findings import AuditReport, Finding, RuleResult, Verdict, collect_crashes
+from agent_r1_gym.audit.oracle_players import DERIVED
 from agent_r1_gym.audit.players import NoOp, players
 from agent_r1_gym.audit.rules import RULES, find_rules, run_rule, run_rules, usability
 from agent_r1_gym.audit.subject import Subject

@@ -14,12 +14,12 @@ from typing import Any
 import gymnasium
 import pytest
 
-from agent_r1_gym.checker import check_tool_env
 from agent_r1_gym.core.judge import Judge, load_judge, read_verdict
 from agent_r1_gym.core.rewards import RewardTerm, make_rewards
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Message, ParsedTurn, ParseError, Task, ToolCall, ToolOutcome, Transition
 from agent_r1_gym.core.vector import ToolVectorEnv
+from agent_r1_gym.env_checker import check_tool_env
 from agent_r1_gym.errors import ConfigurationError, DatasetError, InfrastructureError
 from agent_r1_gym.run.session import Job, Session
 from tests.kit.chat_endpoint import completion, endpoint

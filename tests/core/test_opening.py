@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1_gym.checker import CheckError, check_tool_env
 from agent_r1_gym.core.parsing import SearchR1Parser
 from agent_r1_gym.core.rewards import RewardTerm
 from agent_r1_gym.core.tool import Tool
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Task, ToolOutcome, Transition
+from agent_r1_gym.env_checker import CheckError, check_tool_env
 from agent_r1_gym.errors import ConfigurationError, EpisodeError
 from agent_r1_gym.tools import tool
 from tests.kit.helpers import TASKS, EchoTool, GivenTool, answer, call, make_env, started

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from agent_r1_gym.checker import check_tool_env
 from agent_r1_gym.core.tool import Arguments, Tool
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import ToolCall, ToolOutcome, Transition
+from agent_r1_gym.env_checker import check_tool_env
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from tests.kit.helpers import TASKS, EchoTool, answer, call
 

@@ -15,9 +15,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
 import agent_r1_gym  # noqa: F401 - registers the environments
-from agent_r1_gym.checker import check_tool_env
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.vector import ToolVectorEnv
+from agent_r1_gym.env_checker import check_tool_env
 from agent_r1_gym.envs.qa.multihop_qa import MultiHopQAEnv
 from agent_r1_gym.errors import ConfigurationError
 from tests.kit.data import HOTPOTQA_ROW, write_json

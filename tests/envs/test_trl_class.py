@@ -9,8 +9,8 @@ import pytest
 
 from agent_r1_gym.audit.audit import audit
 from agent_r1_gym.audit.target import Settings, Target
-from agent_r1_gym.checker import check_tool_env
 from agent_r1_gym.core.types import ToolCall
+from agent_r1_gym.env_checker import check_tool_env
 from agent_r1_gym.envs.trl_class import TRLClassEnv, is_trl_class
 from agent_r1_gym.errors import ConfigurationError, DatasetError
 

@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
-from agent_r1_gym.checker import check_tool_env
 from agent_r1_gym.core.tool import PendingCall, execute_calls
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Task, ToolCall
+from agent_r1_gym.env_checker import check_tool_env
 from agent_r1_gym.errors import ConfigurationError, EpisodeError
 from agent_r1_gym.sandbox import shared_sandbox
 from agent_r1_gym.tools.python import PythonTool

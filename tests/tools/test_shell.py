@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent_r1_gym.checker import check_tool_env
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Task, ToolCall
+from agent_r1_gym.env_checker import check_tool_env
 from agent_r1_gym.errors import ConfigurationError, EpisodeError
 from agent_r1_gym.sandbox.container import containers_unavailable
 from agent_r1_gym.tools import shell

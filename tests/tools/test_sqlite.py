@@ -10,10 +10,10 @@ from typing import Any
 import gymnasium
 import pytest
 
-from agent_r1_gym.checker import CheckError, check_tool_env
 from agent_r1_gym.core.tool import Tool
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Task
+from agent_r1_gym.env_checker import CheckError, check_tool_env
 from agent_r1_gym.registry import register
 from agent_r1_gym.tools import tool
 from tests.kit.helpers import answer, call

@@ -18,7 +18,7 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from agent_r1_gym.errors import ConfigurationError
-from trainers.algorithms.layout import IGNORE_INDEX, Prefixes, rows_layout
+from trainers.algorithms.packing import IGNORE_INDEX, Prefixes, rows_layout
 from trainers.config.agent import AgentConfig
 
 CRITIC_FILE = "critic.pt"

@@ -23,7 +23,7 @@ from agent_r1_gym.data.base import Question
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.run.record import Trajectory
-from trainers.algorithms.layout import Prefixes
+from trainers.algorithms.packing import Prefixes
 
 Row = Mapping[str, Any]
 """A row of the data set: for a `ToolEnv` with `task_index` and `seed`, in a mixture also `env`."""

@@ -6,9 +6,9 @@ import contextlib
 import ctypes
 import functools
 import math
+import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -83,19 +83,24 @@ def free_memory(device: torch.device) -> int | None:
     return min(free, limit - used)
 
 
-def return_large_blocks(model: Any) -> None:
-    """Make the C library return freed blocks of 1 MiB and more to the system, for a model that computes on the CPU.
+def max_resident_bytes() -> int:
+    """Most memory that this process has occupied so far, in bytes; 0 where the system does not count it."""
+    with contextlib.suppress(ImportError):  # Windows
+        import resource
 
-    glibc raises the size from which it does so up to 32 MiB. Activations in bfloat16 are smaller than that, and differ
-    in length from batch to batch, so its heap fragments: ten steps of GRPO with a model of 135M parameters grew to 11.6
-    GiB, and two steps to 6.2, which are 4.8 with this. Models that are too small for bfloat16 are left alone, because a
-    map for each block would cost them time.
+        unit = 1 if sys.platform == "darwin" else 1024
+        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return 0
 
-    Args:
-        model: the model, whose weights are on the device where it computes.
+
+def return_large_blocks() -> None:
+    """Make the C library return freed blocks of 1 MiB and more to the system, those that it holds and all later ones.
+
+    glibc raises the size from which it does so up to 32 MiB. Activations are often smaller than that, and differ in
+    length from batch to batch, so its heap fragments. But each block that was returned is mapped anew, page by page: a
+    step of `sft` with a model of 135M parameters took 24.6 s instead of 17.0, and 5.7 GiB instead of 7.7.
     """
-    weights = list(model.parameters())
-    if weights[0].device.type != "cpu" or sum(each.numel() for each in weights) < MIN_BF16_PARAMETERS:
-        return
-    with contextlib.suppress(AttributeError, OSError):  # glibc alone has it
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
+    with contextlib.suppress(AttributeError, OSError):  # glibc alone has them
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
+        library.malloc_trim(0)

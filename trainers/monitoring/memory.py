@@ -8,6 +8,8 @@ not included.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -21,8 +23,10 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.out_of_memory import is_out_of_memory
 from agent_r1_gym.support.terminal import print_line
 from trainers import trl_internals
+from trainers.config.hardware import free_memory, max_resident_bytes, return_large_blocks
 from trainers.rollouts.slot_engine import MAX_SLOTS, rollout_dtype
 
+logger = logging.getLogger(__name__)
 GIB = 2**30
 UNEXPLAINED = 0.03
 """Share of a model's weights, such as biases and norms, by which `ModelShape.of` may be off."""
@@ -34,9 +38,14 @@ probabilities, 8 of their cumulative sum."""
 PROCESS_BYTES = int(0.55 * GIB)
 """Memory of a process that has loaded Python, torch and TRL; next to a GPU it is another memory."""
 _ROWS_PER_CPU_PASS = 8
-"""See `algorithms.layout.rows_per_pass`."""
+"""See `algorithms.packing.rows_per_pass`."""
 ADAM_STATES = 2
 """States of AdamW per trained weight: the means of the gradient and of its square."""
+
+_FRAGMENTED = 1.4
+"""Memory of a step on a CPU over its estimate, as long as the C library keeps freed blocks: 7.7 to 5.7 GiB in `sft`."""
+_RESERVE = 0.5
+"""Free memory over what a process has occupied, below which it returns freed blocks: steps differ in their lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,6 +401,12 @@ def memory_of(trainer: Any) -> str:
     return format_estimate(estimate_memory(shape, setup), setup.length)
 
 
+def estimated_peak(trainer: Any) -> int | None:
+    """Estimated peak of this process, in bytes; None if the model's shape is unknown."""
+    shape = shape_of(trainer)
+    return None if shape is None else estimate_memory(shape, setup_of(trainer, slots=trainer.slots.number)).peak
+
+
 def _longest_context(trainer: Any, model: Any) -> int:
     """Maximum number of tokens of a context, with the longest of the prompts that were measured."""
     longest, prompt = max_context_length(trainer.args, model), trainer.longest_prompt
@@ -402,6 +417,39 @@ def max_context_length(args: Any, model: Any) -> int:
     """Maximum number of tokens of a context: by the token limits, or by the model's positions."""
     budget: int = args.max_prompt_length + args.max_completion_length
     return min(budget, getattr(model.config.get_text_config(), "max_position_embeddings", budget))
+
+
+# --- When a CPU's memory becomes short ---
+
+
+class HeapGuard(TrainerCallback):
+    """Make the C library return freed memory once a CPU has little left, and not before, since it costs time.
+
+    Args:
+        estimate: estimated peak of this process, in bytes; None: unknown.
+    """
+
+    def __init__(self, estimate: Callable[[], int | None] = lambda: None) -> None:
+        self._estimate = estimate
+        self.returns_blocks = False
+
+    def on_train_begin(self, args: Any, *_arguments: Any, **_others: Any) -> None:
+        """Compare free memory with the estimate."""
+        self._check(args, lambda: _FRAGMENTED * (self._estimate() or 0))
+
+    def on_step_end(self, args: Any, *_arguments: Any, **_others: Any) -> None:
+        """Compare free memory with what this process has occupied."""
+        self._check(args, lambda: _RESERVE * max_resident_bytes())
+
+    def _check(self, args: Any, needed: Callable[[], float]) -> None:
+        free = None if self.returns_blocks or args.device.type != "cpu" else free_memory(args.device)
+        if free is not None and free < needed():
+            self.returns_blocks = True
+            return_large_blocks()
+            logger.info(
+                "%.2g GiB of memory are free: from now on freed blocks go back to the system, which takes more time.",
+                free / GIB,
+            )
 
 
 # --- A trial of the largest update ---

@@ -207,7 +207,8 @@ def load_model(options: LocalOptions, *, rank: int = 0) -> tuple[Any, Any]:
         model.to(torch.bfloat16)  # type: ignore[arg-type]  # transformers wraps `to`
     model.to(torch.device(device))  # type: ignore[arg-type]
     model.train(False)
-    return_large_blocks(model)
+    if device == "cpu" and model.num_parameters() >= MIN_BF16_PARAMETERS:
+        return_large_blocks()  # caches of many lengths; decoding makes few large blocks
     return model, tokenizer
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.run.engines import NOT_YET, POLL_SECONDS
 from agent_r1_gym.run.token_session import NewContext, NextTokens, TokenSession, context_limit, end_context_full
-from trainers.algorithms.layout import PACKED_ATTENTION
+from trainers.algorithms.packing import PACKED_ATTENTION
 from trainers.rollouts.cache import SlotCache, as_slot_index, to_device_async
 from trainers.rollouts.cuda_graphs import DecodingGraphs
 from trainers.rollouts.request_engine import SamplingOptions

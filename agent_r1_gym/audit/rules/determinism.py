@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agent_r1_gym.audit.derived import OTHER_TASK, derived_episodes, unspoken
 from agent_r1_gym.audit.findings import Finding, NotApplicable, NotRun, Verdict
+from agent_r1_gym.audit.oracle_players import OTHER_TASK, derived_episodes, unspoken
 from agent_r1_gym.audit.players import RandomCall
 from agent_r1_gym.audit.processes import ChildError, run_child
 from agent_r1_gym.audit.subject import Episode, Subject

@@ -12,9 +12,9 @@ from typing import Any
 from agent_r1_gym.audit.findings import Finding, NotApplicable, Verdict
 from agent_r1_gym.audit.players import RandomCall, sampled_tasks
 from agent_r1_gym.audit.subject import Crash, Subject, excerpt
-from agent_r1_gym.checker import default_actions
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Task, info_to_dict
+from agent_r1_gym.env_checker import default_actions
 from agent_r1_gym.errors import ConfigurationError
 
 _CANARY = "zqx canary 7351"

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent_r1_gym.audit.derived import malformed_turns, unspoken
 from agent_r1_gym.audit.findings import Finding, NotApplicable, Verdict
 from agent_r1_gym.audit.network import connection_attempts, is_watched
+from agent_r1_gym.audit.oracle_players import malformed_turns, unspoken
 from agent_r1_gym.audit.players import Empty, NoOp, RandomCall
 from agent_r1_gym.audit.subject import Crash, Episode, Subject, excerpt
-from agent_r1_gym.checker import ODD_ACTIONS, CheckError, check_tool_env
 from agent_r1_gym.core.tool_env import ToolEnv
+from agent_r1_gym.env_checker import ODD_ACTIONS, CheckError, check_tool_env
 from agent_r1_gym.registry import TextEnv
 
 _INSTANCES = 5
@@ -87,7 +87,7 @@ def contract(subject: Subject) -> Verdict:
             raise
         subject.crashes.remove(crash.finding)
         code = subject.target.code() if subject.target is not None else ""
-        check = f"{code}\nfrom agent_r1_gym.checker import check_tool_env\n\ncheck_tool_env(env.unwrapped)\n"
+        check = f"{code}\nfrom agent_r1_gym.env_checker import check_tool_env\n\ncheck_tool_env(env.unwrapped)\n"
         return Verdict([Finding("error", str(crash.__cause__), {}, check)])
     return Verdict()
 

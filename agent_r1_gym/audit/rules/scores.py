@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1_gym.audit.derived import (
+from agent_r1_gym.audit.findings import EFFECTS, TRANSCRIPTS, Finding, NotApplicable, Severity, Verdict
+from agent_r1_gym.audit.oracle_players import (
     DERIVED,
     GUESSING,
     OTHER_TASK,
@@ -25,7 +26,6 @@ from agent_r1_gym.audit.derived import (
     effects,
     unspoken,
 )
-from agent_r1_gym.audit.findings import EFFECTS, TRANSCRIPTS, Finding, NotApplicable, Severity, Verdict
 from agent_r1_gym.audit.players import (
     ListedAction,
     NoisyOracle,
@@ -37,9 +37,9 @@ from agent_r1_gym.audit.players import (
     random_call,
 )
 from agent_r1_gym.audit.subject import BrokenError, Crash, Episode, Subject, is_finite
-from agent_r1_gym.checker import IDLE
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import ToolCall, ToolOutcome
+from agent_r1_gym.env_checker import IDLE
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.run.policies import PolicyInput, ScriptPolicy
 

@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from agent_r1_gym.audit.derived import unspoken
 from agent_r1_gym.audit.findings import Finding, NotApplicable, Verdict
+from agent_r1_gym.audit.oracle_players import unspoken
 from agent_r1_gym.audit.players import NoOp, RandomCall, random_call
 from agent_r1_gym.audit.subject import Episode, Subject, excerpt
-from agent_r1_gym.checker import IDLE, ODD_ACTIONS
 from agent_r1_gym.core.types import ToolOutcome
+from agent_r1_gym.env_checker import IDLE, ODD_ACTIONS
 from agent_r1_gym.run.policies import PolicyInput
 
 SIDE_BY_SIDE = 64

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from agent_r1_gym.envs.tau2.database import Row
+from agent_r1_gym.envs.tau2.file_schema import Record, Shape, by_tag, choice, integer, items, maybe, number, table, text
 from agent_r1_gym.envs.tau2.operations import Operations, object_schema
-from agent_r1_gym.envs.tau2.shapes import Record, Shape, by_tag, choice, integer, items, maybe, number, table, text
 from agent_r1_gym.errors import ToolError
 
 Cabin = Literal["business", "economy", "basic_economy"]

@@ -21,8 +21,8 @@ from agent_r1_gym.envs.tau2.banking_credit_cards import CreditCardOperations
 from agent_r1_gym.envs.tau2.banking_customer import CustomerOperations
 from agent_r1_gym.envs.tau2.banking_debit_cards import DebitCardOperations
 from agent_r1_gym.envs.tau2.banking_records import CARD_ACCOUNTS, PURCHASES, bullets, digest, parse_arguments
+from agent_r1_gym.envs.tau2.file_schema import Shape, anything, table
 from agent_r1_gym.envs.tau2.operations import specification
-from agent_r1_gym.envs.tau2.shapes import Shape, anything, table
 from agent_r1_gym.errors import ToolError
 
 Reason = Literal[

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from agent_r1_gym.core.tool import Arguments, Tool
 from agent_r1_gym.core.types import Passage, ToolOutcome
-from agent_r1_gym.envs.tau2.shapes import Record, items, text
+from agent_r1_gym.envs.tau2.file_schema import Record, items, text
 from agent_r1_gym.errors import ConfigurationError, DatasetError, ToolError
 
 if TYPE_CHECKING:

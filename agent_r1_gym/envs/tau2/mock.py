@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from agent_r1_gym.envs.tau2.database import Row
+from agent_r1_gym.envs.tau2.file_schema import Record, Shape, choice, items, maybe, table, text
 from agent_r1_gym.envs.tau2.operations import Operations
-from agent_r1_gym.envs.tau2.shapes import Record, Shape, choice, items, maybe, table, text
 
 _STATUSES = ("pending", "completed")
 

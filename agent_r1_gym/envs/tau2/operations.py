@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from agent_r1_gym.core.tool import Arguments, Tool
 from agent_r1_gym.core.types import ToolCall, ToolOutcome
 from agent_r1_gym.envs.tau2.database import Database, Row
-from agent_r1_gym.envs.tau2.shapes import Record, Shape
+from agent_r1_gym.envs.tau2.file_schema import Record, Shape
 from agent_r1_gym.errors import ToolError
 from agent_r1_gym.tools.function import parameter_schema
 

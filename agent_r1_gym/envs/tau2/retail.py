@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from agent_r1_gym.envs.tau2.database import Row
+from agent_r1_gym.envs.tau2.file_schema import Record, Shape, by_tag, choice, flag, items, maybe, number, table, text
 from agent_r1_gym.envs.tau2.operations import Operations
-from agent_r1_gym.envs.tau2.shapes import Record, Shape, by_tag, choice, flag, items, maybe, number, table, text
 from agent_r1_gym.errors import ToolError
 
 _REASONS = ("no longer needed", "ordered by mistake")

@@ -18,10 +18,10 @@ from agent_r1_gym.data.load import SampleDataWarning, prepared_folder
 from agent_r1_gym.data.official.sources import file_version
 from agent_r1_gym.envs.tau2.database import Changes, Database, Tables
 from agent_r1_gym.envs.tau2.dialogue import read_script
+from agent_r1_gym.envs.tau2.file_schema import Record, Shape, anything, choice, flag, items, table, text
 from agent_r1_gym.envs.tau2.knowledge import Knowledge
 from agent_r1_gym.envs.tau2.language import Line, opening
 from agent_r1_gym.envs.tau2.operations import Operations
-from agent_r1_gym.envs.tau2.shapes import Record, Shape, anything, choice, flag, items, table, text
 from agent_r1_gym.errors import ConfigurationError, DatasetError, ToolError
 from agent_r1_gym.support.json_data import parse_json
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from agent_r1_gym.envs.tau2.database import Row
-from agent_r1_gym.envs.tau2.phone import PhoneOperations
-from agent_r1_gym.envs.tau2.shapes import (
+from agent_r1_gym.envs.tau2.file_schema import (
     Record,
     Shape,
     choice,
@@ -24,6 +23,7 @@ from agent_r1_gym.envs.tau2.shapes import (
     table,
     text,
 )
+from agent_r1_gym.envs.tau2.phone import PhoneOperations
 from agent_r1_gym.errors import ToolError
 
 _TODAY = datetime.date(2025, 2, 25)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1_gym.checker import check_tool_env
 from agent_r1_gym.core.types import Task, ToolCall
+from agent_r1_gym.env_checker import check_tool_env
 from agent_r1_gym.envs.bfcl.env import BFCLEnv, gold_calls
 from agent_r1_gym.envs.bfcl.sample import ROWS
 from agent_r1_gym.envs.bfcl.tasks import CATEGORIES, IRRELEVANCE

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1_gym.checker import check_tool_env
 from agent_r1_gym.core.types import ToolCall
+from agent_r1_gym.env_checker import check_tool_env
 from agent_r1_gym.envs.bfcl.env import BFCLEnv, verdict
 from agent_r1_gym.errors import ConfigurationError, DatasetError, MissingDependencyError
 

@@ -14,8 +14,8 @@ from typing import Any
 import gymnasium
 import pytest
 
-from agent_r1_gym.checker import check_tool_env
 from agent_r1_gym.core.types import Task, ToolCall
+from agent_r1_gym.env_checker import check_tool_env
 from agent_r1_gym.envs.long_read.dataset import LedgerTask
 from agent_r1_gym.envs.long_read.env import LongReadEnv
 from agent_r1_gym.envs.long_read.ledger import QUESTION_TYPES, Fact, LedgerQuestion

@@ -10,8 +10,8 @@ import gymnasium
 import pytest
 
 import agent_r1_gym.envs  # noqa: F401 - registers the environments
-from agent_r1_gym.checker import check_tool_env
 from agent_r1_gym.core.types import Task, Thought, ToolCall, Transition
+from agent_r1_gym.env_checker import check_tool_env
 from agent_r1_gym.envs.service_desk.env import ServiceDeskEnv
 from agent_r1_gym.envs.service_desk.world import Scenario, Ticket
 from agent_r1_gym.errors import ConfigurationError

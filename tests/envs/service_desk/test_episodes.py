@@ -14,8 +14,8 @@ import gymnasium
 import pytest
 
 import agent_r1_gym.envs  # noqa: F401 - registers the environments
-from agent_r1_gym.checker import CheckedEnv
 from agent_r1_gym.core.types import Thought, ToolCall
+from agent_r1_gym.env_checker import CheckedEnv
 from agent_r1_gym.envs.service_desk.env import ServiceDeskEnv
 from agent_r1_gym.envs.service_desk.world import Ticket, world_of
 from agent_r1_gym.errors import EpisodeError

@@ -13,9 +13,9 @@ import gymnasium
 import pytest
 
 import agent_r1_gym.envs  # noqa: F401 - registers the environments
-from agent_r1_gym.checker import CheckedEnv
 from agent_r1_gym.core.tool import execute_calls
 from agent_r1_gym.core.types import Message, ToolCall
+from agent_r1_gym.env_checker import CheckedEnv
 from agent_r1_gym.envs.tau2.database import Database
 from agent_r1_gym.envs.tau2.env import Tau2AirlineEnv, Tau2BankingEnv, Tau2Env, Tau2RetailEnv, Tau2TelecomEnv
 from agent_r1_gym.envs.tau2.tasks import Tau2Task

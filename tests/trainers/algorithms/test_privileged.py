@@ -32,7 +32,7 @@ from tests.trainers.rollouts.test_collect import EchoEnv
 from tests.trainers.test_train import config
 from trainers.algorithms.batch import tokens_of
 from trainers.algorithms.critic import ValueBatch
-from trainers.algorithms.layout import Prefixes, rows_layout
+from trainers.algorithms.packing import Prefixes, rows_layout
 from trainers.algorithms.privileged import PrivilegedContext, gold_passages
 from trainers.commands.train.building import build_trainer
 from trainers.rollouts.collect import RolloutResult

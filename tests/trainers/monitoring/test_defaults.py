@@ -17,10 +17,11 @@ from peft import LoraConfig
 from transformers import AutoTokenizer
 
 from tests.kit.pages import ROOT
+from tests.kit.samples import samples
 from trainers.commands.sft.command import DemonstrationConfig
 from trainers.config import hardware
 from trainers.config.agent import AgentConfig
-from trainers.monitoring import defaults
+from trainers.monitoring import defaults, memory
 from trainers.monitoring.defaults import RATES, ModelFacts, settle_defaults
 from trainers.monitoring.memory import QWEN25
 from trainers.supervised import SupervisedTrainer
@@ -199,30 +200,69 @@ def test_free_memory_is_that_of_the_container(tmp_path: Path, monkeypatch: pytes
 
 
 FRAGMENTED = """
-import ctypes, sys, torch
-from trainers.config.hardware import return_large_blocks
+import sys, torch
+from types import SimpleNamespace
+from trainers.config import hardware
+from trainers.monitoring import memory
 
-size = int(sys.argv[1])
-model = torch.nn.Linear(size, 1_000)
-return_large_blocks(model)
-torch.empty(2**24, dtype=torch.uint8)  # freed at once: from now on glibc would keep blocks of this size
-blocks, between = [], []
-for _ in range(30):
-    blocks.append(torch.ones(2**23, dtype=torch.uint8))
-    between.append(torch.ones(500_000, dtype=torch.uint8))  # what stays keeps the heap from shrinking
-del blocks
-status = open("/proc/self/status").read().splitlines()
-print(*(line.split()[1] for line in status if line.startswith(("VmHWM", "VmRSS"))))
+memory.free_memory = lambda _device: int(sys.argv[1])
+guard, args = memory.HeapGuard(), SimpleNamespace(device=torch.device("cpu"))
+torch.empty(2**24, dtype=torch.uint8)  # freed at once: from now on glibc keeps blocks of this size
+for _ in range(2):
+    blocks, between = [], []
+    for _ in range(30):
+        blocks.append(torch.ones(2**23, dtype=torch.uint8))
+        between.append(torch.ones(500_000, dtype=torch.uint8))  # what stays keeps the heap from shrinking
+    del blocks
+    status = open("/proc/self/status").read().splitlines()
+    print(*(line.split()[1] for line in status if line.startswith(("VmHWM", "VmRSS"))))
+    guard.on_step_end(args)
 """
 
 
-def test_freed_blocks_go_back_to_the_system_for_all_but_tiny_models() -> None:
+def test_freed_blocks_go_back_to_the_system_once_memory_is_short() -> None:
+    """Not before: each block that was given back costs a page fault per 4 KiB when it is needed again."""
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("another C library than glibc")
     returned = []
-    for size in (100, 25_000):  # numbers of weights below and above MIN_BF16_PARAMETERS, in thousands
-        words = [sys.executable, "-c", FRAGMENTED, str(size)]
+    for free in (2**40, 0):
+        words = [sys.executable, "-c", FRAGMENTED, str(free)]
         done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT, timeout=120)
-        peak, left = map(int, done.stdout.split())
+        peak, left = map(int, done.stdout.splitlines()[1].split())
         returned.append(peak - left)
     assert returned[0] < 50_000 < 200_000 < returned[1]  # of 240 MiB, in KiB
+
+
+@samples(
+    ("free", "estimate", "occupied", "before", "after"),
+    [
+        (10, None, 10, False, False),
+        (4, None, 10, False, True),  # less than half of what the process has occupied
+        (10, 8, 0, True, True),  # 1.4 times the estimate do not fit
+        (12, 8, 10, False, False),
+        (None, 8, 10, False, False),
+    ],
+)
+def test_memory_is_short_by_the_estimate_or_by_what_is_occupied(
+    free: int | None, estimate: int | None, occupied: int, before: bool, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda _device: free)
+    monkeypatch.setattr(memory, "max_resident_bytes", lambda: occupied)
+    monkeypatch.setattr(memory, "return_large_blocks", lambda: None)
+    guard = memory.HeapGuard(lambda: estimate)
+    args: Any = SimpleNamespace(device=torch.device("cpu"))
+    guard.on_train_begin(args)
+    assert guard.returns_blocks is before
+    guard.on_step_end(args)
+    assert guard.returns_blocks is after
+
+
+def test_a_gpu_needs_no_guard_of_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda _device: 0)
+    guard = memory.HeapGuard(lambda: 8)
+    guard.on_train_begin(SimpleNamespace(device=torch.device("cuda")))
+    assert not guard.returns_blocks
+
+
+def test_what_a_process_has_occupied_is_in_bytes() -> None:
+    assert 50 * 2**20 < hardware.max_resident_bytes() < 2**40

@@ -144,6 +144,7 @@ def _sft(args: DemonstrationConfig, model_args: ModelConfig) -> None:
             peft_config=peft_config,
             quantization_config=get_quantization_config(model_args),
             name="sft",
+            estimated_bytes=estimate_update(args, name, adapter=peft_config, length=longest),
         )
     if trainer.is_world_process_zero():
         print_line(_first_screen(trainer, name, selected, rows))
@@ -198,7 +199,7 @@ def _first_screen(
     steps = args.max_steps if args.max_steps > 0 else -(-len(rows) // batch) * args.num_train_epochs
     first = next((records[0].messages for records in selected.values() if records), ())
     system = next((" ".join(message.content.split()) for message in first if message.role == "system"), "")
-    memory = estimate_update(args, model, adapter=adapter, length=max(lengths))
+    memory = trainer.estimated_bytes
     total = short_number(sum(size for size, _ in sizes))
     return screen(
         [

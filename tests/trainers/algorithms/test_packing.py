@@ -26,7 +26,7 @@ from agent_r1_gym.errors import ConfigurationError
 from tests.kit.models import make_causal_lm
 from tests.kit.samples import samples
 from tests.kit.small_runs import give, make_trainer, multi_turn_batch, score
-from trainers.algorithms.layout import (
+from trainers.algorithms.packing import (
     IGNORE_INDEX,
     Layout,
     Segment,

@@ -5,7 +5,6 @@ import gymnasium
 import numpy as np
 import pytest
 
-from agent_r1_gym.checker import CheckError, check_tool_env
 from agent_r1_gym.core.history import History
 from agent_r1_gym.core.parsing import SearchR1Parser
 from agent_r1_gym.core.rewards import RewardTerm
@@ -14,6 +13,7 @@ from agent_r1_gym.core.text import render_text
 from agent_r1_gym.core.tool import Tool
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Message, Task, ToolCall, ToolOutcome
+from agent_r1_gym.env_checker import CheckError, check_tool_env
 from agent_r1_gym.errors import AgentR1Error
 from agent_r1_gym.registry import register
 from agent_r1_gym.wrappers import ContextWindow
