@@ -54,7 +54,7 @@ from trainers.config.agent import AgentConfig
 from trainers.monitoring.alarms import CollapseAlarm
 from trainers.monitoring.console import RolloutProgress
 from trainers.monitoring.defaults import settle_defaults
-from trainers.monitoring.memory import HeapGuard, estimated_peak, plan_slots
+from trainers.monitoring.memory import HeapGuard, estimate_of, plan_slots
 from trainers.monitoring.preflight import check_size, warn_of_truncated_sampling
 from trainers.monitoring.traces import trace_line, write_traces
 from trainers.resume import checkpoints
@@ -192,7 +192,7 @@ class AgentTrainer(ResumableTrainer):
             self.importance_sampling_level = "token"  # in TRL's loss each token has a ratio: that of its turn
         self.alarm = CollapseAlarm(args)
         self.add_callback(self.alarm)
-        self.add_callback(HeapGuard(lambda: estimated_peak(self)))
+        self.add_callback(HeapGuard(lambda: estimate.peak if (estimate := estimate_of(self)) else None))
         if not args.disable_tqdm:
             self.remove_callback(ProgressCallback)
             self.add_callback(RolloutProgress(args.algorithm, self._describe_step))

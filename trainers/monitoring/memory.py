@@ -43,7 +43,7 @@ ADAM_STATES = 2
 """States of AdamW per trained weight: the means of the gradient and of its square."""
 
 _FRAGMENTED = 1.4
-"""Memory of a step on a CPU over its estimate, as long as the C library keeps freed blocks: 7.7 to 5.7 GiB in `sft`."""
+"""Peak on a CPU whose C library keeps freed blocks, over that of one that returns them: 7.7 to 5.7 GiB in `sft`."""
 _RESERVE = 0.5
 """Free memory over what a process has occupied, below which it returns freed blocks: steps differ in their lengths."""
 
@@ -394,17 +394,16 @@ def setup_of(trainer: Any, *, slots: int) -> Setup:
 
 def memory_of(trainer: Any) -> str:
     """Estimated memory per device, for the first screen; "" if the model's shape is unknown."""
-    shape = shape_of(trainer)
-    if shape is None:
+    estimate = estimate_of(trainer)
+    if estimate is None:
         return ""
-    setup = setup_of(trainer, slots=trainer.slots.number)
-    return format_estimate(estimate_memory(shape, setup), setup.length)
+    return format_estimate(estimate, _longest_context(trainer, trainer.accelerator.unwrap_model(trainer.model)))
 
 
-def estimated_peak(trainer: Any) -> int | None:
-    """Estimated peak of this process, in bytes; None if the model's shape is unknown."""
+def estimate_of(trainer: Any) -> Estimate | None:
+    """Estimate the memory of a run; None if the model's shape is unknown."""
     shape = shape_of(trainer)
-    return None if shape is None else estimate_memory(shape, setup_of(trainer, slots=trainer.slots.number)).peak
+    return None if shape is None else estimate_memory(shape, setup_of(trainer, slots=trainer.slots.number))
 
 
 def _longest_context(trainer: Any, model: Any) -> int:
@@ -426,7 +425,7 @@ class HeapGuard(TrainerCallback):
     """Make the C library return freed memory once a CPU has little left, and not before, since it costs time.
 
     Args:
-        estimate: estimated peak of this process, in bytes; None: unknown.
+        estimate: returns the estimated peak of this process, in bytes; None: unknown.
     """
 
     def __init__(self, estimate: Callable[[], int | None] = lambda: None) -> None:
