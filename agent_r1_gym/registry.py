@@ -139,7 +139,7 @@ def plugin_ids() -> list[str]:
 
 
 def source(identifier: str) -> str:
-    """Tell which package registered an environment: a name, with the version if it is a plug-in; else a module.
+    """Return the package that registered an environment: a name, with the version if it is a plug-in; else a module.
 
     Args:
         identifier: a registered id.

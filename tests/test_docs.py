@@ -58,6 +58,14 @@ def test_commands_that_do_not_run_here_are_understood(
             understood(words)
 
 
+def test_commands_at_the_papers_scale_are_understood() -> None:
+    """They stand with the experiment, whose other commands take minutes each."""
+    page = ROOT / "benchmarks/learning/multihop_qa/README.md"
+    (block,) = re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    for words in commands(block):
+        understood(words)
+
+
 def understood(words: list[str]) -> None:
     """Raises where a command would refuse its options, or names a file that the project does not have."""
     program, *rest = words

@@ -163,6 +163,14 @@ def readme_blocks(folder: Path, language: str) -> str:
     return "\n".join(found)
 
 
+def scaled_down(text: str, smaller: dict[str, str]) -> str:
+    """Returns the page's commands with smaller numbers; fails where the page no longer names one of them."""
+    for option, less in smaller.items():
+        assert option in text, f"no command has {option}"
+        text = text.replace(option, less)
+    return text
+
+
 @pytest.fixture
 def games(tmp_path: Path) -> Path:
     """A copy of the folder."""
@@ -180,11 +188,8 @@ def mean_return(run_folder: Path) -> float:
 @pytest.mark.slow
 def test_the_commands_for_ice_run(games: Path) -> None:
     """In two steps; that a tiny model learns to walk over it, the run over three tasks shows."""
-    text = readme_blocks(GAMES, "bash")
-    assert "--max_steps 150" in text
-    assert text.count("-n 400") == 2
-    text = text.replace("-n 400", "-n 40").replace("--episodes 600", "--episodes 100")
-    done = run(text.replace("--max_steps 150", "--max_steps 2"), games)
+    smaller = {"-n 400": "-n 40", "--episodes 600": "--episodes 100", "--max-steps 150": "--max-steps 2"}
+    done = run(scaled_down(readme_blocks(GAMES, "bash"), smaller), games)
     assert done.returncode == 0, done.stderr[-2000:]
     for model in ("sft", "grpo"):
         assert 0 <= mean_return(games / "runs" / f"eval-{model}") <= 1
@@ -193,8 +198,8 @@ def test_the_commands_for_ice_run(games: Path) -> None:
 @pytest.mark.slow
 def test_one_run_over_three_tasks_lifts_each(games: Path) -> None:
     """With fewer demonstrations and steps than the page has, and so a smaller rise."""
-    text = readme_blocks(GAMES, "sh").replace("--episodes 400", "--episodes 250")
-    done = run(text.replace("--max_steps 40", "--max_steps 30"), games)
+    smaller = {"--episodes 400": "--episodes 250", "--max-steps 40": "--max-steps 30"}
+    done = run(scaled_down(readme_blocks(GAMES, "sh"), smaller), games)
     assert done.returncode == 0, done.stderr[-2000:]
     rise = {
         name: mean_return(games / "runs/mix-eval-grpo" / name) - mean_return(games / "runs/mix-eval-sft" / name)

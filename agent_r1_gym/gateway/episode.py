@@ -88,7 +88,7 @@ class Episode:
     Args:
         run_tool: executes a call of one of the environment's own tools.
         tools: their schemas.
-        ends_with_result: whether the episode ends when the program reports its result: nothing else tells the end of a
+        ends_with_result: whether the episode ends when the program reports its result: nothing else marks the end of a
             program that was not started here.
 
     Attributes:

@@ -121,7 +121,7 @@ def _refuse_equal_ids(path: Path, hashes: Container[int]) -> None:
         if hash(passage_id) in hashes:
             if passage_id in rows:
                 raise DatasetError(
-                    f"{where}: {rows[passage_id]} has the id {passage_id!r} already, and fusion and records tell "
+                    f"{where}: {rows[passage_id]} has the id {passage_id!r} already, and fusion and records identify "
                     "passages by their ids. Give each row its own id, or none to any (a row without one gets its "
                     "number)."
                 )

@@ -495,7 +495,7 @@ FORMATS: Mapping[str, _Format] = MappingProxyType(
         "atif": _Format("schema_version", to_atif, from_atif),
     }
 )
-"""By name: the key that tells a format from the others, and how a row is written and read."""
+"""By name: the key that only this format has, and how a row is written and read."""
 _KINDS = "OpenAI `messages`, ShareGPT `conversations`, or ATIF with a `schema_version`"
 
 

@@ -99,7 +99,7 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 
 class Documentation(NamedTuple):
-    """What a docstring tells the model.
+    """What a model reads of a docstring.
 
     Attributes:
         description: the text before the sections, whole.

@@ -397,7 +397,7 @@ def test_code_of_a_model_is_not_run_whatever_stands_on_the_standard_input(
         status, _, err = call(capsys, *command)
         assert not mark.exists(), command
         if kind != "tokenizer_config.json":  # a tokenizer.json needs no code
-            assert status == 2 and "trust_remote_code" in err, err
+            assert status == 2 and "--trust-remote-code" in err, err
 
 
 @pytest.mark.slow

@@ -409,7 +409,7 @@ against what comes out.
   thinking where the last column says so; an episode is one context.
 - **rewritten**: the template shows earlier turns differently. Where that matters, the context is rendered anew and a
   new one begins, which costs one more forward and backward pass.
-- **refused**: no episode of several turns can be played. Name another template: `--chat_template FILE`, where FILE may
+- **refused**: no episode of several turns can be played. Name another template: `--chat-template FILE`, where FILE may
   be the name of one of TRL's.
 
 "variant" is TRL's template for training that takes the place of the one named. Tool output goes to the role of the

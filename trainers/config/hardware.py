@@ -33,8 +33,8 @@ def has_accelerator() -> bool:
 def cpu_prefers_bf16() -> bool:
     """Whether this CPU multiplies matrices clearly faster in bfloat16 than in float32: has the instructions, and does.
 
-    The instructions alone do not tell: a product took a third to a fifth of the time on one machine with `avx512_bf16`,
-    and one and a half times as long on another.
+    The instructions alone do not decide it: a product took a third to a fifth of the time on one machine with
+    `avx512_bf16`, and one and a half times as long on another.
     """
     return cpu_has_bf16() and bf16_speedup() >= MIN_BF16_SPEEDUP
 

@@ -33,7 +33,7 @@ from trainers.config.agent import AgentConfig
 from trainers.rollouts.chat_format import ChatFormat
 from trainers.rollouts.collect import job_of
 from trainers.rollouts.gguf import convert_gguf
-from trainers.rollouts.local_model import is_adapter, write_merged
+from trainers.rollouts.local_model import is_adapter, load_error, write_merged
 
 _UNNAMED_OUTPUT = "trainer_output"
 """What transformers makes of no output_dir."""
@@ -168,7 +168,7 @@ def check_model(source: ModelSource, tokenizer: Any) -> None:
     try:
         config = AutoConfig.from_pretrained(source.name, **source.options)
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{named} has no configuration that loads: {error}") from error
+        raise load_error(source.name, error, part="configuration") from error
     kind = getattr(transformers, (config.architectures or [""])[0], None)  # None: the model's own code
     if kind is not None and not kind.can_generate():
         raise ConfigurationError(f"{named} is a {kind.__name__}, which does not generate text. Name a causal model.")
@@ -226,7 +226,7 @@ def load_tokenizer(source: ModelSource) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.name, **source.options)
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"model_name_or_path={source.name!r} has no tokenizer that loads: {error}") from error
+        raise load_error(source.name, error, part="tokenizer") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

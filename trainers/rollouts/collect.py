@@ -145,7 +145,7 @@ class Collector:
         records: dict[int, Trajectory] = {}
 
         def end(record: Trajectory) -> None:
-            # Episodes end in any order, and copies of a row share the task: `sample` alone tells which row it was.
+            # Episodes end in any order, and copies of a row share the task: only `sample` identifies the row.
             records[record.sample] = record
 
         self.player.play((job_of(rows[index], index) for index in indices), engine, end)

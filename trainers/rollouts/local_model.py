@@ -201,7 +201,7 @@ def load_model(options: LocalOptions, *, rank: int = 0) -> tuple[Any, Any]:
         with still_working(f"loading {options.model}"):
             model = AutoModelForCausalLM.from_pretrained(convert_gguf(options.model), dtype=dtype, **NO_CODE)
     except _UNLOADABLE as error:
-        raise _refusal(options.model, error) from error
+        raise load_error(options.model, error) from error
     by_default = options.dtype is None and device == "cpu"
     if by_default and model.num_parameters() >= MIN_BF16_PARAMETERS and cpu_prefers_bf16():
         model.to(torch.bfloat16)  # type: ignore[arg-type]  # transformers wraps `to`
@@ -217,19 +217,20 @@ def _load_tokenizer(options: LocalOptions) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **NO_CODE)
     except _UNLOADABLE as error:
-        raise _refusal(options.model, error) from error
+        raise load_error(options.model, error) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
-def _refusal(model: str, error: BaseException) -> ConfigurationError:
+def load_error(model: str, error: BaseException, *, part: str = "model") -> ConfigurationError:
+    """Return what to raise where transformers does not load a model, or a part of it."""
     if "trust_remote_code" in str(error):
         return ConfigurationError(
             f"{model} comes with code of its own, and only training runs such code: `agent-r1 train` and `sft` with "
             "--trust-remote-code True. For other commands, use a model that transformers has the code of."
         )
-    return ConfigurationError(f"No model can be loaded from {model!r}: {error}")
+    return ConfigurationError(f"No {part} can be loaded from {model!r}: {error}")
 
 
 def is_adapter(folder: Path) -> bool:

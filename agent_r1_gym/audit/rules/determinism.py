@@ -28,7 +28,7 @@ _CLOCK_SHIFT = 400 * 86_400.0 + 5 * 3_600.0
 def same_seed(subject: Subject) -> Verdict:
     """One seed is one episode: on the same instance again, and on a new one.
 
-    Where it is not, two new processes tell the causes apart: they agree if state outlives an episode there.
+    Where it is not, two new processes separate the causes: they agree if state outlives an episode there.
 
     Limits: compares observations, rewards and flags of three episodes of random calls, and of the oracle where there is
     one (outside of a `ToolEnv`, also of its turns for another task). An environment that is registered as

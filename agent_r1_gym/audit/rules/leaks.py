@@ -131,11 +131,11 @@ def answer_in_prompt(subject: Subject) -> Verdict:
     Limits: in a `ToolEnv` only; a leak in less than half of the tasks is reported as a value, not as a finding.
     """
     env, _ = _task_with_answers(subject)
-    telling = [task for task in sampled_tasks(env) if task.answers and _is_telling(task.answers[0])]
-    leaked = [task for task in telling if task.answers[0].casefold() in env.task_prompt(task).casefold()]
-    share = len(leaked) / len(telling) if telling else 0.0
-    measured = {"tasks with a telling answer": len(telling), "answer in the prompt": round(share, 4)}
-    if share <= _USUAL or len(telling) < 2:
+    distinctive = [task for task in sampled_tasks(env) if task.answers and _is_distinctive(task.answers[0])]
+    leaked = [task for task in distinctive if task.answers[0].casefold() in env.task_prompt(task).casefold()]
+    share = len(leaked) / len(distinctive) if distinctive else 0.0
+    measured = {"tasks with a distinctive answer": len(distinctive), "answer in the prompt": round(share, 4)}
+    if share <= _USUAL or len(distinctive) < 2:
         return Verdict([], measured)
     message = f"The prompt contains the gold answer in {share:.0%} of the tasks. Remove it, unless copying is the task."
     first = leaked[0]
@@ -143,7 +143,7 @@ def answer_in_prompt(subject: Subject) -> Verdict:
     return Verdict([Finding("error" if share >= _ALWAYS else "warning", message, evidence)], measured)
 
 
-def _is_telling(answer: str) -> bool:
+def _is_distinctive(answer: str) -> bool:
     bare = answer.strip().casefold()
     return len(bare) >= _SHORTEST and bare not in _CLOSED and not re.fullmatch(r"[\d\W]+", bare)
 

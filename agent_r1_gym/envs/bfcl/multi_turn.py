@@ -145,7 +145,7 @@ def _written(result: Any) -> str:
 
 @dataclass(frozen=True)
 class RequestEnd:
-    """What the user's reply tells rewards of the request that it ends.
+    """What rewards learn from the user's reply about the request that it ends.
 
     Attributes:
         state: public attributes of the APIs, by class.
