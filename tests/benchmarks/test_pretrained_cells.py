@@ -15,23 +15,30 @@ import pytest
 
 from agent_r1_gym.cli.main import build_parser
 from agent_r1_gym.core.types import Task
+from agent_r1_gym.envs.bfcl.env import BFCLEnv
+from agent_r1_gym.envs.bfcl.tasks import FunctionCallingTask
 from agent_r1_gym.envs.maths.env import SVAMPEnv
 from agent_r1_gym.errors import ConfigurationError
 from benchmarks.common import commands, experiment
 from benchmarks.common.commands import CONTROLS, COSTS, F1, MODEL, CommandProfile, Commands, Pretrained, _cost, _execute
 from benchmarks.common.experiment import main
 from benchmarks.common.results import read_results
+from benchmarks.learning.function_calling import settings as function_calling
 from benchmarks.learning.hotpotqa import settings as hotpotqa
 from benchmarks.learning.nested_arithmetic import settings as nested_arithmetic
+from benchmarks.learning.word_problems import settings as word_problems
 from benchmarks.learning.word_problems.controls import ChangedResultsEnv, WithoutQuestionEnv
 from benchmarks.learning.word_problems.settings import ARMS, EXPERIMENT, PROFILES
 from tests.kit.chat_families import FAMILIES
+from tests.kit.data import shared_file
 from tests.kit.preloaded import programs
 from tests.kit.samples import samples
 from tests.test_docs import trained
 from trainers.toy.model import build_model
 
-PRETRAINED = {each.name: each for each in (EXPERIMENT, nested_arithmetic.EXPERIMENT, hotpotqa.EXPERIMENT)}
+PRETRAINED = {
+    each.EXPERIMENT.name: each.EXPERIMENT for each in (word_problems, nested_arithmetic, hotpotqa, function_calling)
+}
 
 
 @pytest.mark.parametrize("name", PRETRAINED)
@@ -143,6 +150,35 @@ def test_the_questions_of_hotpotqa_are_found_or_missed(tmp_path: Path) -> None:
             assert {split: [row["_id"] for row in rows] for split, rows in written.items()} == splits
         else:
             assert f"1 of 300 questions are not there, such as {names[-1]}" in done.stderr
+
+
+def test_the_rows_of_bfcl_are_those_of_one_version(tmp_path: Path) -> None:
+    script = Path(function_calling.__file__).with_name("get_data.py")
+
+    def write(source: Path, folder: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, str(script), str(tmp_path / folder), "--from", str(source)]
+        return subprocess.run(words, capture_output=True, text=True)
+
+    (tmp_path / "other" / "bfcl").mkdir(parents=True)
+    assert (
+        "has neither BFCL_v4_simple_python.json nor bfcl_v4_simple_python.jsonl"
+        in write(tmp_path / "other", "a").stderr
+    )
+    rows = shared_file("bfcl/bfcl_v4_simple_python.jsonl").parent
+    for path in rows.glob("bfcl_v4_*.jsonl"):
+        (tmp_path / "other" / "bfcl" / path.name).write_bytes(path.read_bytes())
+    assert "7 files" in write(tmp_path / "other", "data").stdout
+    assert "7 files" in write(tmp_path / "data", "again").stdout  # under their own names
+    changed = tmp_path / "other" / "bfcl" / "bfcl_v4_multiple.jsonl"
+    changed.write_bytes(changed.read_bytes() + b"\n")
+    assert "BFCL_v4_multiple.json is of another version" in write(tmp_path / "other", "b").stderr
+    assert not (tmp_path / "b").exists()
+
+    env = BFCLEnv(dataset=tmp_path / "data", category=[*function_calling.CATEGORIES], split="test")
+    for category, part in function_calling.CATEGORIES.items():
+        for index in range(part.start, part.stop):
+            env.reset(options={"task_index": index})
+            assert isinstance(env.task, FunctionCallingTask) and env.task.category == category
 
 
 def test_a_problem_without_its_question(tmp_path: Path) -> None:

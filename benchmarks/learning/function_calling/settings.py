@@ -1,0 +1,72 @@
+"""Does a pretrained model of 135M parameters learn to call functions that it has never seen? BFCL v4, one turn.
+
+SmolLM2-135M-Instruct, dequantised from Q4_1; the categories simple_python, multiple and irrelevance. No function of a
+test row is in a training row, not even as one to avoid. Scored by the official AST rules. All of it was fixed before
+the cells ran.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from statistics import mean
+
+from benchmarks.common.commands import Recipe, recipe_profiles
+from benchmarks.common.contrasts import Contrast
+from benchmarks.common.experiment import Arm, Experiment
+from benchmarks.common.tables import Cells, arms, contrasts_of, markdown
+
+_TEST = "BFCL"
+CATEGORIES = {"simple_python": slice(0, 31), "multiple": slice(31, 42), "irrelevance": slice(42, 86)}
+"""Where the test rows of each category stand."""
+RECIPE = Recipe(
+    env="BFCL",
+    options=(
+        *("--dataset", "{data}", "--option", "tool_style=signature"),
+        *("--option", f"category={json.dumps([*CATEGORIES])}"),
+    ),
+    turn_tokens=160,
+    max_completion_length=160,
+    data="benchmarks/learning/function_calling/get_data.py",
+)
+_FEW, _MANY = RECIPE.sft("{few}"), RECIPE.sft("{many}")
+ARMS: Mapping[str, Arm] = {
+    "base": Arm("Base Tool Call", learn=RECIPE.untrained("--option", "shots=0")),
+    "base-2": Arm("Base Tool Call, 2 shots", learn=RECIPE.untrained("--option", "shots=2")),
+    "sft-few": Arm("100 demonstrations", learn=RECIPE.trained(_FEW)),
+    "sft": Arm("671 demonstrations", learn=RECIPE.trained(_MANY)),
+    "grpo-few": Arm("100 demonstrations, then GRPO", learn=RECIPE.trained(_FEW, RECIPE.after_sft())),
+    "grpo": Arm("671 demonstrations, then GRPO", learn=RECIPE.trained(_MANY, RECIPE.after_sft())),
+    "rejection": Arm("671 demonstrations, then rejection sampling", learn=RECIPE.trained(_MANY, RECIPE.rejection())),
+}
+"""A demonstration is the accepted call of a training row, or a sentence where no function fits."""
+
+PROFILES = recipe_profiles("AgentR1/BFCL-v0", test=_TEST, questions=86, validated=83, tasks=640, few=100, many=671)
+CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
+    "Contrasts": (
+        Contrast("GRPO - demonstrations alone", "grpo", "sft", "end"),
+        Contrast("GRPO - demonstrations alone, from 100", "grpo-few", "sft-few", "end"),
+        Contrast("GRPO - rejection sampling", "grpo", "rejection", "end"),
+        Contrast("GRPO - Base Tool Call, 2 shots", "grpo", "base-2", "end"),
+    ),
+}
+
+
+def categories(cells: Cells) -> str:
+    """Share of right turns by category, mean of the seeds."""
+    rows = []
+    for title, found in cells.rows():
+        marks = [[mark for cell in found for mark in cell["exact"][_TEST][part]] for part in CATEGORIES.values()]
+        rows.append((title, *(f"{mean(map(float, each)):.3f}" if each else "" for each in marks)))
+    return markdown(("arm", *CATEGORIES), rows)
+
+
+EXPERIMENT = Experiment(
+    name="function_calling",
+    about=__doc__,
+    arms=ARMS,
+    profiles=PROFILES,
+    also_committed=("cpu",),
+    contrasts=CONTRASTS,
+    tables={"Arms": arms, "Categories": categories, **{title: contrasts_of(title) for title in CONTRASTS}},
+)
