@@ -23,6 +23,7 @@ from benchmarks.common import commands, experiment
 from benchmarks.common.commands import CONTROLS, COSTS, F1, MODEL, CommandProfile, Commands, Pretrained, _cost, _execute
 from benchmarks.common.experiment import main
 from benchmarks.common.results import read_results
+from benchmarks.learning.context import settings as context
 from benchmarks.learning.function_calling import settings as function_calling
 from benchmarks.learning.hotpotqa import settings as hotpotqa
 from benchmarks.learning.nested_arithmetic import settings as nested_arithmetic
@@ -37,7 +38,8 @@ from tests.test_docs import trained
 from trainers.toy.model import build_model
 
 PRETRAINED = {
-    each.EXPERIMENT.name: each.EXPERIMENT for each in (word_problems, nested_arithmetic, hotpotqa, function_calling)
+    each.EXPERIMENT.name: each.EXPERIMENT
+    for each in (word_problems, nested_arithmetic, hotpotqa, function_calling, context)
 }
 
 

@@ -1,0 +1,73 @@
+"""What is lost when a pretrained model does not see its whole history? A ledger of five pages, each shown once.
+
+SmolLM2-135M-Instruct, dequantised from Q4_1; `AgentR1/LongRead-v0`. The context is append-only, a sliding window of two
+turns, a summary that the model writes, or a window of one turn with a notebook as a tool. All of it was fixed before
+the cells ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from benchmarks.common.commands import Recipe, recipe_profiles
+from benchmarks.common.contrasts import Contrast
+from benchmarks.common.experiment import Arm, Experiment
+from benchmarks.common.tables import arms, contrasts_of
+
+RECIPE = Recipe(
+    env="LongRead",
+    options=("--option", "tool_style=signature", "--option", "pages=5", "--option", "facts=4"),
+    turn_tokens=96,
+    max_completion_length=1536,
+)
+_NO_NOTEBOOK = ("--option", "notebook=false")
+CONTEXTS: Mapping[str, tuple[str, Sequence[str], str]] = {
+    "append": ("append-only", _NO_NOTEBOOK, "oracle"),
+    "window": ("window of 2 turns", (*_NO_NOTEBOOK, "--context-window", "2", "--context-mode", "drop_turns"), "oracle"),
+    "summary": (
+        "summary by the model",
+        (*_NO_NOTEBOOK, "--context-window", "1", "--context-mode", "summary"),
+        "script:summariser",
+    ),
+    "notes": ("window of 1 turn, notebook", ("--context-window", "1", "--context-mode", "drop_turns"), "oracle"),
+}
+"""By name: what the model sees, the options that say so, and who demonstrates. The oracle knows all pages."""
+
+
+def _arms(name: str) -> dict[str, Arm]:
+    title, options, source = CONTEXTS[name]
+    sft = RECIPE.sft("{many}", "--from", source, *options)
+    return {
+        f"{name}-sft": Arm(f"{title}, 200 demonstrations", learn=RECIPE.trained(sft)),
+        name: Arm(f"{title}, then GRPO", learn=RECIPE.trained(sft, RECIPE.after_sft(*options))),
+    }
+
+
+ARMS: Mapping[str, Arm] = {key: arm for name in CONTEXTS for key, arm in _arms(name).items()}
+
+_PROFILES = recipe_profiles("AgentR1/LongRead-v0", test="LongRead", questions=500, validated=50, tasks=200, many=200)
+PROFILES = {**_PROFILES, "gpu": replace(_PROFILES["gpu"], words=_PROFILES["cpu"].words)}
+"""A rollout has up to eleven contexts, each a sequence of its own: updates are divided as on a CPU."""
+CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
+    "Contexts": (
+        Contrast("window - append-only", "window", "append", "end"),
+        Contrast("summary - append-only", "summary", "append", "end"),
+        Contrast("notebook - append-only", "notes", "append", "end"),
+        Contrast("summary - window", "summary", "window", "end"),
+    ),
+    "GRPO": tuple(
+        Contrast(f"{title}: GRPO - demonstrations", name, f"{name}-sft", "end")
+        for name, (title, _, _) in CONTEXTS.items()
+    ),
+}
+
+EXPERIMENT = Experiment(
+    name="context",
+    about=__doc__,
+    arms=ARMS,
+    profiles=PROFILES,
+    also_committed=("cpu",),
+    contrasts=CONTRASTS,
+    tables={"Arms": arms, **{title: contrasts_of(title) for title in CONTRASTS}},
+)
