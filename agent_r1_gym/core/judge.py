@@ -27,9 +27,9 @@ import threading
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from agent_r1_gym.core.text import sanitize
 from agent_r1_gym.core.types import Transition, to_chat
@@ -40,6 +40,8 @@ from agent_r1_gym.support.checks import check_flag, check_integer, check_number,
 from agent_r1_gym.support.concurrency import run_parallel
 from agent_r1_gym.support.json_data import JsonLinesWriter, drop_torn_line, parse_json, read_json_lines
 
+_Verdict = TypeVar("_Verdict")
+_Judge = TypeVar("_Judge")
 JUDGE_SUFFIX = ".toml"
 """A reward that ends in it is the file of a judge."""
 _LONGEST_PAUSE = 10.0
@@ -49,7 +51,7 @@ _ROW_START = b'{"key": "'
 _FENCED = re.compile(r"\s*```(?:json)?\n(.*)\n```\s*", re.DOTALL)
 _LINE_BREAKS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
 """Line breaks that JSON does not escape by itself."""
-_DELIMITERS = re.compile(r"<(?=\s*/?\s*episode\b)", re.IGNORECASE)
+_DELIMITERS = re.compile(r"<(?=\s*/?\s*(?:episode|task)\b)", re.IGNORECASE)
 _PROMPT = """\
 You grade one episode of an assistant that works on a task with tools.
 
@@ -130,38 +132,25 @@ class Judge:
         timeout: float = 60.0,
         concurrency: int = 16,
     ) -> None:
-        for option, text in (("rubric", rubric), ("model", model), ("endpoint", endpoint)):
-            check_text(f"{option} of a judge", text)
-        if not endpoint.startswith(("http://", "https://")):
-            raise ConfigurationError(
-                f"endpoint of a judge must be a URL such as http://127.0.0.1:8000/v1, got {endpoint!r}."
-            )
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ConfigurationError(f"name of a judge must be an identifier such as 'polite', got {name!r:.80}.")
+        check_common_options(name=name, rubric=rubric, votes=votes, concurrency=concurrency)
         if scale is not None:
             check_integer("scale of a judge", scale, 2)
-        check_integer("votes of a judge", votes, 1)
-        if votes % 2 == 0:
-            raise ConfigurationError(f"votes of a judge must be odd, so that there is a majority, got {votes}.")
         check_flag("show_answers of a judge", show_answers)
         if cache is not None:
             check_path("cache of a judge", cache)
-        if max_requests is not None:
-            check_integer("max_requests of a judge", max_requests, 1)
-        check_integer("retries of a judge", retries, 0)
-        check_integer("max_tokens of a judge", max_tokens, 1)
-        check_integer("concurrency of a judge", concurrency, 1)
-        check_seconds("timeout of a judge", timeout)
-        if temperature is None:
-            temperature = 0.0 if votes == 1 else 0.7
-        check_number("temperature of a judge", temperature, least=0)
         self.__name__ = name
         self._rubric, self._model, self._scale, self._votes = rubric.strip(), model, scale, votes
-        self._show_answers, self._max_requests, self._retries = show_answers, max_requests, retries
-        self._temperature, self._concurrency = temperature, concurrency
-        sampling = {"temperature": temperature, "max_tokens": max_tokens, "response_format": _response_format(scale)}
-        self._chat = ChatClient(model, endpoint, role="the judge", sampling=sampling, timeout=timeout)
-        self._num_requests = 0
+        self._show_answers, self._concurrency = show_answers, concurrency
+        self._client = VerdictClient(
+            model,
+            endpoint,
+            response_format=_response_format(scale),
+            temperature=(0.0 if votes == 1 else 0.7) if temperature is None else temperature,
+            max_tokens=max_tokens,
+            timeout=timeout,
+            retries=retries,
+            max_requests=max_requests,
+        )
         self._failures: dict[str, list[InfrastructureError]] = {}
         self._cache = None if cache is None else Path(cache)
         self._values = {} if self._cache is None else _read_cache(self._cache)
@@ -174,7 +163,7 @@ class Judge:
     @property
     def num_requests(self) -> int:
         """Number of requests sent by this process."""
-        return self._num_requests
+        return self._client.num_requests
 
     def __call__(self, transition: Transition) -> float:
         """Score the episode that ends with `transition`.
@@ -216,9 +205,7 @@ class Judge:
 
     def prompt(self, transition: Transition) -> str:
         """Write the message to the judge about the episode that ends with `transition`."""
-        lines = (json.dumps(entry, ensure_ascii=False, default=str) for entry in self._entries(transition))
-        # Sanitized after the encoding, in which every line break is an escape: no text begins a line.
-        episode = "\n".join(_DELIMITERS.sub("‹", sanitize(line.translate(_LINE_BREAKS))) for line in lines)
+        episode = quote_entries(self._entries(transition))
         question, form = _YES_OR_NO if self._scale is None else (part.format(self._scale) for part in _SCALE)
         return _PROMPT.format(rubric=self._rubric, episode=episode, question=question, form=form)
 
@@ -243,12 +230,13 @@ class Judge:
             yield {"role": "environment", "end": "A budget ran out before the assistant finished."}
 
     def _key(self, prompt: str) -> str:
-        settings = [prompt, self._model, self._scale, self._votes, self._temperature]
+        settings = [prompt, self._model, self._scale, self._votes, self._client.temperature]
         return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
     def _judge(self, key: str, prompt: str) -> float:
         """Request the votes, and cache their median."""
-        verdicts = [self._vote(prompt) for _ in range(self._votes)]
+        read = functools.partial(read_verdict, scale=self._scale)
+        verdicts = [self._client.request(prompt, read) for _ in range(self._votes)]
         value = float(statistics.median(vote for vote, _ in verdicts))
         with self._lock:
             self._values[key] = value
@@ -260,16 +248,83 @@ class Judge:
                     raise ConfigurationError(f"The judge's cache {self._cache} cannot be written: {error}.") from error
         return value
 
-    def _vote(self, prompt: str) -> tuple[float, str]:
-        """Request one verdict; return its value and its reason."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> Judge:
+        return self  # `gymnasium.make` copies arguments; the budget is one for all
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_lock": None, "_file": None, "_failures": {}}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._open()
+
+
+class VerdictClient:
+    """Requests verdicts of a judge's model, with retries and a budget; threads may use it.
+
+    Args:
+        model: see `Judge`, as the other arguments.
+        endpoint: base URL.
+        response_format: field of the request that asks for structured output; servers without it have it dropped.
+        temperature: of the judge.
+        max_tokens: maximum length of a reply.
+        timeout: seconds per request.
+        retries: further requests after a failure or an unreadable reply.
+        max_requests: budget of requests in this process; None: unlimited.
+
+    Raises:
+        ConfigurationError: an argument has a wrong value.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        endpoint: str,
+        *,
+        response_format: Mapping[str, Any],
+        temperature: float,
+        max_tokens: int,
+        timeout: float,
+        retries: int,
+        max_requests: int | None,
+    ) -> None:
+        for option, text in (("model", model), ("endpoint", endpoint)):
+            check_text(f"{option} of a judge", text)
+        if not endpoint.startswith(("http://", "https://")):
+            raise ConfigurationError(
+                f"endpoint of a judge must be a URL such as http://127.0.0.1:8000/v1, got {endpoint!r}."
+            )
+        if max_requests is not None:
+            check_integer("max_requests of a judge", max_requests, 1)
+        check_integer("retries of a judge", retries, 0)
+        check_integer("max_tokens of a judge", max_tokens, 1)
+        check_seconds("timeout of a judge", timeout)
+        check_number("temperature of a judge", temperature, least=0)
+        self.temperature = temperature
+        self.num_requests = 0
+        self._model, self._retries, self._max_requests = model, retries, max_requests
+        sampling = {"temperature": temperature, "max_tokens": max_tokens, "response_format": response_format}
+        self._chat = ChatClient(model, endpoint, role="the judge", sampling=sampling, timeout=timeout)
+        self._lock = threading.Lock()
+
+    def request(self, prompt: str, read: Callable[[str], _Verdict]) -> _Verdict:
+        """Request one verdict.
+
+        Args:
+            prompt: the message to the judge.
+            read: reads a reply, or raises a `ValueError`, after which there is another request.
+
+        Raises:
+            InfrastructureError: there is no readable reply, or the budget is spent.
+        """
         failure = InfrastructureError("The judge was not called.")
         for attempt in range(self._retries + 1):
             with self._lock:
-                if self._max_requests is not None and self._num_requests >= self._max_requests:
+                if self._max_requests is not None and self.num_requests >= self._max_requests:
                     raise InfrastructureError(
                         f"The judge's budget of {self._max_requests} requests is spent: raise max_requests and resume."
                     )
-                self._num_requests += 1
+                self.num_requests += 1
             try:
                 reply = self._chat.complete([{"role": "user", "content": prompt}])
             except InfrastructureError as error:
@@ -278,22 +333,41 @@ class Judge:
                     time.sleep(min(error.retry_after or backoff(0.5, attempt), _LONGEST_PAUSE))
                 continue
             try:
-                return read_verdict(reply, self._scale)
+                return read(reply)
             except ValueError as error:
                 failure = InfrastructureError(
                     f"The judge {self._model} gave no verdict ({error}); its reply was {reply!r:.200}."
                 )
         raise failure
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Judge:
-        return self  # `gymnasium.make` copies arguments; the budget is one for all
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_lock": None, "_file": None, "_num_requests": 0, "_failures": {}}
+        return {**vars(self), "_lock": None, "num_requests": 0}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
-        self._open()
+        self._lock = threading.Lock()
+
+
+def check_common_options(*, name: str, rubric: str, votes: int, concurrency: int) -> None:
+    """Check the options that all judges have.
+
+    Raises:
+        ConfigurationError: one of them has a wrong value.
+    """
+    check_text("rubric of a judge", rubric)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ConfigurationError(f"name of a judge must be an identifier such as 'polite', got {name!r:.80}.")
+    check_integer("votes of a judge", votes, 1)
+    if votes % 2 == 0:
+        raise ConfigurationError(f"votes of a judge must be odd, so that there is a majority, got {votes}.")
+    check_integer("concurrency of a judge", concurrency, 1)
+
+
+def quote_entries(entries: Iterable[Mapping[str, Any]]) -> str:
+    """Write messages of an episode for a judge, one JSON object per line; no text of them leaves its place."""
+    lines = (json.dumps(entry, ensure_ascii=False, default=str) for entry in entries)
+    # Sanitized after the encoding, in which every line break is an escape: no text begins a line.
+    return "\n".join(_DELIMITERS.sub("‹", sanitize(line.translate(_LINE_BREAKS))) for line in lines)
 
 
 def _response_format(scale: int | None) -> dict[str, Any]:
@@ -305,6 +379,22 @@ def _response_format(scale: int | None) -> dict[str, Any]:
     properties = {"reason": {"type": "string"}, "verdict" if scale is None else "score": verdict}
     schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
     return {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
+
+
+def read_object(reply: str) -> dict[str, Any]:
+    """Read a reply that is one JSON object with no text around it but a fence of three backticks.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    fenced = _FENCED.fullmatch(reply)
+    try:
+        verdict = parse_json(fenced[1] if fenced else reply, unique_keys=True)
+    except ValueError as error:
+        raise ValueError(f"expected one JSON object: {error}") from error
+    if not isinstance(verdict, dict):
+        raise ValueError(f"expected one JSON object, got {verdict!r:.40}")
+    return verdict
 
 
 def read_verdict(reply: str, scale: int | None) -> tuple[float, str]:
@@ -322,13 +412,9 @@ def read_verdict(reply: str, scale: int | None) -> tuple[float, str]:
     Raises:
         ValueError: it has another form.
     """
-    fenced = _FENCED.fullmatch(reply)
-    try:
-        verdict = parse_json(fenced[1] if fenced else reply, unique_keys=True)
-    except ValueError as error:
-        raise ValueError(f"expected one JSON object: {error}") from error
+    verdict = read_object(reply)
     name = "verdict" if scale is None else "score"
-    if not isinstance(verdict, dict) or verdict.keys() != {"reason", name}:
+    if verdict.keys() != {"reason", name}:
         raise ValueError(f"expected a JSON object with exactly the keys 'reason' and {name!r}")
     reason, value = verdict["reason"], verdict[name]
     if not isinstance(reason, str):
@@ -365,27 +451,39 @@ def load_judge(path: str | os.PathLike[str]) -> Judge:
     Raises:
         ConfigurationError: the file is missing, is no TOML, or has an unknown, missing or wrong key.
     """
+    return load_toml(path, Judge, required=("rubric", "model", "endpoint"))
+
+
+def load_toml(path: str | os.PathLike[str], kind: type[_Judge], *, required: Sequence[str]) -> _Judge:
+    """Make a judge of some kind of a TOML file, as `load_judge` does.
+
+    Args:
+        path: the file.
+        kind: class of the judge, whose arguments the file has as keys.
+        required: keys that the file must have.
+    """
     file = Path(path)
     try:
-        return _load_judge(file.resolve(), file.stat().st_mtime_ns)
+        judge: _Judge = _load_toml(file.resolve(), file.stat().st_mtime_ns, cast("Any", kind), tuple(required))
     except OSError as error:
         raise ConfigurationError(f"The judge {file} cannot be read: {error.strerror}. See docs/judges.md.") from error
+    return judge
 
 
 @functools.lru_cache
-def _load_judge(file: Path, _modified: int) -> Judge:
+def _load_toml(file: Path, _modified: int, kind: type[Any], required: tuple[str, ...]) -> Any:
     try:
         options = tomllib.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:  # no TOML, or no UTF-8
         raise ConfigurationError(f"The judge {file} is no valid TOML: {error}.") from error
-    known = inspect.signature(Judge).parameters
+    known = inspect.signature(kind).parameters
     for name in options:
         if name not in known:
             raise ConfigurationError(f"The judge {file} has an unknown key {name!r}. {suggest(name, known)}")
-    missing = [name for name in ("rubric", "model", "endpoint") if name not in options]
+    missing = [name for name in required if name not in options]
     if missing:
         raise ConfigurationError(f"The judge {file} lacks {' and '.join(map(repr, missing))}.")
     try:
-        return Judge(**{"name": re.sub(r"\W", "_", file.stem), **options})
+        return kind(**{"name": re.sub(r"\W", "_", file.stem), **options})
     except ConfigurationError as error:
         raise ConfigurationError(f"{file}: {error}") from error

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Message
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.run.evaluation.agent_card import AgentCard
+from agent_r1_gym.run.record import Trajectory
 from agent_r1_gym.wrappers import WINDOW_MODES, ContextWindow
 from tests.kit.pages import PAGES
 from tests.trainers.rollouts.test_collect import EchoEnv
@@ -76,6 +78,42 @@ def test_a_command_line_trains_and_saves(engine: str, model_folder: Path, tmp_pa
     assert card.token_limits == {"max_turn_tokens": 8, "max_prompt_length": 64, "max_completion_length": 32}
     assert [tool["function"]["name"] for tool in card.tools or ()] == ["search"]
     assert "No scores are claimed" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+
+
+def first_is_best(group: Sequence[Trajectory]) -> list[float]:
+    """A group reward that a test can predict."""
+    return [10.0, *[0.0] * (len(group) - 1)]
+
+
+@pytest.mark.slow
+def test_rollouts_of_a_task_are_compared(tmp_path: Path) -> None:
+    """By a function, then by a judge that is down: its groups teach nothing, and the run goes on."""
+    (tmp_path / "down.toml").write_text('model = "m"\nendpoint = "http://127.0.0.1:9/v1"\nretries = 0\n')
+    log = {}
+    for name in ("tests.trainers.test_train:first_is_best", str(tmp_path / "down.toml")):
+        tokenizer = build_tokenizer()
+        args = config(tmp_path / Path(name).stem, group_reward=name, max_steps=1, logging_steps=1, seed=3)
+        trainer = build_trainer(args, build_model(tokenizer), tokenizer=tokenizer)
+        before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+        trainer.train()
+        log[name] = next(row for row in trainer.state.log_history if "reward" in row)
+        moved = any((old != new).any() for old, new in zip(before, trainer.model.parameters(), strict=True))
+        assert moved == (name != str(tmp_path / "down.toml"))
+        trainer.collect.close()
+    compared, dropped = log.values()
+    assert compared["reward"] > 4  # half of the rollouts have 10, and what the environment takes is small
+    assert compared["group/frac_zero_std"] == 0.0
+    assert dropped["rollout/infra_failures"] == 1.0
+
+
+def test_a_group_reward_needs_whole_groups(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"compares num_generations=1 rollouts"):
+        config(tmp_path, group_reward="x.toml", algorithm="ppo", num_generations=1)
+    with pytest.raises(ConfigurationError, match="which reads no rewards"):
+        config(tmp_path, group_reward="x.toml", algorithm="opsd")
+    args = config(tmp_path, group_reward=str(tmp_path / "absent.toml"))
+    with pytest.raises(ConfigurationError, match=r"absent.toml cannot be read"):
+        build_trainer(args, build_model(build_tokenizer()), tokenizer=build_tokenizer())
 
 
 @pytest.mark.parametrize("adapter", ["", "--lora_r 2 --lora_target_modules all-linear"], ids=["full", "lora"])

@@ -54,7 +54,7 @@ def vet_file(file: Path, values: Mapping[str, Any], trust: Trust) -> dict[str, A
             f"{file} sets trust_remote_code, with which code of the model runs; files run no code. If you know the "
             "model, add --trust-remote-code True."
         )
-    for option in ("algorithm", "source"):
+    for option in ("algorithm", "source", "group_reward"):
         trust.vet_name(file, option, str(values.get(option) or ""))
     options, eval_options = (_options_of(values.get(name)) for name in ("env_kwargs", "eval_env_kwargs"))
     named = values.get("envs") or ([values["env_id"]] if values.get("env_id") else [])

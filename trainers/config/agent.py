@@ -331,6 +331,11 @@ _COMBINATIONS: tuple[Check, ...] = (
         "choose an algorithm that learns from returns.",
     ),
     (
+        lambda c: c.group_reward and c.preset.estimator == "opd",
+        "group_reward={c.group_reward} with algorithm {c.algorithm}, which reads no rewards: do not set it, or choose "
+        "an algorithm that learns from returns.",
+    ),
+    (
         lambda c: c.distillation_weight and not c.loss_mask,
         "distillation_weight={c.distillation_weight} with loss_mask=False: a teacher scores the tokens that the policy "
         "sampled, not the environment's. Set distillation_weight=0, or leave loss_mask.",
@@ -372,6 +377,12 @@ _COMBINATIONS_WITH_BATCHES: tuple[Check, ...] = (
         "refill_groups={c.refill_groups} replaces groups of num_generations={c.num_generations}, but a process plays "
         "{c.process_batch} rollouts: make that a multiple (per_device_train_batch_size x gradient_accumulation_steps), "
         "or set refill_groups=0.",
+    ),
+    (
+        lambda c: c.group_reward and (c.num_generations < 2 or c.process_batch % c.num_generations),
+        "group_reward={c.group_reward} compares num_generations={c.num_generations} rollouts, but a process plays "
+        "{c.process_batch}: make that a multiple (per_device_train_batch_size x gradient_accumulation_steps), or do "
+        "not set group_reward.",
     ),
     (
         lambda c: c.refill_groups and c.engine == "trl",

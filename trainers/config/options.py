@@ -69,6 +69,11 @@ class EnvironmentOptions:
         f"Several environments in one run, or --env repeated; each {ENV_SYNTAX}, in a YAML file also a mapping with "
         "env_id, name, weight, env_kwargs, eval_env_kwargs. Other environment options go to all of them.",
     )
+    group_reward: str | None = _help(
+        None,
+        "Reward that compares the rollouts of a task, added to that of the environment: FILE.toml of a `GroupJudge` "
+        "(see docs/judges.md), or MODULE:FUNCTION from a list of trajectories to a list of numbers.",
+    )
     num_train_seeds: Annotated[int | None, _COUNT] = _help(
         None, "Number of seeds to train on in an environment without a list of tasks; None: 1,000."
     )

@@ -121,10 +121,10 @@ class Collector:
             waiting = [index for index in waiting if records[index].infrastructure_error is not None]
             if self.out_of_time:
                 break
-        self._report_lost([records[index] for index in waiting])
+        self.report_lost([records[index] for index in waiting])
         return [records[index] for index in range(len(rows))]
 
-    def _report_lost(self, lost: Sequence[Trajectory]) -> None:
+    def report_lost(self, lost: Sequence[Trajectory]) -> None:
         """Say why episodes were lost; each kind of failure once."""
         first = {kind_of_error(str(record.infrastructure_error)): record.infrastructure_error for record in lost}
         for kind in first.keys() - self._reported:

@@ -99,6 +99,7 @@ def test_a_card_runs_no_code(kind: str, capsys: pytest.CaptureFixture[str]) -> N
         ("env_id: FictionQA\nenv_kwargs: {parser: 'kiosk_env:P'}", "'parser=kiosk_env:P'"),
         ("env_id: FictionQA\neval_env_kwargs: {reward: ['em', 'kiosk_env:one']}", "'reward=kiosk_env:one'"),
         ("env_id: FictionQA\nalgorithm: kiosk_env:two", "'algorithm=kiosk_env:two'"),
+        ("env_id: FictionQA\ngroup_reward: kiosk_env:three", "'group_reward=kiosk_env:three'"),
         ('env_id: FictionQA\nenv_kwargs: \'{"parser": "kiosk_env:P"}\'', "'parser=kiosk_env:P'"),
         ("env_id: FictionQA\ntrust_remote_code: true", "trust_remote_code"),
         ("env_id: FictionQA\nmodel_init_kwargs: {trust_remote_code: true}", "trust_remote_code"),

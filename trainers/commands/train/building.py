@@ -13,6 +13,7 @@ from trl import ModelConfig  # type: ignore[attr-defined]
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.registry import TextEnv
+from agent_r1_gym.run.group_rewards import make_group_reward
 from agent_r1_gym.run.player import Player
 from agent_r1_gym.run.token_session import TokenLimits
 from trainers.algorithms.privileged import PrivilegedContext
@@ -89,7 +90,14 @@ def build_trainer(
     loaded = model if isinstance(model, str) else getattr(getattr(model, "config", None), "_name_or_path", "")
     base = args.warm_start or loaded or "a given model"
     privileged = _privileged_context(args, chat)
-    rollouts = RolloutRunner(args, training, evaluating, chat=chat, train_rows=cast("Sequence[Row]", rows))
+    rollouts = RolloutRunner(
+        args,
+        training,
+        evaluating,
+        chat=chat,
+        train_rows=cast("Sequence[Row]", rows),
+        group_reward=None if args.group_reward is None else make_group_reward(args.group_reward),
+    )
     trainer = AgentTrainer(
         model,
         args,

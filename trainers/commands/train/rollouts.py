@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from agent_r1_gym.run.engines import Engine
+from agent_r1_gym.run.group_rewards import GroupReward, add_group_rewards
 from agent_r1_gym.run.player import Player
 from agent_r1_gym.run.record import Trajectory
 from trainers.config.agent import AgentConfig
@@ -34,6 +35,7 @@ class RolloutRunner:
         evaluating: makes those of evaluations.
         chat: how messages become tokens.
         train_rows: all rows to train on; groups without signal are replaced by others of these.
+        group_reward: compares the rollouts of a task that is trained on; None: the environment's reward is all.
 
     Attributes:
         prefetcher: plays the next batch while one is trained on; None: nothing is played ahead.
@@ -47,8 +49,9 @@ class RolloutRunner:
         *,
         chat: ChatFormat,
         train_rows: Sequence[Any] = (),
+        group_reward: GroupReward | None = None,
     ) -> None:
-        self._args, self._chat, self._train_rows = args, chat, train_rows
+        self._args, self._chat, self._train_rows, self._group_reward = args, chat, train_rows, group_reward
         self._training, self._evaluating = training, evaluating
         self.prefetcher = RolloutPrefetcher(self.cancel) if args.overlap_rollouts else None
         self._playing: _Playing | None = None
@@ -151,9 +154,15 @@ class RolloutRunner:
         collector.player.reset_counts()
         self._playing = _Playing(collector.player, engine, len(rows), time.monotonic())
         try:
-            return collector.collect(rows, engine, keep_deadline=attempt > 0)
+            records = collector.collect(rows, engine, keep_deadline=attempt > 0)
         finally:
             self._playing = None
+        if self._group_reward is None or not request.training:
+            return records
+        rewarded = add_group_rewards(records, self._args.num_generations, self._group_reward)
+        compared = (new for old, new in zip(records, rewarded, strict=True) if not old.infrastructure_error)
+        collector.report_lost([record for record in compared if record.infrastructure_error])
+        return rewarded
 
 
 class _Playing(NamedTuple):
