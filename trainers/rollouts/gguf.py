@@ -20,7 +20,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.run.model_folder import find_gguf
 from agent_r1_gym.support.files import atomic_directory, home, locked, remove_leftovers
 from agent_r1_gym.support.packages import install_command
-from agent_r1_gym.support.terminal import print_note
+from agent_r1_gym.support.terminal import print_note, still_working
 
 NO_CODE: Mapping[str, Any] = {"trust_remote_code": False}
 """Argument of `from_pretrained`; without it transformers asks on the standard input, even in a pipe."""
@@ -51,7 +51,7 @@ def convert_gguf(name: str) -> str:
         if not folder.is_dir():
             remove_leftovers(folder)
             print_note(f"converting {path.name} into {folder}, once")
-            with atomic_directory(folder) as temporary:
+            with atomic_directory(folder) as temporary, still_working(f"converting {path.name}"):
                 _convert(path, temporary)
     return str(folder)
 
