@@ -3,8 +3,9 @@
     python -m benchmarks.speed.trainer_speed                   every claim; appends to its results
     python -m benchmarks.speed.trainer_speed --claim token     one claim
     python -m benchmarks.speed.trainer_speed --device cuda     a 0.5B model in bfloat16, and peak memory
-    python -m benchmarks.speed.trainer_speed --model FOLDER    a pretrained model in bfloat16; also decoding next to
-                                                               transformers, shared prompts, and float32
+    python -m benchmarks.speed.trainer_speed --model FOLDER    a pretrained model in the precision that the trainer
+                                                               chooses; also decoding next to transformers, shared
+                                                               prompts, and both precisions
     python -m benchmarks.speed.trainer_speed --quick           tiny sizes, to see that everything runs; writes nothing
 
 README.md in this folder describes what each claim measures and what differs between the systems.
@@ -37,6 +38,7 @@ from benchmarks.speed.trainer_script import (
     write_script,
 )
 from benchmarks.speed.trainer_systems import CLOCKS, Agent, Trainee, compare
+from trainers.config.hardware import cpu_prefers_bf16
 
 
 def rollouts(settings: Settings, device: str) -> Report:
@@ -147,6 +149,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--model", help=f"another model than the device's own: {', '.join(MODELS)}, or the folder of a pretrained one"
     )
+    parser.add_argument(
+        "--precision",
+        choices=("bfloat16", "float32"),
+        help="of a pretrained model (default: bfloat16 on a GPU, and on CPUs that multiply faster in it)",
+    )
     options = parser.parse_args(arguments)
     is_folder = options.model is not None and Path(options.model).is_dir()
     known = tuple(pretrained.CLAIMS if is_folder else CLAIMS)
@@ -155,6 +162,8 @@ def main(arguments: list[str] | None = None) -> None:
     if is_folder:
         _run_pretrained(options, arguments)
         return
+    if options.precision is not None:
+        parser.error("--precision needs --model FOLDER")
     if options.model not in (None, *MODELS):
         parser.error(f"--model {options.model}: no such folder, and none of {', '.join(MODELS)}")
     settings = QUICK if options.quick else CUDA if options.device == "cuda" else FULL
@@ -166,7 +175,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run_pretrained(options: argparse.Namespace, arguments: list[str] | None) -> None:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    settings = replace(PRETRAINED, model=options.model)
+    in_bf16 = options.device == "cuda" or cpu_prefers_bf16()
+    chosen = options.precision or ("bfloat16" if in_bf16 else "float32")
+    settings = replace(PRETRAINED, model=options.model, precision=chosen)
     if options.quick:
         settings = replace(settings, rounds=1, num_generations=2, turns=2)
     claims = {name: partial(claim, settings, options.device) for name, claim in pretrained.CLAIMS.items()}
