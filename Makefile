@@ -8,7 +8,7 @@
 # make type         mypy alone
 # make test-adapters   the tests of other libraries, each in an environment of its own: minutes each, LIBRARY=verl for one
 # make test-vllm    the tests that need vLLM, in an environment of its own (4 GB)
-# make test-floors  the tests of the suite with the oldest versions that pyproject.toml allows, in an environment of its own
+# make test-floors  the fast tests with the oldest versions that pyproject.toml allows, in an environment of its own
 # make test-newest  the fast tests with the newest versions that pyproject.toml allows, in an environment of its own
 # make docs         build the site of the documentation, offline, into docs/_build
 # make clean        remove the virtual environment, caches and reports
@@ -19,8 +19,7 @@ VENV ?= .venv
 EXTRAS ?= test,train
 LINT_EXTRAS ?= dev,train
 NEWEST_EXTRAS ?= test,train
-FLOOR_EXTRAS ?= test,data,sandbox
-FLOOR_TESTS ?= tests/core tests/support tests/data tests/retrieval tests/tools tests/sandbox tests/run/serving
+FLOOR_EXTRAS ?= test,train,sandbox
 FAST = not slow and not java and not browser
 comma := ,
 # A comma in a file name would part the prerequisites of make's functions: extras are joined by "-" there.
@@ -49,15 +48,17 @@ test-adapters: $(call STAMP,test)
 test-vllm: $(call STAMP,test)
 	$(VENV)/bin/python -m tests.integrations.venvs vLLM
 
+# In both, torch stays at the version of constraints.txt: pip would take another build for GPUs, of several gigabytes.
+
 # uv alone resolves to the lowest versions; what they need themselves is the newest, as for a user who pins old ones.
 test-floors:
 	$(PYTHON) -m venv --clear .venv-floors
+	grep '^torch==' constraints.txt > .venv-floors/torch.txt
 	.venv-floors/bin/python -m pip install --disable-pip-version-check --quiet uv
 	.venv-floors/bin/uv pip install --python .venv-floors/bin/python --index-strategy unsafe-best-match \
-		--resolution lowest-direct -e ".[$(FLOOR_EXTRAS)]"
-	.venv-floors/bin/python -m pytest -n 3 --dist worksteal -m "$(FAST)" $(FLOOR_TESTS)
+		--resolution lowest-direct -c .venv-floors/torch.txt -e ".[$(FLOOR_EXTRAS)]"
+	.venv-floors/bin/python -m pytest -n 3 --dist worksteal -m "$(FAST)"
 
-# Only torch stays at the version of constraints.txt: pip would take the newest build for GPUs, of several gigabytes.
 test-newest:
 	$(PYTHON) -m venv --clear .venv-newest
 	grep '^torch==' constraints.txt > .venv-newest/torch.txt

@@ -143,7 +143,7 @@ LINES = "\n".join(json.dumps({**SPIDER, "query": f"{SPIDER['query']} WHERE Age >
         ("blank.jsonl", f"\n{LINES}\n\n".replace("\n", "\r\n\r\n").encode()),
         ("mark.json", b"\xef\xbb\xbf[" + LINES.replace("\n", ",").encode() + b"]"),
         ("lines.json", LINES.encode()),
-        ("packed.jsonl.gz", gzip.compress(LINES.encode())),
+        ("packed.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)),
     ],
 )
 def test_questions_are_read_as_other_files_are(tmp_path, name, data):
