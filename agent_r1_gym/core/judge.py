@@ -145,7 +145,8 @@ class Judge:
             model,
             endpoint,
             response_format=_response_format(scale),
-            temperature=(0.0 if votes == 1 else 0.7) if temperature is None else temperature,
+            temperature=temperature,
+            votes=votes,
             max_tokens=max_tokens,
             timeout=timeout,
             retries=retries,
@@ -266,7 +267,8 @@ class VerdictClient:
         model: see `Judge`, as the other arguments.
         endpoint: base URL.
         response_format: field of the request that asks for structured output; servers without it have it dropped.
-        temperature: of the judge.
+        temperature: of the judge; None: that of its votes.
+        votes: requests per verdict; several are sampled, so that they may differ.
         max_tokens: maximum length of a reply.
         timeout: seconds per request.
         retries: further requests after a failure or an unreadable reply.
@@ -282,7 +284,8 @@ class VerdictClient:
         endpoint: str,
         *,
         response_format: Mapping[str, Any],
-        temperature: float,
+        temperature: float | None,
+        votes: int,
         max_tokens: int,
         timeout: float,
         retries: int,
@@ -299,11 +302,11 @@ class VerdictClient:
         check_integer("retries of a judge", retries, 0)
         check_integer("max_tokens of a judge", max_tokens, 1)
         check_seconds("timeout of a judge", timeout)
-        check_number("temperature of a judge", temperature, least=0)
-        self.temperature = temperature
+        self.temperature = (0.0 if votes == 1 else 0.7) if temperature is None else temperature
+        check_number("temperature of a judge", self.temperature, least=0)
         self.num_requests = 0
         self._model, self._retries, self._max_requests = model, retries, max_requests
-        sampling = {"temperature": temperature, "max_tokens": max_tokens, "response_format": response_format}
+        sampling = {"temperature": self.temperature, "max_tokens": max_tokens, "response_format": response_format}
         self._chat = ChatClient(model, endpoint, role="the judge", sampling=sampling, timeout=timeout)
         self._lock = threading.Lock()
 

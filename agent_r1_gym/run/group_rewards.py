@@ -16,7 +16,7 @@ import math
 import os
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -132,7 +132,8 @@ class GroupJudge:
             model,
             endpoint,
             response_format=_response_format(scale),
-            temperature=(0.0 if votes == 1 else 0.7) if temperature is None else temperature,
+            temperature=temperature,
+            votes=votes,
             max_tokens=max_tokens,
             timeout=timeout,
             retries=retries,
@@ -332,8 +333,7 @@ def _checked(values: Any, count: int, reward: GroupReward) -> list[float]:
 
 def _with_reward(record: Trajectory, value: float, reward: GroupReward) -> Trajectory:
     weighted = float(getattr(reward, "weight", 1.0)) * value
-    terms: Mapping[str, float] = {_name(reward): value}
-    last = record.turns[-1].with_end_reward(StepReward(weighted, dict(terms), weighted))
+    last = record.turns[-1].with_end_reward(StepReward(weighted, {_name(reward): value}, weighted))
     return replace(record, turns=(*record.turns[:-1], last))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from benchmarks.common.commands import Recipe, recipe_profiles
+from benchmarks.common.commands import CommandProfile, Recipe, recipe_profiles
 from benchmarks.common.contrasts import Contrast
 from benchmarks.common.experiment import Arm, Experiment
 from benchmarks.common.tables import arms, contrasts_of
@@ -46,9 +46,18 @@ def _arms(name: str) -> dict[str, Arm]:
 
 ARMS: Mapping[str, Arm] = {key: arm for name in CONTEXTS for key, arm in _arms(name).items()}
 
-_PROFILES = recipe_profiles("AgentR1/LongRead-v0", test="LongRead", questions=500, validated=50, tasks=200, many=200)
-PROFILES = {**_PROFILES, "gpu": replace(_PROFILES["gpu"], words=_PROFILES["cpu"].words)}
-"""A rollout has up to eleven contexts, each a sequence of its own: updates are divided as on a CPU."""
+
+def _few_rows(profile: CommandProfile) -> CommandProfile:
+    """Divides an update into passes of 4 rollouts: each has several contexts, and 16 were estimated at 38 GiB."""
+    rollouts = profile.words["rows"] * profile.words["micro_batches"]
+    return replace(profile, words={**profile.words, "rows": 4, "micro_batches": rollouts // 4, "recompute": False})
+
+
+_SIZES = {"questions": 500, "validated": 50, "tasks": 200, "many": 200}
+PROFILES = {
+    name: _few_rows(profile)
+    for name, profile in recipe_profiles("AgentR1/LongRead-v0", test="LongRead", **_SIZES).items()
+}
 CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
     "Contexts": (
         Contrast("window - append-only", "window", "append", "end"),
