@@ -87,13 +87,13 @@ class Commands:
         steps: words of each command, without `agent-r1`.
         test: words of the evaluations, in addition to the options of each test set.
         data: script of this repository that writes the data into a new folder; "": none is needed.
-        controls: further test sets, which no contrast takes.
+        controls: by title, words of the evaluation of a further test set, which no contrast takes.
     """
 
     steps: Sequence[Sequence[str]]
     test: Sequence[str]
     data: str
-    controls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    controls: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __call__(self, run: Run) -> tuple[Any, dict[str, Any]]:
         """Carries the commands out, and the evaluations; returns the final model, and facts for the cell."""
@@ -108,8 +108,11 @@ class Commands:
             costs[f"{len(costs) + 1} {step[0]}"] = _cost(folder)
         model, facts = folder, _log(folder)
         rows, exact, f1 = [], {}, {}
-        for title, options in (*profile.tests.items(), *self.controls.items()):
-            chosen = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        tests = {
+            title: [word for name, value in options.items() for word in (f"--{name}", str(value))]
+            for title, options in profile.tests.items()
+        }
+        for title, chosen in (*tests.items(), *self.controls.items()):
             test = (*self.test, *chosen, "--questions", "{questions}")
             known = {**words, "model": model, "questions": profile.test_questions}
             folder, _ = self._carry_out(run, test, known, key)
@@ -211,9 +214,11 @@ class Recipe:
         """Reinforcement learning from the model of the command before it."""
         return self.train("--warm-start", "{model}", *more)
 
-    def trained(self, *steps: Sequence[str], controls: Mapping[str, Mapping[str, Any]] | None = None) -> Commands:
-        """What an arm with these steps does."""
-        return Commands(steps, ("eval", "{model}", *self._evaluation()), self.data, controls or {})
+    def trained(self, *steps: Sequence[str], controls: Mapping[str, str] | None = None) -> Commands:
+        """What an arm with these steps does; `controls` are ids of environments by title, to test it in too."""
+        # Another environment takes none of the run's options, so that its prompt would have another tool style.
+        words = {title: ("--env", name, *self.options, "--split", "test") for title, name in (controls or {}).items()}
+        return Commands(steps, ("eval", "{model}", *self._evaluation()), self.data, words)
 
     def untrained(self, *more: str, prompt: str = "base") -> Commands:
         """What an arm without training does; `prompt` is the prompt method, "base" or "naive-rag"."""

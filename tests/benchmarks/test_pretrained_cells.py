@@ -252,7 +252,8 @@ def test_cells_are_commands_that_share_what_they_have_in_common(
     assert len(by_arm["grpo"]["training"]["reward"]) == 1
     assert str(tmp_path) not in path.read_text()
     assert str(Path(__file__).parents[2]) not in path.read_text()  # two machines have the same settings
-    capfd.readouterr()
+    printed = capfd.readouterr()
+    assert "which this command does not set" not in printed.out + printed.err  # controls have the prompt of the run
     assert main(EXPERIMENT, ["replay", *words, "--arm", "sft", "--start", "0", "--seed", "0"]) == 0
     printed = capfd.readouterr().out
     assert "seed 0: equal" in printed and "agent-r1 sft SVAMP" in printed  # it shared no folder and ran again

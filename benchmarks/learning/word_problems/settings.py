@@ -27,10 +27,10 @@ _FEW, _MANY = RECIPE.sft("{few}"), RECIPE.sft("{many}")
 
 _MODULE = "benchmarks.learning.word_problems.controls"
 _CONTROLS = {
-    "without the question": {"env": f"{_MODULE}:{WITHOUT_QUESTION}", "dataset": "{data}", "split": "test"},
-    "changed results": {"env": f"{_MODULE}:{CHANGED_RESULTS}", "dataset": "{data}", "split": "test"},
+    "without the question": f"{_MODULE}:{WITHOUT_QUESTION}",
+    "changed results": f"{_MODULE}:{CHANGED_RESULTS}",
 }
-"""All 1,000 problems again, by the policy of the arm `grpo`."""
+"""Environments with all 1,000 problems again, for the policy of the arm `grpo`."""
 
 
 ARMS: Mapping[str, Arm] = {
