@@ -79,7 +79,7 @@ def understood(words: list[str]) -> None:
         assert {word for word in rest[2:] if word.startswith("--")} <= set(re.findall(r"--[\w-]+", help_of(rest[1])))
     elif program == "python" and rest[0] == "-m":
         trained(rest[1].removeprefix("trainers.").removeprefix("commands.").removeprefix("toy."), rest[2:])
-    elif program == "python":
+    elif program in ("python", "bash"):
         assert (ROOT / rest[0]).is_file(), words
     elif program == "accelerate":
         launched(rest[1:])

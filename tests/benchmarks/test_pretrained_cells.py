@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from agent_r1_gym.cli.main import build_parser
-from agent_r1_gym.core.types import Task
+from agent_r1_gym.cli.main import main as agent_r1
+from agent_r1_gym.core.types import Message, Task
 from agent_r1_gym.envs.bfcl.env import BFCLEnv
 from agent_r1_gym.envs.bfcl.tasks import FunctionCallingTask
 from agent_r1_gym.envs.maths.env import SVAMPEnv
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.run.record import Trajectory
 from benchmarks.common import commands, experiment
 from benchmarks.common.commands import CONTROLS, COSTS, F1, MODEL, CommandProfile, Commands, Pretrained, _cost, _execute
 from benchmarks.common.experiment import main
@@ -27,6 +29,7 @@ from benchmarks.learning.context import settings as context
 from benchmarks.learning.function_calling import settings as function_calling
 from benchmarks.learning.hotpotqa import settings as hotpotqa
 from benchmarks.learning.nested_arithmetic import settings as nested_arithmetic
+from benchmarks.learning.word_problems import calls
 from benchmarks.learning.word_problems import settings as word_problems
 from benchmarks.learning.word_problems.controls import ChangedResultsEnv, WithoutQuestionEnv
 from benchmarks.learning.word_problems.settings import ARMS, EXPERIMENT, PROFILES
@@ -219,6 +222,45 @@ def test_an_answer_without_a_call_follows_no_result(tmp_path: Path) -> None:
     assert env.success(env.task, env.transitions) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("result", "answer", "kind"),
+    [
+        ("23", "23", "copied"),
+        ("7/3 = 2.33333333333", "7/3", "copied"),
+        ("7/3 = 2.33333333333", "2.33333333333", "copied"),
+        ("-4", "4", "without its sign"),
+        ("-4", "-4", "copied"),
+        ("-7/3 = -2.33333333333", "2.33333333333", "without its sign"),
+        ("469/228 = 2.05701754386", "469", "numerator"),
+        ("469/228 = 2.05701754386", "2.06", "other"),
+        ("23", None, "other"),
+        (None, "23", "no result"),
+    ],
+)
+def test_an_answer_is_compared_with_the_last_result(result: str | None, answer: str | None, kind: str) -> None:
+    messages = [Message("user", "How many?"), *([Message("tool", "5"), Message("tool", result)] if result else [])]
+    assert calls.kind_of_answer(Trajectory(answer=answer, messages=tuple(messages))) == kind
+
+
+def test_shares_are_by_the_numbers_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problems(tmp_path / "data")
+    words = ["--dataset", str(tmp_path / "data" / "svamp_8.json"), "--split", "test", "--questions", "4"]
+    assert agent_r1(["eval", "SVAMP", "--policy", "oracle", *words, "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert calls.main([str(tmp_path / "run")]) == 0
+    # Three numbers in the text (30, 7, the day), two in the call, and the result is the answer.
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "| run | 1.000 | - | 1.000 | - | 0.000 | 1.000 | 0.000 | 0.000 | 0.000 | 0.000 |"
+    )
+
+
+def test_the_chart_is_that_of_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed = word_problems.CHART.read_text()
+    monkeypatch.setattr(word_problems, "CHART", tmp_path / "chart.svg")
+    assert main(EXPERIMENT, ["chart"]) == 0
+    assert (tmp_path / "chart.svg").read_text() == committed
+
+
 @pytest.mark.slow
 def test_cells_are_commands_that_share_what_they_have_in_common(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -252,8 +294,7 @@ def test_cells_are_commands_that_share_what_they_have_in_common(
     assert len(by_arm["grpo"]["training"]["reward"]) == 1
     assert str(tmp_path) not in path.read_text()
     assert str(Path(__file__).parents[2]) not in path.read_text()  # two machines have the same settings
-    printed = capfd.readouterr()
-    assert "which this command does not set" not in printed.out + printed.err  # controls have the prompt of the run
+    assert "which this command does not set" not in "".join(capfd.readouterr())  # controls have the prompt of the run
     assert main(EXPERIMENT, ["replay", *words, "--arm", "sft", "--start", "0", "--seed", "0"]) == 0
     printed = capfd.readouterr().out
     assert "seed 0: equal" in printed and "agent-r1 sft SVAMP" in printed  # it shared no folder and ran again

@@ -8,8 +8,11 @@ fixed before the cells ran.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import mean
 
+from agent_r1_gym.report.plots import Curve, curves, standalone
+from agent_r1_gym.support.files import atomic_file
 from benchmarks.common.commands import CONTROLS, Recipe, recipe_profiles
 from benchmarks.common.contrasts import Contrast
 from benchmarks.common.experiment import Arm, Experiment
@@ -83,6 +86,9 @@ CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
 }
 
 
+CHART = Path(__file__).parents[3] / "docs" / "_static" / "word_problems.svg"
+
+
 def controls(cells: Cells) -> str:
     """Shares of the controls, by seed; without the question, those that are solved nevertheless."""
     rows = []
@@ -93,6 +99,25 @@ def controls(cells: Cells) -> str:
     return markdown(("arm", "control", "mean", "by seed"), sorted(rows))
 
 
+def chart(cells: Cells) -> None:
+    """Draws accuracy on MAWPS while GRPO trains, and on SVAMP in the end; bands reach over all seeds."""
+    found = cells.by_arm["grpo"]
+    rewards = zip(*(cell["training"]["reward"] for cell in found), strict=True)
+    series = {"training problems, sampled": Curve(range(1, 41), [(mean(row), min(row), max(row)) for row in rewards])}
+    points = list(zip(*(cell["validation"] for cell in found), strict=True))
+    greedy = [[score for _, score in point] for point in points]
+    series["validation problems, greedy"] = Curve(
+        [point[0][0] for point in points], [(mean(row), min(row), max(row)) for row in greedy]
+    )
+    short = {"sft": "demonstrations", "grpo": "GRPO", "rejection": "rejection sampling"}
+    lines = {f"SVAMP in the end, {name}": cells.mean(arm, "end").mean for arm, name in short.items()}
+    with atomic_file(CHART) as temporary:
+        temporary.write_text(
+            standalone(curves("SmolLM2-135M learns word problems: accuracy", series, lines=lines), list(series)),
+            encoding="utf-8",
+        )
+
+
 EXPERIMENT = Experiment(
     name="word_problems",
     about=__doc__,
@@ -101,4 +126,5 @@ EXPERIMENT = Experiment(
     also_committed=("cpu",),
     contrasts=CONTRASTS,
     tables={"Arms": arms, **{title: contrasts_of(title) for title in CONTRASTS}, "Controls": controls},
+    chart=chart,
 )
