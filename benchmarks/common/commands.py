@@ -185,12 +185,12 @@ class Recipe:
         epochs = ("--num-train-epochs", "2", "--seed", "{seed}", "--episodes", episodes)
         return ("sft", self.env, "--model", "{model}", *self.options, *epochs, *more)
 
-    def rejection(self, samples: int = 8) -> tuple[str, ...]:
+    def rejection(self, *more: str, samples: int = 8) -> tuple[str, ...]:
         """Supervised learning from the successes among own rollouts, so many per task."""
         return (
             *("sft", self.env, "--model", "{model}", *self.options, "--from", "self", "--samples", str(samples)),
             *("--episodes", "{tasks}", "--sampling-temperature", str(self.temperature)),
-            *("--max-turn-tokens", str(self.turn_tokens), "--num-train-epochs", "1", "--seed", "{seed}"),
+            *("--max-turn-tokens", str(self.turn_tokens), "--num-train-epochs", "1", "--seed", "{seed}", *more),
         )
 
     def train(self, *more: str) -> tuple[str, ...]:

@@ -28,6 +28,9 @@ RECIPE = Recipe(
 _NO_TOOL = ("--option", "tools=none")
 _FEW, _MANY = RECIPE.sft("{few}"), RECIPE.sft("{many}")
 
+_IRRELEVANT = ("--dataset", "{data}/irrelevant")  # the last of two counts
+_SFT_IRRELEVANT = RECIPE.sft("{many}", *_IRRELEVANT)
+
 _MODULE = "benchmarks.learning.word_problems.controls"
 _CONTROLS = {
     "without the question": f"{_MODULE}:{WITHOUT_QUESTION}",
@@ -62,6 +65,20 @@ ARMS: Mapping[str, Arm] = {
         "no tool, 240 demonstrations, then GRPO",
         learn=RECIPE.trained(RECIPE.sft("{many}", *_NO_TOOL), RECIPE.after_sft(*_NO_TOOL)),
     ),
+    # Added after four seeds of the arms `sft`, `grpo` and `rejection`, which they answer to.
+    "grpo-slow": Arm(
+        "240 demonstrations, then GRPO at a quarter of the rate",
+        learn=RECIPE.trained(_MANY, RECIPE.after_sft("--learning-rate", f"{RECIPE.learning_rate / 4:g}")),
+    ),
+    "irrelevant-sft": Arm("irrelevant numbers, 240 demonstrations", learn=RECIPE.trained(_SFT_IRRELEVANT)),
+    "irrelevant-grpo": Arm(
+        "irrelevant numbers, 240 demonstrations, then GRPO",
+        learn=RECIPE.trained(_SFT_IRRELEVANT, RECIPE.after_sft(*_IRRELEVANT), controls=_CONTROLS),
+    ),
+    "irrelevant-rejection": Arm(
+        "irrelevant numbers, 240 demonstrations, then rejection sampling",
+        learn=RECIPE.trained(_SFT_IRRELEVANT, RECIPE.rejection(*_IRRELEVANT)),
+    ),
 }
 """An arm changes one thing; each begins with the same demonstrations and seed, unless its title says otherwise."""
 
@@ -82,6 +99,11 @@ CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
         Contrast("loss mask, GRPO", "grpo", "grpo-no-mask", "end"),
         Contrast("PPO - GRPO", "ppo", "grpo", "end"),
         Contrast("REINFORCE++ - GRPO", "reinforce++", "grpo", "end"),
+    ),
+    "With irrelevant numbers, and slower": (
+        Contrast("GRPO - demonstrations alone, irrelevant numbers", "irrelevant-grpo", "irrelevant-sft", "end"),
+        Contrast("GRPO - rejection sampling, irrelevant numbers", "irrelevant-grpo", "irrelevant-rejection", "end"),
+        Contrast("GRPO, slow - demonstrations alone", "grpo-slow", "sft", "end"),
     ),
 }
 
