@@ -1,4 +1,4 @@
-"""Rollouts as padded tensors, made once: between the engines and the trainer.
+"""Rollouts between the engines and the trainer: lists that TRL pads, and padded tensors for the estimators.
 
 Shapes: B trajectories, at most K turns, T completion tokens.
 """
