@@ -27,7 +27,7 @@ from trl.chat_template_utils import add_response_schema, get_training_chat_templ
 import agent_r1_gym.envs  # noqa: F401  # registers the environments
 from agent_r1_gym.core.types import Message, Passage
 from agent_r1_gym.data.base import QADataset, Question
-from agent_r1_gym.envs.fiction_qa.compact import compact_vocabulary
+from agent_r1_gym.envs.fiction_qa.compact_style import compact_vocabulary
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.retrieval.base import Hit
 from agent_r1_gym.tools.search import SearchTool

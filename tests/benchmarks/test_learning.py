@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.learning.multihop_qa.searches import full_demonstrations, steps_to
 from transformers import TrainerControl, TrainerState
 
 from agent_r1_gym.core.tool_env import ToolEnv
@@ -29,16 +30,15 @@ from benchmarks.common.policy import Policy, retries
 from benchmarks.common.results import read_results
 from benchmarks.common.tables import Cells
 from benchmarks.learning.collapse.settings import EXPERIMENT as COLLAPSE
-from benchmarks.learning.credit import extra as credit
+from benchmarks.learning.credit import warm_starts as credit
 from benchmarks.learning.credit.settings import BY_TURN
 from benchmarks.learning.credit.settings import EXPERIMENT as CREDIT
 from benchmarks.learning.discovery.settings import EXPERIMENT as DISCOVERY
 from benchmarks.learning.discovery.settings import HABITS
-from benchmarks.learning.multihop_qa.extra import full_demonstrations, steps_to
 from benchmarks.learning.multihop_qa.settings import EXPERIMENT as MULTIHOP
 from benchmarks.learning.multihop_qa.settings import PAPER
 from benchmarks.learning.privileged.settings import EXPERIMENT as PRIVILEGED
-from benchmarks.learning.refill import extra as refill
+from benchmarks.learning.refill import rollout_budget as refill
 from benchmarks.learning.refill.settings import EXPERIMENT as REFILL
 from benchmarks.learning.retry.settings import EXPERIMENT as RETRY
 from benchmarks.learning.retry.settings import WORLD

@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_r1_gym.core.types import Message
 from agent_r1_gym.data.base import Hop, Question
-from agent_r1_gym.envs.fiction_qa.compact import COMPACT
+from agent_r1_gym.envs.fiction_qa.compact_style import COMPACT
 from agent_r1_gym.envs.fiction_qa.env import FictionQAEnv
 from agent_r1_gym.tools.search import NOTHING_FOUND
 from trainers.toy.model import ANSWER_CLOSE, ANSWER_OPEN, BROKEN_CLOSES, CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN

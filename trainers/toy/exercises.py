@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from agent_r1_gym.core.types import Message
-from agent_r1_gym.envs.fiction_qa.compact import COMPACT
+from agent_r1_gym.envs.fiction_qa.compact_style import COMPACT
 from agent_r1_gym.envs.fiction_qa.world import FictionWorld
 from trainers.commands.demonstrations import IGNORE_INDEX, TokenRow, training_row
 from trainers.rollouts.chat_format import ChatFormat

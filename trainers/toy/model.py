@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agent_r1_gym.core.types import PARSE_ERROR_CODES, ErrorKind, Role
-from agent_r1_gym.envs.fiction_qa.compact import compact_vocabulary
+from agent_r1_gym.envs.fiction_qa.compact_style import compact_vocabulary
 from agent_r1_gym.errors import ConfigurationError, suggest
 
 CALL_OPEN = '<tool_call>\n{"name": "search", "arguments": {"query": "'

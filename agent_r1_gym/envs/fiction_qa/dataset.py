@@ -11,8 +11,8 @@ from hashlib import blake2b
 from typing import SupportsIndex
 
 from agent_r1_gym.data.base import QADataset
-from agent_r1_gym.envs.fiction_qa.compact import COMPACT
-from agent_r1_gym.envs.fiction_qa.natural import NATURAL
+from agent_r1_gym.envs.fiction_qa.compact_style import COMPACT
+from agent_r1_gym.envs.fiction_qa.natural_style import NATURAL
 from agent_r1_gym.envs.fiction_qa.perturbations import PerturbedData, perturb
 from agent_r1_gym.envs.fiction_qa.questions import NUM_FOLDS, QUESTION_TYPES, FictionCorpus, FictionQuestions
 from agent_r1_gym.envs.fiction_qa.world import FICTION_SPLITS, FictionStyle, FictionWorld

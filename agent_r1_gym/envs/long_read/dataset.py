@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from agent_r1_gym.core.types import Task
 from agent_r1_gym.data.generated import LazyTaskSequence
-from agent_r1_gym.envs.long_read.compact import CompactLedgerStyle
+from agent_r1_gym.envs.long_read.compact_style import CompactLedgerStyle
 from agent_r1_gym.envs.long_read.ledger import (
     QUESTION_TYPES,
     SPLITS,

@@ -1,7 +1,7 @@
 """What a ledger contains, what follows from it, and how it is worded in English.
 
 `answer_of` and `support_of` are the only place where gold answers are computed. `LedgerStyle` is the interface of the
-two styles; the other one is in `compact.py`.
+two styles; the other one is in `compact_style.py`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from dataclasses import replace
 from benchmarks.common.contrasts import Contrast
 from benchmarks.common.experiment import Arm, Experiment, Profile, Start
 from benchmarks.common.tables import contrasts_of, power
-from benchmarks.learning.credit import extra
-from benchmarks.learning.credit.extra import ENV, LEDGER, Beginner
+from benchmarks.learning.credit import warm_starts
+from benchmarks.learning.credit.warm_starts import ENV, LEDGER, Beginner
 
 _LAM = {"lam": 0.95}
 """Of the preset of `gagpo`, and so of both PPOs: with the default, 1, GAE by turn and by token differ in the baseline
@@ -79,8 +79,8 @@ _CPU = Profile(
     evaluate_first=True,
     tests={"test": {**_HELD_OUT, "split": "test"}},
     test_questions=200,
-    test_measures={"noted": extra.noted, "turns": extra.turns},
-    summarise=extra.summarise,
+    test_measures={"noted": warm_starts.noted, "turns": warm_starts.turns},
+    summarise=warm_starts.summarise,
 )
 PROFILES: Mapping[str, Profile] = {
     "cpu": _CPU,
@@ -111,13 +111,13 @@ EXPERIMENT = Experiment(
     profiles=PROFILES,
     contrasts={"Contrasts": CONTRASTS, "Follow-ups": FOLLOW_UPS},
     pilot=("grpo", "mt_grpo", "ppo-turn"),  # as unlike as they come
-    cluster=extra.key_of,
+    cluster=warm_starts.key_of,
     tables={
         "Power": power,
-        "Arms": extra.arms_and_notes,
+        "Arms": warm_starts.arms_and_notes,
         "Contrasts": contrasts_of("Contrasts"),
         "Follow-ups": contrasts_of("Follow-ups"),
-        "Curves": extra.curves,
-        "Behaviour": extra.behaviour,
+        "Curves": warm_starts.curves,
+        "Behaviour": warm_starts.behaviour,
     },
 )

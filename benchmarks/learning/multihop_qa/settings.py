@@ -15,7 +15,7 @@ from benchmarks.common.contrasts import Contrast
 from benchmarks.common.experiment import Arm, Experiment, Profile, Start, WarmStart, reject, untrained
 from benchmarks.common.policy import retries
 from benchmarks.common.tables import contrasts_by_set, contrasts_of, curve_chart, power
-from benchmarks.learning.multihop_qa import extra
+from benchmarks.learning.multihop_qa import searches
 from trainers.toy.demonstrations import Habits
 from trainers.toy.warm_start import READING
 
@@ -39,7 +39,7 @@ ARMS: Mapping[str, Arm] = {
     "reinforce++-baseline": _rl("REINFORCE++-baseline", "reinforce++-baseline"),
     "rloo": _rl("RLOO", "rloo"),
     "rejection": Arm("Rejection sampling (control)", learn=reject),
-    "demonstrations": Arm("SFT on full demonstrations (control)", learn=extra.imitate),
+    "demonstrations": Arm("SFT on full demonstrations (control)", learn=searches.imitate),
     "ppo-no-advantage-mask": _rl("PPO without advantage mask", "ppo", advantage_mask=False),
     "ppo-no-masks": _rl("PPO without advantage and loss mask", "ppo", advantage_mask=False, loss_mask=False),
     "grpo-no-loss-mask": _rl("GRPO without loss mask", "grpo", loss_mask=False, advantage_mask=False),
@@ -136,7 +136,7 @@ _CPU = Profile(
     tests=_TESTS,
     test_questions=100,
     test_measures={"retries": retries},
-    summarise=extra.summarise,
+    summarise=searches.summarise,
 )
 _SMOKE_TEST = {**_TEST, **_KEYS, "mix": {"1hop": 1.0}}
 _LARGE = {"entities": 2400, **_KEYS}
@@ -189,14 +189,14 @@ EXPERIMENT = Experiment(
     profiles=PROFILES,
     contrasts={"Contrasts": CONTRASTS},
     pilot=("ppo", "grpo", "reinforce++"),
-    cluster=extra.path_of,
+    cluster=searches.path_of,
     tables={
-        "How far searches lead": extra.reach,
+        "How far searches lead": searches.reach,
         "Power": power,
-        "Arms": partial(extra.arms_and_paper, paper=PAPER),
+        "Arms": partial(searches.arms_and_paper, paper=PAPER),
         "Contrasts": contrasts_of("Contrasts"),
         "Contrasts by number of hops": lambda cells: contrasts_by_set(cells, CONTRASTS, cells.sets("area")),
-        "Behaviour": extra.behaviour,
+        "Behaviour": searches.behaviour,
     },
     chart=lambda cells: curve_chart(
         cells,

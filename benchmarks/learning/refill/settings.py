@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.common.experiment import Arm, Experiment, Profile
-from benchmarks.learning.refill import extra
+from benchmarks.learning.refill import rollout_budget
 
 ARMS: Mapping[str, Arm] = {
-    "plain": Arm("every task alike", learn=extra.train),
-    "refill": Arm("refilled", {"refill_groups": 4}, learn=extra.train),
+    "plain": Arm("every task alike", learn=rollout_budget.train),
+    "refill": Arm("refilled", {"refill_groups": 4}, learn=rollout_budget.train),
 }
 
 
@@ -30,7 +30,7 @@ PROFILES: Mapping[str, Profile] = {
         training={**_WORLD, "questions": 2000, "mix": {"1hop": 0.4, "bridge": 0.3, "3hop": 0.3}},
         steps=4800 // 64,
         trainer=_trainer(prompts=16, copies=4),
-        validation=extra.SETS,
+        validation=rollout_budget.SETS,
         validation_questions=100,
     ),
     "smoke": Profile(
@@ -38,7 +38,7 @@ PROFILES: Mapping[str, Profile] = {
         training={**_WORLD, "questions": 64, "mix": {"1hop": 0.5, "bridge": 0.5}},
         steps=4,
         trainer=_trainer(prompts=4, copies=2),
-        validation=extra.SETS,
+        validation=rollout_budget.SETS,
         validation_questions=4,
     ),
 }
@@ -49,5 +49,5 @@ EXPERIMENT = Experiment(
     about=__doc__,
     arms=ARMS,
     profiles=PROFILES,
-    tables={"At the end": extra.ends, "Curves": extra.curves},
+    tables={"At the end": rollout_budget.ends, "Curves": rollout_budget.curves},
 )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from benchmarks.common.contrasts import Contrast
 from benchmarks.common.experiment import Arm, Experiment, Profile
 from benchmarks.common.tables import contrasts_of
-from benchmarks.learning.credit import extra
+from benchmarks.learning.credit import warm_starts
 from benchmarks.learning.credit.settings import PROFILES as CREDIT
 
 _PPO = {"algorithm": "ppo", "lam": 0.95, "beta": 0.0}
@@ -50,6 +50,6 @@ EXPERIMENT = Experiment(
     arms=ARMS,
     profiles=PROFILES,
     contrasts={"Contrasts": CONTRASTS},
-    cluster=extra.key_of,
-    tables={"Arms": extra.arms_and_notes, "Contrasts": contrasts_of("Contrasts"), "Curves": extra.curves},
+    cluster=warm_starts.key_of,
+    tables={"Arms": warm_starts.arms_and_notes, "Contrasts": contrasts_of("Contrasts"), "Curves": warm_starts.curves},
 )

@@ -9,7 +9,7 @@ import pytest
 
 from agent_r1_gym.core.types import Passage
 from agent_r1_gym.data.base import QADataset
-from agent_r1_gym.envs.fiction_qa.compact import COMPACT
+from agent_r1_gym.envs.fiction_qa.compact_style import COMPACT
 from agent_r1_gym.envs.fiction_qa.dataset import FICTION_STYLES, fiction_dataset
 from agent_r1_gym.envs.fiction_qa.perturbations import COUNTERFACTUAL_ANSWERS, CounterfactualWorld
 from agent_r1_gym.envs.fiction_qa.questions import QUESTION_TYPES

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1_gym.envs.fiction_qa.compact import compact_vocabulary
+from agent_r1_gym.envs.fiction_qa.compact_style import compact_vocabulary
 from agent_r1_gym.envs.fiction_qa.dataset import FICTION_STYLES, fiction_dataset
-from agent_r1_gym.envs.fiction_qa.natural import LAYOUTS, NATURAL, PHRASES, SENTENCES
+from agent_r1_gym.envs.fiction_qa.natural_style import LAYOUTS, NATURAL, PHRASES, SENTENCES
 from agent_r1_gym.envs.fiction_qa.questions import QUESTION_TYPES
 from agent_r1_gym.envs.fiction_qa.world import FICTION_SPLITS, FictionWorld, Permutation
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1_gym.envs.long_read.compact import compact_vocabulary
+from agent_r1_gym.envs.long_read.compact_style import compact_vocabulary
 from agent_r1_gym.envs.long_read.dataset import STYLES, LedgerTask, LedgerTasks
 from agent_r1_gym.envs.long_read.ledger import QUESTION_TYPES, SPLITS, Fact, LedgerQuestion, answer_of, support_of
 from agent_r1_gym.errors import ConfigurationError

@@ -228,7 +228,7 @@ def test_questions_without_paragraphs_are_asked_of_a_retriever_that_brings_a_cor
 
 
 def test_compact_style_keeps_to_the_closed_vocabulary() -> None:
-    from agent_r1_gym.envs.fiction_qa.compact import compact_vocabulary
+    from agent_r1_gym.envs.fiction_qa.compact_style import compact_vocabulary
 
     vocabulary = set(compact_vocabulary())
     trajectories = play(OraclePolicy(), range(50), lambda: gym.make("AgentR1/FictionQA-v0", style="compact"))

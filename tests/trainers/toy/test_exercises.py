@@ -4,7 +4,7 @@ import itertools
 import random
 import re
 
-from agent_r1_gym.envs.fiction_qa.compact import COMPACT
+from agent_r1_gym.envs.fiction_qa.compact_style import COMPACT
 from agent_r1_gym.envs.fiction_qa.questions import FictionCorpus
 from agent_r1_gym.envs.fiction_qa.world import FictionWorld
 from trainers.commands.demonstrations import IGNORE_INDEX

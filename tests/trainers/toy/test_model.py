@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1_gym.core.parsing import HermesParser
 from agent_r1_gym.core.types import ToolCall
-from agent_r1_gym.envs.fiction_qa.compact import compact_vocabulary
+from agent_r1_gym.envs.fiction_qa.compact_style import compact_vocabulary
 from agent_r1_gym.envs.fiction_qa.dataset import fiction_dataset
 from agent_r1_gym.errors import ConfigurationError
 from tests.kit.samples import samples
