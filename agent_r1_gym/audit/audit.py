@@ -1,7 +1,7 @@
 """An audit: rules run one after another in a process of their own, which the environment may hang, fill or end.
 
-Whatever it does there is a finding. The process is then ended with all that it started, and a new one goes on with the
-next rule; so the result of every finished rule is safe, and an interrupted audit can be resumed.
+Whatever it does there is a finding. The process is then ended with all that it started, and a new one continues with
+the next rule; so the result of every finished rule is safe, and an interrupted audit can be resumed.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _run_process(state: _Progress) -> None:
 
 
 def _handle(state: _Progress, watch: _Watch, message: dict[str, Any]) -> bool:
-    """Take a message of the process; return whether it goes on."""
+    """Take a message of the process; return whether it continues."""
     if "start" in message:
         watch.begin(message["start"])
     elif "result" in message:

@@ -462,7 +462,7 @@ class Subject:
 
 
 class BrokenError(Exception):
-    """A return value that Gymnasium's interface does not allow; the episode cannot go on."""
+    """A return value that Gymnasium's interface does not allow; the episode cannot continue."""
 
 
 class _Replay(Policy):

@@ -126,7 +126,7 @@ class Gateway:
 
         self._episode(request, may_begin=False)  # before the body: a stranger's costs other episodes no time
         body = await read_object(request, max_bytes=MAX_BODY_BYTES, timeout=_BODY_SECONDS)
-        asked = protocol.read(body)
+        turn_request = protocol.read(body)
         episode = self._episode(request)
         for _ in range(int(_SEAT_SECONDS / _POLL_SECONDS)):
             if episode is not None:
@@ -138,11 +138,11 @@ class Gateway:
         if episode is None:
             raise RequestError(429, "As many episodes as there is room for are being played.", {"Retry-After": "5"})
         # Shielded: a client that leaves must not cancel the turn, which it or a twin may ask for again.
-        turn = await asyncio.shield(asyncio.wrap_future(episode.submit(asked)))
-        identifier = hashlib.sha256(f"{episode.key} {asked.key}".encode()).hexdigest()[:24]
-        if not asked.stream:
-            return json_response(protocol.write(asked, turn, identifier))
-        return Plain(b"".join(protocol.stream(asked, turn, identifier)), media_type="text/event-stream")
+        turn = await asyncio.shield(asyncio.wrap_future(episode.submit(turn_request)))
+        identifier = hashlib.sha256(f"{episode.key} {turn_request.key}".encode()).hexdigest()[:24]
+        if not turn_request.stream:
+            return json_response(protocol.write(turn_request, turn, identifier))
+        return Plain(b"".join(protocol.stream(turn_request, turn, identifier)), media_type="text/event-stream")
 
     async def _models(self, request: Request) -> Response:
         self._known_episode(request)

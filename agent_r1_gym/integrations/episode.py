@@ -44,7 +44,7 @@ class ChatEpisode(Session):
 
     @property
     def end_info(self) -> dict[str, Any]:
-        """How the episode ended, or that it goes on: terminated, truncated, end_reason, infrastructure_error."""
+        """How the episode ended, or that it continues: terminated, truncated, end_reason, infrastructure_error."""
         return {
             "terminated": self._terminated,
             "truncated": self._truncated,

@@ -20,7 +20,7 @@ from agent_r1_gym.support.terminal import print_note
 _KEYS = ("AGENT_R1_API_KEY", "OPENAI_API_KEY")
 _REFUSED = frozenset({401, 402, 403, 404, 405})
 _EQUAL_REFUSALS = 3
-"""Conversations refused in the same words, before any was answered, after which the endpoint is not asked again."""
+"""Conversations refused in the same words, before any was answered, after which it gets no more."""
 _ADDRESS = re.compile(r"https?://[^/@?#\s]+(?:/[^@?#\s]*)?")
 
 

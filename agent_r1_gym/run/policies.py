@@ -274,8 +274,8 @@ class ReplayPolicy(Policy):
         """The turns of a conversation in the format of the environment."""
         turns = [position for position, message in enumerate(state.messages) if message.role == "assistant"]
         first = turns[len(turns) - state.turn] if state.turn else len(state.messages)
-        asked = [message.content for message in state.messages[:first] if message.role == "user"]
-        question = encodable(asked[-1]) if asked else ""
+        questions = [message.content for message in state.messages[:first] if message.role == "user"]
+        question = encodable(questions[-1]) if questions else ""
         ids = (state.task.id, "")  # as `conversations.find_tasks` does
         conversations = next(
             (self._by_question[id_, question] for id_ in ids if (id_, question) in self._by_question), []

@@ -309,8 +309,8 @@ def from_sharegpt(row: Row, where: str, number: int) -> Conversation:
             entries = calls if isinstance(calls, list) else [calls]
             messages.append(Message(role, content, tool_calls=tuple(_call(each, at) for each in entries)))
         elif role == "tool":
-            asked = len(messages[-1].tool_calls) if messages else 0
-            results = _results(value, asked)
+            expected = len(messages[-1].tool_calls) if messages else 0
+            results = _results(value, expected)
             messages += [Message("tool", result) for result in results]
         else:
             messages.append(Message(role, value))

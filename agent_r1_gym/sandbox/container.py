@@ -81,7 +81,7 @@ class Container:
         environment: Mapping[str, str] | None = None,
         max_output: int = 20_000,
     ) -> ProgramResult:
-        """Run a program, and wait for it; what it starts in the background goes on running.
+        """Run a program, and wait for it; what it starts in the background keeps running.
 
         Args:
             command: the program and its arguments.

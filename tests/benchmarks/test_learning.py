@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.learning.multihop_qa.searches import full_demonstrations, steps_to
 from transformers import TrainerControl, TrainerState
 
 from agent_r1_gym.core.tool_env import ToolEnv
@@ -35,6 +34,7 @@ from benchmarks.learning.credit.settings import BY_TURN
 from benchmarks.learning.credit.settings import EXPERIMENT as CREDIT
 from benchmarks.learning.discovery.settings import EXPERIMENT as DISCOVERY
 from benchmarks.learning.discovery.settings import HABITS
+from benchmarks.learning.multihop_qa.searches import full_demonstrations, steps_to
 from benchmarks.learning.multihop_qa.settings import EXPERIMENT as MULTIHOP
 from benchmarks.learning.multihop_qa.settings import PAPER
 from benchmarks.learning.privileged.settings import EXPERIMENT as PRIVILEGED

@@ -292,7 +292,7 @@ def _segments(
     Args:
         lengths: kept tokens of each sequence.
         firsts: number of the first sequence of each row, which holds its prompt.
-        shares_prompt: whether that goes on from the prompt of the row before.
+        shares_prompt: whether that continues the prompt of the row before.
         prompts: tokens of each row's prompt.
     """
     rows = {number: row for row, number in enumerate(firsts)}

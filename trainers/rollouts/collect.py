@@ -107,7 +107,7 @@ class Collector:
         Args:
             rows: what is played.
             engine: who acts.
-            keep_deadline: these belong to the latest rollouts, whose time goes on.
+            keep_deadline: these belong to the latest rollouts, whose time is running.
         """
         records: dict[int, Trajectory] = {}
         waiting = list(range(len(rows)))

@@ -102,7 +102,7 @@ class SyncedBackend(Backend, Protocol):
         """Context in which the backend serves requests; between two of them it may free memory."""
 
     def close(self) -> None:
-        """Free what it holds; nothing is asked of it afterwards."""
+        """Free what it holds; it is not used afterwards."""
 
 
 @dataclass(slots=True, eq=False)
@@ -144,7 +144,7 @@ class RequestEngine:
         """Play every session to its end; one whose backend has failed for good is lost (`Session.fail_infra`).
 
         Raises:
-            ConfigurationError: a prompt is empty, or a session goes on beyond its budget.
+            ConfigurationError: a prompt is empty, or a session continues beyond its budget.
             Exception: whatever a session, its Future or the iterator raises, with a note that names the session.
         """
         try:

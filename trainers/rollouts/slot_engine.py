@@ -54,9 +54,9 @@ class _Slot:
 class SlotEngine:
     """Decodes with a transformers causal language model, KV caches kept across turns, no barrier between episodes.
 
-    While the tools of one episode run (a Future), the others go on; the slot of a finished episode is given to the next
-    session, which is pulled from the iterator only then. Slots are not padded: each has its own length. Equal prompts
-    of live sessions (the rollouts of one group) are prefilled once. The cache lives as long as `run`.
+    While the tools of one episode run (a Future), the others continue; the slot of a finished episode is given to the
+    next session, which is pulled from the iterator only then. Slots are not padded: each has its own length. Equal
+    prompts of live sessions (the rollouts of one group) are prefilled once. The cache lives as long as `run`.
 
     Randomness: `generator` draws one seed per session, in the order of the iterator, unless the session has an
     attribute `seed`; a session's tokens depend on its seed and its own context only, not on slots, other sessions or
@@ -114,7 +114,7 @@ class SlotEngine:
         """Play every session to its end.
 
         Raises:
-            ConfigurationError: the weights are sharded, a prompt is empty, a session goes on beyond `max_length`.
+            ConfigurationError: the weights are sharded, a prompt is empty, a session continues beyond `max_length`.
             Exception: whatever a session, its Future or the iterator raises, with a note that names the session.
         """
         if any(parameter.numel() == 0 or hasattr(parameter, "to_local") for parameter in self.model.parameters()):
@@ -349,7 +349,7 @@ class _EngineRun:
         return to_device_async(table, self.engine.model.device), length
 
     def _sample(self, slots: Sequence[_Slot | None], logits: Tensor) -> list[_Slot]:
-        """Give each slot its next token; returns those whose turn goes on."""
+        """Give each slot its next token; returns those whose turn continues."""
         draws = [slot.rng.random() if slot else 0.0 for slot in slots]
         uniforms = to_device_async(draws, logits.device, dtype=torch.float64)
         going: list[_Slot] = []

@@ -42,7 +42,7 @@ class LockstepEngine(ABC):
         """Play all sessions to their end.
 
         Raises:
-            ConfigurationError: a prompt is empty, or a session goes on beyond `max_length`.
+            ConfigurationError: a prompt is empty, or a session continues beyond `max_length`.
             Exception: whatever a session, its Future or the backend raises.
         """
         live = [(session, list(session.prompt_ids)) for session in when_ready(sessions)]

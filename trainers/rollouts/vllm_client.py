@@ -51,14 +51,14 @@ _REPLAYED = 32
 _T = TypeVar("_T")
 _MAX_BYTES = 64 * 2**20
 _HEALTH_CHECK_SECONDS = 10.0
-"""Seconds after which a server that has not answered yet is asked whether it is well, again and again."""
+"""Seconds after which a server that has not answered yet gets a health request, again and again."""
 _HEALTH_TIMEOUT = 30.0
 """Seconds until it must answer; under load vLLM may need some."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VLLMServerOptions:
-    """Which servers, and what is asked of them."""
+    """Which servers, and what they are for."""
 
     urls: Sequence[str]
     """Addresses, such as http://127.0.0.1:8000."""
@@ -90,9 +90,9 @@ class VLLMServerBackend:
     """Answers requests by servers, the least busy one first; one that fails is left alone until it is up again.
 
     A request whose server fails is sent again, to another one if there is one: with its seed it gets the same tokens.
-    A server that takes long is asked for its health meanwhile: one that hangs has failed, one that is well may take its
+    A server that takes long gets health requests meanwhile: one that hangs has failed, one that is well may take its
     time.
-    A server that was started again gets the weights of the day before it is asked anything.
+    A server that was started again gets the weights of the day before any request.
 
     Args:
         options: see `VLLMServerOptions`.
@@ -133,7 +133,7 @@ class VLLMServerBackend:
         return False
 
     def abort_all(self) -> None:
-        """See `Backend`: what is under way is not asked again."""
+        """See `Backend`: what is under way is not requested again."""
         with self._change:
             self._batch += 1
             self._change.notify_all()

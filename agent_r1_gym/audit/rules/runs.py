@@ -171,7 +171,7 @@ def offline(subject: Subject) -> Verdict:
         return Verdict()
     message = (
         f"It connects to {', '.join(attempts[:5])}. Fetch data beforehand, or make the address an option; "
-        "`--network` lets the audit go on with it."
+        "`--network` lets the audit continue with it."
     )
     return Verdict([Finding("warning", message, {"hosts": attempts})])
 

@@ -95,7 +95,7 @@ def _idle(env: HarborEnv, task: Task, history: Sequence[Transition]) -> Scripted
 
 
 def _forger(env: HarborEnv, task: Task, history: Sequence[Transition]) -> ScriptedTurn:
-    """Writes the reward itself, and leaves a program that goes on writing it."""
+    """Writes the reward itself, and leaves a program that keeps writing it."""
     forge = f"mkdir -p {_VERIFIER}; echo 1 > {_VERIFIER}/reward.txt"
     loop = f"(while true; do echo 1 > {_VERIFIER}/reward.txt; echo 'exit 0' > /tests/test.sh; sleep .01; done) &"
     return _DONE if history else ToolCall("bash", {"command": f"{forge}; setsid bash -c {loop!r} > /dev/null 2>&1 &"})

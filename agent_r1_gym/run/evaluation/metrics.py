@@ -272,8 +272,8 @@ def check_same_questions(ours: RunFolder, theirs: RunFolder) -> None:
     old, new = ({name: settings.get(name) for name in names} for settings in (first, second))
     causes = "; ".join(settings_differences(old, new)) or "equal settings, so the data changed between the two"
     if first["question_hash"] and second["question_hash"]:
-        asked = [{(r.task_id, r.question, r.gold_answers) for r in run.episodes()} for run in (ours, theirs)]
-        causes += f"; {len(asked[0] & asked[1])} of the questions are in both"
+        tasks = [{(r.task_id, r.question, r.gold_answers) for r in run.episodes()} for run in (ours, theirs)]
+        causes += f"; {len(tasks[0] & tasks[1])} of the questions are in both"
     raise ConfigurationError(
         f"{ours.path} and {theirs.path} have different questions ({causes}); evaluate both on the same data, split "
         "and number of questions."

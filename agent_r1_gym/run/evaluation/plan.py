@@ -172,14 +172,14 @@ def _available_questions(env: TextEnv, policy: str, questions: int | None) -> Se
             raise ConfigurationError(
                 f"{policy} is a file of conversations, and this environment has no tasks to match."
             )
-        asked = sorted({task for task in find_tasks(replayed.conversations, bare) if task is not None})
-        if not asked:
+        indices = sorted({task for task in find_tasks(replayed.conversations, bare) if task is not None})
+        if not indices:
             raise ConfigurationError(
                 f"{policy}: none of its conversations is about one of the {len(bare.tasks)} tasks of "
                 f"{bare.describe_dataset()}. The user message before their first turn must be the task; try another "
                 "--split or --dataset."
             )
-        return asked
+        return indices
     if isinstance(replayed, ReplayPolicy) and replayed.task_indices is not None:
         available = sorted(set(replayed.task_indices))
         unknown = next((index for index in available if index < 0 or (tasks is not None and index >= tasks)), None)

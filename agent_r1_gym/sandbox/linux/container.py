@@ -197,7 +197,7 @@ class Programs:
         seconds: float,
         max_bytes: int,
     ) -> tuple[dict[str, Any], bytes]:
-        """Run a program; its output is that of stdout and stderr together. What it started may go on running."""
+        """Run a program; its output is that of stdout and stderr together. What it started may keep running."""
         deadline = time.monotonic() + seconds
         process = subprocess.Popen(
             command,
