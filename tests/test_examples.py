@@ -155,31 +155,6 @@ def test_word_problems_are_kept_once(tmp_path: Path) -> None:
     assert len(load_dataset("svamp", tmp_path / "data", split="test")) == 1
 
 
-def test_irrelevant_numbers_change_the_problem_and_not_the_way_to_its_answer(tmp_path: Path) -> None:
-    (tmp_path / "SVAMP.json").write_text("[]")
-    for part, first in (("singleop", 2), ("addsub", 22), ("singleeq", 42), ("multiarith", 62)):
-        rows = [
-            {"input": f"Mrs. Ann{n} has {n} pens. She buys {n + 100} more. How many?", "target": 2 * n + 100}
-            for n in range(first, first + 20)
-        ]
-        (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = run(f"python {ROOT / 'examples' / 'smollm2' / 'get_data.py'} data --from {tmp_path}", tmp_path)
-    assert done.returncode == 0, done.stderr
-    for split, fewest, most in (("train", 10, 30), ("validation", 40, 40)):
-        usual = load_dataset("svamp", tmp_path / "data", split=split)
-        longer = load_dataset("svamp", tmp_path / "data" / "irrelevant", split=split)
-        assert len(usual) == len(longer) == 40
-        changed = 0
-        for before, after in zip(usual, longer, strict=True):
-            assert (after.answers, after.decomposition) == (before.answers, before.decomposition)
-            inserted = after.prompt.removesuffix(before.prompt)
-            changed += bool(inserted)
-            assert re.fullmatch(r"(Mrs Ann\d+ has \d+ pens\. )?", inserted)  # whole, and never "She buys"
-            assert inserted.strip() not in before.prompt.replace("Mrs.", "Mrs") or not inserted
-        assert fewest <= changed <= most
-    assert (tmp_path / "data" / "irrelevant" / "test.json").read_text() == "[]"
-
-
 GAMES = ROOT / "examples" / "games"
 
 

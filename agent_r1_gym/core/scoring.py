@@ -382,7 +382,8 @@ class AnswerScorer:
     Attributes:
         em: (prediction, answers) -> 1.0 for a correct answer, else 0.0.
         f1: (prediction, answers) -> partial credit in [0, 1].
-        key: answer -> the text that equal answers share; majority votes and tables of answers count keys.
+        key: answer -> the text that equal answers share; majority votes and tables of answers count the keys of
+            registered scorers, and those of `plain` for a custom one.
         name: key of `SCORERS`, "" for a custom scorer; records hold it.
     """
 

@@ -129,12 +129,13 @@ class Commands:
         return loaded, {**facts, "exact": exact, **controls, EPISODES: rows, COSTS: costs}
 
     def _data(self, cache: Path) -> Path:
-        folder = cache / "data"
+        script = _ROOT / self.data
+        folder = cache / f"data-{blake2b(script.read_bytes(), digest_size=4).hexdigest()}"  # another script, other data
         with locked(folder, timeout=_LOCK_SECONDS):
             if not folder.exists():
-                partial = folder.with_name("data.partial")
+                partial = folder.with_name(f"{folder.name}.partial")
                 shutil.rmtree(partial, ignore_errors=True)
-                subprocess.run([sys.executable, str(_ROOT / self.data), str(partial), *_local_data()], check=True)
+                subprocess.run([sys.executable, str(script), str(partial), *_local_data()], check=True)
                 partial.rename(folder)
         return folder
 
@@ -185,12 +186,12 @@ class Recipe:
         epochs = ("--num-train-epochs", "2", "--seed", "{seed}", "--episodes", episodes)
         return ("sft", self.env, "--model", "{model}", *self.options, *epochs, *more)
 
-    def rejection(self, *more: str, samples: int = 8) -> tuple[str, ...]:
+    def rejection(self, samples: int = 8) -> tuple[str, ...]:
         """Supervised learning from the successes among own rollouts, so many per task."""
         return (
             *("sft", self.env, "--model", "{model}", *self.options, "--from", "self", "--samples", str(samples)),
             *("--episodes", "{tasks}", "--sampling-temperature", str(self.temperature)),
-            *("--max-turn-tokens", str(self.turn_tokens), "--num-train-epochs", "1", "--seed", "{seed}", *more),
+            *("--max-turn-tokens", str(self.turn_tokens), "--num-train-epochs", "1", "--seed", "{seed}"),
         )
 
     def train(self, *more: str) -> tuple[str, ...]:

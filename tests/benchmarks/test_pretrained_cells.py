@@ -231,6 +231,7 @@ def test_an_answer_without_a_call_follows_no_result(tmp_path: Path) -> None:
         ("-4", "4", "without its sign"),
         ("-4", "-4", "copied"),
         ("-7/3 = -2.33333333333", "2.33333333333", "without its sign"),
+        ("-7/3 = -2.33333333333", "7/3", "without its sign"),
         ("469/228 = 2.05701754386", "469", "numerator"),
         ("469/228 = 2.05701754386", "2.06", "other"),
         ("23", None, "other"),
@@ -250,7 +251,7 @@ def test_shares_are_by_the_numbers_of_a_problem(tmp_path: Path, capsys: pytest.C
     assert calls.main([str(tmp_path / "run")]) == 0
     # Three numbers in the text (30, 7, the day), two in the call, and the result is the answer.
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "| run | 1.000 | - | 1.000 | - | 0.000 | 1.000 | 0.000 | 0.000 | 0.000 | 0.000 |"
+        "| run | 1.000 | - | 1.000 | - | 0.000 | - | 1.000 | 0.000 | 0.000 | 0.000 | 0.000 |"
     )
 
 
@@ -259,6 +260,8 @@ def test_the_chart_is_that_of_the_cells(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(word_problems, "CHART", tmp_path / "chart.svg")
     assert main(EXPERIMENT, ["chart"]) == 0
     assert (tmp_path / "chart.svg").read_text() == committed
+    with pytest.raises(ConfigurationError, match="that of the profile gpu: leave --profile out"):
+        main(EXPERIMENT, ["chart", "--profile", "cpu"])
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@
 
     python -m benchmarks.learning.word_problems.calls FOLDER...     folders of `agent-r1 eval`
 
-Accuracy by how many numbers the problem has, the share of episodes whose first call has three numbers or more, and
-whether the answer is the last result of the calculator.
+Accuracy by how many numbers the problem has, the share of episodes whose first expression has three numbers or more,
+and whether the answer is the last result of the calculator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent_r1_gym.run.record import Trajectory
 from agent_r1_gym.support.terminal import print_line
 from benchmarks.common.tables import markdown
 
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 _EXPRESSION = re.compile(r'"expression"\s*:\s*"([^"]*)"')
 KINDS = ("copied", "without its sign", "numerator", "other", "no result")
 
@@ -34,23 +34,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     rows = [(folder.name, *row(RunFolder(folder).episodes())) for folder in options.folders]
     numbers = ("2 numbers", "3 numbers", "4 or more")
-    print_line(markdown(("folder", "accuracy", *numbers, "3 or more in the call", *KINDS), rows))
+    called = ("3 or more in the call", "that with 2 numbers")
+    print_line(markdown(("folder", "accuracy", *numbers, *called, *KINDS), rows))
     return 0
 
 
 def row(episodes: Sequence[Trajectory]) -> tuple[str, ...]:
-    """Shares of the episodes: right (of all, of those with 2, 3, more numbers), long expressions, kinds of answers."""
+    """Shares of the episodes.
+
+    Right, of all and of those with 2, 3, more numbers; long expressions, of all and of those with 2 numbers; kinds of
+    answers.
+    """
     right = [episode.scores.get("em", 0.0) for episode in episodes]
     numbers = [min(4, len(_NUMBER.findall(episode.question))) for episode in episodes]
     by_number = [[mark for mark, each in zip(right, numbers, strict=True) if each == n] for n in (2, 3, 4)]
     long = [float(len(_NUMBER.findall(expression(episode))) >= 3) for episode in episodes]
+    long_of_two = [mark for mark, each in zip(long, numbers, strict=True) if each == 2]
     kinds = [kind_of_answer(episode) for episode in episodes]
     shares = [[float(each == kind) for each in kinds] for kind in KINDS]
-    return tuple(f"{sum(marks) / len(marks):.3f}" if marks else "-" for marks in (right, *by_number, long, *shares))
+    columns = (right, *by_number, long, long_of_two, *shares)
+    return tuple(f"{sum(marks) / len(marks):.3f}" if marks else "-" for marks in columns)
 
 
 def expression(episode: Trajectory) -> str:
-    """The expression of the first call, "" if there is none."""
+    """The first expression that the episode computes, "" if there is none."""
     found = (_EXPRESSION.search(turn.action) for turn in episode.turns)
     return next((match[1] for match in found if match), "")
 
@@ -64,7 +71,7 @@ def kind_of_answer(episode: Trajectory) -> str:
     fraction, _, decimal = result.partition(" = ")  # "7/3 = 2.33333333333"
     if answer in (result, fraction, decimal):
         return "copied"
-    if answer in (result.removeprefix("-"), decimal.removeprefix("-")):
+    if answer in (result.removeprefix("-"), fraction.removeprefix("-"), decimal.removeprefix("-")):
         return "without its sign"
     if "/" in fraction and answer == fraction.removeprefix("-").partition("/")[0]:
         return "numerator"
