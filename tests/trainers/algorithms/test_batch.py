@@ -13,7 +13,7 @@ from tests.kit.small_runs import make_args, make_trajectory, multi_turn_batch
 from trainers.algorithms import batch
 from trainers.algorithms import metrics as numbers
 from trainers.algorithms.advantages import ESTIMATORS
-from trainers.algorithms.credit import CreditInputs, CreditOptions
+from trainers.algorithms.credit import Credit, CreditInputs, CreditOptions
 
 FIRST = multi_turn_batch()[0]
 DROPPED = make_trajectory([], [], error="dead")
@@ -103,6 +103,17 @@ def test_spread_of_groups_leaves_out_what_does_not_count() -> None:
         valid=torch.tensor([True, True, False, True, True]),
     )
     assert numbers.group_stds(inputs).tolist() == [1.0]
+    credited = torch.tensor([[True], [True], [False], [True], [False]])
+    advantages = torch.tensor([[1.0], [-3.0], [70.0], [5.0], [80.0]])
+    assert numbers.credit_metrics(inputs, Credit(advantages, credited, None)) == {
+        "advantage/mean": 1.0,
+        "advantage/std": pytest.approx(math.sqrt((0 + 16 + 16) / 3)),
+        "advantage/abs_max": 5.0,
+        "group/return_std": 1.0,
+        "group/frac_zero_std": 0.0,
+    }
+    none = numbers.credit_metrics(inputs, Credit(advantages, torch.zeros_like(credited), None))
+    assert none.keys() == {"group/return_std", "group/frac_zero_std"}
 
 
 @samples(
