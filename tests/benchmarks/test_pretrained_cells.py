@@ -256,12 +256,16 @@ def test_shares_are_by_the_numbers_of_a_problem(tmp_path: Path, capsys: pytest.C
 
 
 def test_the_chart_is_that_of_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not EXPERIMENT.results("gpu").exists():
+        pytest.skip("results are in the repository, not in the source distribution")
     committed = word_problems.CHART.read_text()
     monkeypatch.setattr(word_problems, "CHART", tmp_path / "chart.svg")
     assert main(EXPERIMENT, ["chart"]) == 0
     assert (tmp_path / "chart.svg").read_text() == committed
     with pytest.raises(ConfigurationError, match="that of the profile gpu: leave --profile out"):
         main(EXPERIMENT, ["chart", "--profile", "cpu"])
+    with pytest.raises(ConfigurationError, match="has no cells of sft, grpo, rejection, which the chart shows: run"):
+        main(EXPERIMENT, ["chart", "--results", str(tmp_path / "none.jsonl")])
 
 
 @pytest.mark.slow

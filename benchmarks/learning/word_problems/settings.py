@@ -110,10 +110,13 @@ def chart(cells: Cells) -> None:
     """Draws accuracy on MAWPS while GRPO trains, and on SVAMP in the end; bands reach over all seeds.
 
     Raises:
-        ConfigurationError: the cells are of another profile than the committed chart.
+        ConfigurationError: the cells are of another profile than the committed chart, or one of its arms has none.
     """
     if cells.profile is not PROFILES["gpu"]:
         raise ConfigurationError(f"The chart {CHART.name} is that of the profile gpu: leave --profile out.")
+    short = {"sft": "demonstrations", "grpo": "GRPO", "rejection": "rejection sampling"}
+    if missing := [arm for arm in short if arm not in cells.by_arm]:
+        raise ConfigurationError(f"{cells.path} has no cells of {', '.join(missing)}, which the chart shows: run them.")
     found = cells.by_arm["grpo"]
     rewards = list(zip(*(cell["training"]["reward"] for cell in found), strict=True))
     points = list(zip(*(cell["validation"] for cell in found), strict=True))
@@ -122,7 +125,6 @@ def chart(cells: Cells) -> None:
         "training problems, sampled at temperature 1.4": _curve(range(1, len(rewards) + 1), rewards),
         "validation problems, greedy": _curve([point[0][0] for point in points], greedy),
     }
-    short = {"sft": "demonstrations", "grpo": "GRPO", "rejection": "rejection sampling"}
     lines = {f"SVAMP in the end, {name}": cells.mean(arm, "end").mean for arm, name in short.items()}
     with atomic_file(CHART) as temporary:
         temporary.write_text(
