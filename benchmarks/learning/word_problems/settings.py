@@ -1,8 +1,8 @@
 """Does a pretrained model of 135M parameters learn to use a calculator? Training on MAWPS, tests on SVAMP.
 
 SmolLM2-135M-Instruct, dequantised from Q4_1; all 1,000 problems of SVAMP, greedy. None of them is in the training data.
-An arm is the commands that a user types. The final weights of a run are tested: no checkpoint is chosen. All but the
-exploratory arm was fixed before the cells ran.
+An arm is the commands that a user types. The final weights of a run are tested: no checkpoint is chosen.
+Except for the exploratory arms, all was fixed before the cells ran.
 """
 
 from __future__ import annotations
@@ -64,6 +64,10 @@ ARMS: Mapping[str, Arm] = {
         learn=RECIPE.trained(RECIPE.sft("{many}", *_NO_TOOL), RECIPE.after_sft(*_NO_TOOL)),
     ),
     # Exploratory: added after four seeds of the arms `sft`, `grpo` and `rejection` were tested.
+    "grpo-cool": Arm(
+        "240 demonstrations, then GRPO at temperature 1",
+        learn=RECIPE.trained(_MANY, RECIPE.after_sft("--temperature", "1")),
+    ),
     "grpo-slow": Arm(
         "240 demonstrations, then GRPO at a quarter of the rate",
         learn=RECIPE.trained(_MANY, RECIPE.after_sft("--learning-rate", f"{RECIPE.learning_rate / 4:g}")),
@@ -89,7 +93,10 @@ CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
         Contrast("PPO - GRPO", "ppo", "grpo", "end"),
         Contrast("REINFORCE++ - GRPO", "reinforce++", "grpo", "end"),
     ),
-    "Exploratory": (Contrast("GRPO, slow - demonstrations alone", "grpo-slow", "sft", "end"),),
+    "Exploratory": (
+        Contrast("GRPO, slow - demonstrations alone", "grpo-slow", "sft", "end"),
+        Contrast("GRPO at temperature 1 - demonstrations alone", "grpo-cool", "sft", "end"),
+    ),
 }
 
 
