@@ -124,10 +124,10 @@ class Container:
         with tarfile.open(fileobj=archive, mode="w") as tar:
             if source.is_dir():
                 for path in sorted(source.iterdir()):
-                    tar.add(path, path.name)
+                    tar.add(path, path.name, filter=_owned_by_root)
             else:
                 target, _, name = target.rpartition("/")
-                tar.add(source, name)
+                tar.add(source, name, filter=_owned_by_root)
         if archive.tell() > MAX_FILES_BYTES:
             raise OSError(f"{source} has more than {MAX_FILES_BYTES} bytes")
         self._request(_GRACE, archive.getvalue(), kind="write", folder=target or "/", replace=replace)
@@ -188,6 +188,13 @@ class Container:
         if "error" in message[0]:
             raise OSError(message[0]["error"])
         return message
+
+
+def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """The container has no other user to give it to."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
 
 
 @functools.cache

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from agent_r1_gym.errors import InfrastructureError
 from agent_r1_gym.sandbox.container import Container, containers_unavailable
+from agent_r1_gym.sandbox.linux.container import Programs
 from tests.kit.processes import has_become, kill_at_its_first_line
 
 pytestmark = pytest.mark.skipif(bool(containers_unavailable()), reason=containers_unavailable())
@@ -91,6 +94,16 @@ class TestFiles:
         container.copy_in(tmp_path, "/app/x", replace=True)
         assert bash(container, "ls x; ls other").output.split()[0] == "new"
         assert "old" not in bash(container, "ls x").output
+
+    def test_python_before_3_11_4_unpacks_them_without_filters(self, tmp_path, monkeypatch):
+        packed, unpack = io.BytesIO(), tarfile.TarFile.extractall
+        (tmp_path / "old").write_text("ran")
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            archive.add(tmp_path / "old", "new")
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+        monkeypatch.setattr(tarfile.TarFile, "extractall", lambda archive, path: unpack(archive, path))
+        Programs._write(object.__new__(Programs), packed.getvalue(), str(tmp_path / "folder"), replace=False)
+        assert (tmp_path / "folder" / "new").read_text() == "ran"
 
     def test_the_disk_is_limited(self):
         with Container(disk=8 * 2**20) as container:

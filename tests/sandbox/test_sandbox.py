@@ -7,6 +7,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -127,10 +128,18 @@ def test_a_descriptor_that_does_not_block_hinders_no_later_run(sandbox):
     assert (execution.status, len(execution.stdout)) == ("ok", 61 * 3000)
 
 
+@pytest.fixture
+def public_folder() -> Iterator[str]:
+    """A temporary folder that any user can write to: the sandbox may run as another one, which `tmp_path` refuses."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield folder
+
+
 @pytest.mark.parametrize(("depth", "name"), [(40, "d" * 200), pytest.param(1500, "d", marks=pytest.mark.slow)])
-def test_deep_folders_are_cleaned(depth, name, monkeypatch, tmp_path):
+def test_deep_folders_are_cleaned(depth, name, monkeypatch, public_folder):
     """Deeper than a path may be long, and deeper than a recursive function could go."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", public_folder)
     sandbox = make("no namespaces")
     sandbox.run(f"import os\nfor _ in range({depth}):\n    os.mkdir({name!r}); os.chdir({name!r})")
     assert sandbox.run("import os\nos.listdir('.')").value == "[]"
