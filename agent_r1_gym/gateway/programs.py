@@ -328,16 +328,23 @@ class URLProgram(Program):
 
     Args:
         url: its address.
+
+    Raises:
+        ConfigurationError: it is no address.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url
+        try:
+            self._client()
+        except ValueError as error:
+            raise ConfigurationError(f"agent={url!r:.80} is no address: {error}.") from error
 
     def start(self, job: ProgramJob) -> Stop:
         """See `Program`."""
+        client = self._client()
 
         def call() -> Any:
-            client = HTTPClient(self._url, max_retries=0, pool_size=1, max_bytes=_MAX_ANSWER_BYTES)
             body = json.dumps({"task": job.task, "base_url": job.base_url, "api_key": job.api_key}).encode()
             headers = {"Content-Type": "application/json"}
             try:
@@ -351,7 +358,11 @@ class URLProgram(Program):
             except ValueError as error:
                 raise InfrastructureError(f"{self._url} sent no JSON: {error}") from error
 
-        return _in_thread(call, job, self._url)
+        _in_thread(call, job, self._url)
+        return client.abort  # a service that never answers would keep the thread for `_LONGEST_EPISODE`
+
+    def _client(self) -> HTTPClient:
+        return HTTPClient(self._url, max_retries=0, pool_size=1, max_bytes=_MAX_ANSWER_BYTES)
 
 
 class FunctionProgram(Program):
@@ -373,11 +384,12 @@ class FunctionProgram(Program):
             value = self._function(job.task, job.base_url, job.api_key)
             return asyncio.run(value) if inspect.iscoroutine(value) else value
 
-        return _in_thread(call, job, getattr(self._function, "__name__", "the function"))
+        _in_thread(call, job, getattr(self._function, "__name__", "the function"))
+        return lambda: None  # it is refused further turns, which is all that can be done
 
 
-def _in_thread(call: Callable[[], Any], job: ProgramJob, source: str) -> Stop:
-    """Run an episode in a thread; it is refused further turns when it is stopped, which is all that can be done."""
+def _in_thread(call: Callable[[], Any], job: ProgramJob, source: str) -> None:
+    """Run an episode in a thread, which reports its result and its end."""
 
     def run() -> None:
         try:
@@ -391,4 +403,3 @@ def _in_thread(call: Callable[[], Any], job: ProgramJob, source: str) -> Stop:
             job.on_end(ProgramEnd())
 
     threading.Thread(target=run, name="agent-r1-program", daemon=True).start()
-    return lambda: None

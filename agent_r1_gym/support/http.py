@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import http.client
 import io
@@ -9,6 +10,7 @@ import os
 import random
 import socket
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,6 +80,8 @@ class HTTPClient:
         self._headers = {**_HEADERS, **(headers or {})}
         self._random = random.Random()
         self._pool: urllib3.HTTPConnectionPool | None = None
+        self._sockets: weakref.WeakSet[socket.socket] | None = None  # made with the pool: a set cannot be pickled
+        self._aborted = False
         self._pid = os.getpid()
 
     def request(
@@ -135,6 +139,13 @@ class HTTPClient:
         pool, self._pool = self._pool, None
         if pool is not None and self._pid == os.getpid():
             pool.close()
+
+    def abort(self) -> None:
+        """End the requests that other threads are waiting for, with an `InfrastructureError`, and all later ones."""
+        self._aborted = True
+        for each in tuple(self._sockets or ()):
+            with contextlib.suppress(OSError):  # closed since
+                each.shutdown(socket.SHUT_RDWR)
 
     def request_once(
         self,
@@ -198,8 +209,17 @@ class HTTPClient:
         if self._pid != os.getpid():
             self._pid, self._pool, self._random = os.getpid(), None, random.Random()
         if self._pool is None:
-            self._pool = _connection_pool(self.url, self._pool_size)
+            self._sockets = weakref.WeakSet()
+            self._pool = _connection_pool(self.url, self._pool_size, self._opened)
         return self._pool
+
+    def _opened(self, opened: socket.socket) -> None:
+        """Note a new socket, so that `abort` reaches it; after that, a new one is of no use."""
+        assert self._sockets is not None
+        self._sockets.add(opened)
+        if self._aborted:
+            opened.close()
+            raise ConnectionAbortedError("the request was aborted")
 
 
 def reason(error: Exception) -> str:
@@ -225,14 +245,19 @@ def _retry_after(value: str | None) -> float | None:
     return seconds if 0 <= seconds <= _MAX_BACKOFF else None
 
 
-def _connection_pool(url: str, size: int) -> urllib3.HTTPConnectionPool:
-    """Make a connection pool whose timeout bounds an answer as a whole."""
+def _connection_pool(url: str, size: int, opened: Callable[[socket.socket], None]) -> urllib3.HTTPConnectionPool:
+    """Make a connection pool whose timeout bounds an answer as a whole; `opened` receives each new socket."""
     import urllib3
 
     # Not a PoolManager: there is one host, and proxy variables must not be read.
     pool = urllib3.connection_from_url(url, maxsize=size)
     base: Any = pool.ConnectionCls
-    pool.ConnectionCls = type("TimedConnection", (base,), {"response_class": _TimedResponse})
+
+    def connect(self: Any) -> None:
+        base.connect(self)
+        opened(self.sock)
+
+    pool.ConnectionCls = type("TimedConnection", (base,), {"response_class": _TimedResponse, "connect": connect})
     return pool
 
 

@@ -208,6 +208,32 @@ def test_a_url_is_posted_the_task_and_answers_with_the_result():
     assert "cannot be reached" in Started(make_program(f"{url}/run")).end().failure
 
 
+def test_stopping_a_service_that_never_answers_ends_its_thread():
+    asked, gone = threading.Event(), threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            asked.set()
+            if not self.connection.recv(1):  # nothing until the client closes the connection
+                gone.set()
+
+        def log_message(self, *_arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    program = make_program(f"http://127.0.0.1:{server.server_address[1]}/run")
+    started = Started(program, "t")
+    assert asked.wait(30)
+    started.stop()
+    started.stop()
+    assert "cannot be reached" in started.end().failure
+    assert gone.wait(30)
+    server.shutdown()
+    server.server_close()
+
+
 def test_what_is_no_program_is_refused():
     for agent, problem in (
         ("", "a command, a URL"),
@@ -216,6 +242,7 @@ def test_what_is_no_program_is_refused():
         ("python 'x", "quotation"),
         ("no_module:function", "cannot be loaded"),
         ("os:sep", "must name a function"),
+        ("http://[x", "is no address"),
     ):
         with pytest.raises(ConfigurationError, match=problem):
             make_program(agent)
