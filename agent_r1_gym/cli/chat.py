@@ -105,7 +105,7 @@ class _ChatLoop:
     def _print_task(self) -> None:
         index = self._conversation.task_index
         task = self._engine_worker.tasks[index]
-        print_line(f"(world of task {index}, {task.id}: {_one_line(task.prompt, 100, more=' ...')})")
+        print_line(f"(tools run in task {index}, {task.id}: {_one_line(task.prompt, 100, more=' ...')})")
 
     def _ask(self, text: str) -> int:
         """Show the events until the agent has answered; return the exit status."""

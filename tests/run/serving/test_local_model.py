@@ -141,7 +141,7 @@ def test_who_chats_hears_the_same(
     assert main(["chat", "--env", "FictionQA", *WORLD, *WHO]) == 0
     out = capsys.readouterr().out
     for record in records:
-        asked = out.rpartition(f"(world of task {record.task_index}, ")[2]
+        asked = out.rpartition(f"(tools run in task {record.task_index}, ")[2]
         lines = asked.splitlines()[1 : 1 + len(record.turns)]
         assert [line.startswith("  search(query=") for line in lines[:-1]] == [True] * (len(record.turns) - 1)
         assert lines[-1] == record.answer
