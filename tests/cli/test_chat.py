@@ -97,7 +97,12 @@ def test_a_piped_conversation(shop: Path, capsys: pytest.CaptureFixture[str], mo
     assert out[1:4] == ["(tools run in task 0, t0: Count 0.)", "  count() -> count 1[31m", "how many? count"]
     text = "\n".join(out)
     for words in (
-        *("/and now? count\n2[31m", "anew? count\n1[31m", "(tools run in task 2, t2: Count 2.)", "there? count\n21[31m"),
+        *(
+            "/and now? count\n2[31m",
+            "anew? count\n1[31m",
+            "(tools run in task 2, t2: Count 2.)",
+            "there? count\n21[31m",
+        ),
         *("has no task 't9'", "There is no command /nonsense", "(no answer within 3 turns)"),
         *("[user]\nthere?\n\n[assistant]", "[tool: count]\ncount\n22", "/trace    show the whole"),
     ):
