@@ -49,6 +49,7 @@ test-vllm: $(call STAMP,test)
 	$(VENV)/bin/python -m tests.integrations.venvs vLLM
 
 # In both, torch stays at the version of constraints.txt: pip would take another build for GPUs, of several gigabytes.
+# Both write what they had installed into tests/versions, and docs/versions.md from it, if all tests passed.
 
 # uv alone resolves to the lowest versions; what they need themselves is the newest, as for a user who pins old ones.
 test-floors:
@@ -58,14 +59,19 @@ test-floors:
 	.venv-floors/bin/uv pip install --python .venv-floors/bin/python --index-strategy unsafe-best-match \
 		--resolution lowest-direct -c .venv-floors/torch.txt -e ".[$(FLOOR_EXTRAS)]"
 	.venv-floors/bin/python -m pytest -n 3 --dist worksteal -m "$(FAST)"
+	.venv-floors/bin/python -V | sed 's/^/# /' > tests/versions/floors.txt
+	.venv-floors/bin/python -m pip freeze --exclude-editable >> tests/versions/floors.txt
+	.venv-floors/bin/python docs/versions_page.py
 
 test-newest:
 	$(PYTHON) -m venv --clear .venv-newest
 	grep '^torch==' constraints.txt > .venv-newest/torch.txt
 	.venv-newest/bin/python -m pip install --disable-pip-version-check --quiet --upgrade --upgrade-strategy eager \
 		-c .venv-newest/torch.txt -e ".[$(NEWEST_EXTRAS)]"
-	.venv-newest/bin/python -m pip freeze --exclude-editable
 	.venv-newest/bin/python -m pytest -n 3 --dist worksteal -m "$(FAST)"
+	.venv-newest/bin/python -V | sed 's/^/# /' > tests/versions/newest.txt
+	.venv-newest/bin/python -m pip freeze --exclude-editable >> tests/versions/newest.txt
+	.venv-newest/bin/python docs/versions_page.py
 
 coverage: $(call STAMP,$(LINT_EXTRAS))
 	$(PYTEST) --cov --cov-report=term-missing:skip-covered
