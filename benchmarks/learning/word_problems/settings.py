@@ -68,6 +68,10 @@ ARMS: Mapping[str, Arm] = {
         "240 demonstrations, then GRPO at temperature 1",
         learn=RECIPE.trained(_MANY, RECIPE.after_sft("--temperature", "1")),
     ),
+    "grpo-kl": Arm(
+        "240 demonstrations, then GRPO with a KL penalty of .05",
+        learn=RECIPE.trained(_MANY, RECIPE.after_sft("--beta", "0.05")),
+    ),
     "grpo-slow": Arm(
         "240 demonstrations, then GRPO at a quarter of the rate",
         learn=RECIPE.trained(_MANY, RECIPE.after_sft("--learning-rate", f"{RECIPE.learning_rate / 4:g}")),
@@ -96,6 +100,7 @@ CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
     "Exploratory": (
         Contrast("GRPO, slow - demonstrations alone", "grpo-slow", "sft", "end"),
         Contrast("GRPO at temperature 1 - demonstrations alone", "grpo-cool", "sft", "end"),
+        Contrast("GRPO with a KL penalty - demonstrations alone", "grpo-kl", "sft", "end"),
     ),
 }
 
