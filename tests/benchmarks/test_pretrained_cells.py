@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -249,10 +250,16 @@ def test_shares_are_by_the_numbers_of_a_problem(tmp_path: Path, capsys: pytest.C
     assert agent_r1(["eval", "SVAMP", "--policy", "oracle", *words, "--out", str(tmp_path / "run")]) == 0
     capsys.readouterr()
     assert calls.main([str(tmp_path / "run")]) == 0
-    # Three numbers in the text (30, 7, the day), two in the call, and the result is the answer.
+    # Three numbers in the text (30, 7, the day), two in the call, whose difference is the answer.
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "| run | 1.000 | - | 1.000 | - | 0.000 | - | 1.000 | 0.000 | 0.000 | 0.000 | 0.000 |"
+        "| run | 1.000 | - | 1.000 | - | 0.000 | - | 1.000 | 0.000 | 0.000 | 0.000 | 0.000 | 1.000 |"
     )
+
+
+def test_the_difference_of_the_first_two_numbers_has_no_sign() -> None:
+    assert calls.difference("1,007 and 0.7, then 5") == Decimal("1006.3")
+    assert calls.difference("3 and 10") == 7
+    assert calls.difference("3 alone") is None
 
 
 def test_the_chart_is_that_of_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
