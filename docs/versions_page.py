@@ -47,7 +47,7 @@ def page() -> str:
 
 
 def _requirements() -> dict[str, tuple[list[str], str]]:
-    """By package: the extras that need it ("" for all users), and the versions that are allowed."""
+    """By package: what needs it, and the versions that are allowed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups: Mapping[str, list[str]] = {"every use": project["dependencies"], **project["optional-dependencies"]}
     found: dict[str, tuple[list[str], str]] = {"Python": (["every use"], project["requires-python"])}
