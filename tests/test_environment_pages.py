@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from agent_r1_gym.core.tool_env import ToolEnv
 from tests.kit.environments import TOOL_ENVS, creator
-
-ROOT = Path(__file__).parents[1]
+from tests.kit.pages import load_script
 
 
 @pytest.fixture(scope="module")
 def pages() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("environment_pages", ROOT / "docs" / "environment_pages.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("environment_pages")
 
 
 class OwnTasksEnv(ToolEnv):

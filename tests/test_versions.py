@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -11,16 +10,14 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.kit.pages import load_script
+
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def versions() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("versions_page", ROOT / "docs" / "versions_page.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("versions_page")
 
 
 def test_the_page_is_up_to_date(versions: ModuleType) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from tests.kit.preloaded import programs
 
@@ -62,3 +64,12 @@ def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join((str(programs()), str(Path(sys.executable).parent), os.environ["PATH"]))
     words = ["bash", "-euo", "pipefail", "-c", text]
     return subprocess.run(words, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+
+
+def load_script(name: str) -> ModuleType:
+    """Import a script of docs/ that writes pages."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
