@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import importlib
 import io
+import itertools
 import re
 import runpy
 import subprocess
@@ -17,10 +19,12 @@ from unittest import mock
 import pytest
 
 from agent_r1_gym.cli.main import TRAINER_COMMANDS, build_parser
+from agent_r1_gym.registry import find_registered, option_names
 from tests.kit.pages import PAGES, ROOT, blocks, commands, run
 
 OTHERS = {"pip", "trl", "vllm", "curl", "cd", "export"}
 """Programs of others, whose options are not ours to check."""
+_PYTHON = re.compile(r"^```(?:\{code-block\} )?(?:python3?|py)\n(.*?)\n```", re.S | re.M)
 WALKS = {"docs/your_own_task.md"}
 """Pages whose commands need minutes: `test_examples` runs them."""
 
@@ -95,6 +99,10 @@ def trained(command: str, words: list[str]) -> None:
     from trainers.commands.sft.command import DemonstrationConfig
     from trainers.config import presets
 
+    if command in ("train", "sft"):
+        given = {word.partition("=")[0] for word in words}
+        assert "--config" in given or given & {"--out", "--output-dir", "--help-all"}, words
+        assert given & {"--config", "--model", "--model-name-or-path", "--warm-start", "--help-all"}, words
     if command == "train":
         tables = (presets._ALGORITHMS, advantages._ESTIMATORS, advantages._USED_OPTIONS)
         with contextlib.ExitStack() as unchanged:  # what a page's own module registers is not there for later tests
@@ -131,6 +139,34 @@ def launched(words: list[str]) -> None:
     if options.config_file:
         assert (ROOT / options.config_file).is_file(), words
     trained(options.training_script.removeprefix("trainers.commands."), options.training_script_args)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _PYTHON.search(PAGES[page])])
+def test_names_in_python_blocks_exist(page: str) -> None:
+    """Also of the blocks that do not run here: imports from this project, and options of its environments."""
+    for block in _PYTHON.findall(PAGES[page]):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("agent_r1_gym", "trainers")):
+                spec = find_spec(node.module or "")
+                assert spec is not None and spec.origin is not None, node.module
+                source = Path(spec.origin).read_text(encoding="utf-8")
+                missing = {name.name for name in node.names if not re.search(rf"\b{name.name}\b", source)}
+                assert not missing or find_spec(f"{node.module}.{missing.pop()}"), ast.unparse(node)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("gym.make", "gymnasium.make"):
+                named = node.args[0].value if isinstance(node.args[0], ast.Constant) else ""
+                names = option_names(named) if str(named).startswith("AgentR1/") else None
+                given = {keyword.arg for keyword in node.keywords} - {"max_episode_steps", "disable_env_checker"}
+                assert names is None or given <= names, ast.unparse(node)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "--option" in PAGES[page]])
+def test_options_of_environments_in_commands_exist(page: str) -> None:
+    for block in blocks(page, "sh", "bash"):
+        for words in commands(block.text):
+            found = [name for name in map(find_registered, words) if name is not None]
+            names = option_names(found[0]) if len(found) == 1 else None
+            given = {after.partition("=")[0] for word, after in itertools.pairwise(words) if word == "--option"}
+            assert names is None or given <= names, words
 
 
 @pytest.mark.parametrize("page", PAGES)

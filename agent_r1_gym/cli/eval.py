@@ -46,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"RUN_OR_MODEL in place of ENV: {MODEL_HELP}. The command line overrides them, with a note."
     parser.add_argument("--policy", help=f"{POLICY_HELP} (default: local:RUN_OR_MODEL, where that takes ENV's place)")
     parser.add_argument(
-        "-n", "--questions", type=int, help="play the first N questions, of each environment (default: all)"
+        "-n",
+        "--questions",
+        type=int,
+        help="play the first N questions, of each environment (default: all, or 100 seeds)",
     )
     parser.add_argument(
         "--shard",

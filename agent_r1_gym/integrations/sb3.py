@@ -3,7 +3,7 @@
     from stable_baselines3 import PPO
     from agent_r1_gym.integrations.sb3 import TokenExtractor
 
-    env = ChooseAction(gym.make("AgentR1/FrozenLakeText-v0"), most=4, observations="tokens")
+    env = ChooseAction(gym.make("AgentR1/FrozenLakeText-v0"), max_actions=4, observations="tokens")
     PPO("MlpPolicy", env, policy_kwargs={"features_extractor_class": TokenExtractor}).learn(10_000)
 
 Without it the first layer of SB3 has a weight per position, byte and unit; with it one vector per byte is learned. Give

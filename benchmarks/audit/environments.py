@@ -60,23 +60,12 @@ BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
     "DBBench": {"dataset": "sample"},
 }
 """Environments of this suite that are the tasks of a benchmark of others, by the sample that the suite brings."""
-TEXTARENA = tuple(
-    f"{name}-v0"
-    for name in (
-        *("2048", "Bandit", "Blackjack", "Countdown", "Crosswords", "Cryptarithm", "FifteenPuzzle", "FrozenLake"),
-        *(
-            "GuessTheNumber",
-            "LightsOut",
-            "LogicPuzzle",
-            "Mastermind",
-            "Minesweeper",
-            "PegJump",
-            "RushHour",
-            "Secretary",
-        ),
-        *("Secretary", "Set", "Slitherlink", "Sokoban", "Sudoku", "ThreeCardMonte", "TowerOfHanoi"),
-    )
+_TEXTARENA_NAMES = (
+    "2048 Bandit Blackjack Countdown Crosswords Cryptarithm FifteenPuzzle FrozenLake GuessTheNumber LightsOut "
+    "LogicPuzzle Mastermind Minesweeper PegJump RushHour Secretary Set Slitherlink Sokoban Sudoku "
+    "ThreeCardMonte TowerOfHanoi"
 )
+TEXTARENA = tuple(f"{name}-v0" for name in _TEXTARENA_NAMES.split())
 """TextArena's games for one player that start without a download and under Python 3.11."""
 
 

@@ -26,7 +26,7 @@ from benchmarks.common.servers import served_by_process
 ENV = "AgentR1/FictionQA-v0"
 TURNS = 5
 """The server keeps searching where tool responses have the role of the user, so every episode uses up its turns."""
-_MODULE = """from agent_r1_gym.adapters.verifiers import AgentR1Env, AgentR1Harness, AgentR1Taskset
+_MODULE = """from agent_r1_gym.integrations.verifiers import AgentR1Env, AgentR1Harness, AgentR1Taskset
 __all__ = ["AgentR1Env", "AgentR1Harness", "AgentR1Taskset"]
 """
 

@@ -409,8 +409,9 @@ against what comes out.
   thinking where the last column says so; an episode is one context.
 - **rewritten**: the template shows earlier turns differently. Where that matters, the context is rendered anew and a
   new one begins, which costs one more forward and backward pass.
-- **refused**: no episode of several turns can be played. Name another template: `--chat-template FILE`, where FILE may
-  be the name of one of TRL's.
+- **refused**: no episode of several turns can be played with calls as text. Some of these templates can be played in
+  their own tool format (`--parser native`, second table); otherwise name another: `--chat-template FILE`, where FILE
+  may be the name of one of TRL's.
 
 "variant" is TRL's template for training that takes the place of the one named. Tool output goes to the role of the
 third column, the system prompt to that of the fourth ("user": at the head of the first user turn); "joined": neighbours

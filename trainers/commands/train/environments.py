@@ -43,7 +43,7 @@ def wants_evaluation(args: AgentConfig, envs: Mapping[str, TextEnv]) -> bool:
     wanted = args.do_eval or args.eval_on_start
     for member, env in zip(args.environments, envs.values(), strict=True):
         several = len(envs) > 1
-        if wanted and member.eval_options is None and (not several or isinstance(env.unwrapped, ToolEnv)):
+        if wanted and member.eval_options is None and isinstance(env.unwrapped, ToolEnv):
             whose, how = (f" of {member.name}", "the word eval") if several else ("", "{}")
             raise ConfigurationError(
                 f"An evaluation is requested, but eval_env_kwargs{whose} is not given: name what differs from "
