@@ -26,6 +26,7 @@ from agent_r1_gym.cli.agent_arguments import (
 from agent_r1_gym.core.parsing import PARSER_HELP, make_parser
 from agent_r1_gym.envs.qa.multihop_qa import MultiHopQAEnv
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.gateway.env import MAX_TURNS
 from agent_r1_gym.gateway.external import ExternalEpisodes
 from agent_r1_gym.gateway.server import running_gateway
 from agent_r1_gym.integrations import openenv
@@ -39,7 +40,7 @@ from agent_r1_gym.run.record import Trajectory
 from agent_r1_gym.run.serving.server import ServedAgent, ServerLimits, serve
 from agent_r1_gym.run.session import ANY_TASK, Job
 from agent_r1_gym.run.trust import add_trust_options
-from agent_r1_gym.support.checks import check_seconds
+from agent_r1_gym.support.checks import check_integer, check_seconds
 from agent_r1_gym.support.http_server import is_local
 from agent_r1_gym.support.json_data import JsonLinesWriter
 from agent_r1_gym.support.terminal import print_line, print_note
@@ -128,7 +129,7 @@ def _serve_agent(options: argparse.Namespace) -> int:
     limits = _limits_from_options(options, ServerLimits)
     key = os.environ.get(KEY) or None
     spec = agent_spec_from_options(options, max_concurrent=limits.max_concurrent)
-    name = options.name or Path(spec.model.get("model") or spec.policy).resolve().name
+    name = options.name or Path(options.model or spec.model.get("model") or spec.policy).resolve().name
     if key is None and not is_local(options.host):
         print_note(f"WARNING: anyone who reaches {options.host} can use this agent and its tools; set {KEY}.")
     if key is None and "*" in options.cors_origins:
@@ -164,6 +165,9 @@ def _add_gateway(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="file for the episodes, one JSON object a line (default: runs/...)"
     )
+    parser.add_argument(
+        "--max-turns", type=int, default=MAX_TURNS, help=f"turns of an episode at most (default: {MAX_TURNS})"
+    )
     server = parser.add_argument_group("server (this machine only)")
     server.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
     server.add_argument(
@@ -187,12 +191,15 @@ def _serve_gateway(options: argparse.Namespace) -> int:
             f"--policy {options.policy}: programs ask a model; name one as local:... or openai:..."
         )
     check_seconds("--idle-timeout", options.idle_timeout)
+    check_integer("--max-turns", options.max_turns, 1)
     out = options.out or Path("runs") / f"gateway-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
     if out.exists():
         raise ConfigurationError(f"--out {out} exists; name another file.")
     url = running_gateway(options.port).base_url  # first, for it keeps its port
     parser = options.parser or (agent.card and agent.card.parser) or "native"
-    episodes = ExternalEpisodes(parser=make_parser(parser), idle_seconds=options.idle_timeout)
+    episodes = ExternalEpisodes(
+        parser=make_parser(parser), idle_seconds=options.idle_timeout, max_turns=options.max_turns
+    )
     spec = AgentSpec(
         env="gateway",
         env_options={},

@@ -9,7 +9,9 @@ another one interrupted continues from its own tokens.
 
 from __future__ import annotations
 
+import functools
 import json
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -23,11 +25,12 @@ from agent_r1_gym.core.rewards import StepReward
 from agent_r1_gym.core.text import encodable, render_message, render_text
 from agent_r1_gym.core.tool import Arguments, PendingCall, Tool, execute_calls
 from agent_r1_gym.core.tool_env import PendingStep, StepReturn, ToolEnv
-from agent_r1_gym.core.types import Message, ParsedTurn, ScriptedTurn, Task, ToolCall, ToolOutcome, Transition
+from agent_r1_gym.core.types import CutTurn, Message, ParsedTurn, ScriptedTurn, Task, ToolCall, ToolOutcome, Transition
 from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError, InfrastructureError
 from agent_r1_gym.gateway.episode import Episode, ModelRequest, ModelTurn, ProgramEnd
 from agent_r1_gym.gateway.programs import Program, ProgramJob, Stop, make_program
 from agent_r1_gym.gateway.server import running_gateway
+from agent_r1_gym.gateway.tool_thread import ToolThread
 from agent_r1_gym.support.checks import check_path, check_seconds
 
 AGENT_OPTIONS = ("agent", "agent_timeout", "agent_logs")
@@ -37,6 +40,8 @@ MAX_TURNS = 32
 number: how many a program takes is its own matter."""
 _MAX_HISTORY_CHARS = 2**22
 _LONGEST_QUOTE = 60
+_LAST_REPORT_SECONDS = 5.0
+"""How long a program that has used up its turns may take to report its result, or to end."""
 
 
 class _Turn(NamedTuple):
@@ -143,6 +148,10 @@ class ProgramEnv(ToolEnv):
         self._executed: dict[str, list[ToolOutcome]] = {}
         self._called: list[tuple[ToolCall, ToolOutcome]] = []
         """Calls of tools with a budget."""
+        self._lost_tool: str | None = None
+        """What failed of a tool's backend, whoever called it."""
+        self._tool_thread = ToolThread()
+        self._is_cut = False
         self._gateway = running_gateway()
 
     # --- what comes from the task environment ------------------------------------------------------------------------
@@ -195,7 +204,7 @@ class ProgramEnv(ToolEnv):
         """
         self._end_program("another one began", wait_for_tool=True)
         gymnasium.Env.reset(self, seed=seed)
-        self.task_env.reset(seed=seed, options=options)
+        self._tool_thread.run(functools.partial(self.task_env.reset, seed=seed, options=options))
         task = self.task_env.task
         if task.history:
             raise ConfigurationError(
@@ -203,9 +212,12 @@ class ProgramEnv(ToolEnv):
                 "the last one only; drop agent (--agent)."
             )
         self._pending, self._turns, self._executed, self._called, self._offered = None, [], {}, [], ()
+        self._lost_tool = None
         self._history = History(task, (), "", ended=True)  # no episode until the program asks
         waits = self._program.comes_by_itself
-        self._episode = episode = Episode(self._run_tool, self.task_env.tool_schemas, ends_with_result=waits)
+        self._episode = episode = Episode(
+            self._run_tool, self.task_env.tool_schemas, thread=self._tool_thread, ends_with_result=waits
+        )
         self._gateway.gateway.open(episode)
         self._stop = self._program.start(
             ProgramJob(
@@ -243,7 +255,7 @@ class ProgramEnv(ToolEnv):
             raise ActionTypeError(f"An action must be a string (one model turn), got {type(action).__name__}.")
         if self._history is None or self._history.ended or self._episode is None:
             raise EpisodeError("No episode is running: call reset() before the first step and after an episode ended.")
-        action = encodable(action)
+        self._is_cut, action = isinstance(action, CutTurn), encodable(str(action))
         self._pending = PendingStep(action, self.parse(action), (), {}, over_budget=False)
         call = PendingCall(_NEXT_REQUEST, ToolCall(_NEXT_REQUEST.name, {"env": self}), id(self))
         self._pending.calls = (call,)
@@ -253,12 +265,27 @@ class ProgramEnv(ToolEnv):
         """Parse a turn; one without a call is an answer, if the program takes it as its last."""
         parsed = self.parser.parse(action)
         if not self._offered:  # text is text
-            parsed = replace(parsed, calls=(), errors=())
+            parsed = replace(parsed, calls=(), errors=(), content=self._as_text(parsed))
         if parsed.calls or parsed.answer is not None or [e.code for e in parsed.errors] not in ([], ["no_action"]):
             return parsed
         extractor = self.task_env._answer_extractor or "text"
         content = action if parsed.content is None else parsed.content
         return replace(parsed, answer=plain_answer(content, extractor), errors=())
+
+    def _as_text(self, parsed: ParsedTurn) -> str | None:
+        """Return the content of a turn, with the calls that its format has outside of it as the model wrote them."""
+        write = getattr(self.parser, "write_call", None) or self.parser.format_call
+        is_outside = self.parser.tool_style == "native" and parsed.calls
+        return "\n".join(filter(None, [parsed.content, *map(write, parsed.calls)])) if is_outside else parsed.content
+
+    def preview_transition(self, outcomes: Sequence[ToolOutcome]) -> Transition:
+        """See `ToolEnv`; what a judge is asked ahead is never the end, which is known when the program has ended."""
+        if self._pending is None or self._history is None:
+            raise EpisodeError("preview_transition() was called without begin_step().")
+        earlier = self._history.transitions
+        return Transition(
+            self._history.task, len(earlier), replace(self._pending.parsed, calls=()), (), earlier=earlier
+        )
 
     def _without_marks(self, answer: str) -> str:
         """Return an answer that the program reports; it may have passed on the model's turn, marks included."""
@@ -271,7 +298,7 @@ class ProgramEnv(ToolEnv):
         assert pending is not None
         assert episode is not None
         own, number = self.parser.to_message(pending.action, pending.parsed), len(self._turns)
-        turn = self._delivered(own, pending.parsed, number)
+        turn = self._delivered(own, pending, number)
         sent = Message("assistant", turn.content, tool_calls=turn.calls)
         self._turns.append(
             _Turn(
@@ -286,6 +313,10 @@ class ProgramEnv(ToolEnv):
         """Wait for the next request of the program, or its end, which is the outcome's `data`."""
         assert self._episode is not None
         event = self._episode.next_event(self._timeout)
+        if isinstance(event, ModelRequest) and len(self._turns) >= self.max_turns:
+            self._episode.refuse_turns("max_turns")
+            while isinstance(self._episode.next_event(_LAST_REPORT_SECONDS), ModelRequest):
+                pass  # what it reports of its episode counts
         if isinstance(event, ProgramEnd) and event.failure:
             return ToolOutcome(event.failure, ok=False, error="timeout" if event.timed_out else "unavailable")
         return ToolOutcome("", data=event)
@@ -302,26 +333,20 @@ class ProgramEnv(ToolEnv):
         if not outcome.ok:
             return self._failed(history, own, outcome)
         results = self._results(parsed, turn, event if isinstance(event, ModelRequest) else None)
-        end_reason: str | None = None
-        if isinstance(event, ModelRequest):
-            done = Transition(history.task, turn, parsed, results, False, False, history.transitions)
-            if parsed.answer is None and self.task_env.is_terminated(done):  # an answer may not be the last
-                end_reason = "goal"
-            elif turn + 1 >= self.max_turns:
-                end_reason = "max_turns"
+        end_reason = self._program_end_reason(event, parsed, results, history)
+        if end_reason is None:
             try:
-                self._context = self._read(event) if end_reason is None else self._context
+                self._context = self._read(event)
             except ConfigurationError as error:  # such as a call that the format cannot express
                 problem = ToolOutcome(f"a request of the program cannot be played: {error}", ok=False)
                 return self._failed(history, own, problem)
-        else:
-            assert self._episode is not None
-            reported = self._episode.result.answer
-            parsed = parsed if reported is None else replace(parsed, answer=self._without_marks(reported))
-            end_reason = "program_ended" if parsed.answer is None else "answer"
         text = self._text(history, own, end_reason)
         if len(text) > self.max_history_chars and end_reason is None:
             text, end_reason = history.text, "max_history"
+        assert self._episode is not None
+        reported = self._episode.result.answer
+        if reported is not None and end_reason not in (None, "goal"):
+            parsed, end_reason = replace(parsed, answer=self._without_marks(reported)), "answer"
         if end_reason is not None:
             self._end_program(end_reason, wait_for_tool=True)
         terminated = end_reason in ("answer", "goal", "program_ended")
@@ -335,9 +360,7 @@ class ProgramEnv(ToolEnv):
             history.transitions,
         )
         step_reward = self._reward(transition)
-        failure = next((f"{call.name}: {out.error}: {out.content}" for call, out in _failures(transition)), None)
-        if step_reward.failure is not None:
-            failure = f"reward: {step_reward.failure}"
+        failure = self._lost_tool if step_reward.failure is None else f"reward: {step_reward.failure}"
         messages = (*history.messages, own) if end_reason is not None else self._context.messages
         self._history = History(
             history.task,
@@ -353,6 +376,18 @@ class ProgramEnv(ToolEnv):
         info["new_messages"] = (own, *new)
         return observation, step_reward.reward, transition.terminated, transition.truncated, info
 
+    def _program_end_reason(
+        self, event: Any, parsed: ParsedTurn, results: tuple[ToolOutcome, ...], history: History
+    ) -> str | None:
+        """Return why an episode ends after a turn; None if it goes on."""
+        if not isinstance(event, ModelRequest):
+            return "program_ended" if parsed.answer is None else "answer"
+        turn = len(history.transitions)
+        done = Transition(history.task, turn, parsed, results, False, False, history.transitions)
+        if parsed.answer is None and self.task_env.is_terminated(done):  # an answer may not be the last
+            return "goal"
+        return "max_turns" if turn + 1 >= self.max_turns else None
+
     def _failed(self, history: History, own: Message, outcome: ToolOutcome) -> StepReturn:
         """End the episode of a program that failed, without a reward."""
         self._history = history._replace(
@@ -365,7 +400,7 @@ class ProgramEnv(ToolEnv):
 
     def _observe(self, *, new: int, step_reward: StepReward, end_reason: str | None) -> tuple[str, dict[str, Any]]:
         if end_reason is not None:
-            self.task_env.toolbox.finish()
+            self._tool_thread.run(self.task_env.toolbox.finish)
         observation, info = super()._observe(new=new, step_reward=step_reward, end_reason=end_reason)
         context = self._context if end_reason is None else None
         info["context_rewritten"] = context is not None and bool(context.reason)
@@ -405,8 +440,8 @@ class ProgramEnv(ToolEnv):
             if self.parser.tool_style == "native":
                 return message
             return Message("assistant", self.parser.format_message(message))
-        if message.role != "tool":
-            return self.formatter.prompt(message.content)
+        if message.role != "tool":  # the program's own words, as in its system message
+            return Message("user", _without(encodable(message.content), self.markup))
         call = ToolCall(message.name or "", {})
         shown = self.formatter.outcome(call, ToolOutcome(message.content), self._model_id(message.tool_call_id))
         return replace(shown, content=self.parser.show_outcome(shown.content))
@@ -433,13 +468,15 @@ class ProgramEnv(ToolEnv):
             return "the tools have changed"
         return f"message {len(latest.sent)} is a turn of the assistant that the model did not write"
 
-    def _delivered(self, own: Message, parsed: ParsedTurn, number: int) -> ModelTurn:
+    def _delivered(self, own: Message, pending: PendingStep, number: int) -> ModelTurn:
         """Write a turn as the program gets it: without the markup of the format, and without reasoning."""
-        calls = tuple(replace(call, id=f"call_{number}_{position}") for position, call in enumerate(parsed.calls))
-        if self._offered and not calls and parsed.answer is not None:
-            return ModelTurn(parsed.answer)
+        parsed_calls = enumerate(pending.parsed.calls)
+        calls = tuple(replace(call, id=f"call_{number}_{position}") for position, call in parsed_calls)
+        marked = self.parser.parse(pending.action).answer if self._offered and not calls else None
+        if marked is not None:
+            return ModelTurn(marked)
         content = own.content if own.tool_calls or not calls else self.parser.split_calls(own.content)[0]
-        return ModelTurn(visible_text(content).strip(), calls)
+        return ModelTurn(visible_text(content).strip(), calls, self._is_cut)
 
     def _text(self, history: History, own: Message, end_reason: str | None) -> str:
         if end_reason is None and self._context.reason:
@@ -463,7 +500,9 @@ class ProgramEnv(ToolEnv):
         outcome = rejected[0] if rejected else execute_calls(valid)[0]
         if call.name in self.task_env.budgets:
             self._called.append((call, outcome))
-        self._executed.setdefault(call.key, []).append(outcome)
+        if outcome.is_infrastructure_failure:
+            self._lost_tool = self._lost_tool or f"{call.name}: {outcome.error}: {outcome.content}"
+        self._executed.setdefault(_call_key(call), []).append(outcome)
         return replace(outcome, content=self.formatter.outcome(call, outcome, None).content)
 
     def _results(self, parsed: ParsedTurn, number: int, request: ModelRequest | None) -> tuple[ToolOutcome, ...]:
@@ -472,16 +511,16 @@ class ProgramEnv(ToolEnv):
             m.tool_call_id: m.content for m in (request.messages if request is not None else ()) if m.role == "tool"
         }
         offered = {schema["function"]["name"] for schema in json.loads(self._turns[-1].tools)}
-        results = []
+        numbers, results = Counter(map(_call_key, parsed.calls)), []
+        # The latest ones: a program may have run the same call before, or tried it again.
+        latest = {key: self._executed.pop(key, [])[-number:] for key, number in numbers.items()}
         for position, call in enumerate(parsed.calls):
-            executed = self._executed.get(call.key)
-            if executed:
+            if executed := latest[_call_key(call)]:
                 results.append(executed.pop(0))
                 continue
             content = answers.get(f"call_{number}_{position}", "")
             is_known = call.name in offered
             results.append(ToolOutcome(content, ok=is_known, error=None if is_known else "unknown_tool"))
-        self._executed.clear()
         return tuple(results)
 
     def _reward(self, transition: Transition) -> StepReward:
@@ -505,20 +544,24 @@ class ProgramEnv(ToolEnv):
         if self._history is not None and not self._history.ended:
             self._end_program("a budget of tokens or time ran out", wait_for_tool=True)
         step_reward = self._with_reported(super().truncate_with_terms())
-        self.task_env.toolbox.finish()
+        if self._lost_tool is not None and self._history is not None:
+            step_reward = step_reward._replace(failure=self._lost_tool)
+            self._history = self._history._replace(infrastructure_error=self._lost_tool)
+        self._tool_thread.run(self.task_env.toolbox.finish)
         return step_reward
 
     def release_resources(self) -> None:
         """End the program."""
         super().release_resources()
         self._end_program("it was stopped")
-        self.task_env.release_resources()
+        self._tool_thread.run(self.task_env.release_resources)
 
     def close(self) -> None:
         """End the program, and close the task environment."""
         self._end_program("it was stopped")
         super().close()
-        self.task_env.close()
+        self._tool_thread.run(self.task_env.close)
+        self._tool_thread.stop()
 
     def get_state(self) -> EpisodeState:
         """Refuse: a running program cannot be copied."""
@@ -606,8 +649,21 @@ def with_agent(env: gymnasium.Env[str, str], name: str, agent: Mapping[str, Any]
 
 def _fingerprint(message: Message) -> Hashable:
     """Return what is compared of a message: clients may change the white space around a text, and the form of JSON."""
-    calls = tuple((call.id, call.key) for call in message.tool_calls)
+    calls = tuple((call.id, _call_key(call)) for call in message.tool_calls)
     return message.role, message.content.strip(), message.tool_call_id, calls
+
+
+def _call_key(call: ToolCall) -> str:
+    """Return what a call asks for: 2.0 is 2, as clients in other languages write it."""
+    return replace(call, arguments=_with_integers(dict(call.arguments))).key
+
+
+def _with_integers(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _with_integers(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_integers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _quote(fingerprint: Any) -> str:
@@ -621,8 +677,3 @@ def _without(text: str, markup: Sequence[str]) -> str:
     for literal in markup:
         text = text.replace(literal, f"{literal[0]}\u200b{literal[1:]}")
     return text
-
-
-def _failures(transition: Transition) -> list[tuple[ToolCall, ToolOutcome]]:
-    pairs = zip(transition.parsed.calls, transition.outcomes, strict=True)
-    return [(call, outcome) for call, outcome in pairs if outcome.is_infrastructure_failure]

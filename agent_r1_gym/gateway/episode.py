@@ -8,12 +8,13 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from agent_r1_gym.core.types import Message, ToolCall, ToolOutcome
+from agent_r1_gym.gateway.tool_thread import ToolThread
 from agent_r1_gym.support.http_server import RequestError
 
 _GONE = 410
@@ -50,10 +51,12 @@ class ModelTurn:
     Attributes:
         content: the text, without reasoning and calls.
         calls: the tool calls, each with an id that is unique in the episode.
+        is_cut: whether the limit of tokens cut it.
     """
 
     content: str
     calls: tuple[ToolCall, ...] = ()
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class Episode:
     Args:
         run_tool: executes a call of one of the environment's own tools.
         tools: their schemas.
+        thread: where they run; None: a thread of the episode.
         ends_with_result: whether the episode ends when the program reports its result: nothing else marks the end of a
             program that was not started here.
 
@@ -102,6 +106,7 @@ class Episode:
         run_tool: Callable[[ToolCall], ToolOutcome],
         tools: Sequence[Mapping[str, Any]] = (),
         *,
+        thread: ToolThread | None = None,
         ends_with_result: bool = False,
     ) -> None:
         self._ends_with_result = ends_with_result
@@ -115,9 +120,10 @@ class Episode:
         self._repeats = Counter[str]()
         self._current: Future[ModelTurn] | None = None
         self._end: ProgramEnd | None = None
-        self._closed = self._model = ""
+        self._closed = self._refuses_turns = self._model = ""
         self._lock = threading.Lock()
-        self._tool_lock = threading.Lock()
+        self._thread = thread or ToolThread()
+        self._tool_calls: list[Future[ToolOutcome]] = []
 
     # --- the program's side ------------------------------------------------------------------------------------------
 
@@ -130,6 +136,8 @@ class Episode:
         """
         with self._lock:
             self._check_open()
+            if self._refuses_turns:
+                raise RequestError(_GONE, f"The episode gets no further turn: {self._refuses_turns}.")
             self._model = self._model or request.model
             if request.model != self._model:
                 raise RequestError(
@@ -167,15 +175,24 @@ class Episode:
         if self._ends_with_result:
             self.end(ProgramEnd())
 
-    def call_tool(self, call: ToolCall) -> ToolOutcome:
-        """Execute a call of an environment's tool, one at a time.
+    def call_tool(self, call: ToolCall) -> Future[ToolOutcome]:
+        """Execute a call of an environment's tool in the thread of its tools, one at a time.
+
+        The result raises `RequestError` if the episode ends before the call begins.
 
         Raises:
             RequestError: the episode has ended.
         """
-        with self._tool_lock:
-            self._check_open()
+
+        def run() -> ToolOutcome:
+            with self._lock:
+                self._check_open()
             return self._run_tool(call)
+
+        with self._lock:
+            self._check_open()
+            self._tool_calls = [*(each for each in self._tool_calls if not each.done()), self._thread.submit(run)]
+            return self._tool_calls[-1]
 
     def end(self, end: ProgramEnd) -> None:
         """Report that the program has ended; requests that it has left behind get no turn."""
@@ -210,8 +227,9 @@ class Episode:
 
     def wait_for_tool(self) -> None:
         """Wait for the call of a tool that still runs when the episode has been closed; none begins after it."""
-        with self._tool_lock:
-            pass
+        with self._lock:
+            calls = self._tool_calls
+        wait(calls)
 
     def answer(self, turn: ModelTurn) -> None:
         """Answer the request that `next_event` returned last."""
@@ -219,15 +237,24 @@ class Episode:
             if self._current is not None and not self._current.done():
                 self._current.set_result(turn)
 
+    def refuse_turns(self, reason: str) -> None:
+        """Refuse requests for turns, those that wait and later ones; a result may still be reported."""
+        with self._lock:
+            self._refuses_turns = reason
+            self._refuse_waiting(f"The episode gets no further turn: {reason}.")
+
     def close(self, reason: str) -> None:
         """Refuse requests that are not answered and all later ones, and end a wait for the next; may be repeated."""
         with self._lock:
             self._closed = self._closed or reason
             self._end = self._end or ProgramEnd(f"the episode was ended: {self._closed}")
             self._events.put(self._end)
-            for reply in self._replies.values():
-                if not reply.done():
-                    reply.set_exception(RequestError(_GONE, f"The episode has ended: {self._closed}."))
+            self._refuse_waiting(f"The episode has ended: {self._closed}.")
+
+    def _refuse_waiting(self, message: str) -> None:
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(RequestError(_GONE, message))
 
 
 def content_key(body: Mapping[str, Any], *, without: Sequence[str] = ()) -> str:

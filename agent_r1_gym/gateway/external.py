@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
 from agent_r1_gym.core.parsing import Parser
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Task
-from agent_r1_gym.gateway.env import ProgramEnv
+from agent_r1_gym.gateway.env import MAX_TURNS, ProgramEnv
 from agent_r1_gym.gateway.episode import ModelRequest
 from agent_r1_gym.gateway.programs import Program, ProgramJob, Stop
 from agent_r1_gym.gateway.server import running_gateway
@@ -20,20 +21,23 @@ class ExternalEpisodes:
     Args:
         parser: see `ExternalProgramEnv`.
         idle_seconds: see `ExternalProgramEnv`.
+        max_turns: see `ExternalProgramEnv`.
 
     Attributes:
         closed: whether no further episode should begin.
     """
 
-    def __init__(self, *, parser: str | Parser, idle_seconds: float) -> None:
-        self._parser, self._idle_seconds = parser, idle_seconds
+    def __init__(self, *, parser: str | Parser, idle_seconds: float, max_turns: int = MAX_TURNS) -> None:
+        self._make = functools.partial(
+            ExternalProgramEnv, parser=parser, idle_seconds=idle_seconds, max_turns=max_turns
+        )
         self._envs: list[ExternalProgramEnv] = []
         self.closed = False
         running_gateway().gateway.accept_new_keys()
 
     def make_env(self, markup: Sequence[str]) -> ExternalProgramEnv:
         """Make an environment from the special tokens of a model."""
-        env = ExternalProgramEnv(parser=self._parser, markup=markup, idle_seconds=self._idle_seconds)
+        env = self._make(markup=markup)
         self._envs.append(env)
         return env
 
@@ -66,12 +70,20 @@ class ExternalProgramEnv(ProgramEnv):
         parser: format of the turns with calls.
         markup: special tokens of the model.
         idle_seconds: seconds to wait for the next request.
+        max_turns: turns of an episode at most.
     """
 
     begins_in_any_order = True
 
-    def __init__(self, *, parser: str | Parser, markup: Sequence[str] = (), idle_seconds: float = 300.0) -> None:
-        bare = ToolEnv(tasks=[Task("external", "")], parser=parser, reward=(), markup=markup)
+    def __init__(
+        self,
+        *,
+        parser: str | Parser,
+        markup: Sequence[str] = (),
+        idle_seconds: float = 300.0,
+        max_turns: int = MAX_TURNS,
+    ) -> None:
+        bare = ToolEnv(tasks=[Task("external", "")], parser=parser, reward=(), max_turns=max_turns, markup=markup)
         super().__init__(bare, ExternalProgram(), agent_timeout=idle_seconds)
 
     def task_of(self, task: Task, request: ModelRequest) -> Task:

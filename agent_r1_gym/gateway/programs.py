@@ -183,8 +183,7 @@ class CommandProgram(Program):
         values = {"task": job.task, "base_url": job.base_url, "api_key": job.api_key}
         # One pass: a task may hold braces itself.
         words = [_PLACEHOLDER.sub(lambda name: values[name[1]], word) for word in self._words]
-        secrets = Secrets([job.api_key, *(value for name, value in os.environ.items() if _SECRET_NAME.search(name))])
-        child = _ChildProcess(words, _environment(job), self._logs, secrets, job.on_end)
+        child = _ChildProcess(words, _environment(job), self._logs, _secrets(job), job.on_end)
         with self._lock:
             self._running.add(child)
         return child.stop
@@ -205,8 +204,14 @@ class CommandProgram(Program):
 atexit.register(CommandProgram.stop_all)
 
 
+def _secrets(job: ProgramJob) -> Secrets:
+    """Find what logs and errors must not show: the key of the episode, and variables that are named like a secret."""
+    return Secrets([job.api_key, *(value for name, value in os.environ.items() if _SECRET_NAME.search(name))])
+
+
 def _environment(job: ProgramJob) -> dict[str, str]:
-    local = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1", "localhost"]))
+    named = dict.fromkeys(os.environ.get(name) for name in ("NO_PROXY", "no_proxy"))
+    local = ",".join(filter(None, [*named, "127.0.0.1", "localhost"]))
     return {
         **os.environ,
         "OPENAI_BASE_URL": job.base_url,
@@ -398,7 +403,7 @@ def _in_thread(call: Callable[[], Any], job: ProgramJob, source: str) -> None:
             last = traceback.format_exception_only(error)[-1].strip()
             frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is here
             place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-            job.on_end(ProgramEnd(f"the program failed: {last}{place}"))
+            job.on_end(ProgramEnd(_secrets(job).redact(f"the program failed: {last}{place}")))
         else:
             job.on_end(ProgramEnd())
 

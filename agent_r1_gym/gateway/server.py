@@ -158,7 +158,7 @@ class Gateway:
         arguments = body.get("arguments", {})
         if not isinstance(arguments, dict):
             raise RequestError(400, f"arguments must be an object, got {arguments!r:.80}.")
-        outcome = await asyncio.to_thread(episode.call_tool, ToolCall(name, arguments))
+        outcome = await asyncio.wrap_future(episode.call_tool(ToolCall(name, arguments)))
         answer = {"content": outcome.content, "ok": outcome.ok, "error": outcome.error}
         return json_response(json.dumps(answer).encode())
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from agent_r1_gym.core.parsing import OpenAIParser
 from agent_r1_gym.core.types import CutTurn
+from agent_r1_gym.core.vector import AnyStepReturn, step_together
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.run.endpoint import ChatEndpoint, Completion, ContextLengthError, infra_error_text
 from agent_r1_gym.run.policies import Policy, Prompt
@@ -117,11 +118,22 @@ class _EndpointReply:
     reply: Completion | BaseException
 
 
+@dataclass(frozen=True, slots=True)
+class _ProgramStep:
+    """A step that ended in a thread of its own: what `env.step` returned or raised."""
+
+    session: Session
+    action: str
+    usage: TokenUsage
+    step: AnyStepReturn | BaseException
+
+
 class EndpointEngine:
     """Plays a model behind an endpoint; an episode never waits for the turn of another.
 
     Each thread has one request in flight. Environments are stepped in the calling thread: all replies that have arrived
-    are stepped together, with their tool calls as one batch.
+    are stepped together, with their tool calls as one batch. One that waits for a program is stepped in a thread of its
+    own, since the program may take minutes until it asks again.
 
     Args:
         endpoint: the model.
@@ -131,8 +143,10 @@ class EndpointEngine:
     def __init__(self, endpoint: ChatEndpoint, *, max_concurrent: int) -> None:
         self._endpoint, self._in_flight = endpoint, max_concurrent
         self._inbox: SimpleQueue[_PendingRequest | None] = SimpleQueue()
-        self._outbox: SimpleQueue[_EndpointReply] = SimpleQueue()
+        self._outbox: SimpleQueue[_EndpointReply | _ProgramStep] = SimpleQueue()
         self._threads = 0
+        self._stepping: set[Session] = set()
+        """Episodes that wait for their program."""
         self._noted_long_prompt = False
 
     def run(self, sessions: Iterable[Session]) -> None:
@@ -146,10 +160,10 @@ class EndpointEngine:
             live |= pending
             if len(pending) < len(starting) or not live:
                 continue
-            replies = self._collect(POLL_SECONDS if more else None)
-            live.difference_update(reply.session for reply in replies)
-            live |= self._request_turns(self._step(replies))
-            live = set(active_sessions(live))
+            arrived = self._collect(POLL_SECONDS if more else None)
+            live.difference_update(each.session for each in arrived)
+            live |= self._request_turns(self._step(arrived)) | self._stepping
+            live = {*active_sessions(live - self._stepping), *self._stepping}
 
     def close(self) -> None:
         """Stop the threads and close the connections."""
@@ -174,10 +188,17 @@ class EndpointEngine:
             sessions = [session for session, _ in scripted if not session.ended]
         return pending
 
-    def _step(self, replies: Sequence[_EndpointReply]) -> list[Session]:
-        """Step the sessions whose turn arrived; return those that continue."""
+    def _step(self, arrived: Sequence[_EndpointReply | _ProgramStep]) -> list[Session]:
+        """Step the sessions whose turn arrived; return those that continue now."""
         completions: list[tuple[Session, Completion]] = []
-        for session, reply in ((each.session, each.reply) for each in replies):
+        stepped: list[Session] = []
+        for each in arrived:
+            session = each.session
+            if isinstance(each, _ProgramStep):
+                self._record(each)
+                stepped.append(session)
+                continue
+            reply = each.reply
             if session.ended:  # cancelled while it waited
                 continue
             if isinstance(reply, Completion):
@@ -192,22 +213,44 @@ class EndpointEngine:
                 session.fail_infra(infra_error_text(reply))
             else:
                 raise reply
-        actions = [session.action_from_text(reply.text(session.parser)) for session, reply in completions]
-        step_sessions(
-            [session for session, _ in completions],
-            [CutTurn(a) if reply.is_cut else a for a, (_, reply) in zip(actions, completions, strict=True)],
-            model_usage=[TokenUsage(reply.prompt_tokens, reply.completion_tokens) for _, reply in completions],
-        )
-        return [session for session, _ in completions if not session.ended]
+        turns: list[tuple[Session, str, TokenUsage]] = []
+        for session, reply in completions:
+            action = session.action_from_text(reply.text(session.parser))
+            usage = TokenUsage(reply.prompt_tokens, reply.completion_tokens)
+            turn = (session, CutTurn(action) if reply.is_cut else action, usage)
+            if getattr(session.env.unwrapped, "waits_at_reset", False):
+                self._stepping.add(session)
+                threading.Thread(target=self._step_apart, args=turn, name="agent-r1-program-step", daemon=True).start()
+            else:
+                turns.append(turn)
+        sessions = [session for session, _, _ in turns]
+        step_sessions(sessions, [action for _, action, _ in turns], model_usage=[usage for _, _, usage in turns])
+        return [session for session in (*stepped, *sessions) if not session.ended]
 
-    def _collect(self, timeout: float | None) -> list[_EndpointReply]:
-        """Wait up to `timeout` seconds for a reply, and return it with all others that have arrived."""
+    def _step_apart(self, session: Session, action: str, usage: TokenUsage) -> None:
+        """Step an episode in this thread; the engine's thread records what came of it."""
+        step: AnyStepReturn | BaseException
+        try:
+            with session.error_context():
+                (step,) = step_together([session.env], [action])
+        except BaseException as error:  # raised again in the engine's thread
+            step = error
+        self._outbox.put(_ProgramStep(session, action, usage, step))
+
+    def _record(self, ended: _ProgramStep) -> None:
+        self._stepping.discard(ended.session)
+        if isinstance(ended.step, BaseException):
+            raise ended.step
+        ended.session.record_step(ended.action, ended.step, model_usage=ended.usage)
+
+    def _collect(self, timeout: float | None) -> list[_EndpointReply | _ProgramStep]:
+        """Wait up to `timeout` seconds for a reply or a step, and return it with all others that have arrived."""
         try:
             return [self._outbox.get(timeout=timeout), *self._drain_outbox()]
         except Empty:
             return []
 
-    def _drain_outbox(self) -> Iterator[_EndpointReply]:
+    def _drain_outbox(self) -> Iterator[_EndpointReply | _ProgramStep]:
         try:
             while True:
                 yield self._outbox.get_nowait()

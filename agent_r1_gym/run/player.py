@@ -34,6 +34,8 @@ HELD_OUT_SEED = 1_000_000
 MakeEnv = Callable[[], TextEnv]
 """Makes a new environment."""
 _THREADS = 64
+_PROGRAM_THREADS = 1_024
+"""For episodes that wait for a program, which may take minutes: one waits for no other."""
 _AHEAD = 16
 """Number of slow resets that run ahead of the engine."""
 
@@ -115,12 +117,16 @@ class Player:
             on_end: receives each record when its episode ends, in any order, one at a time; an exception in it ends
                 `play`.
         """
-        with ThreadPoolExecutor(self.threads, thread_name_prefix="tools") as executor:
+        with (
+            ThreadPoolExecutor(self.threads, thread_name_prefix="tools") as executor,
+            ThreadPoolExecutor(_PROGRAM_THREADS, thread_name_prefix="programs") as programs,
+        ):
             try:
-                engine.run(self._sessions(iter(jobs), on_end, executor))
+                engine.run(self._sessions(iter(jobs), on_end, executor, programs))
             except BaseException:
-                executor.shutdown(wait=False, cancel_futures=True)
-                self.interrupt()  # else the executor would wait for them
+                for each in (executor, programs):
+                    each.shutdown(wait=False, cancel_futures=True)
+                self.interrupt()  # else the executors would wait for them
                 raise
 
     def interrupt(self) -> None:
@@ -154,11 +160,14 @@ class Player:
             self._turns += 1
             self._turn_tokens += session.turns[-1].completion_tokens or 0
 
-    def _sessions(self, jobs: Iterator[Job], on_end: OnEnd, executor: ThreadPoolExecutor) -> Iterator[Session]:
+    def _sessions(
+        self, jobs: Iterator[Job], on_end: OnEnd, tools: ThreadPoolExecutor, programs: ThreadPoolExecutor
+    ) -> Iterator[Session]:
         started: deque[Future[Session]] = deque()
         playing: list[Session] = []
         for job in jobs:
             env = self.acquire(job.env)
+            executor = programs if _waits_at_reset(env) else tools
             start = partial(self._session, env, job, on_end, executor)
             if not _waits_at_reset(env) and (isinstance(env.unwrapped, ToolEnv) or self.chat is None):
                 yield from _unless_over(start())

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 import threading
 import time
 
 import pytest
 
+from agent_r1_gym import tool
 from agent_r1_gym.core.parsing import SearchR1Parser
-from agent_r1_gym.core.types import Message, Task
+from agent_r1_gym.core.rewards import RewardTerm
+from agent_r1_gym.core.types import CutTurn, Message, Task, ToolCall
 from agent_r1_gym.core.vector import step_together
 from agent_r1_gym.errors import ConfigurationError, EpisodeError, InfrastructureError
 from agent_r1_gym.gateway.env import ProgramEnv
@@ -539,3 +543,229 @@ def test_options_that_do_not_fit():
     with pytest.raises(EpisodeError, match="running program"):
         arithmetic.get_state()
     arithmetic.close()
+
+
+# --- what programs of others do ---------------------------------------------------------------------------------------
+
+
+def test_a_judge_rewards_a_program():
+    class Backend:
+        def prepare(self, transitions):
+            assert not any(transition.terminated for transition in transitions)
+
+        def __call__(self, transition):
+            return float(transition.terminated)
+
+    def program(task, base_url, key):
+        client = Client(base_url, key)
+        turn = client.chat([user(task)], [ECHO])
+        calls = turn.get("tool_calls", [])
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": "there"} for call in calls]
+        if results:
+            client.chat([user(task), turn, *results], [ECHO])
+
+    for turns in (["hi"], [CALL, "hi"], [f"{CALL}\n{CALL}", "hi"]):
+        env = program_env(program, reward=RewardTerm("judged", Backend()))
+        env.reset(seed=0)
+        rewards = [step_together([env], [turn])[0][1] for turn in turns]
+        assert rewards == [*[0.0] * (len(turns) - 1), 1.0]
+        env.close()
+
+
+def test_tools_run_in_the_thread_that_made_them():
+    """A connection of sqlite belongs to its thread, and so does its end."""
+    got, threads = [], set()
+
+    class Sql(ToolEnv):
+        def make_tools(self, task):
+            threads.add(threading.get_ident())
+            database = sqlite3.connect(":memory:")
+
+            @tool(timeout=None)
+            def sql(query: str) -> list:
+                """Run a statement.
+
+                Args:
+                    query: the statement
+                """
+                threads.add(threading.get_ident())
+                return database.execute(query).fetchall()
+
+            return [sql]
+
+    def program(task, base_url, key):
+        client = Client(base_url, key)
+        got.append(client.send("/tools/sql", {"arguments": {"query": "select 1"}})[1])
+        client.chat([user(task)])
+
+    env = ProgramEnv(Sql(tasks=[Task("t0", "Say hi.", ("hi",))]), program, agent_timeout=20)
+    threads.clear()
+    for _ in range(2):
+        env.reset(seed=0)
+        env.step("hi")
+    env.close()
+    assert [answer["ok"] for answer in got] == [True, True], got
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+def test_the_words_of_the_program_reach_the_model_as_they_are():
+    text = "Think in <think></think>, then write <answer>N</answer>. Not <|im_end|>."
+
+    def program(task, base_url, key):
+        Client(base_url, key).chat([user(text)])
+
+    env = program_env(program, markup=("<|im_end|>",))
+    _, info = env.reset(seed=0)
+    assert info["messages"][0].content == text.replace("<|im_end|>", "<\u200b|im_end|>")
+    env.close()
+
+
+def test_without_tools_a_call_in_the_model_s_own_format_is_text():
+    turns = []
+
+    def program(task, base_url, key):
+        turns.append(Client(base_url, key).chat([user(task)]))
+
+    env = program_env(program, parser="native")
+    env.reset(seed=0)
+    *_, info = env.step(env.parser.format_call(ToolCall("echo", {"text": "hi"})))
+    assert "echo" in turns[0]["content"]
+    assert "tool_calls" not in turns[0]
+    assert info["tool_calls"] == ()
+    env.close()
+
+
+def test_a_turn_is_delivered_whole_whatever_is_taken_from_it_as_the_answer():
+    turns = []
+
+    def program(task, base_url, key):
+        turns.append(Client(base_url, key).chat([user(task)], [ECHO])["content"])
+
+    env = program_env(program, plain_turn="answer", answer_extractor="number")
+    for turn in ("3 cats have 12 legs.", "<answer>12</answer>"):
+        env.reset(seed=0)
+        *_, info = env.step(turn)
+        assert info["answer"] == "12"
+    env.close()
+    assert turns == ["3 cats have 12 legs.", "12"]
+
+
+def test_an_answer_that_was_reported_counts_when_the_turns_are_used_up():
+    def program(task, base_url, key):
+        client = Client(base_url, key)
+        client.chat([user(task)])
+        client.send("/result", {"answer": "hi"})
+        client.send("/chat/completions", {"model": "policy", "messages": [user("x")]})
+
+    env = program_env(program, max_turns=1)
+    env.reset(seed=0)
+    _, reward, terminated, _, info = env.step("hello")
+    assert (info["answer"], reward, terminated) == ("hi", 1.0, True)
+    env.close()
+
+
+def test_a_result_may_be_reported_after_the_last_turn():
+    statuses = []
+
+    def program(task, base_url, key):
+        client = Client(base_url, key)
+        for number in range(3):
+            body = {"model": "policy", "messages": [user(str(number))]}
+            statuses.append(client.send("/chat/completions", body)[0])
+        statuses.append(client.send("/result", {"reward": -1})[0])
+
+    env = program_env(program, max_turns=2)
+    env.reset(seed=0)
+    env.step("a")
+    _, reward, _, truncated, info = env.step("b")
+    assert (statuses, reward, truncated) == ([200, 200, 410, 200], -1.0, True)
+    assert info["infrastructure_error"] is None
+    env.close()
+
+
+@pytest.mark.parametrize("when", ["before", "other arguments"])
+def test_a_failed_backend_is_no_low_score_whoever_called_the_tool(when):
+    class Down(EchoTool):
+        def execute(self, arguments):
+            raise InfrastructureError("down")
+
+    def program(task, base_url, key):
+        client = Client(base_url, key)
+        if when == "before":
+            client.send("/tools/echo", {"arguments": {"text": "a"}})
+        turn = client.chat([user(task)], [ECHO])
+        if when != "before":
+            client.send("/tools/echo", {"arguments": {"text": "adapted"}})
+            result = {"role": "tool", "tool_call_id": turn["tool_calls"][0]["id"], "content": "?"}
+            client.chat([user(task), turn, result], [ECHO])
+
+    env = program_env(program, tools=[Down()])
+    env.reset(seed=0)
+    *_, info = env.step("no idea" if when == "before" else CALL)
+    assert "echo: unavailable" in info["infrastructure_error"]
+    env.close()
+
+
+def test_results_are_shown_in_the_order_of_the_calls():
+    def program(task, base_url, key):
+        client = Client(base_url, key)
+        turn = client.chat([user(task)], [ECHO])
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": call["function"]["arguments"]}
+            for call in turn["tool_calls"]
+        ]
+        history = [user(task), turn, *reversed(results)]
+        client.chat([*history, client.chat(history, [ECHO]), user("more")], [ECHO])
+
+    env = program_env(program)
+    env.reset(seed=0)
+    *_, info = env.step(f"{CALL}\n{CALL.replace('hi', 'ho')}")
+    assert ["hi" in message.content for message in info["new_messages"][1:]] == [True, False]
+    *_, info = env.step("fine")
+    assert not info["context_rewritten"]
+    env.close()
+
+
+def test_clients_may_change_how_a_number_is_written():
+    def program(task, base_url, key):
+        client = Client(base_url, key)
+        turn = client.chat([user(task)], [ECHO])
+        turn["tool_calls"][0]["function"]["arguments"] = '{"n": [2]}'
+        result = {"role": "tool", "tool_call_id": turn["tool_calls"][0]["id"], "content": "x"}
+        client.chat([user(task), turn, result], [ECHO])
+
+    env = program_env(program)
+    env.reset(seed=0)
+    *_, info = env.step('<tool_call>{"name": "echo", "arguments": {"n": [2.0]}}</tool_call>')
+    assert not info["context_rewritten"]
+    env.close()
+
+
+def test_a_turn_that_the_token_limit_cut_says_so():
+    got = []
+
+    def program(task, base_url, key):
+        body = {"model": "policy", "messages": [user(task)]}
+        got.append(Client(base_url, key).send("/chat/completions", body)[1]["choices"][0]["finish_reason"])
+
+    env = program_env(program)
+    for turn in (CutTurn("half a"), "whole"):
+        env.reset(seed=0)
+        env.step(turn)
+    env.close()
+    assert got == ["length", "stop"]
+
+
+def test_errors_of_functions_show_no_secrets(monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "sk-verysecret1")
+
+    def program(task, base_url, key):
+        raise RuntimeError(f"GET /?k={os.environ['MY_API_KEY']}&e={key}")
+
+    env = program_env(program)
+    with pytest.raises(InfrastructureError, match="GET") as error:
+        env.reset(seed=0)
+    assert "verysecret" not in str(error.value)
+    assert "agent-r1-" not in str(error.value)
+    env.close()

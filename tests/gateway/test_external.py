@@ -17,7 +17,8 @@ from agent_r1_gym.errors import InfrastructureError
 from agent_r1_gym.gateway.episode import Episode
 from agent_r1_gym.gateway.external import ExternalEpisodes
 from agent_r1_gym.gateway.server import running_gateway
-from agent_r1_gym.run.engines import ScriptedEngine
+from agent_r1_gym.run.endpoint import Completion
+from agent_r1_gym.run.engines import EndpointEngine, Engine, ScriptedEngine
 from agent_r1_gym.run.player import Player
 from agent_r1_gym.run.policies import Policy
 from agent_r1_gym.run.record import Trajectory
@@ -37,16 +38,28 @@ class Echo(Policy):
         return [state.messages[-1].content for state in inputs]
 
 
+class EchoEndpoint:
+    """A model behind an endpoint, which repeats the last message."""
+
+    def complete(self, prompt, *, seed, tools):
+        return Completion(prompt[-1].content)
+
+    def close(self) -> None:
+        pass
+
+
 class Served:
     """A gateway for external programs, and the episodes that have ended."""
 
-    def __init__(self, places: int, idle_seconds: float) -> None:
+    def __init__(self, places: int, idle_seconds: float, *, endpoint: bool, max_turns: int) -> None:
         self.records: list[Trajectory] = []
-        self.programs = ExternalEpisodes(parser="hermes", idle_seconds=idle_seconds)
+        self.programs = ExternalEpisodes(parser="hermes", idle_seconds=idle_seconds, max_turns=max_turns)
         player = Player(lambda: self.programs.make_env(()))
         numbers = itertools.takewhile(lambda _: not self.programs.closed, itertools.count())
         jobs = (Job(ANY_TASK, number, seed=number) for number in numbers)
-        engine = ScriptedEngine(Echo(), max_concurrent=places)
+        engine: Engine = ScriptedEngine(Echo(), max_concurrent=places)
+        if endpoint:
+            engine = EndpointEngine(EchoEndpoint(), max_concurrent=places)
         self.thread = threading.Thread(target=lambda: player.play(jobs, engine, self.records.append), daemon=True)
         self.thread.start()
         self.url = running_gateway().base_url
@@ -69,8 +82,8 @@ def serve() -> Iterator[Any]:
     """Starts a gateway, which ends with the test."""
     started = []
 
-    def start(places: int = 4, idle_seconds: float = 20.0) -> Served:
-        started.append(Served(places, idle_seconds))
+    def start(places: int = 4, idle_seconds: float = 20.0, *, endpoint: bool = False, max_turns: int = 32) -> Served:
+        started.append(Served(places, idle_seconds, endpoint=endpoint, max_turns=max_turns))
         for _ in range(1000):
             if running_gateway().gateway._free:
                 break
@@ -144,3 +157,29 @@ def test_an_episode_that_begins_while_the_gateway_closes_waits_for_nobody():
         env.reset(seed=0)
     env.close()
     assert env._episode.key not in running_gateway().gateway._episodes
+
+
+def test_behind_an_endpoint_one_that_works_holds_up_no_other(serve):
+    served = serve(idle_seconds=60.0, endpoint=True)
+    works = Client(served.url, "works")
+    works.chat([user("one")])  # has its turn, and uses a tool of its own now
+    other = Client(served.url, "other")
+    for text in ("two", "three"):
+        assert other.chat([user(text)])["content"] == text
+    assert other.send("/result", {"reward": 1})[0] == 200
+    served.wait_for(1)
+    assert works.chat([user("four")])["content"] == "four"
+    works.send("/result", {"reward": 0.5})
+    served.wait_for(2)
+    assert sorted(record.outcome_reward for record in served.episodes) == [0.5, 1.0]
+
+
+def test_a_result_after_the_last_turn_counts(serve):
+    served = serve(max_turns=2)
+    client = Client(served.url, "many")
+    body = {"model": "policy", "messages": [user("again")]}
+    statuses = [client.send("/chat/completions", {**body, "seed": number})[0] for number in range(3)]
+    assert client.send("/result", {"reward": 0.25}) == (200, {})
+    served.wait_for(1)
+    assert statuses == [200, 200, 410]
+    assert served.episodes[0].outcome_reward == 0.25

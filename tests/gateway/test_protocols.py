@@ -170,6 +170,7 @@ DEEP = f'{{"a": {"[" * 900}{"]" * 900}}}'
 DEEP_CALL = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": DEEP}}]}
 REFUSED = (
     (chat_completions, changed(CHAT, n=2), "n=2"),
+    (chat_completions, changed(CHAT, parallel_tool_calls=False), "parallel_tool_calls"),
     (chat_completions, changed(CHAT, logprobs=True), "logprobs"),
     (chat_completions, changed(CHAT, stop=["\n"]), "stop"),
     (chat_completions, changed(CHAT, tool_choice="required"), "tool_choice"),
@@ -203,6 +204,19 @@ def test_what_cannot_be_fulfilled_is_refused():
         with pytest.raises(RequestError, match=problem) as refusal:
             protocol.read(body)
         assert refusal.value.status == 400
+
+
+def test_a_turn_that_was_cut_ends_as_the_protocols_say():
+    turn = ModelTurn("half", is_cut=True)
+    ends = [json.loads(protocol.write(protocol.read(body), turn, "1")) for protocol, body in PROTOCOLS]
+    chat, response, message = (
+        ends[[p for p, _ in PROTOCOLS].index(p)] for p in (chat_completions, responses, anthropic)
+    )
+    assert chat["choices"][0]["finish_reason"] == "length"
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert message["stop_reason"] == "max_tokens"
+    last = events(b"".join(responses.stream(responses.read(RESPONSES), turn, "1")))[-1]
+    assert last["type"] == "response.incomplete"
 
 
 def test_arguments_are_read_as_those_of_the_model_are():

@@ -109,7 +109,7 @@ def _blocks(turn: ModelTurn) -> list[dict[str, Any]]:
 
 
 def _reason(turn: ModelTurn) -> str:
-    return "tool_use" if turn.calls else "end_turn"
+    return "tool_use" if turn.calls else "max_tokens" if turn.is_cut else "end_turn"
 
 
 def _head(request: ModelRequest, identifier: str) -> dict[str, Any]:

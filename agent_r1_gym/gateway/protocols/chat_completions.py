@@ -30,6 +30,7 @@ _ROLES: Mapping[str, Role] = {
 }
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
+    "parallel_tool_calls": (True,),
     "best_of": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
@@ -115,7 +116,7 @@ def _calls(turn: ModelTurn) -> list[dict[str, Any]]:
 
 
 def _reason(turn: ModelTurn) -> str:
-    return "tool_calls" if turn.calls else "stop"
+    return "tool_calls" if turn.calls else "length" if turn.is_cut else "stop"
 
 
 def _head(request: ModelRequest, identifier: str, kind: str) -> dict[str, Any]:

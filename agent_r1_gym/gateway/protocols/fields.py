@@ -6,6 +6,7 @@ ignored, and listed in the response: the training or evaluation decides how toke
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -68,7 +69,7 @@ def make_request(
     _check_order(messages)
     ignored = sorted(name for name in body if name not in (*used, "model", *_TRANSPORT) and body[name] is not None)
     key = f"{protocol} {content_key(body, without=_TRANSPORT)}"
-    return ModelRequest(_with_names(messages), tuple(tools), key, model, stream, tuple(ignored))
+    return ModelRequest(_in_order(_with_names(messages)), tuple(tools), key, model, stream, tuple(ignored))
 
 
 def refuse(body: Mapping[str, Any], accepted: Mapping[str, tuple[Any, ...]]) -> None:
@@ -190,3 +191,14 @@ def _with_names(messages: Sequence[Message]) -> tuple[Message, ...]:
         names |= {call.id: call.name for call in message.tool_calls}
         named.append(replace(message, name=names.get(message.tool_call_id)) if message.role == "tool" else message)
     return tuple(named)
+
+
+def _in_order(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Sort the results of a turn by its calls: few formats show ids, and a model matches results by their order."""
+    ordered: list[Message] = []
+    for is_result, group in itertools.groupby(messages, lambda message: message.role == "tool"):
+        if is_result:  # behind the turn that called (see `_check_order`)
+            places = {call.id: place for place, call in enumerate(ordered[-1].tool_calls)}
+            group = iter(sorted(group, key=lambda result: places.get(result.tool_call_id or "", 0)))
+        ordered += group
+    return tuple(ordered)

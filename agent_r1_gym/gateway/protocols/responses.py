@@ -30,6 +30,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "text": ({"format": {"type": "text"}}, {}),
     "prompt": (),
+    "parallel_tool_calls": (True,),
 }
 
 
@@ -95,7 +96,7 @@ def stream(request: ModelRequest, turn: ModelTurn, identifier: str) -> Iterator[
             done = {"arguments": item["arguments"], "name": item["name"]}
             yield numbered("response.function_call_arguments.done", **place, **done)
         yield numbered("response.output_item.done", output_index=index, item=item)
-    yield numbered("response.completed", response=whole)
+    yield numbered(f"response.{whole['status']}", response=whole)
 
 
 def _message(location: str, item: Mapping[str, Any]) -> Message | None:
@@ -126,9 +127,11 @@ def _tool(number: int, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _response(request: ModelRequest, turn: ModelTurn, identifier: str) -> dict[str, Any]:
     output: list[dict[str, Any]] = []
+    status = "incomplete" if turn.is_cut and not turn.calls else "completed"
+    why = {"reason": "max_output_tokens"} if status == "incomplete" else None
     if turn.content or not turn.calls:
         part = {"type": "output_text", "text": turn.content, "annotations": [], "logprobs": []}
-        head = {"type": "message", "id": f"msg_{identifier}", "role": "assistant", "status": "completed"}
+        head = {"type": "message", "id": f"msg_{identifier}", "role": "assistant", "status": status}
         output.append({**head, "content": [part]})
     for number, call in enumerate(turn.calls):
         head = {"type": "function_call", "id": f"fc_{identifier}_{number}", "status": "completed"}
@@ -137,10 +140,10 @@ def _response(request: ModelRequest, turn: ModelTurn, identifier: str) -> dict[s
         "id": f"resp_{identifier}",
         "object": "response",
         "created_at": int(time.time()),
-        "status": "completed",
+        "status": status,
         "model": request.model,
         "output": output,
-        **{"error": None, "incomplete_details": None, "instructions": None, "metadata": {}, "usage": None},
+        **{"error": None, "incomplete_details": why, "instructions": None, "metadata": {}, "usage": None},
         **{"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "temperature": None, "top_p": None},
         **({"ignored": list(request.ignored)} if request.ignored else {}),
     }
