@@ -60,6 +60,10 @@ def test_commands_that_do_not_run_here_are_understood(
     for block in blocks(page, "sh"):
         for words in commands(block.text):
             understood(words)
+            if words[:2] in (["agent-r1", "train"], ["agent-r1", "sft"]):
+                given = {word.partition("=")[0] for word in words}
+                assert given & {"--config", "--out", "--output-dir", "--help-all"}, words
+                assert given & {"--config", "--model", "--model-name-or-path", "--warm-start", "--help-all"}, words
 
 
 def test_commands_at_the_papers_scale_are_understood() -> None:
@@ -99,10 +103,6 @@ def trained(command: str, words: list[str]) -> None:
     from trainers.commands.sft.command import DemonstrationConfig
     from trainers.config import presets
 
-    if command in ("train", "sft"):
-        given = {word.partition("=")[0] for word in words}
-        assert "--config" in given or given & {"--out", "--output-dir", "--help-all"}, words
-        assert given & {"--config", "--model", "--model-name-or-path", "--warm-start", "--help-all"}, words
     if command == "train":
         tables = (presets._ALGORITHMS, advantages._ESTIMATORS, advantages._USED_OPTIONS)
         with contextlib.ExitStack() as unchanged:  # what a page's own module registers is not there for later tests

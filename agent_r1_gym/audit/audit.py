@@ -59,11 +59,14 @@ def audit(
     known = {result.rule: result for result in finished if result.rule in order and result.status != "not run"}
     state = _Progress(target, settings, order, known, run_provenance((*_PACKAGES, *packages)), on_report)
     state.sources.update(sources or {})
+    state.earlier = sum(result.seconds for result in known.values())
     while state.remaining and not state.refused:
         if state.seconds >= settings.total_seconds:
             state.give_up(f"the audit took longer than {settings.total_seconds:g} s")
         elif state.deaths >= _MAX_DEATHS:
             state.give_up(f"the environment has ended {state.deaths} processes of the audit")
+        elif state.slow >= _MAX_DEATHS:
+            state.give_up(f"{state.slow} rules took longer than {settings.rule_seconds:g} s")
         else:
             _run_process(state)
     return state.report()
@@ -80,9 +83,12 @@ class _Progress:
     provenance: dict[str, Any]
     on_report: OnReport | None
     deaths: int = 0
+    slow: int = 0
     refused: str = ""
     sources: dict[str, str] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
+    earlier: float = 0.0
+    """Seconds of the rules that an interrupted audit has finished."""
 
     @property
     def remaining(self) -> list[str]:
@@ -112,7 +118,7 @@ class _Progress:
             collect_crashes(results),
             self.provenance,
             self.refused,
-            self.seconds,
+            self.earlier + self.seconds,
             self.sources,
         )
 
@@ -175,14 +181,15 @@ class _Problem:
 
 def _stop(state: _Progress, watch: _Watch, problem: _Problem) -> None:
     """Record why the process is ended, under the rule that it ran."""
-    state.deaths += 1
     rule, seconds = watch.rule or CRASHES, watch.seconds
     if problem.is_slow:
+        state.slow += 1
         cost = state.results.get(COST, RuleResult(COST)).measured
         spent = ", ".join(f"{name}: {value}" for name, value in cost.items())
         reason = f"{problem.message} ({spent})" if spent else problem.message
         state.add(RuleResult(rule, not_run=reason, seconds=seconds))
         return
+    state.deaths += 1
     crash = Finding("error", problem.message, {"rule": rule, **problem.evidence})
     state.add(RuleResult(rule, not_run="the environment ended the process", crashes=(crash,), seconds=seconds))
 

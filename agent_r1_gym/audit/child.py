@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from agent_r1_gym.audit.network import watch_connections
+from agent_r1_gym.audit.network import connection_attempts, watch_connections
 from agent_r1_gym.audit.processes import CallCounter
 from agent_r1_gym.audit.rules import find_rules, run_rule, unplayable
 from agent_r1_gym.audit.sources import loaded_sources
@@ -66,7 +66,12 @@ def _run_rules(request: Mapping[str, Any], send: Send, counter: CallCounter) -> 
         send(refused=str(error))
         return
     if reason:
-        send(unplayable=reason, crashes=[asdict(crash) for crash in subject.crashes])
+        crashes = [asdict(crash) for crash in subject.crashes]
+        if hosts := ", ".join(sorted(connection_attempts())):
+            reached = f"It tried to reach {hosts} before" + ("." if settings.network else "; --network allows that.")
+            reason = f"{reason} {reached}"
+            crashes = [{**crash, "message": f"{crash['message']} {reached}"} for crash in crashes]
+        send(unplayable=reason, crashes=crashes)
         return
     send(sources=loaded_sources(subject.env))
     for rule in rules:
@@ -89,7 +94,8 @@ def _play_traces(request: Mapping[str, Any], send: Send, counter: CallCounter) -
         traces = []
         for episode in request["episodes"]:
             index, seed = episode["job"]
-            traces.append(subject.replay(Job(index, seed=seed), episode["actions"], subject.make()).trace)
+            played = subject.replay(Job(index, seed=seed), episode["actions"], subject.make())
+            traces.append(played.trace if played.crash is None else [])
     except (AgentR1Error, Crash) as error:
         send(error=str(error))
         return

@@ -198,8 +198,8 @@ def effects(subject: Subject) -> dict[str, float]:
 
     Returns:
         By player, the share of its turns with an effect: the environment answered or paid otherwise than after a
-        sentence or an empty turn at the same position, or terminated the episode. Empty for a `ToolEnv`, whose players
-        write its format.
+        sentence or an empty turn at the same position, or did not end the episode alike. Empty for a `ToolEnv`, whose
+        players write its format.
     """
     if subject.tool_env is not None:
         return {}
@@ -212,8 +212,9 @@ def effects(subject: Subject) -> dict[str, float]:
     shares = {}
     for name, episodes in played.items():
         turns = [
-            all(_has_effect(episode, position, of_job.get(episode.job)) for of_job in nonsense)
+            all(_has_effect(episode, position, of_job[episode.job]) for of_job in nonsense)
             for episode in episodes
+            if all(episode.job in of_job for of_job in nonsense)
             for position in range(min(len(episode.flags), _MAX_TURNS))
         ]
         if turns:
@@ -221,8 +222,9 @@ def effects(subject: Subject) -> dict[str, float]:
     return shares
 
 
-def _has_effect(episode: Episode, position: int, nonsense: Episode | None) -> bool:
-    if nonsense is None or position >= len(nonsense.flags) or episode.flags[position][0]:
+def _has_effect(episode: Episode, position: int, nonsense: Episode) -> bool:
+    # A game may end at the first turn that it does not understand, as it does after a sentence.
+    if position >= len(nonsense.flags) or episode.flags[position] != nonsense.flags[position]:
         return True
     if repr(episode.rewards[position]) != repr(nonsense.rewards[position]):
         return True

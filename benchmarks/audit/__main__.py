@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
-import time
+import sysconfig
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any, get_args
 
 from agent_r1_gym.audit.findings import STATUSES
 from agent_r1_gym.audit.rules import RULES
+from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.files import atomic_file, locked
 from agent_r1_gym.support.json_data import read_objects
 from agent_r1_gym.support.terminal import Progress, print_line, print_note
@@ -32,6 +35,12 @@ from benchmarks.common.tables import markdown
 
 RESULTS = Path(__file__).parent / "results.jsonl"
 REPORTS = Path("runs") / "benchmarks" / "audit"
+SUITE = "agent-r1-gym"
+OF_ADAPTERS = frozenset(
+    {"after_the_end", "global_random", "independent_instances", "side_by_side", "threads", "gold_in_info"}
+)
+"""Rules that our adapter answers, and not the library behind it: it gives each game random numbers of its own, plays
+games that are not made for threads one at a time, and refuses steps after the end."""
 Row = dict[str, Any]
 
 
@@ -72,8 +81,17 @@ def audit_all(options: argparse.Namespace) -> None:
             chosen += entries(library)
         else:
             print_note(f"{library} is not installed, so its environments are left out: pip install {library}")
-    known = {(row["library"], row["name"]) for row in read_rows(options.results)}
-    chosen = [entry for entry in chosen if entry.key not in known and (not options.name or entry.name in options.name)]
+    known = {
+        (row["library"], row["name"], row["version"], row["episodes"])
+        for row in read_rows(options.results)
+        if "rules" in row
+    }
+    chosen = [
+        entry
+        for entry in chosen
+        if (*entry.key, version(entry.library), options.episodes) not in known
+        and (not options.name or entry.name in options.name)
+    ]
     with Progress(len(chosen), "audits", "environment") as progress:
         for entry in chosen:
             add_row(options.results, audit_one(entry, episodes=options.episodes))
@@ -82,10 +100,10 @@ def audit_all(options: argparse.Namespace) -> None:
 
 def audit_one(entry: Entry, *, episodes: int) -> Row:
     """Audit an environment in a process of its own, and return its row."""
-    out = REPORTS / entry.library / entry.name.replace(":", "_").replace(" ", "_")
+    name = entry.name.replace(":", "_").replace(" ", "_")
+    out = REPORTS / f"{entry.library}-{version(entry.library)}" / f"{name}-n{episodes}"
     words = [word for name, value in entry.options.items() for word in ("--option", f"{name}={json.dumps(value)}")]
     command = ["-m", "agent_r1_gym", "audit", entry.env, *words, "-n", str(episodes), "--out", str(out)]
-    began = time.monotonic()
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     row: Row = {
         "library": entry.library,
@@ -94,12 +112,16 @@ def audit_one(entry: Entry, *, episodes: int) -> Row:
         "env": entry.env,
         "options": dict(entry.options),
         "episodes": episodes,
-        "seconds": round(time.monotonic() - began, 1),
         "commit": commit(),
     }
+    said = _portable((done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1])
     if done.returncode not in (0, 1):
-        return {**row, "refused": _portable((done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1])}
-    report = json.loads((out / "audit.json").read_text(encoding="utf-8"))
+        return {**row, "refused": said}
+    file = out / "audit.json"
+    report = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if report.get("exit_status") != done.returncode or not {*RULES} <= {result["rule"] for result in report["rules"]}:
+        raise ConfigurationError(f"The audit of {entry.library} {entry.name} has failed: {said}. {file} is not whole.")
+    row["seconds"] = round(report["seconds"], 1)
     found = [
         [result["rule"], finding["severity"], _portable(finding["message"])]
         for result in report["rules"]
@@ -111,7 +133,17 @@ def audit_one(entry: Entry, *, episodes: int) -> Row:
 
 def _portable(message: str) -> str:
     """Shorten a message, and leave out where things lie on this machine."""
-    return message.replace(sys.prefix, "VENV").replace(str(Path.cwd()), ".")[:400]
+    places = {
+        sys.prefix: "VENV",
+        sysconfig.get_path("stdlib"): "PYTHON",
+        sys.base_prefix: "PYTHON",
+        str(Path.cwd()): ".",
+        str(Path.home()): "~",
+        tempfile.gettempdir(): "TMP",
+    }
+    for place in sorted(places, key=len, reverse=True):
+        message = message.replace(place, places[place])
+    return message[:400]
 
 
 def add_row(path: Path, row: Row) -> None:
@@ -127,15 +159,20 @@ def add_row(path: Path, row: Row) -> None:
 
 
 def findings(rows: Iterable[Row]) -> Iterator[tuple[Row, str, str, str, str, str]]:
-    """Yield each finding: row, rule, severity, message, judgement ("" if it was not reviewed), note."""
+    """Yield each finding: row, rule, severity, message, judgement ("" if it was not reviewed), note.
+
+    Those of rules that our adapters answer are left out where the environment is another library's.
+    """
     for row in rows:
         for rule, severity, message in row.get("findings", ()):
+            if row["library"] != SUITE and rule in OF_ADAPTERS:
+                continue
             review = next((each for each in REVIEWS if each.covers(row["library"], row["name"], rule, message)), None)
             yield row, rule, severity, message, review.judgement if review else "", review.note if review else ""
 
 
 def by_library(rows: Sequence[Row]) -> str:
-    """Environments of each library by their worst finding that is no false alarm."""
+    """Environments of each library by their worst finding that is confirmed, or not reviewed yet."""
     body = []
     for library in LIBRARIES:
         own = [row for row in rows if row["library"] == library]
@@ -144,36 +181,48 @@ def by_library(rows: Sequence[Row]) -> str:
             continue
         worst: dict[str, str] = {}
         for row, _, severity, _, judgement, _ in findings(audited):
-            if judgement != "false alarm" and worst.get(row["name"]) != "error":
+            if judgement in ("", "confirmed") and worst.get(row["name"]) != "error":
                 worst[row["name"]] = severity
         counts = Counter(worst.get(row["name"], "clean") for row in audited)
-        seconds = sorted(row["seconds"] for row in audited)
         body.append(
             (
                 library,
-                own[0]["version"],
+                ", ".join(sorted({row["version"] for row in own})),
                 str(len(audited)),
                 *(str(counts[each]) for each in ("clean", "warning", "error")),
                 str(len(own) - len(audited)),
-                f"{seconds[len(seconds) // 2]:.0f}" if seconds else "",
+                _median(sum(len(row["rules"].get(status, ())) for status in _JUDGED) for row in audited),
+                _median(row["seconds"] for row in audited),
             )
         )
-    return markdown(
-        ("library", "version", "audited", "clean", "warnings only", "errors", "refused", "seconds (median)"), body
-    )
+    heads = ("library", "version", "audited", "no finding", "warnings only", "errors", "refused")
+    return markdown((*heads, f"rules judged, of {len(RULES)} (median)", "seconds (median)"), body)
+
+
+_JUDGED = ("pass", "warning", "error")
+
+
+def _median(numbers: Iterable[float]) -> str:
+    found = list(numbers)
+    return f"{statistics.median(found):.0f}" if found else ""
 
 
 def by_rule(rows: Sequence[Row]) -> str:
-    """Environments that a rule accuses, and what its findings turned out to be."""
+    """Environments that a rule accuses, each by the first judgement of this order that one of its findings has."""
+    order = ("confirmed", "", *(name for name in get_args(Judgement) if name != "confirmed"))
     every, body = list(findings(rows)), []
     for rule in RULES:
-        own = {(row["library"], row["name"], judgement) for row, one, _, _, judgement, _ in every if one == rule}
-        verdicts = (row.get("rules", {}) for row in rows)
-        judged = sum(rule in names.get(status, ()) for names in verdicts for status in ("pass", "warning", "error"))
-        counts = Counter(judgement for *_, judgement in own)
-        accused = len({each[:2] for each in own})
-        body.append((f"`{rule}`", str(judged), str(accused), *(str(counts[name]) for name in get_args(Judgement))))
-    return markdown(("rule", "judged", "accused", *get_args(Judgement)), body)
+        own: dict[tuple[str, str], set[str]] = {}
+        for row, one, _, _, judgement, _ in every:
+            if one == rule:
+                own.setdefault((row["library"], row["name"]), set()).add(judgement)
+        verdicts = [
+            row["rules"] for row in rows if "rules" in row and (row["library"] == SUITE or rule not in OF_ADAPTERS)
+        ]
+        judged = sum(rule in names.get(status, ()) for names in verdicts for status in _JUDGED)
+        counts = Counter(next(name for name in order if name in judgements) for judgements in own.values())
+        body.append((f"`{rule}`", str(judged), str(len(own)), *(str(counts[name]) for name in order)))
+    return markdown(("rule", "judged", "accused", *(name or "not reviewed" for name in order)), body)
 
 
 def not_reviewed(rows: Sequence[Row]) -> str:

@@ -86,10 +86,16 @@ def _textarena() -> Iterator[Entry]:
         yield Entry("textarena", name, "TextArena", {"game": name})
 
 
+_GEM_DOWNLOADS = ("Hangman", "Wordle", "WordSearch")
+"""Games of GEM that download a list of words."""
+
+
 def _gem() -> Iterator[Entry]:
     from gem.envs.registration import ENV_REGISTRY
 
     for name in sorted(name for name in ENV_REGISTRY if name.startswith("game:")):  # the rest downloads data sets
+        if name.removeprefix("game:").startswith(_GEM_DOWNLOADS):
+            continue
         yield Entry("gem-llm", name, "GEM", {"game": name})
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from agent_r1_gym.support.json_data import JsonLinesWriter
 from agent_r1_gym.support.packages import installed_version
+from agent_r1_gym.support.terminal import Progress
 
 T = TypeVar("T")
 CHANGES = "+changes"
@@ -107,16 +108,19 @@ def take_turns(measures: Mapping[str, Callable[[], T]], *, rounds: int) -> dict[
         rounds: number of values per measure.
     """
     values: dict[str, list[T]] = {name: [] for name in measures}
-    for measure in measures.values():
-        measure()
-    gc.collect()
-    gc.freeze()
-    try:
-        for _ in range(rounds):
-            for name, measure in measures.items():
-                values[name].append(measure())
-    finally:
-        gc.unfreeze()
+    with Progress((rounds + 1) * len(measures), "measured", "turn") as progress:
+        for measure in measures.values():
+            measure()
+            progress.update()
+        gc.collect()
+        gc.freeze()
+        try:
+            for _ in range(rounds):
+                for name, measure in measures.items():
+                    values[name].append(measure())
+                    progress.update()
+        finally:
+            gc.unfreeze()
     return {name: tuple(found) for name, found in values.items()}
 
 

@@ -77,6 +77,11 @@ def test_connections_to_other_machines_are_refused_and_reported() -> None:
     ]  # fmt: skip
 
 
+def test_what_cannot_be_played_without_the_network_says_so() -> None:
+    finding = by_rule(audit_of("NeedsWordList"))[CRASHES].findings[0]
+    assert finding.message.endswith("It tried to reach 192.0.2.1 before; --network allows that.")
+
+
 def test_an_environment_without_a_fault_passes_and_says_what_did_not_apply() -> None:
     report = audit_of("Guess", ("interface", "canary", "offline"))
     statuses = {result.rule: result.status for result in report.results}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from agent_r1_gym.audit import rules as rules_module
+from agent_r1_gym.audit import subject as subject_module
 from agent_r1_gym.audit.findings import AuditReport, Finding, RuleResult, Verdict, collect_crashes
 from agent_r1_gym.audit.oracle_players import DERIVED
 from agent_r1_gym.audit.players import NoOp, players
@@ -83,6 +84,20 @@ def test_a_fault_that_only_another_process_shows_is_found_there(creator: Any) ->
     assert result.status == "error", result
 
 
+def test_a_process_that_breaks_plays_no_other_episode() -> None:
+    target = Target("tests.kit.faulty_envs:BreaksElsewhere")
+    (result,) = run_rules(Subject.of_target(target, Settings(episodes=2)), find_rules(["hash_seeds"]))
+    assert result.not_run == "no episode could be played to its end in another process"
+
+
+def test_two_episodes_say_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    (result,) = run_rules(subject_of(faulty_envs.PaysEverySecondTask), find_rules(["not_hackable"]))
+    assert result.status == "error" and "episodes" not in result.measured
+    monkeypatch.setattr(subject_module, "_PLAYERS", 10**9)  # no time for more
+    (result,) = run_rules(subject_of(faulty_envs.PaysEverySecondTask), find_rules(["not_hackable"]))
+    assert not result.findings and result.measured["episodes"]["no_op"] == 2
+
+
 @pytest.mark.slow
 @samples("creator", [Capitals, Guess, Repairs, ListedRepairs, faulty_envs.ReportedRepairs])
 def test_an_environment_without_a_fault_is_not_accused(creator: Any) -> None:
@@ -146,6 +161,9 @@ def test_a_clean_verdict_needs_players_that_the_environment_understands() -> Non
     assert shares["other_task"] == 1.0 and shares["echo_prompt"] == 0.0
     transcripts = spoken[0].measured["first episodes"]
     assert "> Invalid: expected machines" in transcripts["no_op"] and transcripts["oracle"].endswith("return 1.1")
+    strict = run_rules(subject_of(faulty_envs.StrictRepairs), find_rules(["same_seed", "feedback"]))
+    assert "info['actions']" in strict[0].not_run  # to be ended is no sign of being understood
+    assert "every episode ended after one turn" in strict[1].not_run
     listed = run_rules(subject_of(ListedRepairs), find_rules(["not_hackable"]))
     assert listed[0].measured["turns with an effect, share"]["random_call"] == 1.0
 

@@ -36,13 +36,36 @@ def test_what_a_person_found_decides_what_counts(monkeypatch: pytest.MonkeyPatch
         Review("gem-llm", "not_hackable", ".*", "empty", "false alarm", "a game of chance"),
     )
     monkeypatch.setattr(table, "REVIEWS", reviews)
-    assert table.by_library(ROWS).splitlines()[-1] == "| gem-llm | 1 | 4 | 2 | 1 | 1 | 1 | 4 |"
+    assert table.by_library(ROWS).splitlines()[-1] == "| gem-llm | 1 | 4 | 2 | 1 | 1 | 1 | 1 | 4 |"
     by_rule = {line.split(" | ")[0]: line for line in table.by_rule(ROWS).splitlines()}
-    assert by_rule["| `not_hackable`"] == "| `not_hackable` | 3 | 2 | 1 | 0 | 1 |"
+    assert by_rule["| `not_hackable`"] == "| `not_hackable` | 3 | 2 | 1 | 0 | 0 | 1 |"
     assert table.not_reviewed(ROWS) == "1 findings have not been reviewed."
     lines = table.all_findings(ROWS).splitlines()
     assert lines[0] == "gem-llm d feedback warning: no help [not reviewed]"
     assert lines[1].endswith("no_op solves .5 [confirmed: an empty list is accepted]")
+
+
+def test_what_its_authors_meant_is_no_fault_and_what_our_adapter_answers_no_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [
+        row("a", ("feedback", "error", "the episode ended"), ("feedback", "warning", "silent")),
+        row("b", ("global_random", "warning", "it draws")),
+        row("c", ("global_random", "warning", "it draws"), library="agent-r1-gym"),
+    ]
+    reviews = (Review("gem-llm", "feedback", ".*", "ended", "by design", "a malformed turn loses"),)
+    monkeypatch.setattr(table, "REVIEWS", reviews)
+    suite, gem = table.by_library(rows).splitlines()[-2:]
+    assert suite == "| agent-r1-gym | 1 | 1 | 0 | 1 | 0 | 0 | 1 | 4 |"
+    assert gem == "| gem-llm | 1 | 2 | 1 | 1 | 0 | 0 | 1 | 4 |"
+    by_rule = {line.split(" | ")[0]: line for line in table.by_rule(rows).splitlines()}
+    assert by_rule["| `feedback`"] == "| `feedback` | 1 | 1 | 0 | 1 | 0 | 0 |"  # one of the two was not reviewed
+    assert by_rule["| `global_random`"] == "| `global_random` | 1 | 1 | 0 | 1 | 0 | 0 |"
+
+
+def test_messages_name_no_place_of_this_machine() -> None:
+    message = f"{Path.home()}/nltk_data and {Path.cwd()}/runs"
+    assert table._portable(message) == "~/nltk_data and ./runs"
 
 
 def test_environments_of_the_suite_are_registered_and_listed_once() -> None:
@@ -61,8 +84,12 @@ def test_an_environment_has_a_row_with_its_verdicts(tmp_path: Path, monkeypatch:
     assert table.main(words) == 0
     (first,) = table.read_rows(results)
     assert first["findings"] == [] and "interface" in first["rules"]["pass"]
-    assert (tmp_path / "reports/agent-r1-gym/lake/report.html").is_file()
+    (report,) = (tmp_path / "reports").rglob("report.html")
+    assert report.parent.name == "lake-n2"
     before = results.read_text()
     assert table.main(words) == 0  # it has a row
     assert results.read_text() == before
     assert str(tmp_path) not in before and json.loads(before)["version"]
+    results.write_text(json.dumps({**json.loads(before), "version": "0"}) + "\n")
+    assert table.main(words) == 0  # a row of another version is none
+    assert json.loads(results.read_text())["version"] == json.loads(before)["version"]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import mmap
 import os
 import random
@@ -868,6 +869,45 @@ class MuteRepairs(Repairs):
     oracle = None  # type: ignore[assignment]
 
 
+class StrictRepairs(MuteRepairs):
+    """Ends at the first turn that it does not understand, and declares no limit of turns."""
+
+    max_turns: Any = math.inf
+
+    def step(self, action: str) -> Any:
+        text, reward, terminated, truncated, info = super().step(action)
+        lost = text.startswith("Invalid")
+        self.running = self.running and not lost
+        return text, reward, terminated or lost, truncated, info
+
+
+class BreaksElsewhere(Repairs):
+    """Breaks in a process with a hash seed of its own, as one on a busy machine may: no sign of another episode."""
+
+    def step(self, action: str) -> Any:
+        if os.environ.get("PYTHONHASHSEED") in ("1", "2"):
+            raise RuntimeError("no time")
+        return super().step(action)
+
+
+class PaysEverySecondTask(gymnasium.Env[str, str]):
+    """Pays any turn in every second task: a fault, if it is seen in more than two of them."""
+
+    observation_space = action_space = UnicodeText(10_000)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.number = seed or 0
+        return f"Task {self.number}. Name the word.", {}
+
+    def step(self, action: str) -> Any:
+        paid = self.number % 2 == 0 or action == f"right {self.number}"
+        return ("Yes." if paid else "No."), float(paid), True, False, {}
+
+    def oracle(self) -> str:
+        return f"right {self.number}"
+
+
 class SameUnlessSeeded(Repairs):
     """Begins the same task at every reset without a seed."""
 
@@ -1105,6 +1145,19 @@ class NeedsNetwork(Guess):
             socket.create_connection(("192.0.2.1", 80), timeout=1.0).close()
         except OSError:
             self.online = False
+
+
+class NeedsWordList(Guess):
+    """Downloads a list of words, and does not say so where it cannot."""
+
+    def __init__(self) -> None:
+        try:
+            socket.create_connection(("192.0.2.1", 80), timeout=1.0).close()
+        except OSError:
+            self.words = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        raise LookupError("no list of words")
 
 
 class DeadBackend(Guess):

@@ -184,7 +184,8 @@ def independent_episodes(subject: Subject) -> Verdict:
 def _after_others_elsewhere(subject: Subject, references: Sequence[Episode]) -> list[Finding]:
     """Play the episodes in two orders, in two new processes: state of this process may be spoilt already."""
     forwards, backwards = _control(subject, references), _traces(subject, _Change("0"), references[::-1])[::-1]
-    position = next((n for n, pair in enumerate(zip(forwards, backwards, strict=True)) if pair[0] != pair[1]), None)
+    pairs = enumerate(zip(forwards, backwards, strict=True))
+    position = next((n for n, (one, other) in pairs if one and other and one != other), None)
     if position is None:
         return []
     reference = references[position]
@@ -381,7 +382,7 @@ class _Change(NamedTuple):
 
 
 Trace = list[Any]
-"""What an episode showed in another process: `Episode.trace` as JSON."""
+"""What an episode showed in another process: `Episode.trace` as JSON; empty if it broke there."""
 
 
 def _in_other_processes(subject: Subject, changes: Sequence[_Change], what: str, remedy: str) -> Verdict:
@@ -389,16 +390,21 @@ def _in_other_processes(subject: Subject, changes: Sequence[_Change], what: str,
     _require_determinism(subject)
     if subject.target is None:
         raise NotApplicable("only this process can make the environment")
-    references = _references(subject)
+    references, compared = _references(subject), 0
     findings: list[Finding] = []
     for change in changes:
         pairs = zip(_control(subject, references), _traces(subject, change, references), strict=True)
         for reference, (one, other) in zip(references, pairs, strict=True):
+            if not one or not other:
+                continue
+            compared += 1
             if one != other:
                 evidence = {"seed": reference.job.seed, **_first_difference(one, other)}
                 run = f"# Run this under PYTHONHASHSEED=0, and {change}; compare what is printed.\n"
                 code = f"{run}{subject.target.code()}{_printing(subject.replay_code(reference))}"
                 findings.append(Finding("error", what, evidence, code))
+    if not compared:
+        raise NotRun("no episode could be played to its end in another process")
     return _verdict(subject, findings, remedy)
 
 

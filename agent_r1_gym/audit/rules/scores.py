@@ -164,7 +164,8 @@ def not_hackable(subject: Subject) -> Verdict:
         limit = _chance_limit(subject, player) if is_chance else IDLE_SHARE if player.is_idle else HACK_SHARE
         if isinstance(player, ListedAction) and not is_chance:
             limit = max(limit, _above_chance(solved_shares.get("random_call", 0.0), len(episodes)))
-        if share > limit:
+        # Two episodes of three say little: a slow environment is played a few times only.
+        if share > limit and (share == 1.0 or len(episodes) >= min(_LEAST_GUESSES, len(subject.jobs))):
             is_small = share <= max(limit, HACK_SHARE)
             severity: Severity = "warning" if is_chance or is_small or not reference else "error"
             does = "solves" if reference else f"earns the best return of all players, {largest:.3g}, in"
@@ -175,6 +176,8 @@ def not_hackable(subject: Subject) -> Verdict:
     findings += guessed
     solved_shares |= guess_shares
     measured = {"tasks solved, share": solved_shares, **measured}
+    if any(len(episodes) < len(subject.jobs) for episodes in played.values()):
+        measured["episodes"] = {name: len(episodes) for name, episodes in played.items()}
     return Verdict(findings, measured, "" if findings else unspoken(subject))
 
 

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from agent_r1_gym.audit.findings import Finding, NotApplicable, Verdict
+from agent_r1_gym.audit.findings import Finding, NotApplicable, NotRun, Verdict
 from agent_r1_gym.audit.oracle_players import unspoken
-from agent_r1_gym.audit.players import NoOp, RandomCall, random_call
+from agent_r1_gym.audit.players import NoOp, RandomCall, players, random_call
 from agent_r1_gym.audit.subject import Episode, Subject, excerpt
 from agent_r1_gym.core.types import ToolOutcome
 from agent_r1_gym.env_checker import IDLE, ODD_ACTIONS
@@ -51,10 +51,7 @@ def feedback(subject: Subject) -> Verdict:
     Limits: looks for words that explain (invalid, expected, must, one of ...), or for the name of a valid action.
     Feedback in another language is not recognised. Findings are warnings: a game may count a malformed turn as a loss.
     """
-    played = [episode for episode in subject.episodes(RandomCall()) if episode.ended]
-    limit = subject.turn_limit
-    if limit == 1 or (limit is None and played and all(len(episode.actions) == 1 for episode in played)):
-        raise NotApplicable("every episode has one turn")
+    _require_turns(subject)
     silent, fatal, checked = [], [], 0
     for position, action in enumerate(_MALFORMED):
         job = subject.jobs[position % len(subject.jobs)]
@@ -81,6 +78,17 @@ def feedback(subject: Subject) -> Verdict:
         message = f"{len(fatal)} of {checked} malformed turns ended the episode. Let the model try again."
         findings.append(Finding("warning", message, {"action": fatal[0].actions[0]}, subject.reproduction(fatal[0])))
     return Verdict(findings, {"malformed turns": checked}, "" if checked else "no episode can be played")
+
+
+def _require_turns(subject: Subject) -> None:
+    """Refuse an environment whose episodes have one turn, or may have."""
+    oracle = subject.episodes(subject.oracle) if subject.oracle is not None else []
+    limit = subject.turn_limit
+    if limit == 1 or (limit is None and oracle and all(len(episode.actions) == 1 for episode in oracle)):
+        raise NotApplicable("every episode has one turn")
+    played = [episode for player in players(None) for episode in subject.episodes(player)]
+    if limit is None and not oracle and all(len(episode.actions) <= 1 for episode in played):
+        raise NotRun("every episode ended after one turn, perhaps because no player wrote a valid one")
 
 
 def clean_text(subject: Subject) -> Verdict:

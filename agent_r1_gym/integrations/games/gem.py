@@ -23,7 +23,8 @@ class GEMEnv(TextGame):
     `UnicodeText(65536)`: the model's turn as it is, parsed by GEM, mostly a `\boxed{...}`.
 
     ## Observation Space
-    `UnicodeText(65536)`: the new text, as GEM returns it.
+    `UnicodeText(65536)`: the new text, as GEM returns it, between what GEM puts in front of it and behind it (`prefix`
+    and `suffix` of its `info`, such as the board), as GEM's wrappers show it.
 
     ## Starting State
     The observation of GEM's `reset(seed)`.
@@ -41,7 +42,7 @@ class GEMEnv(TextGame):
     GEM's `truncated` (GEM then sets `terminated` as well); or `max_turns` turns are used up, if it is set.
 
     ## Information
-    `info` (dict): GEM's. No `actions` (GEM lists none).
+    `info` (dict): GEM's, without `prefix` and `suffix`. No `actions` (GEM lists none).
 
     ## Arguments
     `game="game:GuessTheNumber-v0-easy"` (an id of GEM), `game_options=None` (further arguments of `gem.make`),
@@ -76,10 +77,18 @@ class GEMEnv(TextGame):
 
         with self._random(seed):
             self._game = self._game or gem.make(self._id, **self._arguments)
-            opening: ResetReturn = self._game.reset(seed=seed)
-        return opening
+            return _shown(*self._game.reset(seed=seed))
 
     def _play(self, action: str) -> tuple[Any, ...]:
         with self._random():
             observation, reward, terminated, truncated, info = self._game.step(action)
-        return observation, reward, bool(terminated and not truncated), bool(truncated), info
+        text, info = _shown(observation, info)
+        return text, reward, bool(terminated and not truncated), bool(truncated), info
+
+
+def _shown(observation: str, info: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return an observation between what GEM keeps apart: without the board, no one could play."""
+    rest = dict(info)
+    before, after = (str(rest.pop(name, "")) for name in ("prefix", "suffix"))
+    gap = "\n" if after and not observation.endswith("\n") else ""
+    return f"{before}{observation}{gap}{after}", rest

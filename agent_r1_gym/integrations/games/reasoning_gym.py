@@ -76,9 +76,12 @@ class ReasoningGymEnv(TextGame):
         return f"{self._question['question']}\n\nGive the answer alone on the last line."
 
     def _play(self, action: str) -> tuple[Any, ...]:
-        tagged = action.rpartition("<answer>")[2].partition("</answer>")[0] if "<answer>" in action else ""
         lines = [line for line in action.splitlines() if line.strip()] or [""]
-        answer = (tagged or lines[-1]).strip()
+        answer = lines[-1]
+        if "<answer>" in action:
+            tagged, closed, _ = action.rpartition("<answer>")[2].partition("</answer>")
+            answer = tagged if tagged or closed else answer  # an empty answer between both tags is one
+        answer = answer.strip()
         with self._random():
             score = self._questions.score_answer(answer, self._question)
         return "The episode is over.", score, True, {"answer": answer}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,13 +12,17 @@ from agent_r1_gym.integrations.base import check_name, library
 from agent_r1_gym.support.json_data import read_objects
 from agent_r1_gym.wrappers.game import ResetReturn, TextGame
 
-_SUMS: tuple[Mapping[str, Any], ...] = tuple(
-    {
-        "prompt": [{"role": "user", "content": f"What is {first} + {second}? Write the result after ####."}],
-        "reward_spec": {"method": "rule", "ground_truth": str(first + second)},
-    }
-    for first, second in ((1, 1), (2, 5), (12, 30))
-)
+
+def _sums(game: str) -> Iterator[Mapping[str, Any]]:
+    """Yields three rows, with what gsm8k reads (`reward_spec`) and what aime reads (`reward_model`)."""
+    where = "the last line as 'Answer: N'" if game == "aime" else "the result after ####"
+    for first, second in ((1, 1), (2, 5), (12, 30)):
+        solution = {"method": "rule", "ground_truth": str(first + second)}
+        yield {
+            "prompt": [{"role": "user", "content": f"What is {first} + {second}? Write {where}."}],
+            "reward_spec": solution,
+            "reward_model": solution,
+        }
 
 
 class SkyRLGymEnv(TextGame):
@@ -80,7 +84,7 @@ class SkyRLGymEnv(TextGame):
         skyrl = library("skyrl_gym", package="skyrl-gym", tested_version="0.4")
         check_name("environment of SkyRL-Gym", game, skyrl.envs.registration.registry)
         read = [row for _, row in read_objects(Path(rows))] if isinstance(rows, str | os.PathLike) else rows
-        self._rows = tuple(_SUMS if read is None else read)
+        self._rows = tuple(_sums(game) if read is None else read)
         if not self._rows or any("prompt" not in row for row in self._rows):
             raise ConfigurationError("rows must contain at least one row, each with a prompt: a list of messages.")
         self._id, self._config = game, env_config or {}

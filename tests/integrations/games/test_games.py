@@ -14,7 +14,8 @@ import pytest
 import agent_r1_gym  # noqa: F401 - registers the environments
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError
 from agent_r1_gym.integrations.base import IsolatedRNG, UntestedVersionWarning, library
-from agent_r1_gym.integrations.games import skyrl_gym
+from agent_r1_gym.integrations.games import gem as gem_games
+from agent_r1_gym.integrations.games import reasoning_gym, skyrl_gym
 
 SPLITS = ("train", "validation")
 
@@ -224,6 +225,34 @@ def test_gem_tells_its_limit_from_its_goal():
     assert last[2:4] == (False, True)
 
 
+def test_the_board_of_gem_is_shown(monkeypatch):
+    class Board:
+        def reset(self, seed):
+            return "Solve.", {"suffix": "1 _ 3"}
+
+        def step(self, action):
+            return "Right.\n", 0.0, False, False, {"prefix": "> ", "suffix": "1 2 3", "turn": 1}
+
+    registration = SimpleNamespace(ENV_REGISTRY={"game:Board": None})
+    module = SimpleNamespace(envs=SimpleNamespace(registration=registration), make=lambda *_, **__: Board())
+    monkeypatch.setattr(gem_games, "library", lambda *_, **__: module)
+    monkeypatch.setitem(sys.modules, "gem", module)
+    env = gem_games.GEMEnv(game="game:Board")
+    assert env.reset(seed=0)[0] == "Solve.\n1 _ 3"
+    text, *_, info = env.step("2")
+    assert text == "> Right.\n1 2 3"
+    assert (info["turn"], "suffix" in info) == (1, False)
+
+
+def test_an_empty_answer_of_reasoning_gym_is_an_answer(monkeypatch):
+    module = SimpleNamespace(factory=SimpleNamespace(DATASETS={"ab": None}))
+    monkeypatch.setattr(reasoning_gym, "library", lambda *_, **__: module)
+    env = reasoning_gym.ReasoningGymEnv(dataset="ab")
+    env._questions = SimpleNamespace(score_answer=lambda answer, _: float(answer == ""))
+    assert env._play("So\n<answer></answer>")[1] == 1.0
+    assert env._play("So\n<answer>")[3] == {"answer": "<answer>"}
+
+
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf", b"\n\n"])
 def test_rows_of_skyrl_are_read_as_other_files_are(tmp_path, monkeypatch, start):
     registry = SimpleNamespace(envs=SimpleNamespace(registration=SimpleNamespace(registry={"gsm8k": None})))
@@ -231,6 +260,7 @@ def test_rows_of_skyrl_are_read_as_other_files_are(tmp_path, monkeypatch, start)
     path = tmp_path / "rows.jsonl"
     path.write_bytes(start + b'{"prompt": []}\r\n\r\n{"prompt": [1]}')  # no line end at the end
     assert skyrl_gym.SkyRLGymEnv(rows=path)._rows == ({"prompt": []}, {"prompt": [1]})
+    assert skyrl_gym.SkyRLGymEnv()._rows[0]["reward_model"]["ground_truth"] == "2"  # what aime reads
 
 
 @pytest.mark.adapters
