@@ -25,7 +25,7 @@ from agent_r1_gym.support.checks import check_choice, check_number, check_parame
 from agent_r1_gym.support.packages import import_object
 
 TermFunction = Callable[[Transition], float]
-_NOT_PARSED = frozenset({"no_action", "empty_answer", "several_answers"})
+_NOT_PARSED = frozenset({"no_action", "other_format", "empty_answer", "several_answers"})
 
 
 @dataclass(frozen=True, slots=True)

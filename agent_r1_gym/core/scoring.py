@@ -219,7 +219,9 @@ _SEPARATOR = re.compile(  # of thousands: in LaTeX, as a space that does not bre
     r"(?<=\d)(?:\{,\}|,?\\[,;:! ]|~|[\u00a0\u2007\u2009\u202f\u066c]|['\u2019](?=\d{2,3}(?!\d)))(?=\d)"
 )
 _LATEX_FRACTION = re.compile(r"(?P<after>(?<=\d))?\s?\\[dt]?frac(?:\{(\d{1,30})\}\s?\{(\d{1,30})\}|(\d)(\d))")
-_POWER_OF_A_UNIT = re.compile(r"(?<=\d)\s?(?:[cdkm]?m|in|ft|yd|mi)\^?[23](?!\w|\.\d)")
+_POWER_OF_A_UNIT = re.compile(
+    r"(?<=\d)\s?(?:[^\W\d_]{1,3}\s?[/\u00b7*]\s?(?:s|h|min|[cdkm]?m)|[cdkm]?m|in|ft|yd|mi)\^?[23](?!\w|\.\d)"
+)
 _SPACED_THOUSANDS = re.compile(r"\D*\d{1,3}(?: \d{3})+(?:\.\d+)?\D*")
 _SPACE_WITHIN = re.compile(r"(?<=\d) (?=\d)")
 _EXACT = Context(prec=64, Emax=999_999, Emin=-999_999)
@@ -311,8 +313,9 @@ def final_number_key(text: str) -> str:
 # Followed by a word of two characters: "Vitamin A" and the option in "A, B" or "A B" are no articles.
 _LEADING_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?=\.?\s+\S\S)")
 _SPACED_SYMBOL = re.compile(r"(?<=\w) ?([+<>=/%^&|~#@$\\]|(?<=[\d ])-(?=[\d ])) ?(?=\w)| (%)")  # of single spaces
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _OF_SENTENCES = re.compile(  # punctuation that belongs to no number, formula or name such as C++
-    r"[;!?\"'`()\[\]{}_]|(?<=\d),(?=\d{3}(?!\d))|[.,:-](?!\d)|(?<!\w)\*+|\*+(?!\w)"
+    r"[;!?\"'`()\[\]{}_]|[.:-](?!\d)|(?<!\w)\*+|\*+(?!\w)"
     rf"|{_FOREIGN_PUNCTUATION.pattern}"
 )
 
@@ -333,7 +336,8 @@ def plain_text(text: str) -> str:
 
 
 def _without_punctuation(text: str) -> str:
-    bare = " ".join(_OF_SENTENCES.sub("", text).split())
+    listed = _THOUSANDS.sub("", text).replace(",", " ")  # "2,4" is "2, 4"
+    bare = " ".join(_OF_SENTENCES.sub("", listed).split())
     return bare if bare.isascii() else _space_of_unspaced().sub("", bare)
 
 

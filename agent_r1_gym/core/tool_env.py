@@ -176,6 +176,8 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
     """Reads `dataset`. The package sets it (`data.tasks.open_tasks`): files and the hub do not belong in the core."""
     held_out_splits: Sequence[str] = ()
     """Splits never trained on, where a class defines them; a `dataset` of tasks defines its own."""
+    plain_errors: ClassVar[Sequence[list[str]]] = (["no_action"],)
+    """Mistakes of a turn that `plain_turn="answer"` takes for an answer: none that begins a call or an answer."""
     waits_at_reset: ClassVar[bool] = False
     """Whether `reset` waits for a backend, and may raise `InfrastructureError`: resets then run side by side, and a
     failure loses the episode instead of ending the run."""
@@ -559,7 +561,7 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
                 f"The parser returned {parsed!r:.120}; parse() must return a ParsedTurn whose answer is a string or "
                 "None."
             )
-        if self._answer_extractor and [error.code for error in parsed.errors] == ["no_action"]:
+        if self._answer_extractor and [error.code for error in parsed.errors] in self.plain_errors:
             answer = plain_answer(action if parsed.content is None else parsed.content, self._answer_extractor)
             parsed = parsed if answer is None else replace(parsed, answer=answer, errors=())
         if self.toolbox.user is not None and parsed.answer is not None:

@@ -166,6 +166,7 @@ PARSE_ERROR_CODES = (
     "empty_answer",
     "empty_call",
     "too_many_calls",
+    "other_format",
     "no_action",
 )
 """Every mistake a parser can report."""

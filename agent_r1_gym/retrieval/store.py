@@ -140,7 +140,7 @@ def corpus_fingerprint(passages: Iterable[Passage]) -> str:
 
 
 def _split_contents(contents: str, title: str | None) -> tuple[str, str]:
-    """Split `contents` into title and text: exactly if the title is known, else at the first line break."""
+    """Split `contents` into title and text: a known title goes where it stands first, else the first line is one."""
     quoted_title = f'"{title}"'  # not a pattern of its own for each passage: compiling it takes longer than all else
     if (
         title is not None
@@ -152,8 +152,10 @@ def _split_contents(contents: str, title: str | None) -> tuple[str, str]:
     if not others:
         return title or "", contents
     (rest,) = others
+    if title:
+        return title, rest if first.strip() == title else contents
     has_quotes = len(first) > 1 and first[0] == first[-1] == '"'
-    return title or (first[1:-1] if has_quotes else first), rest
+    return (first[1:-1] if has_quotes else first), rest
 
 
 def _sentence_ends(value: Any, length: int) -> tuple[int, ...]:

@@ -176,9 +176,7 @@ def _from_callable(obj: Any, options: Mapping[str, Any]) -> Tool | None:
         needs_pydantic = True
     if needs_pydantic:
         return _from_annotations(function, {**options, "description": description})
-    tool = FunctionTool(function, **options)
-    tool.description = description or tool.description
-    return tool
+    return FunctionTool(function, description=description, **options)
 
 
 def _has_constraints(function: Callable[..., Any]) -> bool:

@@ -34,14 +34,17 @@ class FunctionTool(Tool):
     Coroutine functions run on one event loop per process, and are cancelled at the timeout.
     """
 
-    def __init__(self, function: Callable[..., Any], *, name: str | None = None, **limits: Any) -> None:
+    def __init__(
+        self, function: Callable[..., Any], *, name: str | None = None, description: str | None = None, **limits: Any
+    ) -> None:
         if not inspect.isroutine(function):
             raise ConfigurationError(f"@tool takes a function or a method, got {function!r:.80}.")
         documentation = Documentation.read(function)
-        if not documentation.description:
+        description = description or documentation.description
+        if not description:
             raise ConfigurationError(f"{function.__name__} needs a docstring: the description that the model reads.")
         parameters = parameter_schema(function, documentation)
-        super().__init__(name or function.__name__, documentation.description, parameters, **limits)
+        super().__init__(name or function.__name__, description, parameters, **limits)
         self._function = function
         self.__doc__ = inspect.getdoc(function)
         self.__module__ = function.__module__

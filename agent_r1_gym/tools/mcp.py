@@ -83,7 +83,7 @@ def mcp_tools(
     the episode fail at once, because a new server would not know the earlier ones.
 
     The tools can be pickled (with headers and environment) and used in other processes, which open their own sessions.
-    Calls to one tool in one turn run in order; calls to several tools run concurrently.
+    The calls of one turn run one after the other: a server may keep state between them.
 
     Args:
         command: program and arguments of a server to start, which speaks MCP over stdin and stdout.

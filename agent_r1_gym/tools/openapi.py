@@ -642,20 +642,20 @@ def _request(
     Raises:
         ToolError: a value cannot be sent in its location.
     """
-    path, query, headers = operation.path, [], {}
+    path, query, headers = operation.path, list[tuple[str, str]](), dict[str, str]()
     is_whole = any(location.kind == "whole" for location in operation.locations.values())
     body: Any = None if is_whole else {}
     for argument, value in arguments.items():
         location = operation.locations[argument]
         if location.kind == "path":
-            segment = _plain(value)
+            segment = "" if value is None else _plain(value)
             if segment in ("", ".", ".."):  # would address another path
                 raise ToolError(f"{argument} cannot be {segment!r}.")
             path = path.replace(f"{{{location.name}}}", urllib.parse.quote(segment, safe=""))
         elif location.kind == "query":
             query += _query_items(location, value)
         elif location.kind == "header":
-            headers[location.name] = _header(argument, _plain(value))
+            headers |= _header(location.name, argument, value)
         elif location.kind == "body":
             body[location.name] = value
         else:
@@ -671,18 +671,24 @@ def _request(
     return path, query, headers, urllib.parse.urlencode(pairs).encode()
 
 
-def _header(argument: str, text: str) -> str:
+def _header(name: str, argument: str, value: Any) -> dict[str, str]:
+    if value is None:  # an optional one that the model left empty
+        return {}
+    text = _plain(value)
     if not text.isprintable() or not text.isascii():  # a line break would start another header
         raise ToolError(f"{argument} is sent as a header, which takes printable ASCII only.")
-    return text
+    return {name: text}
 
 
 def _query_items(location: Location, value: Any) -> list[tuple[str, str]]:
     name, style = location.name, location.style
+    if value is None:
+        return []
     if style == "json":
         return [(name, json.dumps(value))]
     if isinstance(value, Mapping):
-        return [(f"{name}[{key}]" if style == "deepObject" else key, _plain(member)) for key, member in value.items()]
+        members = [(key, member) for key, member in value.items() if member is not None]
+        return [(f"{name}[{key}]" if style == "deepObject" else key, _plain(member)) for key, member in members]
     if isinstance(value, list) and location.explode:
         return [(name, _plain(item)) for item in value]
     if isinstance(value, list):

@@ -19,7 +19,7 @@ HERMES_MISTAKES = [
     ("", ["no_action"]),
     ("Just talk.", ["no_action"]),
     ("\ufeff", ["no_action"]),
-    ("<Answer>Paris</Answer>", ["no_action"]),
+    ("<Answer>Paris</Answer>", ["other_format"]),
     ("<think>thought</think>", ["no_action"]),
     ("<think>thought</think> talk", ["no_action"]),
     ("<think>never closed <answer>Paris</answer>", ["unclosed_tag"]),

@@ -127,6 +127,14 @@ class TestPlainTurns:
             ("phrase", "I think. The answer is: **42**.", "42"),
             ("phrase", "Final answer: 3.5 km\nDone", "3.5 km"),
             ("phrase", "No idea.", None),
+            ("phrase", "The answer is St. Louis.", "St. Louis"),
+            ("phrase", "So the answer is J. K. Rowling.", "J. K. Rowling"),
+            ("phrase", "The answer is:\n\n42\nDone", "42"),
+            ("phrase", "The answer is 42. because I said so", "42"),
+            ("phrase", "The answer is Paris. It is a city.", "Paris"),
+            ("phrase", "The answer is yes! Really.", "yes"),
+            ("phrase", "The answer is Mr. Smith of Acme Inc. Nobody else.", "Mr. Smith of Acme Inc. Nobody else"),
+            ("phrase", "The answer is f(x). Then", "f(x)"),
         ],
     )
     def test_extractors(self, extractor, text, expected):
@@ -138,7 +146,10 @@ class TestPlainTurns:
         _, reward, terminated, _, info = env.step("12:10")
         assert (reward, terminated, info["answer"]) == (1.0, True, "12:10")
         env.reset()
-        assert env.step("<tool_call>{12:10")[2] is False
+        for turn in ("<tool_call>{12:10", '{"name": "f", "parameters": {}}', '[TOOL_CALLS] [{"name": "f"}]'):
+            assert env.step(turn)[2] is False, turn
+        env.reset()
+        assert env.step("```python\nf(x=1)\n```")[2] is True  # code is an answer, too
         assert make(plain_turn="answer", answer_extractor="boxed").reset()[1]["answer"] is None
 
     def test_wrong_options_are_refused(self):

@@ -458,3 +458,27 @@ def test_no_gold_answer_is_refused():
 def test_plain_f1(prediction, gold, f1):
     """Of "old c++ book" one word of three is right, all of the gold answer: F1 1/2."""
     assert scoring.plain_f1_score(prediction, gold) == f1
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "score"),
+    [
+        ("(2, 4)", "(2,4)", 1.0),
+        ("3,5,7", "3, 5, 7", 1.0),
+        ("red,blue", "red, blue", 1.0),
+        ("1-2", "1,-2", 0.0),
+        ("1, -2", "1,-2", 1.0),
+        ("1,234", "1234", 1.0),
+        ("9,800,000 people", "9800000 people", 1.0),
+    ],
+)
+def test_a_list_is_the_same_with_and_without_spaces(prediction: str, gold: str, score: float) -> None:
+    assert scoring.plain_match(prediction, gold) == score
+    if score:
+        assert scoring.plain_f1_score(prediction, gold) == 1.0
+
+
+def test_the_power_of_a_compound_unit_is_no_number() -> None:
+    for text in ("9.8 m/s^2", "9.8 m/s\u00b2", "g is 9.8 km/h2"):
+        assert scoring.numeric_match(text, "9.8") == 1.0
+    assert scoring.numeric_match("9.8 / 2", "2") == 1.0

@@ -40,6 +40,12 @@ def test_a_closing_mark_alone_hides_what_precedes_it_except_gpt_oss_end_of_messa
 
 
 @pytest.mark.slow
+def test_reasoning_that_the_prompt_opened_may_mention_another_spelling() -> None:
+    assert visible_text("The <reasoning> element comes first.</think><answer>4</answer>") == "<answer>4</answer>"
+    assert visible_text("<reasoning>first</think><answer>4</answer>").strip() == ""  # its own, and never closed
+    assert visible_text("Well. <think>first<answer>4</answer>").strip() == "Well."
+
+
 def test_time_is_linear_in_the_length() -> None:
     pieces = [mark for marks in THOUGHT_MARKS for mark in marks]
     generator = random.Random(0)

@@ -70,6 +70,8 @@ def test_both_shapes_of_documents_are_read():
         ({"id": "3", "contents": '"T"\r\nx\r\ny'}, Passage("3", "T", "x\r\ny")),
         ({"id": "3", "contents": "T\rx"}, Passage("3", "T", "x")),
         ({"id": "3", "title": "T", "contents": '"T"\r\nx'}, Passage("3", "T", "x")),
+        ({"id": "3", "title": "T", "contents": "T\nx"}, Passage("3", "T", "x")),
+        ({"id": "3", "title": "T", "contents": "T is a letter.\nx"}, Passage("3", "T", "T is a letter.\nx")),
     ):
         assert passage_from_document(document, default_id="9") == passage
 

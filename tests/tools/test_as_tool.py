@@ -118,6 +118,10 @@ def unknown(x: ToolEnv) -> int:
     return 0
 
 
+def test_a_description_makes_a_docstring_needless() -> None:
+    assert as_tool(undocumented, description="Returns what it gets.").description == "Returns what it gets."
+
+
 def test_the_error_for_anything_else_names_the_problem() -> None:
     for thing, options, problem in (
         (5, {}, "as_tool.. takes a Tool, a function"),

@@ -446,6 +446,9 @@ def test_a_list_is_sent_in_the_style_of_its_parameter() -> None:
     location = Location("query", "a", "pipeDelimited", explode=False)
     assert _query_items(location, ["x", 7]) == [("a", "x|7")]
     assert _query_items(location._replace(style="form"), ["x", 7]) == [("a", "x,7")]
+    assert _query_items(location, None) == []  # an optional argument that the model left empty
+    deep = location._replace(style="deepObject")
+    assert _query_items(deep, {"from": 1, "to": None}) == [("a[from]", "1")]
 
 
 def test_tags_of_a_wrong_type_are_ignored() -> None:

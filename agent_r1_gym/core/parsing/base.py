@@ -276,14 +276,16 @@ class TagParser(Parser):
     def split_calls(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
         """Separate a turn's calls, with their tags, from its other text (see the base class)."""
         calls = self.parse(text).calls
-        start, end = (re.escape(f"<{slash}{self.call_tag}>") for slash in ("", "/"))
-        pieces = re.split(f"({start}.*?{end})", text, flags=re.DOTALL)
-        # A call in reasoning is not read; where there is one, the calls are the last ones.
-        between = {2 * number + 1 for number in range(len(pieces) // 2)}
-        executed = sorted(between)[len(between) - len(calls) :]
-        if not calls or len(executed) < len(calls):
-            return text, ()
-        return "".join(piece for number, piece in enumerate(pieces) if number not in executed).strip(), calls
+        start, end = f"<{self.call_tag}>", f"</{self.call_tag}>"
+        pieces = re.split(f"({re.escape(start)}.*?{re.escape(end)})", text, flags=re.DOTALL)
+        expected = list(calls)
+        # From the end: an equal call in the reasoning before is not read, and stays in the text.
+        for number in range(len(pieces) - 2, 0, -2):
+            body = visible_text(pieces[number].removeprefix(start).removesuffix(end))
+            if expected and self.read_call(body) == expected[-1]:
+                del expected[-1]
+                pieces[number] = ""
+        return (text, ()) if expected or not calls else ("".join(pieces).strip(), calls)
 
 
 class SingleToolParser(TagParser):
@@ -356,13 +358,13 @@ class Tags:
 
 
 _OTHER_CALL = re.compile(
-    r"""["'](?:name|function|tool_name|tool_calls)["']\s?:"""  # JSON or Python without tags
+    r"""(?P<sure>["'](?:name|function|tool_name|tool_calls)["']\s?:"""  # JSON or Python without tags
     r"|<\|?(?:tool_?calls?|function_?calls?|function|invoke|python_tag|tool_call_start)\b|[<｜]tool▁call"
-    r"|\[TOOL_CALLS\]|\bto=functions\.|&lt;/?\w{1,32}&gt;|```(?:json|python|tool_\w{1,16})\b"
-    r"""|\b\w{1,64}\(\w{1,64}=|^Action:""",  # a Python call, ReAct
+    r"|\[TOOL_CALLS\]|\bto=functions\.|```tool_\w{1,16}\b)"
+    r"""|&lt;/?\w{1,32}&gt;|```(?:json|python)\b|\b\w{1,64}\(\w{1,64}=|^Action:""",  # a Python call, ReAct
     re.MULTILINE,
 )
-"""Where a call in the format of another model family may begin."""
+"""Where a call in the format of another model family begins ("sure"), or may: answers have code and JSON too."""
 
 
 def scan(tags: Tags, text: str) -> tuple[list[tuple[str, str]], list[ParseError]]:
@@ -409,10 +411,11 @@ def _nothing_to_do(text: str, tags: Tags | None) -> ParseError:
         return ParseError("no_action", message)
     if tags and (meant := tags.loose.search(visible)):
         exact = " and ".join(f"<{name}>" for name in tags.names)
-        return ParseError("no_action", f"{message}. Tags must be exactly {exact}, not", encodable(meant.group()))
+        return ParseError("other_format", f"{message}. Tags must be exactly {exact}, not", encodable(meant.group()))
     if other := _OTHER_CALL.search(visible):
         quote = encodable(visible[other.start() : other.start() + _MAX_QUOTE])
-        return ParseError("no_action", f"{message}. This is in another format, and was not read:", quote)
+        code = "other_format" if other["sure"] else "no_action"
+        return ParseError(code, f"{message}. This is in another format, and was not read:", quote)
     return ParseError("no_action", f"{message}. Write one of them.")
 
 

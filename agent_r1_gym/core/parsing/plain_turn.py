@@ -10,8 +10,11 @@ from agent_r1_gym.core.scoring import final_number
 from agent_r1_gym.core.text import encodable
 
 _BOXED = "\\boxed{"
-_PHRASE = re.compile(r"\banswer(?: is|:)[ \t]*:?[ \t]*", re.IGNORECASE)
-_END_OF_SENTENCE = re.compile(r"[.!?]?(?:\s*\n|\s*\Z)|[.!?]\s")
+_PHRASE = re.compile(r"\banswer(?: is|:)\s*:?\s*", re.IGNORECASE)
+_STOP = re.compile(r"[.!?]?(?P<line>\s*\n|\s*\Z)|(?P<word>[^\W_]*)(?P<mark>[.!?])\s+(?=(?P<next>\S))")
+_ABBREVIATION = re.compile(
+    "approx|capt|co|col|dr|etc|ft|gen|gov|inc|jr|lt|ltd|mr|mrs|ms|mt|no|prof|rep|rev|sen|sr|st|vs", re.IGNORECASE
+)
 
 
 def _whole_text(text: str) -> str:
@@ -42,8 +45,22 @@ def _after_phrase(text: str) -> str:
     if not matches:
         return ""
     rest = text[matches[-1].end() :]
-    end = _END_OF_SENTENCE.search(rest)
-    return (rest[: end.start()] if end else rest).strip(" \t*`\"'")
+    end = next((_end_of_sentence(stop) for stop in _STOP.finditer(rest) if _is_end(stop)), len(rest))
+    return rest[:end].strip(" \t*`\"'")
+
+
+def _is_end(stop: re.Match[str]) -> bool:
+    """Whether a sentence ends here: not after "J." and "St.", and not before a small letter, but after a number."""
+    word, mark = stop["word"] or "", stop["mark"]
+    if mark != ".":  # the end of a line, or a question
+        return True
+    if word[-1:].isdigit() or not word:
+        return True
+    return len(word) > 1 and not _ABBREVIATION.fullmatch(word) and not stop["next"].islower()
+
+
+def _end_of_sentence(stop: re.Match[str]) -> int:
+    return stop.start("mark") if stop["mark"] else stop.start()
 
 
 ANSWER_EXTRACTORS: Mapping[str, Callable[[str], str]] = {

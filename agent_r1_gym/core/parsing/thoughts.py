@@ -50,7 +50,7 @@ def without_thoughts(text: str) -> Visible:
 
     - Reasoning of one spelling may contain itself; an opening mark too many within it is text.
     - Some chat templates open the reasoning in the prompt, so that only its end is in the turn: a closing mark without
-      an opening one hides what precedes it.
+      an opening one hides what precedes it, also an opening mark of another spelling that is never closed.
     """
     if _FIRST_CHARACTERS.isdisjoint(text):
         return Visible(text)
@@ -62,6 +62,10 @@ def without_thoughts(text: str) -> Visible:
         start, end, pair, opens = marks[index]
         if opens:
             closing = ends[index]
+            # Behind text: a mark that is mentioned in reasoning that the prompt opened.
+            if closing is None and position == 0 and text[:start].strip() and (later := _end_of_opened(marks)):
+                pieces, position, index = [], marks[later][1], later + 1
+                continue
             pieces.append(text[position:start])
             if closing is None:
                 return Visible(" ".join(pieces), pair)
@@ -72,6 +76,17 @@ def without_thoughts(text: str) -> Visible:
         index += 1
     pieces.append(text[position:])
     return Visible(" ".join(pieces))
+
+
+def _end_of_opened(marks: list[tuple[int, int, tuple[str, str], bool]]) -> int | None:
+    """Find the end of reasoning that the prompt opened: the first closing mark whose spelling was not opened before."""
+    opened: set[tuple[str, str]] = {THOUGHT_MARKS[-1]}
+    for index, (_, _, pair, opens) in enumerate(marks):
+        if opens:
+            opened.add(pair)
+        elif pair not in opened:
+            return index
+    return None
 
 
 def visible_text(text: str) -> str:

@@ -207,6 +207,7 @@ class BFCLEnv(ToolEnv):
     """
 
     fixed_options: ClassVar[tuple[str, ...]] = ("tasks", "tools", "fields", "scorer")
+    plain_errors: ClassVar[Sequence[list[str]]] = (["no_action"], ["other_format"])  # officially no call is read there
     scripts: ClassVar[Mapping[str, ScriptedPolicy]] = {"refusing": _refusing, "single": _single, "mistyped": _mistyped}
     instructions: ClassVar[str] = """\
 Answer the request with calls of the functions below.

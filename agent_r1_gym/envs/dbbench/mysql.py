@@ -11,8 +11,9 @@ number as a number. `MySQLTable` does the same:
 | an unquoted name that begins with a digit | quoted |
 
 What differs: functions that SQLite does not have (CONCAT, IF, STR_TO_DATE, REGEXP ...) and SHOW are errors, which the
-model reads; `||` joins texts; CAST AS DECIMAL does not round; IN compares a text with a number as a text, and the text
-that a function returns (MAX, TRIM ...) is greater than any number.
+model reads; `||` joins texts; CAST AS DECIMAL does not round; IN, a number on the left (9 < `Points`) and conditions
+within SET compare a text with a number as a text, and the text that a function returns (MAX, TRIM ...) is greater than
+any number.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _TOKEN = re.compile(
     | (?P<unclosed>['"].*)
     | (?P<comment>\#[^\n]*|--\s[^\n]*|/\*.*?(?:\*/|\Z))
     | (?P<column>(?:{_IDENTIFIER}\s*\.\s*)?{_IDENTIFIER})
-      (?P<comparison>\s*(?:<=|>=|<>|!=|=|<|>|\bbetween\b)\s*(?=[-+]?\.?\d))
+      (?P<comparison>\s*(?:<=|>=|<>|!=|=|<|>|\b(?:not\s+)?between\b)\s*(?=[-+]?\.?\d))
     | (?P<name>`(?:[^`]|``)*+`)
     | (?P<number>(?:0x[0-9a-f]+|\d+(?:\.\d*)?(?:e[-+]?\d+)?)(?![\w$]))
     | (?P<word>[\w$]+)

@@ -52,6 +52,7 @@ You are an agent of customer service. Help the user, and follow the policy below
 In each turn do one of two things: call functions, or write a message to the user. Never do both."""
     held_out_splits: Sequence[str] = ("test",)
     fixed_options: ClassVar[tuple[str, ...]] = ("tasks", "tools", "fields", "scorer")
+    plain_errors: ClassVar[Sequence[list[str]]] = (["no_action"], ["other_format"])  # a text goes to the user
     scripts: ClassVar[Mapping[str, ScriptedPolicy]] = SCRIPTS
 
     def __init__(

@@ -188,7 +188,7 @@ def read_tasks(
     file = _questions_file(path, split) if path.is_dir() else path
     if not file.is_file():
         raise DatasetError(f"There is no file of questions at {file}: expected a folder of Spider or BIRD, or JSON.")
-    folder = path if path.is_dir() else path.parent
+    folder = file.parent  # BIRD's archives have everything one folder down
     about = None if database is None else Path(database)
     versions = (file_version(file), None if about is None else file_version(about))
     return _read_tasks(file, folder, about, comparison, versions)

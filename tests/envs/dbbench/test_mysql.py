@@ -31,6 +31,7 @@ REWRITTEN = (
     ('SELECT \'it\\\'s\', "say \\"hi\\"", \'O\'\'Neil\', "a""b"', "SELECT 'it''s', 'say \"hi\"', 'O''Neil', 'a\"b'"),
     ("SELECT 'a\\nb\\\\c\\%'", "SELECT 'a\nb\\c\\%'"),
     ("UPDATE t SET a = 5, b = .5 WHERE c > 9", "UPDATE t SET a = 5, b = .5 WHERE (0 + c) > 9"),
+    ("SELECT a FROM t WHERE b NOT BETWEEN 1 AND 2", "SELECT a FROM t WHERE (0 + b) NOT BETWEEN 1 AND 2"),
     ("SELECT a FROM t WHERE t.`b c` BETWEEN 1 AND 2", "SELECT a FROM t WHERE (0 + t.`b c`) BETWEEN 1 AND 2"),
     ("SELECT a FROM t WHERE b * c > 9", "SELECT a FROM t WHERE b * (0 + c) > 9"),
     ("SELECT a FROM t WHERE CASE b WHEN 'x' THEN 1 END > 0", None),

@@ -73,6 +73,11 @@ def test_a_bird_folder(tmp_path):
     assert task.prompt == "How many from France?\nFrance is a Country"
     assert task.id == "sql-4"
     assert not matches_gold(task.source, "SELECT COUNT(*) FROM singer", task.answers[0], ordered=False)
+    inner = tmp_path / "unpacked" / "inner"  # its archives have everything one folder down
+    inner.mkdir(parents=True)
+    for name in ("dev.json", "dev_databases"):
+        (tmp_path / name).rename(inner / name)
+    assert read_tasks(inner.parent, split="validation", database=None)[0][0].id == "sql-4"
 
 
 def test_wrong_gold_is_excluded_and_counted(tmp_path):
