@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM
 from agent_r1_gym.support.terminal import print_line, table
 from benchmarks.common import measure
 from benchmarks.common.experiment import Start, make_cell
-from benchmarks.common.policy import share
+from benchmarks.common.tables import share
 from benchmarks.learning.discovery.settings import CHAIN, EXPERIMENT
 from benchmarks.speed.trainer_script import USUAL, Lengths, Settings, make_model, write_script
 from benchmarks.speed.trainer_systems import Agent, EnvironmentFactory

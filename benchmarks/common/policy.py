@@ -20,6 +20,7 @@ from agent_r1_gym.run.player import Player, evaluation_jobs
 from agent_r1_gym.run.policies import make_prompt_method
 from agent_r1_gym.run.record import Trajectory
 from agent_r1_gym.tools.search import NOTHING_FOUND
+from benchmarks.common.tables import share
 from trainers.rollouts.local_model import wrap_model
 from trainers.toy.held_out import ENV
 from trainers.toy.model import CALL_CLOSE, CALL_OPEN
@@ -99,11 +100,6 @@ def digest(model: Any) -> str:
 def marks(episodes: Iterable[Trajectory]) -> str:
     """One character per episode: 1 if it is solved, else 0."""
     return "".join(str(int(bool(episode.solved))) for episode in episodes)
-
-
-def share(marks: str) -> float:
-    """Share of solved episodes."""
-    return marks.count("1") / len(marks)
 
 
 def episode_row(title: str, episode: Trajectory) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from transformers import AutoTokenizer
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.envs.long_read.dataset import LedgerTask
 from agent_r1_gym.run.record import Trajectory
-from benchmarks.common.policy import first_and_last, save_half, share
+from benchmarks.common.policy import first_and_last, save_half
 from benchmarks.common.results import Cell
-from benchmarks.common.tables import Cells, arms, by_step, markdown
+from benchmarks.common.tables import Cells, arms, by_step, markdown, share
 from trainers.commands.sft import main as supervise
 from trainers.toy.quickstart import load
 

@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.common.experiment import Arm, Experiment, Profile, Start, WarmStart
-from benchmarks.common.policy import share
 from benchmarks.common.results import Cell
-from benchmarks.common.tables import Cells, by_step, markdown, spread_of
+from benchmarks.common.tables import Cells, by_step, markdown, share, spread_of
 from trainers.toy.demonstrations import Habits
 from trainers.toy.held_out import held_out
 

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from benchmarks.common.experiment import Arm, Experiment, Profile, Start
-from benchmarks.common.policy import share
-from benchmarks.common.tables import Cells, Point, by_step, markdown, spread
+from benchmarks.common.tables import Cells, Point, by_step, markdown, share, spread
 from benchmarks.learning.discovery.settings import CHAIN
 from benchmarks.learning.discovery.settings import EXPERIMENT as DISCOVERY
 from trainers.toy.held_out import held_out

@@ -17,8 +17,7 @@ from agent_r1_gym.support.files import atomic_file
 from benchmarks.common.commands import CONTROLS, Recipe, recipe_profiles
 from benchmarks.common.contrasts import Contrast
 from benchmarks.common.experiment import Arm, Experiment
-from benchmarks.common.policy import share
-from benchmarks.common.tables import Cells, arms, contrasts_of, markdown
+from benchmarks.common.tables import Cells, arms, contrasts_of, markdown, share
 from benchmarks.learning.word_problems.controls import CHANGED_RESULTS, WITHOUT_QUESTION
 
 RECIPE = Recipe(
