@@ -116,7 +116,8 @@ def _index_into_folder(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     """Write all rows or none."""
     run = options.run_folder
-    out = options.out or run.with_name(f"{run.resolve().name}.{options.format}.jsonl")
+    folder = run.resolve()  # "." has no name
+    out = options.out or folder.with_name(f"{folder.name}.{options.format}.jsonl")
     if out.exists():
         raise ConfigurationError(f"{out} exists; choose another --out or remove it.")
     conversations = [

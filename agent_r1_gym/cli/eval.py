@@ -31,7 +31,7 @@ from agent_r1_gym.run.evaluation.metrics import METRICS, Summary, describe_answe
 from agent_r1_gym.run.evaluation.plan import EvalOptions, default_folder, make_plan, play
 from agent_r1_gym.run.evaluation.run_folder import RunFolder, Shard, shard_status
 from agent_r1_gym.run.mixture import MIXTURE_FILE, EnvConfig, parse_mixture, short_option
-from agent_r1_gym.run.trained_agent import MODEL_HELP, TrainedAgent, names_model
+from agent_r1_gym.run.trained_agent import FOLDER_HELP, TrainedAgent, names_model
 from agent_r1_gym.support.files import atomic_file
 from agent_r1_gym.support.terminal import print_line, print_note, table
 
@@ -43,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this subcommand."""
     add_env_arguments(parser, allow_mixture=True)
     parser.usage = "agent-r1 eval ENV --policy POLICY [options]\n       agent-r1 eval RUN_OR_MODEL [options]"
-    parser.epilog = f"RUN_OR_MODEL in place of ENV: {MODEL_HELP}. The command line overrides them, with a note."
+    parser.epilog = (
+        f"RUN_OR_MODEL in place of ENV: {FOLDER_HELP}. The command line overrides them, with a note. A model of the "
+        "hub has no card: ENV --policy local:HUB_ID."
+    )
     parser.add_argument("--policy", help=f"{POLICY_HELP} (default: local:RUN_OR_MODEL, where that takes ENV's place)")
     parser.add_argument(
         "-n",
@@ -126,7 +129,9 @@ def run(options: argparse.Namespace) -> int:
 def _named_env_configs(options: argparse.Namespace) -> Sequence[EnvConfig]:
     """Return the environments of a command line that names them and a policy."""
     if options.policy is None:
-        raise ConfigurationError("Name who acts: --policy, such as --policy oracle or --policy local:runs/grpo.")
+        raise ConfigurationError(
+            "Name who acts: --policy, such as --policy oracle, --policy local:runs/grpo or --policy local:HUB_ID."
+        )
     agent = TrainedAgent.of_policy(options.policy, trust_from_options(options))
     named = env_configs_from_options(options)
     if agent.card is None:

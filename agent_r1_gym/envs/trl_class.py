@@ -103,8 +103,8 @@ class TRLClassEnv(ToolEnv):
         return task.prompt + self._reset_text
 
     def success(self, task: Task, history: Sequence[Transition]) -> float | None:
-        """The reward of the instance."""
-        return self._reward
+        """The reward of the instance, limited to 0 to 1: classes also pay bonuses and penalties."""
+        return None if self._reward is None else min(max(float(self._reward), 0.0), 1.0)
 
     def _last_reward(self, transition: Transition) -> float:
         """`get_reward()` in the step that ends the episode, called once; else 0."""

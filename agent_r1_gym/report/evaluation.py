@@ -64,17 +64,18 @@ def is_evaluation_run(path: Path) -> bool:
 
 
 def read_evaluation_runs(paths: Sequence[Path]) -> list[EvaluationRun]:
-    """Read runs and name them by policy, and by folder too if policies are equal.
+    """Read runs and name them by policy, by folder too if policies are equal, and by its path if folders are.
 
     Raises:
         DatasetError: a folder holds no readable run.
     """
     settings = [RunFolder(path).settings() for path in paths]
-    policies = Counter(run_settings["policy"] for run_settings in settings)
+    policies = [run_settings["policy"] for run_settings in settings]
+    folders = list(zip(policies, (path.resolve().name for path in paths), strict=True))
     runs = []
-    for path, run_settings in zip(paths, settings, strict=True):
-        policy = run_settings["policy"]
-        name = f"{policy} ({path.resolve().name})" if policies[policy] > 1 else policy
+    for path, run_settings, (policy, folder) in zip(paths, settings, folders, strict=True):
+        where = folder if folders.count((policy, folder)) == 1 else path
+        name = f"{policy} ({where})" if policies.count(policy) > 1 else policy
         runs.append(_read_run(path, name, run_settings))
     return runs
 

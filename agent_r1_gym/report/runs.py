@@ -129,12 +129,13 @@ def _evaluation_card(run: EvaluationRun, base: EvaluationRun | None, *, is_basel
 
 
 def _verdict(run: EvaluationRun, base: EvaluationRun | None, metric: str) -> tuple[str, Trend]:
-    metrics = run.metrics["overall"]["metrics"]
+    metrics, finished = run.metrics["overall"]["metrics"], run.metrics["overall"]["questions"]
     if not run.records or metric not in metrics:
         return "No finished episode yet.", "flat"
     label, mean = "EM" if metric == "em" else "return", metrics[metric]["mean"]
     split = run.settings.get("env_options", {}).get("split")
-    questions = f"{run.metrics['overall']['questions']} questions" + (f" of the split {split!r}" if split else "")
+    of_split = f" of the split {split!r}" if split else ""
+    questions = f"{finished} questions{of_split}"
     lost, worst = run.metrics["excluded"]["episodes"], headline_em(run.metrics)
     if base is None or base is run:
         if metric == "em" and lost and worst is not None:
@@ -143,8 +144,10 @@ def _verdict(run: EvaluationRun, base: EvaluationRun | None, metric: str) -> tup
     test = _paired_test(run, base, metric)
     if test is None:
         return f"{label} {number(mean)} on {questions}. The baseline is on other questions: not compared.", "flat"
-    before = base.metrics["overall"]["metrics"][metric]["mean"]
-    text = f"{label} {number(before)} → {number(mean)} on {questions}"
+    in_both = int(test["questions"])
+    if in_both < max(finished, base.metrics["overall"]["questions"]):
+        questions = f"{in_both} questions{of_split} that both finished"
+    text = f"{label} {number(test['before'])} → {number(test['after'])} on {questions}"
     p = p_value(test)
     difference, low, high = (_signed(test[name]) for name in ("difference", "low", "high"))
     # No line breaks within the p-value.
@@ -155,12 +158,25 @@ def _verdict(run: EvaluationRun, base: EvaluationRun | None, metric: str) -> tup
 
 
 def _paired_test(run: EvaluationRun, base: EvaluationRun, metric: str) -> Row | None:
-    """Test a run against another on the same questions; None if the questions differ."""
-    common = {record.task_index for record in run.records} & {record.task_index for record in base.records}
+    """Test a run against another over the questions that both finished; None if there are none.
+
+    With the means `before` and `after`, and the number of these `questions`.
+    """
+    before, after = _by_question(base, metric), _by_question(run, metric)
+    common = before.keys() & after.keys()
     if question_set_id(run.settings) != question_set_id(base.settings) or not common:
         return None
-    test: Row | None = compare_records(run.records, base.records).get(metric)
-    return test
+    means = {"before": fmean(before[index] for index in common), "after": fmean(after[index] for index in common)}
+    return {**compare_records(run.records, base.records)[metric], **means, "questions": len(common)}
+
+
+def _by_question(run: EvaluationRun, metric: str) -> dict[int, float]:
+    """Return the mean of a metric over the samples of each question."""
+    values: dict[int, list[float]] = {}
+    for record in run.records:
+        if (value := record.metrics()[metric]) is not None:
+            values.setdefault(record.task_index, []).append(value)
+    return {index: fmean(samples) for index, samples in values.items()}
 
 
 def _signed(value: float) -> str:

@@ -24,6 +24,7 @@ from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Message, ParseError, ToolCall, ToolOutcome
 from agent_r1_gym.errors import AgentR1Error, ConfigurationError, InfrastructureError
 from agent_r1_gym.registry import TextEnv
+from agent_r1_gym.run.endpoint import RequestsRefusedError
 from agent_r1_gym.run.engines import NOT_YET, Engine
 from agent_r1_gym.run.player import Player, evaluation_jobs
 from agent_r1_gym.run.record import Trajectory
@@ -395,7 +396,9 @@ class Exchange:
         refused = self._session is None and isinstance(error, ConfigurationError)
         if refused:
             self._conversation._undo_question()
-        self._end(EndEvent(None, "refused" if refused else "error", error), discard_env=not refused)
+        # A server that refuses a request leaves no step half done: the conversation goes on when it answers again.
+        intact = refused or isinstance(error, RequestsRefusedError)
+        self._end(EndEvent(None, "refused" if refused else "error", error), discard_env=not intact)
 
     def _on_turn(self, session: Session) -> None:
         if self.ended:  # a tool returned after the engine had failed

@@ -28,6 +28,10 @@ class ContextLengthError(InfrastructureError):
     """The history exceeds the context length of the model."""
 
 
+class RequestsRefusedError(ConfigurationError):
+    """The server refuses every request: another key, address, model or option is needed, or it is not ready."""
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One model turn as the server returned it, split into parts.
@@ -250,12 +254,12 @@ class ChatEndpoint:
             return InfrastructureError(problem)
         if refusal.status in _REFUSED:
             hint = "" if self._key else f" No key is set; {' or '.join(_KEYS)} would give one."
-            return ConfigurationError(f"{problem}. Check the base URL and the name of the model.{hint}")
+            return RequestsRefusedError(f"{problem}. Check the base URL and the name of the model.{hint}")
         if refusal.context_full:
             limit = None if self._answered else refusal.context_length
             if limit is None or self.options.max_turn_tokens < limit:
                 return ContextLengthError(problem)
-            return ConfigurationError(
+            return RequestsRefusedError(
                 f"{problem}. max_turn_tokens={self.options.max_turn_tokens} leaves no room for a prompt in a context "
                 f"of {limit} tokens; lower it."
             )
@@ -265,14 +269,14 @@ class ChatEndpoint:
             option = {"max_tokens": "max_turn_tokens", "max_completion_tokens": "max_turn_tokens"}.get(name, name)
             option = f"{name!r} of extra_body" if name in self.options.extra_body else option
             hint = "; a parser with calls as text, such as 'hermes', needs no tools" if name == "tools" else ""
-            return ConfigurationError(f"{problem}. Every request would be refused; change {option}{hint}.")
+            return RequestsRefusedError(f"{problem}. Every request would be refused; change {option}{hint}.")
         if "tools" not in request and refusal.about_tool_turns(request):
-            return ConfigurationError(
+            return RequestsRefusedError(
                 f"{problem}. This server takes tool turns only after structured calls: set tool_role='user', or "
                 "parser='openai'."
             )
         if self._refuses_all(refusal, request):
-            return ConfigurationError(
+            return RequestsRefusedError(
                 f"{problem}. The first {_EQUAL_REFUSALS} conversations were refused in these words, so that the others "
                 "would be, too."
             )

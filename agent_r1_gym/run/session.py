@@ -359,7 +359,7 @@ class Session:
             return {}
         success = self.tool_env.success(task, self.tool_env.transitions)
         if success is not None:
-            return {"em": float(success)}
+            return {"em": _checked_success(success, self.env)}
         if not task.answers:
             return {}
         scorer = self.tool_env.scorer
@@ -417,6 +417,23 @@ def checked_reward(reward: Any, env: TextEnv) -> float:
         value = float("nan")
     if not isfinite(value):
         raise ConfigurationError(f"{env_display_name(env)} returned the reward {reward!r}; expected a finite number.")
+    return value
+
+
+def _checked_success(success: Any, env: TextEnv) -> float:
+    """Validate what `ToolEnv.success` returned, and return it as a float.
+
+    Raises:
+        ConfigurationError: it is no number between 0 and 1.
+    """
+    try:
+        value = float(success)
+    except (TypeError, ValueError):
+        value = float("nan")
+    if not 0 <= value <= 1:
+        raise ConfigurationError(
+            f"success() of {env_display_name(env)} returned {success!r:.80}; expected None, or a number from 0 to 1."
+        )
     return value
 
 

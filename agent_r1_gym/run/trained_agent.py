@@ -22,10 +22,11 @@ from agent_r1_gym.run.model_folder import check_model_folder, find_gguf, holds_m
 from agent_r1_gym.run.trust import Trust
 from agent_r1_gym.support.terminal import print_note
 
-MODEL_HELP = (
-    "folder of `train`, `sft`, `export` or `quickstart`, or a model's folder, GGUF file or hub id; its "
-    f"{FILE} sets the default of environment and options"
-)
+_FOLDER = "folder of `train`, `sft`, `export` or `quickstart`, or a model's folder"
+_CARD = f"its {FILE} sets the default of environment and options"
+MODEL_HELP = f"{_FOLDER}, GGUF file or hub id; {_CARD}"
+FOLDER_HELP = f"{_FOLDER} or GGUF file; {_CARD}"
+"""What may stand in place of an environment: a hub id looks like one."""
 
 
 class TrainedAgent(NamedTuple):

@@ -13,10 +13,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from agent_r1_gym.cli.chat import turn_lines
+from agent_r1_gym.cli.main import main
 from agent_r1_gym.core.types import ParseError, ToolCall, ToolOutcome
 from agent_r1_gym.run.conversation import TurnEvent
 from agent_r1_gym.run.evaluation.agent_card import AgentCard
@@ -219,3 +221,18 @@ def test_the_command_line_overrides_the_card(shop: Path, monkeypatch: pytest.Mon
         parse(["chat", "run", "--env", "FictionQA", "--max-turn-tokens", "9"]), max_concurrent=1
     )
     assert (spec.env, spec.env_options, spec.model["max_turn_tokens"]) == ("AgentR1/FictionQA-v0", {}, 9)
+
+
+def test_a_served_agent_has_the_name_of_its_run(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="the train extra is not installed")
+    model = shop / "mine" / "model"  # as quickstart writes it
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps({}))
+    AgentCard(env_id="shop_for_chat:Chat/Shop-v0", env_options={}).save(model)
+    monkeypatch.setattr("agent_r1_gym.run.agents.check_model_files", lambda *_, **__: None)  # it has a card alone
+    worker = SimpleNamespace(env_name="Shop", close=lambda: None)
+    monkeypatch.setattr("agent_r1_gym.cli.serve.open_engine_worker", lambda spec: worker)
+    names: list[str] = []
+    monkeypatch.setattr("agent_r1_gym.cli.serve.serve", lambda agent, *_, **__: names.append(agent.name))
+    assert main(["serve", "agent", "mine", "--import", "shop_for_chat"]) == 0
+    assert names == ["mine"]

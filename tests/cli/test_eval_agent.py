@@ -133,6 +133,7 @@ def test_another_environment_and_another_format_are_reported(agent: Path, capsys
     ("words", "problem"),
     [
         (["FictionQA"], "Name who acts: --policy"),
+        (["some/model", "--env", "FictionQA"], "--policy local:HUB_ID"),
         (["empty"], "empty holds no model"),
         (["bare"], "bare has no agent.json that names its environment"),
         (["grpo", "--config", "x.yaml"], "--config names environments"),

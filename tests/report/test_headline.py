@@ -51,6 +51,14 @@ def test_the_verdict_is_the_paired_test_against_the_baseline(tmp_path: Path) -> 
     assert worse.trend == "down" and worse.verdict.startswith("EM 0.667 → 0.167")
 
 
+def test_a_change_is_that_of_the_questions_that_both_finished(tmp_path: Path) -> None:
+    """The baseline fails only in questions that the other has not finished."""
+    base = write_run(tmp_path / "base", judged(20, 10), policy="base")
+    part = write_run(tmp_path / "part", judged(10, 10), policy="part", questions=20)
+    (_, card) = cards_of(base, part)
+    assert card.verdict.startswith("EM 1.000 → 1.000 on 10 questions that both finished: no significant difference")
+
+
 @pytest.mark.slow
 def test_other_questions_are_not_compared(tmp_path: Path) -> None:
     base = write_run(tmp_path / "base", judged(20, 2))

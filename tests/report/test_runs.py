@@ -14,9 +14,10 @@ import pytest
 from agent_r1_gym.cli.main import main
 from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.report.compare import compare
+from agent_r1_gym.report.evaluation import read_evaluation_runs
 from agent_r1_gym.report.runs import write_report
 from agent_r1_gym.report.training import curve_over_seeds, curve_plots, group_by_settings, read_training_run
-from agent_r1_gym.run.evaluation.run_folder import InfraFailure
+from agent_r1_gym.run.evaluation.run_folder import InfraFailure, RunFolder
 from agent_r1_gym.run.record import Trajectory
 from tests.kit.reports import chunks, episodes, sides, token_row, write_run
 
@@ -66,6 +67,21 @@ class TestReport:
         runs = [write_run(tmp_path / name, episodes(3, corpus=10)) for name in ("a", "b")]
         index = chunks(report(tmp_path, *runs))["index"]
         assert index["facets"][0]["options"] == ["oracle (a)", "oracle (b)"]
+
+    def test_folders_of_one_name_are_told_apart_by_their_paths(self, tmp_path: Path) -> None:
+        paths = [write_run(tmp_path / name / "eval", episodes(3, corpus=10)) for name in ("a", "b")]
+        assert [run.name for run in read_evaluation_runs(paths)] == [f"oracle ({path})" for path in paths]
+
+    def test_lost_episodes_that_have_finished_since_are_not_lost(self, tmp_path: Path) -> None:
+        """As a resumed run leaves them that was stopped again."""
+        rows = [judged(row, 1.0) for row in episodes(3, corpus=10)]
+        lost = [replace(LOST, task_index=index) for index in (2, 3)]
+        folder = RunFolder(write_run(tmp_path / "run", rows[:2], failures=lost))
+        folder.add(rows[2])
+        folder.close()
+        (run,) = read_evaluation_runs([folder.path])
+        assert [failure.task_index for failure in run.failures] == [3]
+        assert run.metrics["em_counting_excluded_as_wrong"] == 3 / 4
 
     def test_what_is_no_run_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 2
@@ -279,6 +295,16 @@ class TestCompare:
         a, b = write_run(tmp_path / "a", rows, questions=6), write_run(tmp_path / "b", rows[2:], questions=6)
         comparison = compare([a, b])
         assert len(comparison.groups) == 4 == sum(comparison.counts.values()) and not comparison.differing
+
+    def test_partial_credit_is_compared_without_mcnemar(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        rows = [replace(row, scores={"em": 0.5}) for row in episodes(4, corpus=10)]
+        runs = [str(write_run(tmp_path / name, rows)) for name in ("a", "b")]
+        for command in ("compare", "report"):
+            assert main([command, *runs, "--out", str(tmp_path / "page.html")]) == 0, capsys.readouterr().err
+        metrics = [row.metric for row in compare(list(map(Path, runs))).differences]
+        assert "em" in metrics and "em (McNemar)" not in metrics
 
     def test_other_questions_are_refused(self, tmp_path: Path) -> None:
         a = write_run(tmp_path / "a", episodes(3, corpus=10))

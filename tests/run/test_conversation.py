@@ -246,6 +246,23 @@ def test_a_rejected_endpoint_key_reaches_the_caller() -> None:
                 assert "HTTP 401" in str(end.error)
 
 
+def test_a_conversation_goes_on_after_a_request_that_the_server_refused() -> None:
+    requests: list[list[dict[str, Any]]] = []
+
+    def respond(request: dict[str, Any], headers: Mapping[str, str]) -> Answer:
+        requests.append(request["messages"])
+        return Answer(status=402, body=b"pay") if len(requests) == 2 else turn("<answer>yes</answer>")
+
+    with served(respond) as url:
+        options = EndpointOptions(model="m", base_url=url, max_retries=0)
+        engine = EndpointEngine(ChatEndpoint(options, max_concurrent=1), max_concurrent=1)
+        with closing(EngineWorker(Player(SmallEnv), engine)) as engine_worker:
+            conversation = Conversation(engine_worker)
+            assert [answer(ask(conversation, text)) for text in ("one", "two", "three")] == ["yes", None, "yes"]
+    users = [message["content"] for message in requests[-1] if message["role"] == "user"]
+    assert users == ["one", "two", "three"]
+
+
 def test_a_tool_failure_reaches_the_agent_and_the_trace() -> None:
     def act(state: PolicyInput) -> str:
         return "<answer>sorry</answer>" if state.outcomes else call("down")

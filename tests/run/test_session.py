@@ -15,6 +15,7 @@ import pytest
 
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Task, ToolCall, Transition
+from agent_r1_gym.envs.trl_class import TRLClassEnv
 from agent_r1_gym.errors import ConfigurationError, DatasetError
 from agent_r1_gym.run.engines import ScriptedEngine
 from agent_r1_gym.run.evaluation.run_folder import RunFolder
@@ -222,6 +223,46 @@ def test_unknown_info_keys_of_other_environments_are_ignored(info: dict[str, Any
     )
     session.record_step("end", session.env.step("end"))
     assert (session.record().answer, session.record().infrastructure_error) == ("x", "down")
+
+
+class Graded(ToolEnv):
+    """Says itself how well a task was solved."""
+
+    grade: Any = 0.5
+
+    def success(self, task: Task, history: Sequence[Transition]) -> Any:
+        return self.grade
+
+
+@pytest.mark.parametrize("grade", [2.0, -0.5, float("nan"), "well"])
+def test_a_success_outside_of_0_to_1_is_refused_at_once(grade: Any) -> None:
+    def make_env() -> ToolEnv:
+        env = Graded(tasks=_TASKS)
+        env.grade = grade
+        return env
+
+    with pytest.raises(ConfigurationError, match=r"success\(\) of Graded returned .*; expected None, or a number"):
+        play(OraclePolicy(), [0], make_env=make_env)
+    (record,) = play(OraclePolicy(), [0], make_env=lambda: Graded(tasks=_TASKS))
+    assert record.scores == {"em": 0.5}
+
+
+class Payer:
+    """Pays its goal, whatever happens."""
+
+    def reset(self, goal: float, **row: Any) -> None:
+        self.goal = goal
+
+    def get_reward(self) -> float:
+        return self.goal
+
+
+def test_a_reward_of_a_trl_class_is_a_success_from_0_to_1() -> None:
+    rows = [{"prompt": "Go.", "goal": goal} for goal in (-1.0, 0.5, 3.0)]
+    policy = Talker()
+    policy.act = lambda inputs: ["Done." for _ in inputs]  # type: ignore[method-assign]
+    records = play(policy, range(3), make_env=lambda: TRLClassEnv(factory=Payer, rows=rows))
+    assert [(record.scores["em"], record.episode_return) for record in records] == [(0, -1), (0.5, 0.5), (1, 3)]
 
 
 def test_an_episode_that_never_ends_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from agent_r1_gym.core.parsing import make_parser
 from agent_r1_gym.core.types import Message, ToolCall
 from agent_r1_gym.errors import DatasetError
 from agent_r1_gym.run.evaluation.run_folder import RunFolder
+from agent_r1_gym.run.policies import OraclePolicy, PolicyInput
 from agent_r1_gym.run.trajectory_files import FORMATS, Conversation, read_conversations, write_rows
 from tests.kit.commands import call
 
@@ -301,3 +303,49 @@ def test_a_folder_of_datasets(run_folder: Path, capsys: pytest.CaptureFixture[st
     assert len(table) == 2
     assert json.loads(table[0]["tools"])[0]["function"]["name"] == "search"
     assert table[0]["messages"][2]["tool_calls"][0]["function"]["name"] == "search"
+
+
+CALL = '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
+
+
+class Eager(OraclePolicy):
+    """Calls more often than a turn may, then once with a malformed call, then answers."""
+
+    name = "eager"
+
+    def act(self, inputs: Sequence[PolicyInput]) -> list[str]:
+        turns = (CALL * 17, CALL + "<tool_call>{bad</tool_call>", "<answer>x</answer>")
+        return [turns[state.turn] for state in inputs]
+
+
+def test_calls_without_a_result_stay_in_the_text(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("FictionQA", "-n", "1", "--policy", "tests.run.test_trajectory_files:Eager", "--out", "played")
+    assert call(capsys, "eval", *words)[0] == 0
+    status, _, errors = call(capsys, "data", "export", "played", "--out", "file.jsonl")
+    assert status == 0, errors
+    (conversation,) = read_conversations(Path("file.jsonl"))
+    turns = [(len(each.tool_calls), each.content) for each in conversation.messages if each.role == "assistant"]
+    assert turns == [(0, CALL * 17), (1, "<tool_call>{bad</tool_call>"), (0, "<answer>x</answer>")]
+
+
+@pytest.mark.parametrize("thought", ["", f"<think>{CALL}</think>"])
+@pytest.mark.parametrize("bad", ["<tool_call>{bad</tool_call>", "<tool_call>[]</tool_call>"])
+def test_a_malformed_call_is_not_split_off(bad: str, thought: str) -> None:
+    parser = make_parser("hermes")
+    expected = (ToolCall("search", {"query": "x"}),)
+    assert parser.split_calls(f"{thought}{CALL}{bad}") == (f"{thought}{bad}", expected)
+    assert parser.split_calls(f"{thought}{bad}{CALL}") == (f"{thought}{bad}", expected)
+
+
+def test_an_episode_without_turns_is_left_out_and_the_folder_may_be_the_current_one(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call(capsys, "eval", "FictionQA", "-n", "1", "--policy", "oracle", "--out", "played")[0] == 0
+    folder = RunFolder(run_folder / "played")
+    (record,) = folder.episodes()
+    folder.add(replace(record, sample=1, turns=(), messages=record.messages[:2]))
+    folder.close()
+    monkeypatch.chdir("played")
+    status, _, errors = call(capsys, "data", "export", ".")
+    assert status == 0 and "1 conversation without a turn of the model left out" in errors
+    assert [each.id for each in read_conversations(run_folder / "played.messages.jsonl")] == [f"{record.task_id}/0"]

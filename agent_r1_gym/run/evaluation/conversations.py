@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from agent_r1_gym.run.mixture import EnvConfig
 from agent_r1_gym.run.record import Trajectory
 from agent_r1_gym.run.trajectory_files import Conversation
 from agent_r1_gym.run.trust import Trust
+from agent_r1_gym.support.terminal import print_note
 
 CALLS = ("structured", "text")
 """How calls are written: as `tool_calls`, or in the text, as the model wrote them."""
@@ -25,6 +27,8 @@ CALLS = ("structured", "text")
 
 def run_conversations(run: Path, *, calls: str = "structured", trust: Trust) -> Iterator[Conversation]:
     """Yield each context of each episode of a run; an episode whose history was rewritten has several.
+
+    A context without a turn of the model has nothing to learn from, and is left out with a note.
 
     The environment is made again, for its tools and to read the turns with its parser. With structured calls the system
     message is the one that the environment gives to a client with structured calls, without a format in text.
@@ -46,9 +50,15 @@ def run_conversations(run: Path, *, calls: str = "structured", trust: Trust) -> 
     )
     env = make_text_env(member.env_id, dict(member.options))
     clients = _env_for_clients(member, env) if calls == "structured" else None
+    empty = 0
     for record in folder.episodes():
-        yield from _conversations(record, env, clients)
+        for conversation in _conversations(record, env, clients):
+            empty += not conversation.turns
+            if conversation.turns:
+                yield conversation
     env.close()
+    if empty:
+        print_note(f"{empty} conversation{'' if empty == 1 else 's'} without a turn of the model left out.")
 
 
 def _env_for_clients(member: EnvConfig, env: TextEnv) -> TextEnv | None:
@@ -131,12 +141,15 @@ def find_tasks(conversations: Sequence[Conversation], env: ToolEnv) -> list[int 
 
 
 def _structured(messages: Sequence[Message], env: ToolEnv, system: Message | None) -> list[Message]:
-    """Move calls out of the text; ids are new, since servers repeat them from turn to turn."""
+    """Move calls out of the text; ids are new, since servers repeat them from turn to turn.
+
+    Calls that were not executed, since there were too many, stay in the text: no results follow, as others expect them.
+    """
     rows: list[Message] = []
     number = 0
     waiting: list[str] = []
     before, after = env.parser.show_outcome("\0").split("\0")  # what the format puts around a result
-    for message in messages:
+    for position, message in enumerate(messages):
         if message.role == "system":
             rows += [system] if system is not None else []
         elif message.role == "tool" and waiting:
@@ -151,7 +164,10 @@ def _structured(messages: Sequence[Message], env: ToolEnv, system: Message | Non
                         f"The format {env.parser.name!r} does not separate calls from text (`Parser.split_calls`); use "
                         "--calls text."
                     )
-            named = tuple(replace(call, id=f"call_{number + position}") for position, call in enumerate(calls))
+                rest = messages[position + 1 :]
+                if rest and len(calls) > len(list(itertools.takewhile(lambda each: each.role == "tool", rest))):
+                    content, calls = message.content, ()
+            named = tuple(replace(call, id=f"call_{number + place}") for place, call in enumerate(calls))
             number += len(named)
             waiting = [call.id for call in named if call.id]
             rows.append(Message("assistant", content, tool_calls=named))

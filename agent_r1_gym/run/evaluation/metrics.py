@@ -296,7 +296,7 @@ def compare_records(ours: Sequence[Trajectory], theirs: Sequence[Trajectory], *,
 
     `questions` (number), and by metric `em`, `f1`, `sub_em`, `support_recall`, `turns`, `calls`: `difference` (ours -
     theirs; the score of a question is the mean of its samples), `low`, `high`, `p_value` (sign-flip test); for `em`
-    with one sample each also `mcnemar_p_value`. If no episode has an `em`, also `return`.
+    with one sample each, of scores 0 and 1, also `mcnemar_p_value`. If no episode has an `em`, also `return`.
 
     Raises:
         ConfigurationError: no question is in both.
@@ -306,13 +306,14 @@ def compare_records(ours: Sequence[Trajectory], theirs: Sequence[Trajectory], *,
     if not common:
         raise ConfigurationError("The runs have finished no question in common; resume them first.")
     result: Summary = {"questions": len(common)}
+    is_single = all(len(left[index]) == len(right[index]) == 1 for index in common)
     for name in _PAIRED:
         pairs = [(_mean(left[index], name), _mean(right[index], name)) for index in common]
         pairs = [(mine, theirs_mean) for mine, theirs_mean in pairs if mine is not None and theirs_mean is not None]
         if pairs and (name != "return" or "em" not in result):
             mine, theirs_mean = zip(*pairs, strict=True)
             result[name] = paired_bootstrap(mine, theirs_mean, proportion=name in PROPORTIONS, seed=seed)._asdict()
-            if name == "em" and all(len(left[index]) == len(right[index]) == 1 for index in common):
+            if name == "em" and is_single and {*mine, *theirs_mean} <= {0.0, 1.0}:
                 result[name]["mcnemar_p_value"] = mcnemar_test(mine, theirs_mean)
     return result
 

@@ -2,7 +2,8 @@
 
 A record holds the turns, the messages, and the result of each call. The transitions of an episode are rebuilt from them
 with the parser of the environment, and the reward terms are applied. Structured tool data (`ToolOutcome.data`) is not
-recorded: a term that reads it is copied from the record if the run had the same term, and rejected by name otherwise.
+recorded, nor is with `feedback="short"` the text of a failed call: a term that reads them is copied from the record if
+the run had the same term, and rejected by name otherwise.
 
 A judge's values are compared with gold where there is gold. Episodes on which it failed are listed with the run's
 infrastructure failures, and not scored.
@@ -19,6 +20,7 @@ from typing import Any
 import gymnasium
 
 from agent_r1_gym.core.judge import Judge
+from agent_r1_gym.core.parsing import Parser
 from agent_r1_gym.core.rewards import RewardSet, RewardTerm, prepare_rewards
 from agent_r1_gym.core.text import encodable
 from agent_r1_gym.core.tool_env import ToolEnv, drop_calls_over_limit
@@ -43,23 +45,22 @@ class NotRecordedError(Exception):
 
 
 class RecordedOutcome(ToolOutcome):
-    """A recorded tool outcome: `ok`, `error`, and as `content` the text that the model saw.
+    """A recorded tool outcome: `ok`, `error`, and as `content` the sanitised text of the tool (None: not recorded).
 
     Other fields raise: a silent None would score as if the tool had returned nothing.
     """
 
     __slots__ = ()
 
-    def __init__(self, text: str, error: str | None) -> None:
+    def __init__(self, text: str | None, error: str | None) -> None:
         for name, value in (("content", text), ("ok", error is None), ("error", error)):
-            object.__setattr__(self, name, value)  # the base class is frozen
+            if name != "content" or text is not None:
+                object.__setattr__(self, name, value)  # the base class is frozen
 
-    def _not_recorded(self) -> Any:
-        raise NotRecordedError
-
-    data = property(_not_recorded)
-    latency = property(_not_recorded)
-    retry_after = property(_not_recorded)
+    def __getattr__(self, name: str) -> Any:
+        if name in ToolOutcome.__slots__:
+            raise NotRecordedError
+        raise AttributeError(name)
 
 
 def rescore(run: Path, out: Path, reward: Sequence[str] | None = None, *, trust: Trust) -> Summary:
@@ -198,6 +199,9 @@ def transitions(record: Trajectory, task: Task, env: ToolEnv) -> Iterator[Transi
     """
     earlier: tuple[Transition, ...] = ()
     replies = _replies(record)
+    tools = tuple(env.make_tools(task))
+    if tools != env.toolbox.tools:
+        env._set_tools(tools)  # a tool may play the user: then an answer is a call
     for number, turn in enumerate(record.turns):
         # Turns with too many calls, or over the history budget, had none executed; begin them in the same way.
         over_budget = not turn.call_errors
@@ -212,7 +216,8 @@ def transitions(record: Trajectory, task: Task, env: ToolEnv) -> Iterator[Transi
                 f"{len(turn.call_errors)} calls and the errors {list(turn.parse_errors)}. The parser or its version "
                 "has changed; play the episodes again."
             )
-        outcomes = tuple(map(RecordedOutcome, texts, turn.call_errors))
+        shown = zip(texts, turn.call_errors, strict=True)
+        outcomes = tuple(RecordedOutcome(_tool_text(text, error, env.parser), error) for text, error in shown)
         terminated = last and record.terminated
         truncated = last and record.end_reason in _TRUNCATED_BY_ENV
         transition = Transition(task, number, parsed, outcomes, terminated, truncated, earlier)
@@ -232,6 +237,15 @@ def _replies(record: Trajectory) -> list[list[str]]:
             after[-1].append(message.content)
     missing = len(record.turns) - len(after)
     return [[]] * missing + after[max(0, -missing) :]
+
+
+def _tool_text(shown: str, error: str | None, parser: Parser) -> str | None:
+    """Take off what the format and a failure put around the text of a tool; None: only its code is recorded."""
+    before, after = parser.show_outcome("\0").split("\0")
+    text = shown.removeprefix(before).removesuffix(after)
+    if error is None:
+        return text
+    return None if text == f"error {error}" else text.removeprefix(f"Error ({error}): ")
 
 
 def _task_of(record: Trajectory, env: ToolEnv) -> Task:
@@ -267,9 +281,9 @@ def _value(record: Trajectory, term: RewardTerm, known: bool, transition: Transi
             return recorded[term.name]
         raise ConfigurationError(
             f"The reward term {term.name!r} reads a field of a tool outcome that is not recorded (data, latency or "
-            "retry_after), and the run did not have this term. Drop the term (--reward takes single terms as "
-            "MODULE:NAME "
-            "too), or play the episodes again with this reward."
+            "retry_after; with feedback='short' also the content of a failed call), and the run did not have this "
+            "term. Drop the term (--reward takes single terms as MODULE:NAME too), or play the episodes again with "
+            "this reward."
         ) from None
 
 

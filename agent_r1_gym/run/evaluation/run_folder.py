@@ -13,8 +13,9 @@
 `episodes.jsonl`: one finished episode per line, written as it ends; when the run is complete, sorted by `task_index`
     and `sample`. Nothing in it depends on time or on the machine, so that two files of one run are equal byte by byte.
     Keys: those of `run.record.Trajectory` except `seconds` and `tokens`. Infrastructure failures are not in it.
-`infra_failures.jsonl`: the episodes whose backend failed in every attempt (see `InfraFailure`). Rewritten by every
-    start; resuming plays them again. Absent if there are none.
+`infra_failures.jsonl`: the episodes whose backend failed in every attempt (see `InfraFailure`). Written at the end of a
+    start, absent if there are none; resuming plays them again. After a start that stopped early, it also lists episodes
+    that have finished since: `RunFolder.failures` drops these.
 `timings.jsonl`: one line per episode: `task_index`, `sample`, `seconds` (wall clock, including waits). The last line of
     an episode counts; lines may be missing after a crash.
 `run.lock`: held by the process that writes.
@@ -204,15 +205,20 @@ class RunFolder:
         return [last[key] for key in sorted(last)]
 
     def failures(self) -> list[InfraFailure]:
-        """Read the episodes whose backend failed in every attempt.
+        """Read the episodes whose backend failed in every attempt, without those that have finished since.
 
         Raises:
             DatasetError: a line is not such a failure.
         """
+        if not self.infra_failures_path.exists():
+            return []
+        done = {(record.task_index, record.sample) for record in self.episodes()}
         failures = []
         for location, row in read_json_lines(self.infra_failures_path):
             try:
-                failures.append(InfraFailure(**row))
+                failure = InfraFailure(**row)
+                if (failure.task_index, failure.sample) not in done:
+                    failures.append(failure)
             except TypeError as error:
                 raise DatasetError(f"{location}: expected a failed episode; {error}.") from error
         return failures
@@ -294,9 +300,7 @@ class RunFolder:
                 # Line by line: a shard that is being resumed, or was killed, may end in an incomplete line.
                 rows = (row for other in others for _, row in read_json_lines(other.path / name))
                 temporary.write_bytes(b"".join(map(json_line, rows)))
-        done = {(record.task_index, record.sample) for record in self.episodes()}
-        failures = [failure for other in others for failure in other.failures()]
-        return [failure for failure in failures if (failure.task_index, failure.sample) not in done]
+        return [failure for other in others for failure in other.failures()]
 
     def finish(self, failures: Sequence[InfraFailure], metrics: Mapping[str, Any]) -> None:
         """Sort the episodes, and write failures and metrics."""

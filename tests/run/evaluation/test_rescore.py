@@ -14,7 +14,9 @@ import gymnasium
 import pytest
 
 from agent_r1_gym.cli.main import main
+from agent_r1_gym.core.parsing import ReToolParser
 from agent_r1_gym.core.rewards import RewardTerm, repeated_query
+from agent_r1_gym.core.tool import Tool
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import ParsedTurn, Task, ToolCall, ToolOutcome, Transition
 from agent_r1_gym.errors import ConfigurationError
@@ -24,6 +26,7 @@ from agent_r1_gym.run.evaluation.run_folder import RunFolder
 from agent_r1_gym.run.policies import OraclePolicy, PolicyInput
 from agent_r1_gym.run.record import Trajectory
 from agent_r1_gym.run.session import Job, Session, step_sessions
+from tests.core.test_user_turns import Parrot
 from tests.kit.helpers import TASKS, EchoTool, play
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "warehouse"
@@ -173,6 +176,60 @@ def test_an_end_from_outside_is_rewarded_as_it_was(reward: Any, turns: list[str]
     assert rescore_episode(record, env, env.rewards).turns == record.turns
     *_, last = transitions(record, env.tasks[0], env)
     assert last.truncated and last.turn == len(turns) and len(last.earlier) == len(turns)
+
+
+def played_with(reward: Any, turn: str, **options: Any) -> tuple[Trajectory, ToolEnv]:
+    """An episode of one turn and an answer, and its environment."""
+    env = ToolEnv(tasks=TASKS, tools=[EchoTool()], reward=reward, **options)
+    session = Session(env, Job(0))
+    for action in (turn, "<answer>Paris</answer>"):
+        step_sessions([session], [action])
+    return session.record(), env
+
+
+@pytest.mark.parametrize(
+    ("text", "turn", "options"),
+    [
+        ("There is no tool", CALL.replace("echo", "fly"), {}),
+        ("echo x", "<code>x</code>", {"parser": ReToolParser("echo", "text")}),
+    ],
+)
+def test_a_term_reads_the_text_of_the_tool(text: str, turn: str, options: dict[str, Any]) -> None:
+    def starts(transition: Transition) -> float:
+        return float(any(outcome.content.startswith(text) for outcome in transition.outcomes))
+
+    record, env = played_with(["em", starts], turn, **options)
+    assert [played.reward for played in record.turns] == [1.0, 1.0]
+    assert rescore_episode(record, env, ToolEnv(tasks=TASKS).rewards).turns == record.turns
+
+
+def test_short_feedback_keeps_no_text_of_a_failed_call() -> None:
+    def length(transition: Transition) -> float:
+        return float(sum(len(outcome.content) for outcome in transition.outcomes))
+
+    record, env = played_with(length, CALL.replace("echo", "fly"), feedback="short")
+    assert rescore_episode(record, env, env.rewards).turns == record.turns
+    with pytest.raises(ConfigurationError, match="with feedback='short' also the content of a failed call"):
+        rescore_episode(record, env, ToolEnv(tasks=TASKS).rewards)
+
+
+class Talk(ToolEnv):
+    """Its user comes with the task."""
+
+    def __init__(self) -> None:
+        super().__init__(tasks=TASKS, plain_turn="answer", max_turns=2)
+
+    def make_tools(self, task: Task) -> list[Tool]:
+        return [EchoTool(), Parrot()]
+
+
+def test_a_user_that_comes_with_the_task_is_talked_to_again() -> None:
+    policy = OraclePolicy()
+    policy.act = lambda inputs: ["Hello!" for _ in inputs]  # type: ignore[method-assign]
+    (record,) = play(policy, [0], Talk)
+    assert [turn.call_errors for turn in record.turns] == [(None,), (None,)]
+    env = Talk()
+    assert rescore_episode(record, env, env.rewards).turns == record.turns
 
 
 class OddEnv(ToolEnv):
