@@ -120,23 +120,21 @@ class Container:
             InfrastructureError: the container has ended.
             OSError: the source cannot be read, or has more than 64 MiB.
         """
-        archive = io.BytesIO()
-        with tarfile.open(fileobj=archive, mode="w") as tar:
-            if source.is_dir():
-                for path in sorted(source.iterdir()):
-                    tar.add(path, path.name, filter=_owned_by_root)
-            else:
-                target, _, name = target.rpartition("/")
-                tar.add(source, name, filter=_owned_by_root)
-        if archive.tell() > MAX_FILES_BYTES:
-            raise OSError(f"{source} has more than {MAX_FILES_BYTES} bytes")
-        self._request(_GRACE, archive.getvalue(), kind="write", folder=target or "/", replace=replace)
+        if source.is_dir():
+            self.unpack(pack(source), target, replace=replace)
+        else:
+            folder, _, name = target.rpartition("/")
+            self.unpack(pack(source, name), folder or "/", replace=replace)
+
+    def unpack(self, archive: bytes, folder: str, *, replace: bool = False) -> None:
+        """Unpack what `pack` returned into a folder; `replace` removes what was there before."""
+        self._request(_GRACE, archive, kind="write", folder=folder, replace=replace)
 
     def make_folder(self, folder: str, *, replace: bool = False) -> None:
         """Create a folder; `replace` removes what was there before, files of the agent included."""
         empty = io.BytesIO()
         tarfile.open(fileobj=empty, mode="w").close()
-        self._request(_GRACE, empty.getvalue(), kind="write", folder=folder, replace=replace)
+        self.unpack(empty.getvalue(), folder, replace=replace)
 
     def read(self, path: str, *, max_bytes: int = 2**20) -> bytes | None:
         """Read a regular file; None if there is none."""
@@ -186,8 +184,25 @@ class Container:
         if message is None:
             raise InfrastructureError("The container has ended.")
         if "error" in message[0]:
-            raise OSError(message[0]["error"])
+            failure = OSError(message[0]["error"])
+            failure.errno = message[0].get("errno")
+            raise failure
         return message
+
+
+def pack(source: Path, name: str = "") -> bytes:
+    """Pack the contents of a folder, or a file under a name, for `Container.unpack`.
+
+    Raises:
+        OSError: the source cannot be read, or has more than 64 MiB.
+    """
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for path, inside in [(source, name)] if name else [(each, each.name) for each in sorted(source.iterdir())]:
+            tar.add(path, inside, filter=_owned_by_root)
+    if archive.tell() > MAX_FILES_BYTES:
+        raise OSError(f"{source} has more than {MAX_FILES_BYTES} bytes")
+    return archive.getvalue()
 
 
 def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:

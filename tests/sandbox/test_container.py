@@ -100,7 +100,7 @@ class TestFiles:
         (tmp_path / "old").write_text("ran")
         with tarfile.open(fileobj=packed, mode="w") as archive:
             archive.add(tmp_path / "old", "new")
-        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+        monkeypatch.delattr(tarfile, "tar_filter", raising=False)
         monkeypatch.setattr(tarfile.TarFile, "extractall", lambda archive, path: unpack(archive, path))
         Programs._write(object.__new__(Programs), packed.getvalue(), str(tmp_path / "folder"), replace=False)
         assert (tmp_path / "folder" / "new").read_text() == "ran"
@@ -132,8 +132,35 @@ class TestConfinement:
             assert refusal in bash(container, attack).output, attack
         assert bash(container, "id -u; ls /home /root").output.split()[0] != "0"
 
+    def test_what_the_host_brings_can_be_neither_moved_nor_replaced(self, container):
+        """Else the programs that test the work would be the agent's."""
+        python = bash(container, "dirname $(which python3)").output.strip()
+        above = ["/".join(python.split("/")[:depth]) for depth in range(2, python.count("/") + 2)]
+        for folder in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/usr", "/etc", "/dev", "/proc", *above):
+            move = f'python3 -c \'import os; os.rename("{folder}", "/elsewhere")\''
+            assert bash(container, f"({move}; rm -rf {folder}) 2> /dev/null; ls -d {folder}").output == f"{folder}\n"
+            assert bash(container, f"echo > {folder}/x").exit_code, folder
+        assert bash(container, "/bin/sh -c 'python3 -c \"print(1)\"' < /dev/null").output == "1\n"
+        assert bash(container, "echo 1 > /dev/shm/x; echo 1 > /new; cat /dev/shm/x /new").output == "1\n1\n"
+
+    def test_sockets_of_a_hypervisor_are_refused(self, container):
+        made = "python3 -c 'import socket; socket.socket({})'"
+        assert "not permitted" in bash(container, made.format("40, socket.SOCK_STREAM")).output
+        for family in ("AF_UNIX", "AF_INET", "AF_INET6"):
+            assert bash(container, made.format(f"socket.{family}")).exit_code == 0
+
+    def test_a_container_has_processes_of_its_own(self, container):
+        with Container() as other, ThreadPoolExecutor(1) as pool:
+            busy = pool.submit(bash, other, "for i in $(seq 300); do sleep 2 & done 2> /dev/null; sleep 1")
+            for _ in range(5):
+                assert (
+                    bash(container, "sleep .1; for i in $(seq 30); do sleep 0 & done; wait; echo ran").output == "ran\n"
+                )
+            busy.result()
+
     def test_a_program_does_not_end_the_container(self, container):
         bash(container, "kill -9 1; kill -9 -1; exit 0")
+        bash(container, "prlimit --pid 1 --cpu=1:1; timeout 3 cat /dev/zero > /dev/null")
         bash(container, ":(){ :|:& };:", seconds=0.3)
         container.stop_programs()
         assert bash(container, "echo alive").output == "alive\n"

@@ -71,6 +71,7 @@ def test_every_way_to_end_has_a_status(sandbox):
         ("import os\nos._exit(3)", "killed", "exited with status 3"),
         ("import ctypes\nctypes.string_at(0)", "killed", "SIGSEGV"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "killed", "SIGKILL"),
+        ("import os\nos.kill(os.getpid(), 40)", "killed", "killed by signal 40"),
         ("while True: print('x' * 1000)", "output", "bytes were printed"),
         ("class E(BaseException):\n    def __str__(self): raise self\nraise E", "error", "E: <exception str() failed>"),
         ("import os\nfor fd in range(64):\n    try: os.close(fd)\n    except OSError: pass", "killed", "exited"),

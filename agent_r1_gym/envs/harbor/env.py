@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,8 @@ from agent_r1_gym.core.tool import Tool
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import ScriptedPolicy, ScriptedTurn, Task, ToolCall, Transition
 from agent_r1_gym.envs.harbor.tasks import SAMPLE, HarborTask, read_tasks
-from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.sandbox.container import Container
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError
+from agent_r1_gym.sandbox.container import Container, pack
 from agent_r1_gym.sandbox.interface import check_time_limit
 from agent_r1_gym.support.checks import check_path, is_number
 from agent_r1_gym.tools.shell import MAX_COMMAND_CHARS, ShellTool
@@ -23,6 +24,7 @@ from agent_r1_gym.tools.shell import MAX_COMMAND_CHARS, ShellTool
 _SAMPLE_FOLDER = Path(__file__).parent / "sample"
 _VERIFIER = "/logs/verifier"
 _DONE = "done"
+_OF_THE_MACHINE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 # --- grading ---------------------------------------------------------------------------------------------------------
@@ -50,11 +52,15 @@ def run_tests(task: HarborTask, container: Container, max_seconds: float) -> Ver
     started are killed, and `/tests` and `/logs/verifier` are replaced, whatever it put there.
 
     Raises:
-        InfrastructureError: the container has ended.
+        InfrastructureError: the container has ended, the tests cannot be read, or this machine cannot start them.
     """
+    try:
+        tests = pack(task.folder / "tests")
+    except OSError as error:
+        raise InfrastructureError(f"The tests of {task.id} cannot be read: {error}") from error
     container.stop_programs()
     try:
-        container.copy_in(task.folder / "tests", "/tests", replace=True)
+        container.unpack(tests, "/tests", replace=True)
         container.make_folder(_VERIFIER, replace=True)
         container.make_folder(task.workdir)
         result = container.run(
@@ -64,7 +70,10 @@ def run_tests(task: HarborTask, container: Container, max_seconds: float) -> Ver
             environment={**task.environment, **task.test_environment, "PYTHONNOUSERSITE": "1"},
         )
         reward = None if result.timed_out else _reward(container)
-    except OSError:  # the agent has filled the disk, or put a file in the place of a folder
+    except OSError as error:
+        if error.errno in _OF_THE_MACHINE:
+            raise InfrastructureError(f"The tests of {task.id} cannot be started: {error}") from error
+        # The agent has filled the disk, or put a file in the place of a folder.
         return Verdict(0.0, has_reward=False)
     if result.timed_out:
         return Verdict(0.0, timed_out=True, has_reward=False)

@@ -16,7 +16,7 @@ from typing import Any
 
 from agent_r1_gym.core.types import Task
 from agent_r1_gym.errors import DatasetError, InfrastructureError
-from agent_r1_gym.sandbox.container import Container
+from agent_r1_gym.sandbox.container import MAX_FILES_BYTES, Container
 from agent_r1_gym.support.checks import frozen, is_number
 from agent_r1_gym.support.json_data import not_utf8
 
@@ -130,6 +130,9 @@ def read_task(folder: Path) -> HarborTask:
     for name in (_INSTRUCTION, _TEST):
         if not (folder / name).is_file():
             raise DatasetError(f"{folder} has no {name}.")
+    tests = sum(path.stat().st_size for path in (folder / "tests").rglob("*") if path.is_file())
+    if tests > MAX_FILES_BYTES:
+        raise _refused(folder, f"its tests have {tests} bytes, more than {MAX_FILES_BYTES}")
     image = _read_dockerfile(folder)
     verifier, metadata = _table(config, "verifier"), _table(config, "metadata")
     seconds = verifier.get("timeout_sec", _DEFAULT_TEST_SECONDS)

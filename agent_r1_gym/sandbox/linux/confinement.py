@@ -14,6 +14,7 @@ from types import ModuleType
 from agent_r1_gym.sandbox.linux import kernel, seccomp
 
 UNPRIVILEGED_ID = 65534
+_FIRST_OWN_USER = 0x60000000
 """User and group of workers whose fork server was started by root."""
 BOX = "/box"
 """The private folder inside a mount namespace."""
@@ -218,11 +219,23 @@ def remove_folder(path: str) -> None:
         os.rmdir(path)
 
 
-def drop_root() -> None:
+def drop_root(user: int = UNPRIVILEGED_ID) -> None:
     """Become an unprivileged user, for good."""
     os.setgroups([])
     os.setresgid(UNPRIVILEGED_ID, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
-    os.setresuid(UNPRIVILEGED_ID, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
+    os.setresuid(user, user, user)
+
+
+def own_user() -> int:
+    """Choose a user for this process alone, since limits of processes count those of a user on the whole machine.
+
+    Returns:
+        An id that no other process has; `UNPRIVILEGED_ID` where such ids are not mapped.
+    """
+    user = _FIRST_OWN_USER + os.getpid()
+    with open("/proc/self/uid_map", encoding="ascii") as table:
+        ranges = [tuple(map(int, line.split())) for line in table]
+    return user if any(first <= user < first + count for first, _, count in ranges) else UNPRIVILEGED_ID
 
 
 def _limit_resources() -> None:

@@ -31,6 +31,7 @@ from agent_r1_gym.sandbox.linux.confinement import (
     count_tasks,
     drop_root,
     empty_folder,
+    own_user,
     staging_folder,
 )
 
@@ -50,13 +51,14 @@ FOLDERS = (
 """Folders that a container has from the start, as those of Harbor do."""
 MAX_PROGRAMS = 128
 _MAX_FILES = 100_000
+_SHARED_MEMORY = "64m"
 _NAMESPACES = (
     kernel.NEW_MOUNT | kernel.NEW_NET | kernel.NEW_IPC | kernel.NEW_UTS | kernel.NEW_PID
 )  # the process namespace begins with the next fork
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/random")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types")
-_USERS = f"root:x:0:0:root:/root:/bin/sh\nagent:x:{UNPRIVILEGED_ID}:{UNPRIVILEGED_ID}:agent:/root:/bin/bash\n"
+_USERS = "root:x:0:0:root:/root:/bin/sh\nagent:x:{user}:{group}:agent:/root:/bin/bash\n"
 _GROUPS = f"root:x:0:\nagent:x:{UNPRIVILEGED_ID}:\n"
 _READ_AT_ONCE = 1 << 16
 
@@ -86,24 +88,26 @@ def main() -> None:
 def _enter(options: dict[str, Any]) -> None:
     """Confine this process for good. It forks: the parent waits for the container to end, the child returns."""
     privileged = kernel.has_capability_to_mount()
-    user, group = os.getuid(), os.getgid()
+    user, group = own_user() if privileged else os.getuid(), os.getgid()
     kernel.unshare(_NAMESPACES | (0 if privileged else kernel.NEW_USER))
     if not privileged:
         kernel.map_user(UNPRIVILEGED_ID, user, group)
     socket.sethostname("container")
     kernel.keep_mounts_private()
-    tasks = count_tasks(UNPRIVILEGED_ID if privileged else user)
-    kernel.enter_root(_build_root(options["python"], options["disk"], owned_by_root=privileged))
+    tasks = count_tasks(user)
+    kernel.enter_root(_build_root(options["python"], options["disk"], owner=user if privileged else None))
     first = os.fork()
     if first:
         os.close(options["control"])
         os.waitpid(first, 0)
         os._exit(0)
     kernel.die_with_parent()
-    with contextlib.suppress(kernel.KernelError):  # some hosts mask parts of /proc, and then refuse a new one
+    try:
         kernel.mount_processes("/proc")
+    except kernel.KernelError:  # some hosts mask parts of /proc, and then refuse a new one
+        _mount_frozen("/proc")
     if privileged:
-        drop_root()
+        drop_root(user)
     kernel.drop_capabilities()
     kernel.no_new_privileges()
     kernel.install_filter(seccomp.program_filter(kernel.MACHINE))
@@ -120,34 +124,66 @@ def _enter(options: dict[str, Any]) -> None:
         resource.setrlimit(what, (least, least))
 
 
-def _build_root(python: list[str], disk: int, *, owned_by_root: bool) -> str:
-    """Mount a root in memory, with the host's programs read-only, below a folder; return the folder."""
-    sources = [path for path in (*_SYSTEM, *python) if os.path.isdir(path) and not os.path.islink(path)]
-    root = staging_folder(sources)
+def _build_root(python: list[str], disk: int, *, owner: int | None) -> str:
+    """Mount a root in memory, with the host's programs read-only, below a folder; return the folder.
+
+    Programs that test the work must not run or load what the agent left in the place of the system. The agent may move
+    whatever lies in a folder of its own, such as the root, but no mount. So each name of the system in the root is a
+    mount, also where the host has a link, and so is the topmost folder above a Python elsewhere.
+
+    Args:
+        python: folders of Python outside of /usr.
+        disk: size of the root.
+        owner: user that gets the folders; None: this one.
+    """
+    root = staging_folder([*_SYSTEM, *python])
     kernel.mount_memory(root, f"size={disk},nr_inodes={_MAX_FILES},mode=755", executable=True)
-    os.mkdir(f"{root}/etc")
-    kernel.mount_memory(f"{root}/etc", "size=1m,mode=755")
-    for name, text in (("passwd", _USERS), ("group", _GROUPS)):
+    held = dict.fromkeys(folder for folder in map(_holder, python) if folder not in python)
+    for folder in ("/etc", "/dev", *held):
+        os.makedirs(f"{root}{folder}", exist_ok=True)
+        kernel.mount_memory(f"{root}{folder}", "size=1m,mode=755")
+    for path in _SYSTEM:
+        if os.path.isdir(path):
+            bind_into(root, path)
+        else:
+            _mount_frozen(f"{root}{path}")
+    for path in (*python, *filter(os.path.exists, _SETTINGS)):
+        bind_into(root, path)
+    _write_settings(root, UNPRIVILEGED_ID if owner is None else owner)
+    for folder in ("/proc", *FOLDERS):
+        os.makedirs(f"{root}{folder}", exist_ok=True)
+    kernel.mount_memory(f"{root}/dev/shm", f"size={_SHARED_MEMORY},mode=1777", executable=True)
+    if owner is not None:
+        for folder in ("", *FOLDERS, "/logs"):
+            os.chown(f"{root}{folder}", owner, UNPRIVILEGED_ID)
+    for folder in ("/etc", "/dev", *held):
+        kernel.freeze_mount(f"{root}{folder}")
+    return root
+
+
+def _write_settings(root: str, user: int) -> None:
+    """Write the users of a container, and make its devices."""
+    for name, text in (("passwd", _USERS.format(user=user, group=UNPRIVILEGED_ID)), ("group", _GROUPS)):
         with open(f"{root}/etc/{name}", "w", encoding="ascii") as file:
             file.write(text)
-    for path in _SYSTEM:
-        if os.path.islink(path):
-            os.symlink(os.readlink(path), f"{root}{path}")
-    for path in (*sources, *filter(os.path.exists, _SETTINGS)):
-        bind_into(root, path)
     for device in _DEVICES:
         bind_into(root, device, writable=True)
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{target}", f"{root}/dev/{name}")
-    os.makedirs(f"{root}/proc")
-    for folder in FOLDERS:
-        os.makedirs(f"{root}{folder}", exist_ok=True)
-    if owned_by_root:
-        for folder in ("", *FOLDERS, "/logs"):
-            os.chown(f"{root}{folder}", UNPRIVILEGED_ID, UNPRIVILEGED_ID)
-    # Programs that test the work must not load what the agent left there, such as ld.so.preload.
-    kernel.freeze_mount(f"{root}/etc")
-    return root
+
+
+def _holder(path: str) -> str:
+    """Return the topmost folder above a path that lies in a folder of the agent; maybe the path itself."""
+    parts = path.strip("/").split("/")
+    above = ("/" + "/".join(parts[:depth]) for depth in range(1, len(parts)))
+    return next((each for each in above if not any(f"{own}/".startswith(f"{each}/") for own in FOLDERS)), path)
+
+
+def _mount_frozen(path: str) -> None:
+    """Mount an empty folder that stays empty."""
+    os.makedirs(path, exist_ok=True)
+    kernel.mount_memory(path, "size=4k,mode=555")
+    kernel.freeze_mount(path)
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -185,7 +221,8 @@ class Programs:
             try:
                 response, answer = self._requests[request.pop("kind")](body, **request)
             except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:
-                response, answer = {"error": f"{type(error).__name__}: {error}"[:500]}, b""
+                text = f"{type(error).__name__}: {error}"[:500]
+                response, answer = {"error": text, "errno": getattr(error, "errno", None)}, b""
             send(self._control, response, answer)
 
     def _run(
@@ -250,7 +287,7 @@ class Programs:
             _remove(folder)
         os.makedirs(folder, exist_ok=True)
         # Python has filters since 3.11.4. The archive is ours, and a link that leads out of the folder stays in here.
-        options: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        options: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
         with tarfile.open(fileobj=io.BytesIO(body)) as archive:
             archive.extractall(folder, **options)
         return {}, b""

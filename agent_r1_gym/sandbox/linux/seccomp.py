@@ -44,7 +44,7 @@ _FILTERED_SYSCALLS = """
 kill 62 129; tgkill 234 131; fcntl 72 25; ioctl 16 29; prlimit64 302 261; clone 56 220; fork 57 -; vfork 58 -
 chmod 90 -; fchmod 91 52; fchmodat 268 53; prctl 157 167; pidfd_open 434 434; clone3 435 435; seccomp 317 277
 landlock_create_ruleset 444 444; landlock_add_rule 445 445; landlock_restrict_self 446 446; unshare 272 97
-socketpair 53 199; sendto 44 206; recvfrom 45 207; close_range 436 436
+socket 41 198; socketpair 53 199; sendto 44 206; recvfrom 45 207; close_range 436 436
 mount 165 40; umount2 166 39; pivot_root 155 41; mount_setattr 442 442; capset 126 91; setns 308 268
 """
 """Calls whose arguments are checked, or that only the setup makes."""
@@ -82,6 +82,8 @@ _NUMBER, _ARCH, _FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH = 0, 4, 16, 24, 32, 40,
 """Offsets in `struct seccomp_data`: call number, architecture, low words of arguments."""
 _MSG_OOB = 1
 _UNIX = 1
+_FAMILIES = (_UNIX, 2, 10, 16)
+"""Address families of programs: also IPv4, IPv6 and netlink, which a namespace confines. It does not confine VSOCK."""
 
 
 def is_supported(machine: str) -> bool:
@@ -154,6 +156,9 @@ def program_filter(machine: str) -> bytes:
     new_namespace = [_step(_LOAD, _FIRST), _step(_JUMP_ANY_BIT, _NAMESPACE_FLAGS, 1, 0), _step(_RETURN, _ALLOW)]
     program += _when(filtered["clone"], [*new_namespace, _step(_RETURN, _REFUSE)])
     program += _when(filtered["clone3"], [_step(_RETURN, _UNKNOWN)])  # its flags are in memory; clone is called then
+    program += _when(filtered["prlimit64"], _only(_FIRST, (0,)))  # else it could end the first process by a limit
+    for name in ("socket", "socketpair"):
+        program += _when(filtered[name], _only(_FIRST, _FAMILIES))
     # Later calls are unknown here. On x86-64 so are those of a second table, with numbers from 0x40000000.
     program += [_step(_JUMP_AT_LEAST, _NEWEST, 0, 1), _step(_RETURN, _UNKNOWN), _step(_RETURN, _ALLOW)]
     return b"".join(program)

@@ -305,5 +305,7 @@ def _describe_exit(status: int) -> str:
     if os.WIFSIGNALED(status):
         import signal
 
-        return f"The process was killed by {signal.Signals(os.WTERMSIG(status)).name}."
+        number = os.WTERMSIG(status)
+        name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"  # of real time
+        return f"The process was killed by {name}."
     return f"The process exited with status {os.WEXITSTATUS(status)}."

@@ -158,6 +158,11 @@ class TestGrading:
             "rm -r /tests; ln -s /app /tests; echo 'echo 1 > /logs/verifier/reward.txt' > test.sh",
             "echo '{\"reward\": 1}' > /logs/verifier/reward.json",
             "mkdir -p ~/.local/lib; echo 'exec echo 1' > ~/.bashrc; echo 'exec echo 1' > ~/.bash_profile",
+            *(
+                f"B={folder}; mv /$(echo $B | cut -d/ -f2) /gone; mkdir -p $B; PATH=$PATH:/gone; "
+                f"printf '#!/usr/bin/bash\n{write}\n' > $B/bash; chmod +x $B/bash"
+                for folder in ("$(dirname $(which python3))", "/bin", "/usr/local/bin")
+            ),
         ]
         env = make(write_task(tmp_path / "a"))
         for attack in attacks:
@@ -172,7 +177,7 @@ class TestGrading:
     def test_tests_are_hidden_until_the_end(self, tmp_path):
         env = make(write_task(tmp_path / "a"))
         env.reset(seed=0)
-        call = ToolCall("bash", {"command": "ls /tests /solution; find / -path /usr -prune -o -name '*.sh' -print"})
+        call = ToolCall("bash", {"command": "ls /tests /solution; find / -xdev -name '*.sh'"})
         shown = env.step(env.parser.format_call(call))[4]["tool_outcomes"][0].content
         assert "/tests:" in shown
         assert "test.sh" not in shown
