@@ -321,7 +321,8 @@ class AgentTrainer(ResumableTrainer):
         mixture = [] if inputs.environments is None else [member.name for member in self.args.environments]
         for env, name, value in credit_metrics_by_env(inputs, credit, mixture):
             self._log(name if env is None else f"rollout/{env}/{name}", value)
-        trl_internals.set_logged_advantages(self, self.process_group.gather(mean_advantages(inputs, credit)).tolist())
+        advantages = self.process_group.gather(mean_advantages(inputs, credit)).tolist()
+        trl_internals.set_logged_column(self, "advantages", advantages)
         self._compare_with_engine(batch, output, logps)
         every = self.args.trace_steps
         if every and self.batches % every == 0 and self.accelerator.is_main_process:
@@ -456,8 +457,10 @@ class AgentTrainer(ResumableTrainer):
         # Without old log-probs (one update per batch) every ratio is 1, whatever its level.
         by_turn = "turn_ids" in inputs and "old_per_token_logps" in inputs
         self.progress.turn_ratio_inputs = scaled if by_turn else None
+        is_empty = not self.accelerator.reduce(mask.sum(), reduction="sum")
         try:
-            return super()._compute_loss(model, scaled)  # type: ignore[no-untyped-call]
+            with trl_internals.without_token_means(self) if is_empty else nullcontext():
+                return super()._compute_loss(model, scaled)  # type: ignore[no-untyped-call]
         finally:
             self.beta, self.progress.turn_ratio_inputs = beta, None
 
@@ -520,12 +523,16 @@ class AgentTrainer(ResumableTrainer):
         trl_internals.metrics_of(self)[name].append(value)
 
     def _log_rollouts(self, batch: Batch) -> None:
-        """Log metrics of the rollouts of all processes."""
+        """Log metrics of the rollouts of all processes, and correct what TRL has logged of them."""
         own = [RolloutSummary.of(record, row) for record, row in zip(batch.records, batch.rows, strict=True)]
-        gathered = self.process_group.all_gather((own, self.progress.metrics))
+        prompts = [row["prompt"] for row in batch.rows]  # TRL's are of the rows that it passed on
+        parts = self.process_group.all_gather((own, self.progress.metrics, prompts, batch.lengths))
+        summaries, metrics, logged_prompts, lengths = zip(*parts, strict=True)
+        trl_internals.set_logged_column(self, "prompt", list(itertools.chain.from_iterable(logged_prompts)))
+        trl_internals.set_logged_lengths(self, list(itertools.chain.from_iterable(lengths)))
         for name in self.progress.metrics:
-            self._log(name, sum(metrics[name] for _, metrics in gathered))
-        for env, name, value in rollout_metrics([summary for summaries, _ in gathered for summary in summaries]):
+            self._log(name, sum(own_metrics[name] for own_metrics in metrics))
+        for env, name, value in rollout_metrics(list(itertools.chain.from_iterable(summaries))):
             # TRL and its loggers make eval/ENV/... of what evaluations bring.
             group = ["rollout"] if env is None or self.model.training else []
             self._log("/".join([*group, *([env] if env else []), name]), value)

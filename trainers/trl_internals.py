@@ -11,6 +11,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -29,6 +30,7 @@ OVERRIDDEN: Mapping[str, tuple[Any, ...]] = MappingProxyType(
             ...,
         ),
         "_prepare_inputs": ("self", "generation_batch"),
+        "_finalize_training": ("self", ...),
         "_get_train_sampler": ("self", "dataset"),
         "_load_optimizer_and_scheduler": ("self", "checkpoint"),
         "_load_rng_state": ("self", "checkpoint"),
@@ -85,12 +87,37 @@ def metrics_of(trainer: Any, *, training: bool | None = None) -> dict[str, list[
     return metrics
 
 
-def set_logged_advantages(trainer: Any, advantages: Sequence[float]) -> None:
-    """Replace the advantages of the latest batch in TRL's table of completions."""
-    logged = trainer._logs["advantages"]
-    for _ in range(min(len(logged), len(advantages))):
+def set_logged_column(trainer: Any, name: str, values: Sequence[Any]) -> None:
+    """Replace a column of the latest batch in TRL's table of completions."""
+    logged = trainer._logs[name]
+    for _ in range(min(len(logged), len(values))):
         logged.pop()
-    logged.extend(advantages)
+    logged.extend(values)
+
+
+def set_logged_lengths(trainer: Any, lengths: Sequence[int]) -> None:
+    """Replace the lengths that TRL has logged of the latest batch: it counts the tokens in the loss."""
+    if lengths:
+        metrics = metrics_of(trainer)
+        for name, value in (("mean", fmean(lengths)), ("min", min(lengths)), ("max", max(lengths))):
+            metrics[f"completions/{name}_length"][-1] = float(value)
+
+
+TOKEN_MEANS = (
+    *("entropy", "kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"),
+    *("cispo_clip_ratio", "vespo/phi_seq_mean"),
+)
+"""Metrics of TRL's loss that are means over the tokens of a micro-batch, 0 where it has none."""
+
+
+@contextmanager
+def without_token_means(trainer: Any) -> Iterator[None]:
+    """Context in which TRL's loss logs none of `TOKEN_MEANS`, for a micro-batch that would add a 0 to their mean."""
+    metrics = metrics_of(trainer)
+    before = {name: len(metrics.get(name, ())) for name in TOKEN_MEANS}
+    yield
+    for name in metrics.keys() & TOKEN_MEANS:
+        del metrics[name][before[name] :]
 
 
 def tokenizer_of(trainer: Any) -> Any:

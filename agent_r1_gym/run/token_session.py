@@ -234,7 +234,7 @@ class TokenSession(Session):
             return None
         with self.error_context():
             if not ids:
-                self._truncate_before_turn()
+                self.truncate()
                 return None
             self.hit_token_limit = not stopped
             start = len(self._ids)
@@ -363,22 +363,17 @@ class TokenSession(Session):
         context = len(self._ids) - starts[-1] if starts else len(self.prompt_ids) + len(self._ids)
         return context + len(reply) < self.max_length
 
-    def _truncate_before_turn(self) -> None:
-        """Truncate an episode whose context leaves no room for a turn."""
-        end = self._spans[-1][1] if self._spans else 0
-        if self._context_starts and self._context_starts[-1] == end:  # a context without a turn has nothing to train on
-            self._context_starts.pop()
-            del self._ids[end:], self._logprobs[end:]
-        self.truncate()
-
     def _tokens(self) -> Tokens:
+        starts, length = self._context_starts, len(self._ids)
+        if starts and starts[-1] == self._spans[-1][1]:  # a context without a turn has nothing to train on
+            starts, length = starts[:-1], starts[-1]
         return Tokens(
             prompt_ids=tuple(self.prompt_ids),
-            completion_ids=tuple(self._ids),
-            loss_mask=tuple(int(logprob is not None) for logprob in self._logprobs),
-            logprobs=tuple(self._logprobs),
+            completion_ids=tuple(self._ids[:length]),
+            loss_mask=tuple(int(logprob is not None) for logprob in self._logprobs[:length]),
+            logprobs=tuple(self._logprobs[:length]),
             spans=tuple(self._spans),
-            context_starts=tuple(self._context_starts),
+            context_starts=tuple(starts),
         )
 
 

@@ -43,7 +43,6 @@ def main(model: str, folder: str, bf16: str) -> None:
     assert shape is not None
     trainer.longest_prompt = setup.length - COMPLETION
     estimated = estimate_memory(shape, setup).update / GIB
-    args.max_prompt_length = trainer.longest_prompt
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     inputs = max_size_inputs(trainer)
     inputs["prompt_ids"][:] = 1  # one group, which shares its prompt

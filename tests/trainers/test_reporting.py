@@ -23,11 +23,12 @@ from trl import ModelConfig
 from agent_r1_gym.errors import ConfigurationError
 from tests.kit.commands import training_words
 from tests.kit.samples import samples
-from tests.kit.small_runs import give, make_trainer, make_trajectory, multi_turn_batch
+from tests.kit.small_runs import give, make_trainer, make_trajectory, multi_turn_batch, score
 from tests.trainers.test_train import config
 from trainers.algorithms.batch import tokens_of
 from trainers.commands.train.building import build_trainer
 from trainers.monitoring.preflight import check_packages
+from trainers.rollouts.collect import RolloutResult
 from trainers.toy.model import build_model, build_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -82,6 +83,14 @@ def test_tables_of_completions_hold_episodes_of_several_turns(tmp_path: Path) ->
     assert table["episode_return"][0] == pytest.approx(1.1)
     assert table["advantage"][1] == 0
     assert "tool" in table["completion"][0][0]["content"]
+
+
+def test_the_table_of_completions_names_the_prompts_that_were_played(tmp_path: Path) -> None:
+    """Those of other tasks, where groups were replaced or rollouts were played ahead."""
+    other = [{"prompt": [{"role": "user", "content": f"say {number}"}]} for number in range(8)]
+    trainer = make_trainer(tmp_path, lambda _request: RolloutResult(other, multi_turn_batch()))
+    score(trainer)
+    assert list(trainer._logs["prompt"]) == [row["prompt"] for row in other]
 
 
 @samples("service", ["wandb", "trackio", "tensorboard", "mylog"])

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 from trl.trainer import utils as trl_utils
 
 from tests.kit.models import make_tokenizer
+from trainers.resume import checkpoints
 from trainers.supervised import SupervisedTrainer
 from trainers.trl_internals import TILE_WIDTH
 
@@ -31,17 +32,40 @@ def gradients(trainer: Any) -> tuple[float, dict[str, torch.Tensor]]:
     return float(loss), {name: weight.grad.clone() for name, weight in trainer.model.named_parameters()}
 
 
+def make_model(vocab_size: int) -> LlamaForCausalLM:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, pad_token_id=0, **sizes))
+
+
+def make_args(folder: Path, **settings: Any) -> SFTConfig:
+    fixed = {"use_cpu": True, "bf16": False, "report_to": "none", "gradient_checkpointing": False}
+    return SFTConfig(output_dir=str(folder), dataset_kwargs={"skip_prepare_dataset": True}, **{**fixed, **settings})
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_keeps_the_checkpoint_that_it_is_resumed_from(tmp_path: Path) -> None:
+    """Where one checkpoint is kept, transformers deletes all but the best at the end of a run."""
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            state.best_model_checkpoint = str(tmp_path / "checkpoint-1")
+            control.should_training_stop = state.global_step >= 2
+
+    args = make_args(tmp_path, max_steps=4, save_strategy="steps", save_steps=1, save_total_limit=1)
+    trainer = SupervisedTrainer(make_model(TILE_WIDTH), TOKENIZER, Dataset.from_list(ROWS), args)
+    trainer.add_callback(Stop())
+    trainer.train()
+    assert checkpoints.last_complete(tmp_path) == tmp_path / "checkpoint-2"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("vocab_size", [TILE_WIDTH, 3 * TILE_WIDTH + 7])
 def test_only_tokens_in_the_loss_are_scored_on_a_cpu(
     vocab_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loss and gradients are TRL's; a small vocabulary is left alone, to the bit."""
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, pad_token_id=0, **sizes))
-    args = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none"}
-    args |= {"dataset_kwargs": {"skip_prepare_dataset": True}, "gradient_checkpointing": False}
+    model = make_model(vocab_size)
     scored: list[int] = []
     head = trl_utils._ChunkedLogProbFunction.apply
 
@@ -51,8 +75,8 @@ def test_only_tokens_in_the_loss_are_scored_on_a_cpu(
 
     monkeypatch.setattr(trl_utils._ChunkedLogProbFunction, "apply", apply)
     rows = Dataset.from_list(ROWS)
-    theirs = gradients(SFTTrainer(model, SFTConfig(**args), train_dataset=rows, processing_class=TOKENIZER))
-    ours = gradients(SupervisedTrainer(model, TOKENIZER, rows, SFTConfig(**args)))
+    theirs = gradients(SFTTrainer(model, make_args(tmp_path), train_dataset=rows, processing_class=TOKENIZER))
+    ours = gradients(SupervisedTrainer(model, TOKENIZER, rows, make_args(tmp_path)))
     everything, in_loss = 2 * 39, 10 + 5
     assert scored == [everything, in_loss if vocab_size > TILE_WIDTH else everything]
     tolerance = 1e-6 if vocab_size > TILE_WIDTH else 0.0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -223,11 +224,20 @@ class TestCredit:
         _, found = gradients(trainer, output | {"advantages": output["advantages"] * masked["tool_mask"]})
         assert not torch.allclose(found["model.norm.weight"], expected["model.norm.weight"], rtol=0.1)
 
+    def test_tokens_that_nobody_sampled_are_not_corrected(self, tmp_path: Path) -> None:
+        engine = {"engine": "vllm", "backend": Mock(), "vllm_importance_sampling_mode": "token_truncate"}
+        _, output = run(tmp_path, multi_turn_batch(), loss_mask=False, **engine)
+        ratio, environment = output["importance_sampling_ratio"][0, :9], torch.arange(9) // 3 == 1
+        assert torch.all(ratio[environment] == 1)
+        assert torch.all(ratio[~environment] != 1)
+
     def test_truncated_rollouts_can_be_left_out_of_the_loss(self, tmp_path: Path) -> None:
-        _, output = run(tmp_path, multi_turn_batch(), algorithm="rloo", mask_truncated_completions=True)
+        trainer, output = run(tmp_path, multi_turn_batch(), algorithm="rloo", mask_truncated_completions=True)
         counts = (output["tool_mask"] * output["completion_mask"]).sum(1).tolist()
         assert counts == [6, 3, 5, 0, 7, 3, 3, 4]
         assert output["completion_mask"][3].sum() == 3
+        logged = [trainer._metrics["train"][f"completions/{name}_length"] for name in ("mean", "min", "max")]
+        assert logged == [[34 / 8], [3], [7]]  # what was sampled
         _, kept = run(tmp_path, multi_turn_batch(), algorithm="rloo")
         assert_close(output["advantages"], kept["advantages"])
 
@@ -368,6 +378,22 @@ class TestLogProbsThatNobodyReports:
         assert trainer._metrics["train"]["kl"] == [pytest.approx(0.0, abs=1e-6)]
         _, without = run(tmp_path, multi_turn_batch(), algorithm="rloo")
         assert_close(output["advantages"], without["advantages"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_micro_batches_without_a_token_in_the_loss_are_in_no_mean(tmp_path: Path) -> None:
+    """The longest rollouts, which a budget cut, are together in one."""
+    batch = [make_trajectory([2, 5], [([12, 8 + number, 3], float(number % 2), [])]) for number in range(4)]
+    batch += [make_trajectory([2, 5], [([14] * 9, 0.0, [])], truncated=True)] * 4
+    logged = []
+    for size in (8, 4):
+        sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 8 // size}
+        settings = {"algorithm": "dapo", "refill_groups": 0, "update_layout": "rows", "learning_rate": 0.0, **sizes}
+        trainer = make_trainer(tmp_path, give(batch), **settings, beta=0.1, logging_steps=1)
+        trainer.train()
+        logged.append([trainer.state.log_history[0][name] for name in ("entropy", "kl", "clip_ratio/region_mean")])
+    assert logged[0][0] > 0.1
+    assert logged[1] == pytest.approx(logged[0], rel=1e-4)
 
 
 def test_scored_log_probs_are_of_a_model_without_dropout(tmp_path: Path) -> None:

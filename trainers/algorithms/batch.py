@@ -146,6 +146,12 @@ class Batch:
         return _padded([[*map(bool, mask)] for mask in self.loss_masks], False, width).to(self.sampled) | self.sampled
 
     @property
+    def lengths(self) -> list[int]:
+        """How many tokens the model sampled in each rollout that counts."""
+        counted = (record for record in self.records if not record.infrastructure_error)
+        return [sum(tokens_of(record).loss_mask) for record in counted]
+
+    @property
     def sampled_tokens(self) -> int:
         """How many tokens the model sampled, in dropped rollouts too."""
         return sum(sum(tokens_of(record).loss_mask) for record in self.records)
@@ -158,11 +164,13 @@ class Batch:
             logprobs: whether the engine's log-probs are known.
         """
         batch = [tokens_of(record) for record in self.records]
-        # `p or 0.0`: None (not sampled) becomes 0, NaN (sampled, but the engine reported no log-prob) stays NaN.
+        # NaN: unknown, as not sampled or not reported. TRL corrects no such token, whether or not the loss sees it.
         return {
             "prompt_ids": [list(tokens.prompt_ids) or [filler] for tokens in batch],
             "completion_ids": [list(tokens.completion_ids) or [filler] for tokens in batch],
-            "logprobs": [[p or 0.0 for p in tokens.logprobs] or [0.0] for tokens in batch] if logprobs else None,
+            "logprobs": [[math.nan if p is None else p for p in tokens.logprobs] or [math.nan] for tokens in batch]
+            if logprobs
+            else None,
             "env_mask": list(self.loss_masks),  # 1 where the loss looks; TRL returns it as `tool_mask`
             "episode_return": [None if t.infrastructure_error else t.episode_return for t in self.records],
         }

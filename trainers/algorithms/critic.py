@@ -56,7 +56,13 @@ def build_value_model(
     excluded = getattr(peft_config, "exclude_modules", None) or []
     excluded = rf"{excluded}|{head}" if isinstance(excluded, str) else [*excluded, head]
     vars(peft_config)["exclude_modules"] = excluded  # a field of the subclasses
-    return _without_dropout(get_peft_model(model, peft_config))
+    adapted = get_peft_model(model, peft_config)
+    # As PEFT does with the adapter alone: in bfloat16, Adam's mean of squares would never decay, by rounding.
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    adapted.get_base_model().get_submodule(head).register_forward_pre_hook(lambda _, hidden: (hidden[0].float(),))
+    return _without_dropout(adapted)
 
 
 def _without_dropout(model: torch.nn.Module) -> torch.nn.Module:

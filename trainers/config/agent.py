@@ -246,8 +246,11 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
 
     @property
     def alarm_delay(self) -> int:
-        """Step from the last good weights to an alarm."""
-        return self.alarm_patience * max(1, int(self.logging_steps)) + 1
+        """Step from the last good weights to an alarm, which counts only logs with new rollouts."""
+        log_steps = max(1, math.ceil(self.logging_steps * (self.max_steps if self.logging_steps < 1 else 1)))
+        passes = (self.steps_per_generation or 1) * self.num_iterations
+        rollout_steps = math.ceil(passes / self.gradient_accumulation_steps)
+        return self.alarm_patience * log_steps * math.ceil(rollout_steps / log_steps) + 1
 
     @property
     def checkpoints_for_rollback(self) -> int:

@@ -190,8 +190,9 @@ class CollapseAlarm(TrainerCallback):
 
     def _watch_signal(self, logs: dict[str, Any], state: TrainerState) -> None:
         share = logs.get(ZERO_STD_RULE.metric)
-        patience = self._args.alarm_zero_std_steps
-        if not patience or share is None:
+        patience, args = self._args.alarm_zero_std_steps, self._args
+        taught = args.distillation_weight and not args.distillation_failures_only  # whatever the returns are
+        if not patience or share is None or taught:
             return
         steps = self._count("alarm_zero_std_steps", state, breached=share == 1)
         if steps != patience:
@@ -204,8 +205,9 @@ class CollapseAlarm(TrainerCallback):
 
     def _watch_reward(self, state: TrainerState, control: TrainerControl) -> None:
         share, option = self._args.alarm_reward_drop_below, "alarm_reward_drop_below"
-        rewards = [row["reward"] for row in state.log_history if "reward" in row]  # a resume restores them, too
-        if share is None or len(rewards) <= WINDOW or "reward" not in state.log_history[-1]:
+        # A resume restores them, too; None: every rollout was lost.
+        rewards = [row["reward"] for row in state.log_history if row.get("reward") is not None]
+        if share is None or len(rewards) <= WINDOW or state.log_history[-1].get("reward") is None:
             return
         best = best_mean(rewards[:-1], WINDOW)
         if self._count(option, state, breached=best > 0 and rewards[-1] < share * best) >= self._args.alarm_patience:
@@ -255,8 +257,8 @@ class CollapseAlarm(TrainerCallback):
         threshold, value = getattr(self._args, option), logs.get(rule.metric)
         if threshold is None:
             return
-        if value is None:  # a step that reused a batch logs no rollouts, and dropped ones bring nothing
-            if logs.get("rollout/infra_failures", 1.0) < 1:
+        if value is None:  # a step that reused a batch logs no rollouts, dropped ones bring nothing; None: no token
+            if rule.metric not in logs and logs.get("rollout/infra_failures", 1.0) < 1:
                 self._missing(option, rule, threshold)
             return
         self._unseen = -1 if rule.sparse else self._unseen

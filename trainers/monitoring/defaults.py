@@ -136,10 +136,27 @@ def estimate_update(args: Any, model: Any, *, adapter: Any, length: int) -> int 
 def _fits_without_checkpointing(args: Any, facts: ModelFacts, *, adapter: Any, length: int | None) -> bool:
     """Whether an update that stores all activations fits the free memory, by the estimate; if unknown, it does not."""
     free, sharded = free_memory(args.device), bool(args.fsdp or args.deepspeed)
+    free = None if free is None else free - vllm_bytes(args)
     needed = None if sharded else _update_bytes(args, facts, adapter=adapter, length=length, checkpointing=False)
     sharing = PartialState().num_processes if args.device.type == "cpu" else 1
     fits = None not in (free, needed) and sharing * needed <= free * (1 - MARGIN)  # type: ignore[operator]
     return bool(broadcast_object_list([fits])[0])
+
+
+def vllm_bytes(args: Any) -> int:
+    """Bytes of the GPU that a vLLM beside the trainer holds during an update; in sleep mode it gives them back."""
+    beside = getattr(args, "engine", None) == "vllm" and args.vllm_mode == "colocate"
+    if not beside or args.vllm_enable_sleep_mode or args.device.type != "cuda":
+        return 0
+    return int(args.vllm_gpu_memory_utilization * torch.cuda.mem_get_info(args.device)[1])
+
+
+def _teacher_bytes(args: Any) -> int:
+    name = getattr(args, "teacher_model_name_or_path", None)
+    if name is None:
+        return 0
+    parameters = ModelFacts.of(name, {"trust_remote_code": args.trust_remote_code}).parameters or 0
+    return parameters * (2 if args.bf16 else 4)  # as `load_teacher` loads it
 
 
 def _update_bytes(args: Any, facts: ModelFacts, *, adapter: Any, length: int | None, checkpointing: bool) -> int | None:
@@ -156,6 +173,7 @@ def _update_bytes(args: Any, facts: ModelFacts, *, adapter: Any, length: int | N
         length=min(budget, facts.positions or budget),
         micro_batch=args.per_device_train_batch_size,
         reference=preset is not None and bool(args.beta),
+        teacher_bytes=_teacher_bytes(args),
         critic=preset is not None and "values" in preset.needs,
         checkpointing=checkpointing,
         on_cpu=args.device.type == "cpu",

@@ -145,6 +145,7 @@ class Setup:
         shared_prompt: tokens of the prompt, if the rollouts of a group share it in an update (packed layout).
         group: rollouts that share a prompt.
         reference: whether KL needs a reference model; with an adapter it is the base model and takes no memory.
+        teacher_bytes: bytes of a teacher with its own weights, whole on every process.
         critic: whether there is a value model (PPO), trained like the policy.
         checkpointing: whether activations are recomputed in the backward pass.
         shards: processes over which FSDP2 or ZeRO-3 shard weights, gradients and optimiser state.
@@ -161,6 +162,7 @@ class Setup:
     shared_prompt: int = 0
     group: int = 1
     reference: bool = True
+    teacher_bytes: int = 0
     critic: bool = False
     checkpointing: bool = True
     shards: int = 1
@@ -216,7 +218,8 @@ def estimate_memory(shape: ModelShape, setup: Setup) -> Estimate:
     """Estimate the memory of each device, in bytes.
 
     With P weights of w bytes, of which T are trained, sharded over s processes:
-    weights P w / s (and an adapter's in float32), gradients T w / s, optimiser 2 T w / s, reference P w / s,
+    weights P w / s (and an adapter's in float32), gradients T w / s, optimiser 2 T w / s, reference P w / s (and the
+    teacher),
     critic P w + T w (gradients) + 2 T w / processes (optimiser; with an adapter as in the terms above), copy for
     rollouts P c if s > 1 or w differs from c (c bytes per number in computation; an adapter likewise),
     KV cache slots x (length + 1) x layers x 2 x kv_heads x head_dim x c, sampling slots x vocabulary x 24;
@@ -232,11 +235,12 @@ def estimate_memory(shape: ModelShape, setup: Setup) -> Estimate:
     copied += trained if adapter and (sharded or size != computing) else 0
     learning = trained * size
     critic = base + adapter + learning + ADAM_STATES * learning // setup.processes if setup.critic else 0
+    reference = base // setup.shards if setup.reference and setup.lora_rank is None else 0
     return Estimate(
         weights=(base + adapter) // setup.shards,
         gradients=learning // setup.shards,
         optimizer=ADAM_STATES * learning // setup.shards,
-        reference=base // setup.shards if setup.reference and setup.lora_rank is None else 0,
+        reference=reference + setup.teacher_bytes,
         critic=critic,
         rollout_copy=copied * computing,
         kv_cache=kv_cache_bytes(shape, slots=setup.slots, length=setup.length, number_bytes=computing),
@@ -384,6 +388,7 @@ def setup_of(trainer: Any, *, slots: int) -> Setup:
         shared_prompt=trainer.longest_prompt or 0 if trainer.packed else 0,
         group=args.num_generations,
         reference=bool(args.beta),
+        teacher_bytes=0 if trainer.teacher is None else sum(weight.nbytes for weight in trainer.teacher.parameters()),
         critic=trainer.critic is not None,
         checkpointing=args.gradient_checkpointing,
         processes=args.world_size,
@@ -499,8 +504,8 @@ class MemoryCheck(TrainerCallback):
                 f"The largest update, {rows} rollouts of {tokens:,} tokens in one pass, does not fit this device: "
                 f"lower per_device_train_batch_size={args.per_device_train_batch_size} (and raise "
                 f"gradient_accumulation_steps={args.gradient_accumulation_steps} by the same factor), "
-                f"max_completion_length={args.max_completion_length} or max_prompt_length={args.max_prompt_length}, or "
-                f"set gradient_checkpointing=True. (memory_check=False skips this check.) {error}"
+                f"max_completion_length={args.max_completion_length} or the length of the prompts, or set "
+                f"gradient_checkpointing=True. (memory_check=False skips this check.) {error}"
             ) from error
         if cuda:
             self.peak = torch.cuda.max_memory_allocated(device)
@@ -512,12 +517,15 @@ class MemoryCheck(TrainerCallback):
 
 
 def max_size_inputs(trainer: Any) -> dict[str, Tensor]:
-    """Make the inputs of TRL's loss for rollouts of full length with all completion tokens in the loss."""
+    """Make the inputs of TRL's loss for rollouts of full length with all completion tokens in the loss.
+
+    Prompts are as long as the longest that was measured, or as `max_prompt_length` allows where none was.
+    """
     args, device = trainer.args, trainer.accelerator.device
     config = trainer.model.config.get_text_config()
     longest = getattr(config, "max_position_embeddings", args.max_prompt_length + args.max_completion_length)
     rows, scored = args.per_device_train_batch_size, min(args.max_completion_length, longest - 1)
-    prompt = min(args.max_prompt_length, longest - scored)
+    prompt = min(trainer.longest_prompt or args.max_prompt_length, longest - scored)
     # Different prompts: a prompt that rollouts share would be laid out only once.
     ids = torch.arange(rows, device=device)[:, None] % config.vocab_size
     completion = ids.repeat(1, scored)

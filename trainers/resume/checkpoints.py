@@ -16,6 +16,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from agent_r1_gym.errors import AgentR1Error, CheckpointError, ConfigurationErro
 from agent_r1_gym.support.files import atomic_directory, atomic_file, locked
 from agent_r1_gym.support.json_data import parse_json
 from trainers.algorithms.critic import check_weights
+from trainers.config.options import AlgorithmOptions
+from trainers.config.presets import PRESET_DEFAULTS
 from trainers.resume.batch_partition import BatchPartition, check_partition
 from trainers.resume.sharding import sharding_of
 
@@ -40,12 +43,27 @@ FIXED = (
     *("chat_template", "chat_template_kwargs"),
 )
 """Options that a resume cannot change: they determine the next rows, or the restored optimiser ignores them."""
-OBJECTIVE = (
-    *("beta", "gamma", "lam", "loss_type", "scale_rewards", "epsilon", "epsilon_high", "importance_sampling_level"),
-    *("critic_privileged", "teacher_model_name_or_path", "teacher_privileged", "distillation_weight"),
-    *("distillation_placement", "distillation_failures_only"),
-    *("temperature", "top_p", "top_k", "max_turn_tokens", "max_prompt_length", "max_completion_length", "engine"),
-    *("max_steps", "num_train_epochs", "lr_scheduler_type", "warmup_steps", "bf16", "fp16", "model_init_kwargs"),
+_TRL_LOSS = (
+    *("delta", "max_grad_norm", "off_policy_mask_threshold", "router_aux_loss_coef", "top_entropy_quantile"),
+    *("entropy_coef", "use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"),
+    *("entropy_target", "sapo_temperature_neg", "sapo_temperature_pos"),
+    *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
+    *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
+    *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
+)
+"""TRL's options of the loss that no preset sets."""
+OBJECTIVE = tuple(
+    name
+    for name in dict.fromkeys(
+        (
+            *(option.name for option in fields(AlgorithmOptions)),
+            *(*PRESET_DEFAULTS, *_TRL_LOSS, "group_reward"),
+            *("temperature", "top_p", "top_k", "max_turn_tokens", "max_prompt_length", "max_completion_length"),
+            *("engine", "max_steps", "num_train_epochs", "lr_scheduler_type", "warmup_steps", "bf16", "fp16"),
+            "model_init_kwargs",
+        )
+    )
+    if name not in FIXED
 )
 """Options that a resume may change, with a warning: the run optimises something else from then on."""
 
@@ -68,14 +86,13 @@ def write_checkpoint(folder: Path, *, identity: Mapping[str, Any], args: Any, ac
     if args.should_save:
         for unfinished in (old for old in _folders(folder.parent) if _record(old).get("complete") is False):
             shutil.rmtree(unfinished)
-    # No rotation inside the block: the new checkpoint is not complete before its end.
-    limit, args.save_total_limit = args.save_total_limit, None
     try:
         if args.should_save:
             with atomic_directory(folder) as begun:
                 _write_record(begun, {"complete": False})
         accelerator.wait_for_everyone()
-        yield
+        with without_rotation(args):  # the new checkpoint is not complete before the end of the block
+            yield
         accelerator.wait_for_everyone()
         if args.should_save:
             files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != RECORD)
@@ -97,6 +114,18 @@ def write_checkpoint(folder: Path, *, identity: Mapping[str, Any], args: Any, ac
         if args.should_save:
             shutil.rmtree(folder, ignore_errors=True)
         raise CheckpointError(_unwritten(folder, error)) from error
+
+
+@contextmanager
+def without_rotation(args: Any) -> Iterator[None]:
+    """Context in which transformers deletes no checkpoint because of `save_total_limit`.
+
+    Args:
+        args: the training arguments.
+    """
+    limit, args.save_total_limit = args.save_total_limit, None
+    try:
+        yield
     finally:
         args.save_total_limit = limit
 

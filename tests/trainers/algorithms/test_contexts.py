@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from agent_r1_gym.errors import InfrastructureError
 from agent_r1_gym.run.player import Player
 from agent_r1_gym.run.record import Trajectory
 from agent_r1_gym.run.token_session import NewContext, TokenLimits
@@ -33,13 +35,13 @@ from tests.kit.small_runs import (
     several_contexts,
     teacher_settings,
 )
-from tests.trainers.rollouts.test_collect import CHAT, EchoEnv, played
+from tests.trainers.rollouts.test_collect import CHAT, EchoEnv, collector, played
 from trainers.algorithms.batch import context_ids, tokens_of
 from trainers.algorithms.metrics import trajectory_metrics
 from trainers.config.presets import ALGORITHMS
 from trainers.rollouts.chat_format import ChatFormat
 from trainers.rollouts.collect import Collector, RolloutRequest, RolloutResult
-from trainers.rollouts.request_engine import SamplingOptions
+from trainers.rollouts.request_engine import RequestEngine, SampledTurn, SamplingOptions, TurnRequest
 from trainers.rollouts.slot_engine import SlotEngine
 from trainers.toy.model import build_model, build_tokenizer
 from trainers.trainer import AgentTrainer
@@ -168,6 +170,31 @@ class TestSession:
         assert found.truncated
         assert len(tokens_of(found).context_starts) == 4
         assert len(found.turns) == 5
+
+    def test_a_backend_that_is_gone_between_two_contexts_loses_the_episode(self) -> None:
+        class Gone:
+            """Answers one turn."""
+
+            def __init__(self) -> None:
+                said = [*CHAT.tokenizer("yes", add_special_tokens=False)["input_ids"], CHAT.stop_id]
+                self.turns: list[Future[SampledTurn]] = [Future(), Future()]
+                self.turns[0].set_result(SampledTurn(said, [-0.5] * len(said)))
+                self.turns[1].set_exception(InfrastructureError("gone"))
+
+            def submit(self, _request: TurnRequest) -> Future[SampledTurn]:
+                return self.turns.pop(0)
+
+            def step(self) -> bool:
+                return False
+
+            def abort_all(self) -> None:
+                pass
+
+        options = SamplingOptions(max_new_tokens=6, stop_token_ids=CHAT.stop_ids)
+        engine = RequestEngine(Gone(), options, slots=1, max_length=1024)
+        (found,) = collector(FreshEnv, retries=0).collect([{"seed": 1}], engine)
+        assert found.infrastructure_error == "gone"
+        assert (len(found.turns), tokens_of(found).context_starts) == (1, ())
 
     def test_a_row_without_a_turn_is_left_out(self) -> None:
         found = played("yes", env=FreshEnv)  # the script ends before the episode does, as a full context would

@@ -114,6 +114,15 @@ class TestModel:
         assert_close(model.base_model.state_dict(), make_model().base_model.state_dict())
         assert torch.all(model(torch.tensor([[4, 5, 6]])).logits == 0)
 
+    def test_what_is_trained_next_to_a_bfloat16_model_is_float32(self, tmp_path: Path) -> None:
+        make_model().save_pretrained(tmp_path / "policy")
+        model = build_value_model(str(tmp_path / "policy"), peft_config=lora_config(), dtype="bfloat16")
+        types = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+        assert types == {torch.float32}
+        critic = make_critic(model)  # without autocast
+        critic.fit(make_batch(critic))
+        assert critic.values(torch.tensor([[4, 5, 6]]), torch.ones(1, 3), length=2).dtype == torch.float32
+
     def test_leaves_the_global_generator_alone(self) -> None:
         state = torch.get_rng_state()
         build_value_model(make_model())

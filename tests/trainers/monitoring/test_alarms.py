@@ -150,6 +150,23 @@ def test_every_alarm_of_the_configuration_has_reasons_and_remedies(tmp_path: Pat
     assert all(rule.direction == (1 if name.endswith("above") else -1) for name, rule in ALARM_RULES.items())
 
 
+def test_entropy_of_a_step_without_a_token_in_the_loss_counts_neither_way(tmp_path: Path) -> None:
+    alarm = CollapseAlarm(make_args(tmp_path, alarm_entropy_below=0.5, alarm_patience=2))
+    low, unknown = {"entropy": 0.1}, {"entropy": None}
+    assert feed(alarm, low, unknown, low) == [(False, False)] * 2 + [(True, True)]
+
+
+@samples(
+    ("algorithm", "warned"), [({}, True), ({"algorithm": "opd"}, False), ({"distillation_failures_only": True}, True)]
+)
+def test_a_teacher_teaches_whatever_the_returns_are(
+    tmp_path: Path, algorithm: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    teacher = {"teacher_privileged": "answer", "distillation_weight": 1.0} if algorithm else {}
+    feed(CollapseAlarm(make_args(tmp_path, alarm_zero_std_steps=3, **teacher, **algorithm)), *[SAME] * 3)
+    assert bool(caplog.records) == warned
+
+
 ALIKE = {"rollout/answer_share": 0.95, "rollout/gold_share": 0.5}
 
 
@@ -219,10 +236,12 @@ def test_calls_that_fall_to_nearly_none_warn_once(tmp_path: Path, caplog: pytest
         ([0.4] * 4 + [0.1, 0.1], None),  # no mean of five before: .34 at the sixth, and the run ends
         ([0.1] * 5 + [0.8] * 5 + [0.3, 0.3], 12),  # the best mean counts, not the first
         ([-0.4] * 5 + [-1.0] * 3, None),  # nothing to lose
+        ([0.4] * 6 + [None, 0.4], None),  # all rollouts of a step were lost
+        ([0.4] * 5 + [0.1, None, 0.1], 8),  # which counts neither way
     ],
 )
 def test_a_reward_that_stays_below_a_share_of_its_best_stops(
-    tmp_path: Path, rewards: list[float], stopped_at: int | None
+    tmp_path: Path, rewards: list[float | None], stopped_at: int | None
 ) -> None:
     alarm, state = CollapseAlarm(make_args(tmp_path, alarm_reward_drop_below=0.5, alarm_patience=2)), TrainerState()
     stops = []

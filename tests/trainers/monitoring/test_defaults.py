@@ -118,6 +118,23 @@ class TestSettling:
             settle_defaults(args, "model", command="train", length=length)
             assert args.gradient_checkpointing is recomputed, length
 
+    def test_a_teacher_and_a_vllm_beside_the_trainer_take_their_part(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known = ModelFacts(QWEN25["0.5B"].parameters, 8192, QWEN25["0.5B"])
+        monkeypatch.setattr(defaults.ModelFacts, "of", lambda *_arguments: known)
+        teacher = {"teacher_model_name_or_path": "teacher", "distillation_weight": 1.0}
+        alone, taught = (
+            defaults.estimate_update(config(tmp_path, **options), "model", adapter=None, length=600)
+            for options in ({}, teacher)
+        )
+        assert alone is not None and taught == alone + 4 * QWEN25["0.5B"].parameters
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (70, 80))
+        vllm = {"engine": "vllm", "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.25}
+        for sleeps, held in ((False, 20), (True, 0)):
+            args = SimpleNamespace(device=torch.device("cuda"), vllm_enable_sleep_mode=sleeps, **vllm)
+            assert defaults.vllm_bytes(args) == held
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("free", [2**42, 0], ids=["stored", "recomputed"])

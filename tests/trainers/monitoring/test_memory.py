@@ -124,6 +124,8 @@ def test_what_a_setup_adds() -> None:
     assert frozen.rollout_copy == 2 * TINY.adapter_parameters(4)  # of the adapter alone
     assert estimate_memory(TINY, Setup(length=64, reference=False)).reference == 0
     assert estimate_memory(TINY, Setup(length=64, lora_rank=4)).reference == 0
+    taught = estimate_memory(TINY, Setup(length=64, teacher_bytes=10**6))
+    assert (taught.rollout - one.rollout, taught.update - one.update) == (10**6, 10**6)
     assert estimate_memory(TINY, Setup(length=64, critic=True)).critic == 4 * one.weights
     assert (
         estimate_memory(TINY, Setup(length=64, critic=True, processes=4)).critic == 2.5 * one.weights
@@ -283,12 +285,13 @@ def test_a_run_with_the_probe_ends_as_one_without(tmp_path: Path) -> None:
 
 
 def test_rows_are_as_long_as_the_budgets_allow_and_share_no_prompt() -> None:
-    def inputs(positions: int) -> dict[str, Any]:
+    def inputs(positions: int, *, measured: int | None = None) -> dict[str, Any]:
         shape = SimpleNamespace(max_position_embeddings=positions, vocab_size=50)
         model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: shape))
         args = SimpleNamespace(per_device_train_batch_size=3, max_prompt_length=5, max_completion_length=7)
         accelerator = SimpleNamespace(device=torch.device("cpu"))
-        return max_size_inputs(SimpleNamespace(args=args, model=model, accelerator=accelerator))
+        trainer = SimpleNamespace(args=args, model=model, accelerator=accelerator, longest_prompt=measured)
+        return max_size_inputs(trainer)
 
     whole = inputs(100)
     assert whole["prompt_ids"].shape == (3, 5)
@@ -297,6 +300,7 @@ def test_rows_are_as_long_as_the_budgets_allow_and_share_no_prompt() -> None:
     assert whole["num_items_in_batch"] == 21
     cut = inputs(10)
     assert (cut["prompt_ids"].size(1), cut["completion_ids"].size(1)) == (3, 7)
+    assert inputs(100, measured=4)["prompt_ids"].shape == (3, 4)  # no prompt is as long as its budget
 
 
 @pytest.mark.slow
@@ -354,6 +358,13 @@ def test_a_gpu_takes_what_fits(trainer: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert str(slots).startswith("5 at a time, of 8 in a batch, as many as fit in ")
     monkeypatch.setattr(memory, "memory_for", lambda _device: 100 * available_bytes)
     assert memory.plan_slots(trainer).max_slots == 128
+
+
+def test_a_teacher_leaves_less_for_episodes(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "memory_for", lambda _device: 2**30)
+    alone = memory.plan_slots(trainer).max_slots
+    monkeypatch.setattr(trainer, "teacher", torch.nn.Linear(2**13, 2**14))
+    assert memory.plan_slots(trainer).max_slots < alone
 
 
 def test_defaults_go_by_the_prompts_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

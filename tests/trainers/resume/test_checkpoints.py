@@ -25,7 +25,7 @@ import trainers
 from agent_r1_gym.errors import CheckpointError, ConfigurationError
 from tests.kit.commands import run_script
 from tests.kit.killed_runs import timeless
-from tests.kit.small_runs import make_trainer, play
+from tests.kit.small_runs import make_args, make_trainer, play
 from trainers.resume import checkpoints
 from trainers.resume.resumable import _read_state
 from trainers.resume.signals import StopOnSignal
@@ -308,6 +308,35 @@ def test_a_resumed_run_logs_and_saves_as_its_own_options_say(tmp_path: Path, cap
     assert (tmp_path / "checkpoint-3").is_dir()
     assert "Resumed with logging_steps=1, save_steps=1 of this run" in caplog.text
     assert "saved with other options; the run continues with these: gamma 1.0 -> 0.5, max_steps 2 -> 4." in caplog.text
+
+
+def test_a_resumed_run_is_told_of_every_option_of_the_objective(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        **{"loss_mask": False, "turn_returns": True, "normalise_process_rewards": True, "kl_placement": "reward"},
+        **{"mask_truncated_completions": True, "group_reward": "judges:compare", "step_weight": 0.5, "delta": 2.0},
+        **{"gae_level": "turn", "critic_clip": None, "use_bias_correction_kl": True, "entropy_coef": 0.1},
+        **{"top_entropy_quantile": 0.5, "max_grad_norm": 0.5, "off_policy_mask_threshold": 1.0},
+    }
+    record = {"complete": True, "settings": json.loads(make_args(tmp_path).to_json_string())}
+    (tmp_path / "checkpoint.json").write_text(json.dumps(record))
+    message = str(checkpoints.changed_options_message(tmp_path, make_args(tmp_path, **changes)))
+    assert [name for name in changes if f" {name} " not in message] == []
+    assert "advantage_mask True -> False" in message  # which follows loss_mask
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_keeps_the_checkpoint_that_it_is_resumed_from(tmp_path: Path) -> None:
+    """Where one checkpoint is kept, transformers deletes all but the best at the end of a run."""
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            state.best_model_checkpoint = str(tmp_path / "checkpoint-1")
+            control.should_training_stop = state.global_step >= 2
+
+    trainer = make_trainer(tmp_path, play, max_steps=4, save_strategy="steps", save_steps=1, save_total_limit=1)
+    trainer.add_callback(Stop())
+    trainer.train()
+    assert checkpoints.last_complete(tmp_path) == tmp_path / "checkpoint-2"
 
 
 if __name__ == "__main__":

@@ -335,6 +335,8 @@ def test_two_processes_go_back_together(tmp_path: Path) -> None:
             r"save_steps=12 and max_steps=12 there is no checkpoint but the start.*Lower save_steps",
         ),
         ({"save_total_limit": 2}, r"4 steps after the last good weights.*Set save_total_limit to 3 or more"),
+        ({"save_total_limit": 4, "num_iterations": 2}, r"7 steps after .*save_total_limit to 5 or more"),
+        ({"save_total_limit": 5, "logging_steps": 0.25}, r"10 steps after .*save_total_limit to 6 or more"),
         ({"on_alarm": "rolback"}, r"on_alarm: got 'rolback'.*rollback"),
     ],
 )
