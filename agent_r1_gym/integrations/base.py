@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import random
 import threading
 import warnings
@@ -17,6 +18,9 @@ import numpy as np
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError, suggest
 from agent_r1_gym.support.packages import installed_version
 
+logger = logging.getLogger(__name__)
+_LOGGED: set[str] = set()
+"""Environments of which a raising scorer was logged."""
 PROCESS_LOCK = threading.RLock()
 """Held by games whose library keeps state of the process and is not made for threads: they play one at a time."""
 
@@ -92,6 +96,21 @@ def check_name(kind: str, name: str, known: Any) -> None:
     if name not in known:
         near = suggest(name, known)
         raise ConfigurationError(f"Unknown {kind} {name!r}. {near if len(near) < 500 else near[:500] + ' ...'}")
+
+
+def scorer_error(env: str, game: str, error: Exception) -> dict[str, str]:
+    """Returns what `info` says of a scorer that raised, and logs the first such error of an environment.
+
+    Args:
+        env: name of the environment.
+        game: which game or data set of it.
+        error: what the scorer raised at a turn of the model, which must not end a run.
+    """
+    text = f"{type(error).__name__}: {error}"
+    if env not in _LOGGED:
+        _LOGGED.add(env)
+        logger.warning("%s, %s: the scorer raised %s; the turn pays 0, as will others like it.", env, game, text)
+    return {"scorer_error": text}
 
 
 class IsolatedRNG:

@@ -28,10 +28,15 @@ class ChatEpisode(Session):
         super().__init__(env, Job(ANY_TASK if task_index is None else int(task_index), seed=seed))
 
     def step_chat(self, action: str) -> ChatMessages:
-        """Takes a model's turn, and returns the messages that answer it; those of the end are among them."""
+        """Takes a model's turn, and returns the messages that answer it; those of the end are among them.
+
+        Where a wrapper rewrote the history, they are the whole new history.
+        """
         shown = len(self.messages)
         with self.error_context():
             self.record_step(action, self.env.step(action))
+        if self.info.get("context_rewritten"):
+            return self.chat()
         return to_chat(self.messages[shown + 1 :])  # the first one is the turn itself
 
     async def step_chat_async(self, action: str) -> ChatMessages:

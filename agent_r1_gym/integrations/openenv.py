@@ -91,7 +91,8 @@ def create_app(
         make_env: returns a new environment; called once here, so that wrong options fail before any session.
         limits: `max_message_bytes` is enforced by `serve`, not by the application.
         hosts: names under which the server may be addressed, see `new_app`.
-        full_history: send all messages and the full observation in every turn; False: only the new ones.
+        full_history: send all messages and the full observation in every turn; False: only the new ones, and all
+            after a turn in which a wrapper rewrote the history.
 
     Raises:
         MissingDependencyError: OpenEnv is not installed.
@@ -323,7 +324,7 @@ class _Session(_ServedTasks):
             fields |= {"terminated": record.terminated, "truncated": record.truncated}
             if record.infrastructure_error is not None:
                 fields["reward"] = None  # not 0: an episode that lost its backend has no score
-        if self._whole_history:
+        if self._whole_history or episode.info.get("context_rewritten"):
             fields |= {"messages": episode.chat(), "text": episode.observation}
         else:
             fields["text"] = "\n\n".join(message["content"] for message in new)

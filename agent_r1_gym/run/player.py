@@ -69,7 +69,7 @@ class PlayCounts(NamedTuple):
             return f"{self.turns:,} turns"
         rate = self.tokens / max(seconds, 1e-3)
         text = f"{self.turns:,} turns, {self.tokens:,} tokens at {rate:.0f}/s"
-        if max_tokens is None:
+        if max_tokens is None or rate < 1:  # before the first tokens, it would estimate weeks
             return text
         left = max(0, episodes_left * max_tokens - self.open_tokens) / rate
         return f"{text}, at most {left / 60:.0f} min left" if left >= 90 else f"{text}, at most {left:.0f} s left"
@@ -368,7 +368,8 @@ class HeldOutEnv(NamedTuple):
     Attributes:
         env: the environment.
         options: options it was made with.
-        fallback_reason: why it serves another split; "" if it serves the held-out one, or holds nothing out.
+        fallback_reason: why it serves training questions: its held-out split cannot be served, or, as the environment
+            says in `repeats_tasks`, its seeds repeat the same ones. "" if it serves the held-out split, or has none.
     """
 
     env: TextEnv
@@ -392,7 +393,7 @@ def held_out_env(name: str, options: Mapping[str, Any]) -> HeldOutEnv:
     own = getattr(bare, "held_out_splits", ())  # for a file, a split would only relabel it
     splits = () if own and _is_a_file(options) else own or getattr(getattr(bare, "tasks", ()), "held_out_splits", ())
     if "split" in options or not splits:
-        return HeldOutEnv(env, dict(options))
+        return HeldOutEnv(env, dict(options), getattr(bare, "repeats_tasks", ""))
     held_out = {**options, "split": splits[0]}
     try:
         with still_working(f"making {name}, split {splits[0]}"):

@@ -90,6 +90,12 @@ def test_a_process_that_breaks_plays_no_other_episode() -> None:
     assert result.not_run == "no episode could be played to its end in another process"
 
 
+def test_what_an_adapter_has_caught_is_a_finding() -> None:
+    (result,) = (one for one in run_rules(subject_of(faulty_envs.AdmitsErrors, 4), find_rules(["survives"])))
+    (finding,) = result.findings
+    assert finding.message == "The scorer raised KeyError: 3. No text of a model may raise."
+
+
 def test_two_episodes_say_little(monkeypatch: pytest.MonkeyPatch) -> None:
     (result,) = run_rules(subject_of(faulty_envs.PaysEverySecondTask), find_rules(["not_hackable"]))
     assert result.status == "error" and "episodes" not in result.measured

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 from agent_r1_gym.core.types import to_chat
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError
 from agent_r1_gym.integrations.dataset_rows import ADAPTER_NAME, EpisodeRow, write_rows
+from agent_r1_gym.integrations.games import skyrl_gym
 from agent_r1_gym.registry import make_text_env
-from agent_r1_gym.run.player import HELD_OUT_SEED
+from agent_r1_gym.run.player import HELD_OUT_SEED, held_out_env
 from tests.kit.foreign import SMALL, TASKS
 
 FICTION = "AgentR1/FictionQA-v0"
@@ -67,6 +69,14 @@ def test_what_is_held_out_is_what_eval_plays(tmp_path):
     assert [row["extra_info"]["seed"] for row in written(path)] == [HELD_OUT_SEED + i for i in range(3)]
     with pytest.raises(ConfigurationError, match="cannot serve what is held out: it has no such split"):
         write_rows(SMALL, path, library="verl", held_out=True)
+
+
+def test_seeds_that_repeat_the_same_rows_hold_nothing_out(tmp_path, monkeypatch):
+    registry = SimpleNamespace(envs=SimpleNamespace(registration=SimpleNamespace(registry={"gsm8k": None})))
+    monkeypatch.setattr(skyrl_gym, "library", lambda *_, **__: registry)
+    assert "seeds repeat the same rows" in held_out_env("AgentR1/SkyRLGym-v0", {}).fallback_reason
+    with pytest.raises(ConfigurationError, match="cannot serve what is held out: seeds repeat the same rows"):
+        write_rows("SkyRLGym", tmp_path / "rows.jsonl", library="verl", held_out=True)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import gymnasium
 import pytest
 
 import agent_r1_gym  # noqa: F401 - registers the environments
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
+from agent_r1_gym.integrations import openenv
 from agent_r1_gym.integrations.episode import ChatEpisode, initial_messages
 from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.run.player import task_rows
@@ -36,6 +39,21 @@ def test_each_turn_is_answered_with_what_is_new() -> None:
         episode.record().episode_return
     )
     assert episode.weighted_terms["em"] == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("mode", ["drop", "drop_turns", "summary"])
+def test_after_a_window_moved_on_the_whole_history_is_sent(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    observation = SimpleNamespace(model_construct=lambda **fields: fields)
+    monkeypatch.setattr(openenv, "_openenv_classes", lambda: {"Observation": observation})
+    session = openenv._Session(lambda: fiction(context_window=1, context_mode=mode), (0,) * 5, False, is_quick=True)
+    session.reset(task_index=0)
+    first, second = (session.step(SimpleNamespace(text=SEARCH.replace("the", name))) for name in ("one", "two"))
+    assert ([message["role"] for message in first["new_messages"]], "messages" in first) == (["tool"], False)
+    episode = session._episode
+    assert episode is not None
+    assert second["info"]["context_rewritten"]
+    assert second["text"] == episode.observation != ""
+    assert second["new_messages"] == second["messages"] == episode.chat()
 
 
 def test_an_end_from_outside_pays_what_the_environment_says() -> None:

@@ -881,6 +881,20 @@ class StrictRepairs(MuteRepairs):
         return text, reward, terminated or lost, truncated, info
 
 
+class AdmitsErrors(Repairs):
+    """Catches what its game raises, as an adapter does."""
+
+    def step(self, action: str) -> Any:
+        text, reward, terminated, truncated, info = super().step(action)
+        return (
+            text,
+            reward,
+            terminated,
+            truncated,
+            {**info, **({} if action.isascii() else {"scorer_error": "KeyError: 3"})},
+        )
+
+
 class BreaksElsewhere(Repairs):
     """Breaks in a process with a hash seed of its own, as one on a busy machine may: no sign of another episode."""
 

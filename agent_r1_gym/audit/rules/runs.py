@@ -9,13 +9,13 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agent_r1_gym.audit.findings import Finding, NotApplicable, Verdict
 from agent_r1_gym.audit.network import connection_attempts, is_watched
 from agent_r1_gym.audit.oracle_players import malformed_turns, unspoken
-from agent_r1_gym.audit.players import Empty, NoOp, RandomCall
+from agent_r1_gym.audit.players import Empty, NoOp, RandomCall, players
 from agent_r1_gym.audit.subject import Crash, Episode, Subject, excerpt
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.env_checker import ODD_ACTIONS, CheckError, check_tool_env
@@ -50,26 +50,42 @@ def survives(subject: Subject) -> Verdict:
     Plays empty turns, control characters, lone surrogates, deep nesting, forged markup and a million characters, each
     as first and as later turn, and closes it twice. Outside of a `ToolEnv` it also plays turns that are nearly valid:
     words of the oracle's turns, of listed actions and of the commands in the prompt are dropped, doubled, swapped and
-    replaced. Crashes under any other rule are reported here as well.
+    replaced. Crashes under any other rule are reported here as well, and what a game of another library raised, if its
+    adapter went on (`info["scorer_error"]`).
 
     Limits: some dozen texts are no fuzzing campaign. A backend that cannot be reached is no crash.
     """
-    broken, written, deadline = 0, 0, time.monotonic() + subject.settings.rule_seconds / 4
+    played, written, deadline = list[Episode](), 0, time.monotonic() + subject.settings.rule_seconds / 4
     for position, action in enumerate(malformed_turns(subject) if subject.tool_env is None else ()):
         if time.monotonic() > deadline:
             break
-        broken += subject.replay(subject.jobs[position % len(subject.jobs)], [action]).crash is not None
+        played.append(subject.replay(subject.jobs[position % len(subject.jobs)], [action]))
         written += 1
     for position, action in enumerate(ODD_ACTIONS):
         job = subject.jobs[position % len(subject.jobs)]
         for actions in ([action], [ODD_ACTIONS[position - 1], action])[:_ODD_EPISODES]:
-            broken += subject.replay(job, actions).crash is not None
+            played.append(subject.replay(job, actions))
     env = subject.make()
     with contextlib.suppress(Crash):
         subject.guard("close", env.close)
         subject.guard("the second close", env.close)
+    broken = sum(episode.crash is not None for episode in played)
     measured = {"turns that broke an episode": broken, "turns that are nearly valid": written}
-    return Verdict([], measured, "" if written else unspoken(subject))
+    findings = _scorer_errors(subject, played)
+    return Verdict(findings, measured, "" if written or findings else unspoken(subject))
+
+
+def _scorer_errors(subject: Subject, played: Sequence[Episode]) -> list[Finding]:
+    """Report each kind of exception that an adapter caught, once."""
+    findings: dict[str, Finding] = {}
+    for episode in (*played, *(each for player in players(None) for each in subject.episodes(player))):
+        for info in episode.infos:
+            error = info.get("scorer_error")
+            if isinstance(error, str):
+                kind = error.partition(":")[0]
+                message = f"The scorer raised {error[:200]}. No text of a model may raise."
+                findings.setdefault(kind, Finding("error", message, {}, subject.reproduction(episode)))
+    return list(findings.values())
 
 
 def contract(subject: Subject) -> Verdict:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from agent_r1_gym.integrations.base import IsolatedRNG, check_name, library
+from agent_r1_gym.integrations.base import IsolatedRNG, check_name, library, scorer_error
 from agent_r1_gym.wrappers.game import ResetReturn, TextGame
+
+_WITH_DATA = ("math:", "code:", "logic:", "qa:", "rg:")
+_ONE_DATA_SET = "seeds draw from the same data set, unless game_options names another"
 
 
 class GEMEnv(TextGame):
@@ -31,18 +34,19 @@ class GEMEnv(TextGame):
 
     ## Rewards
     ### Outcome
-    GEM's reward of every turn.
+    GEM's reward of every turn; 0 if GEM raises.
     ### Process
     None.
 
     ## Episode End
     ### Termination
-    GEM's `terminated`, unless `truncated` is set too.
+    GEM's `terminated`; or GEM raises at a turn.
     ### Truncation
-    GEM's `truncated` (GEM then sets `terminated` as well); or `max_turns` turns are used up, if it is set.
+    GEM's `truncated` at the game's own limit of turns (GEM sets both flags there, and at the end of every task of one
+    turn, which counts as terminated); or `max_turns` turns are used up, if it is set.
 
     ## Information
-    `info` (dict): GEM's, without `prefix` and `suffix`. No `actions` (GEM lists none).
+    `info` (dict): GEM's, without `prefix` and `suffix`; `scorer_error` if GEM raised. No `actions` (GEM lists none).
 
     ## Arguments
     `game="game:GuessTheNumber-v0-easy"` (an id of GEM), `game_options=None` (further arguments of `gem.make`),
@@ -65,25 +69,48 @@ class GEMEnv(TextGame):
         game_options: Mapping[str, Any] | None = None,
         max_turns: int | None = None,
     ) -> None:
-        super().__init__(self._open, self._play, max_turns=max_turns)
+        super().__init__(self._open, self._play, max_turns=max_turns, close=self._end)
         gem = library("gem", package="gem-llm", tested_version="0.1")
         check_name("environment of GEM", game, gem.envs.registration.ENV_REGISTRY)
         self._id, self._arguments = game, dict(game_options or {})
         self._random = IsolatedRNG()
         self._game: Any = None
+        self.repeats_tasks = _ONE_DATA_SET if game.startswith(_WITH_DATA) else ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Drops the running game, whose pool of processes cannot be pickled."""
+        return {**self.__dict__, "_game": None, "_running": False}
 
     def _open(self, seed: int) -> ResetReturn:
         import gem
 
         with self._random(seed):
-            self._game = self._game or gem.make(self._id, **self._arguments)
+            if self._game is None or self._id.startswith("rg:"):  # those replace their data set after some resets
+                self._game = gem.make(self._id, **self._arguments)
             return _shown(*self._game.reset(seed=seed))
 
     def _play(self, action: str) -> tuple[Any, ...]:
-        with self._random():
-            observation, reward, terminated, truncated, info = self._game.step(action)
+        try:
+            with self._random():
+                observation, reward, terminated, truncated, info = self._game.step(action)
+        except Exception as error:  # some of its tasks raise at a turn without an answer
+            return "The episode is over.", 0.0, True, scorer_error(type(self).__name__, self._id, error)
         text, info = _shown(observation, info)
-        return text, reward, bool(terminated and not truncated), bool(truncated), info
+        truncated = bool(truncated and (self._is_at_limit() or not terminated))
+        return text, reward, bool(terminated and not truncated), truncated, info
+
+    def _is_at_limit(self) -> bool:
+        """Whether the game has a limit of turns and has reached it."""
+        limit = getattr(self._game, "max_turns", None)
+        return limit is not None and getattr(self._game, "turn_count", 0) >= limit
+
+    def _end(self) -> None:
+        pool, close = getattr(self._game, "mp_pool", None), getattr(self._game, "close", None)
+        if pool is not None:
+            pool.terminate()  # GEM's `close` would wait for a grading that hangs
+        elif close is not None:
+            close()
+        self._game, self._running = None, False
 
 
 def _shown(observation: str, info: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from agent_r1_gym.integrations.base import IsolatedRNG, check_name, library
+from agent_r1_gym.integrations.base import IsolatedRNG, check_name, library, scorer_error
 from agent_r1_gym.wrappers.game import ResetReturn, TextGame
 
 
@@ -19,8 +19,8 @@ class ReasoningGymEnv(TextGame):
     None: an action is the answer.
 
     ## Action Space
-    `UnicodeText(65536)`: the text between the last `<answer>` and `</answer>`, or the last line that is not empty, is
-    scored by the generator.
+    `UnicodeText(65536)`: the text between the last `<answer>` and `</answer>` is scored by the generator; without them,
+    the last line that is not empty, or as many last lines as the solution has, whichever scores higher.
 
     ## Observation Space
     `UnicodeText(65536)`: the question and how to answer it.
@@ -30,7 +30,8 @@ class ReasoningGymEnv(TextGame):
 
     ## Rewards
     ### Outcome
-    The generator's score of the answer, 0 to 1; many pay a little for an answer that only contains the right one.
+    The generator's score of the answer, 0 to 1; many pay a little for an answer that only contains the right one. 0 if
+    its scorer raises.
     ### Process
     None.
 
@@ -41,7 +42,8 @@ class ReasoningGymEnv(TextGame):
     Never: the first turn ends the episode, so that `max_turns`, which every game takes, has no effect.
 
     ## Information
-    `info` (dict): at the end `answer` (what was scored). No `actions` (answers are open).
+    `info` (dict): at the end `answer` (what was scored), and `scorer_error` if the scorer raised. No `actions` (answers
+    are open).
 
     ## Arguments
     `dataset="chain_sum"` (name of a generator), `config=None` (arguments of its configuration), `max_turns=1`.
@@ -73,18 +75,30 @@ class ReasoningGymEnv(TextGame):
         with self._random(seed):
             self._questions = reasoning_gym.create_dataset(self._dataset, seed=seed, size=1, **self._config)
             self._question = self._questions[0]
-        return f"{self._question['question']}\n\nGive the answer alone on the last line."
+        return f"{self._question['question']}\n\nWrite the final answer between <answer> and </answer>."
 
     def _play(self, action: str) -> tuple[Any, ...]:
-        lines = [line for line in action.splitlines() if line.strip()] or [""]
-        answer = lines[-1]
-        if "<answer>" in action:
-            tagged, closed, _ = action.rpartition("<answer>")[2].partition("</answer>")
-            answer = tagged if tagged or closed else answer  # an empty answer between both tags is one
-        answer = answer.strip()
-        with self._random():
-            score = self._questions.score_answer(answer, self._question)
-        return "The episode is over.", score, True, {"answer": answer}
+        info: dict[str, Any] = {}
+        scores = {answer: self._score(answer, info) for answer in self._readings(action)}
+        answer = max(scores, key=scores.__getitem__)
+        return "The episode is over.", scores[answer], True, {"answer": answer, **info}
+
+    def _readings(self, action: str) -> list[str]:
+        """What may be the answer in a turn."""
+        tagged, closed, _ = action.rpartition("<answer>")[2].partition("</answer>")
+        if "<answer>" in action and (tagged or closed):  # an empty answer between both tags is one
+            return [tagged.strip()]
+        lines, solution = action.strip().splitlines() or [""], str(self._question.get("answer") or "")
+        return ["\n".join(lines[-count:]).strip() for count in (1, len(solution.strip().splitlines()) or 1)]
+
+    def _score(self, answer: str, info: dict[str, Any]) -> Any:
+        """Scores an answer; that the scorer raised is added to `info`."""
+        try:
+            with self._random():
+                return self._questions.score_answer(answer, self._question)
+        except Exception as error:  # the scorers of some generators raise at odd answers
+            info |= scorer_error(type(self).__name__, self._dataset, error)
+            return 0.0
 
     def _oracle_action(self) -> str | None:
         answer = self._question.get("answer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,12 +10,19 @@ from typing import Any, ClassVar
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.integrations.base import check_name, library
+from agent_r1_gym.support.checks import check_choice
 from agent_r1_gym.support.json_data import read_objects
 from agent_r1_gym.wrappers.game import ResetReturn, TextGame
 
+_CONFIGS = {
+    "search": ("skyrl_gym.envs.search.env", "SearchEnvConfig"),
+    "text2sql": ("skyrl_gym.envs.sql.env", "Text2SQLEnvConfig"),
+}
+"""Module and class of the configurations of which an environment reads attributes."""
+
 
 def _sums(game: str) -> Iterator[Mapping[str, Any]]:
-    """Yields three rows, with what gsm8k reads (`reward_spec`) and what aime reads (`reward_model`)."""
+    """Yields three rows for gsm8k (`reward_spec`), gsm8k_multi_turn (also `extra_info`) and aime (`reward_model`)."""
     where = "the last line as 'Answer: N'" if game == "aime" else "the result after ####"
     for first, second in ((1, 1), (2, 5), (12, 30)):
         solution = {"method": "rule", "ground_truth": str(first + second)}
@@ -22,6 +30,7 @@ def _sums(game: str) -> Iterator[Mapping[str, Any]]:
             "prompt": [{"role": "user", "content": f"What is {first} + {second}? Write {where}."}],
             "reward_spec": solution,
             "reward_model": solution,
+            "extra_info": {},
         }
 
 
@@ -41,7 +50,7 @@ class SkyRLGymEnv(TextGame):
     `UnicodeText(65536)`: the contents of the new messages, without their roles.
 
     ## Starting State
-    The prompt of row `seed` modulo the number of rows.
+    The prompt of row `seed` modulo the number of rows; so no seed is held out: evaluate on other `rows`.
 
     ## Rewards
     ### Outcome
@@ -61,7 +70,8 @@ class SkyRLGymEnv(TextGame):
     ## Arguments
     `game="gsm8k"` (an id of SkyRL-Gym), `rows=None` (a list of dictionaries with `prompt`, a list of messages, and
     the fields that the environment needs, such as `reward_spec`; or a path to a JSON file of them; None: three sums),
-    `env_config=None` (configuration of the environment), `max_turns=None`.
+    `env_config=None` (configuration of the environment: a dictionary, or an object as SkyRL-Gym takes it),
+    `max_turns=None`.
 
     ## References
     https://github.com/NovaSky-AI/SkyRL. `pip install skyrl-gym`; tested: 0.4.
@@ -71,6 +81,7 @@ class SkyRLGymEnv(TextGame):
     """
 
     library: ClassVar[str] = "skyrl_gym"
+    repeats_tasks: ClassVar[str] = "seeds repeat the same rows, unless rows= names others than in training"
 
     def __init__(
         self,
@@ -87,7 +98,7 @@ class SkyRLGymEnv(TextGame):
         self._rows = tuple(_sums(game) if read is None else read)
         if not self._rows or any("prompt" not in row for row in self._rows):
             raise ConfigurationError("rows must contain at least one row, each with a prompt: a list of messages.")
-        self._id, self._config = game, env_config or {}
+        self._id, self._config = game, _config(game, env_config)
         self._game: Any = None
 
     def _open(self, seed: int) -> ResetReturn:
@@ -106,6 +117,18 @@ class SkyRLGymEnv(TextGame):
             info["metrics"] = self._game.get_metrics()
             self._game.close()
         return _contents(step["observations"] or ()), step["reward"], done, info
+
+
+def _config(game: str, given: Any) -> Any:
+    """Returns a configuration as the environment reads it: attributes where SkyRL-Gym has a class of them."""
+    if game not in _CONFIGS or not isinstance(given, dict | None):
+        return given or {}
+    module, name = _CONFIGS[game]
+    kind = getattr(library(module, package="skyrl-gym", tested_version="0.4"), name)
+    known = [each.name for each in dataclasses.fields(kind)]
+    for option in given or {}:
+        check_choice(f"option of env_config for {game}", option, known)
+    return kind(**given or {})
 
 
 def _contents(messages: Sequence[Mapping[str, Any]]) -> str:

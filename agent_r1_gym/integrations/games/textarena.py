@@ -22,8 +22,8 @@ class TextArenaEnv(TextGame):
     `UnicodeText(65536)`: the model's turn as it is, parsed by the game, mostly a move in brackets: `[1 2 3 4]`.
 
     ## Observation Space
-    `UnicodeText(65536)`: the new text. TextArena shows the whole history in each turn; what was shown before is
-    removed.
+    `UnicodeText(65536)`: the new text. TextArena's default shows the whole history in each turn; what was shown before
+    is removed. Other variants (`-train`) show rules and board: without the rules, after the opening.
 
     ## Starting State
     The rules; the seed of the reset is the game's seed.
@@ -71,7 +71,7 @@ class TextArenaEnv(TextGame):
         self._id, self._arguments = game, dict(game_options or {})
         self._random = IsolatedRNG()
         self._game: Any = None
-        self._previous_text = ""
+        self._previous_text = self._rules = ""
 
     def __getstate__(self) -> dict[str, Any]:
         """Drops the running game, which cannot be pickled."""
@@ -83,8 +83,10 @@ class TextArenaEnv(TextGame):
         with self._random(seed):
             self._game = textarena.make(self._id, **self._arguments)
             self._game.reset(num_players=1, seed=seed)
-            self._previous_text = ""
-            return self._new_text()
+            self._previous_text = self._rules = ""
+            opening = self._new_text()
+            self._rules = next((message for _, message in self._game.state.logs), "")
+            return opening
 
     def _play(self, action: str) -> tuple[Any, ...]:
         with self._random():
@@ -97,6 +99,8 @@ class TextArenaEnv(TextGame):
 
     def _new_text(self) -> str:
         _, seen = self._game.get_observation()
-        text = seen if isinstance(seen, str) else "\n".join(message for _, message, _ in seen)
-        new, self._previous_text = text.removeprefix(self._previous_text), text
-        return new.strip()
+        if not isinstance(seen, str):  # a `-raw` variant shows only what is new
+            return "\n".join(message for _, message, _ in seen).strip()
+        previous, self._previous_text = self._previous_text, seen
+        new = seen.removeprefix(previous).strip() if seen.startswith(previous) else ""
+        return new or seen.replace(self._rules, "", 1).strip("\n") or seen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import sys
+from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
 import gymnasium
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 
 import agent_r1_gym  # noqa: F401 - registers the environments
-from agent_r1_gym.errors import ConfigurationError, MissingDependencyError
+from agent_r1_gym.errors import ConfigurationError, EpisodeError, MissingDependencyError
+from agent_r1_gym.integrations import base
 from agent_r1_gym.integrations.base import IsolatedRNG, UntestedVersionWarning, library
 from agent_r1_gym.integrations.games import gem as gem_games
-from agent_r1_gym.integrations.games import reasoning_gym, skyrl_gym
+from agent_r1_gym.integrations.games import reasoning_gym, skyrl_gym, textarena
 
 SPLITS = ("train", "validation")
 
@@ -189,6 +191,55 @@ class TestTextArena:
             make("TextArena", game="Chess-v0").reset(seed=3)
 
 
+class Board:
+    """A game of TextArena with its rules and a board that changes at "go"; `shows` makes the observation."""
+
+    def __init__(self, shows):
+        self.shows, self.messages, self.state = shows, [], SimpleNamespace(logs=[])
+
+    def reset(self, num_players, seed):
+        self.add("The rules.", "board 0")
+        self.state.logs = [(-1, "The rules.")]
+
+    def add(self, *texts):
+        self.messages.append([(-1, text, None) for text in texts])
+
+    def get_observation(self):
+        return 0, self.shows(self.messages)
+
+    def step(self, action):
+        self.add(f"board {int(action == 'go')}")
+        return False, {}
+
+
+@pytest.mark.parametrize(
+    ("shows", "texts"),
+    [
+        (lambda messages: "".join(f"[{text}]" for each in messages for _, text, _ in each), ["[board 0]", "[board 1]"]),
+        (lambda messages: f"The rules.\n\n{messages[-1][-1][1]}", ["board 0", "board 1"]),
+        (lambda messages: messages[-1], ["board 0", "board 1"]),
+        (lambda messages: "The rules.", ["The rules.", "The rules."]),
+    ],
+    ids=["history", "board", "raw", "nothing"],
+)
+def test_every_way_in_which_textarena_shows_a_turn_shows_something(shows, texts, monkeypatch):
+    registration = SimpleNamespace(ENV_REGISTRY={"Board-v0": None})
+    module = SimpleNamespace(envs=SimpleNamespace(registration=registration), make=lambda *_, **__: Board(shows))
+    monkeypatch.setattr(textarena, "library", lambda *_, **__: module)
+    monkeypatch.setitem(sys.modules, "textarena", module)
+    env = textarena.TextArenaEnv(game="Board-v0")
+    assert "The rules." in env.reset(seed=0)[0]
+    assert [env.step(action)[0] for action in ("wait", "wait", "go")] == [texts[0], *texts]
+
+
+@pytest.mark.adapters
+@pytest.mark.parametrize("game", ["2048-v0-train", "2048-v0-raw", "Mastermind-v0-train"])
+def test_a_variant_of_textarena_shows_something_new_in_each_turn(game):
+    for text, *_ in episode(make("TextArena", game=game), ["[Up]", "[Down]"] if "2048" in game else ["[1 2 3 4]"]):
+        assert text
+        assert "You are playing" not in text
+
+
 @pytest.mark.adapters
 @pytest.mark.parametrize("dataset", ["chain_sum", "leg_counting", "basic_arithmetic", "word_sorting"])
 def test_the_answers_of_reasoning_gym_score_1(dataset):
@@ -210,6 +261,25 @@ def test_a_plain_last_line_is_an_answer_to_reasoning_gym():
 
 
 @pytest.mark.adapters
+@pytest.mark.parametrize("dataset", ["mini_sudoku", "rotate_matrix"])
+def test_a_plain_answer_of_several_lines_is_one_to_reasoning_gym(dataset):
+    env = make("ReasoningGym", dataset=dataset)
+    env.reset(seed=4)
+    bare = env.unwrapped.oracle().removeprefix("<answer>").removesuffix("</answer>")
+    assert env.step(f"thinking\n{bare}\n")[1] == 1.0
+
+
+@pytest.mark.adapters
+@pytest.mark.parametrize(("dataset", "turn"), [("prime_factorization", "I do not know"), ("coin_flip", "1e999")])
+def test_no_turn_makes_reasoning_gym_raise(dataset, turn):
+    env = make("ReasoningGym", dataset=dataset)
+    env.reset(seed=4)
+    step = env.step(turn)
+    assert step[1:3] == (0.0, True)
+    assert "Error: " in step[4]["scorer_error"]
+
+
+@pytest.mark.adapters
 def test_gem_tells_its_limit_from_its_goal():
     env = make("GEM")
     steps: list[tuple] = []
@@ -225,30 +295,117 @@ def test_gem_tells_its_limit_from_its_goal():
     assert last[2:4] == (False, True)
 
 
-def test_the_board_of_gem_is_shown(monkeypatch):
-    class Board:
-        def reset(self, seed):
-            return "Solve.", {"suffix": "1 _ 3"}
+class GEMGame:
+    """A game of GEM whose turn returns `outcome`, or raises it."""
 
-        def step(self, action):
-            return "Right.\n", 0.0, False, False, {"prefix": "> ", "suffix": "1 2 3", "turn": 1}
+    def __init__(self, outcome=None, **attributes):
+        self.outcome, self.resets = outcome, 0
+        self.__dict__ |= attributes
 
-    registration = SimpleNamespace(ENV_REGISTRY={"game:Board": None})
-    module = SimpleNamespace(envs=SimpleNamespace(registration=registration), make=lambda *_, **__: Board())
-    monkeypatch.setattr(gem_games, "library", lambda *_, **__: module)
-    monkeypatch.setitem(sys.modules, "gem", module)
-    env = gem_games.GEMEnv(game="game:Board")
-    assert env.reset(seed=0)[0] == "Solve.\n1 _ 3"
+    def reset(self, seed):
+        self.resets += 1
+        return f"Solve. {self.resets}", {"suffix": "1 _ 3"}
+
+    def step(self, action):
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.fixture
+def gem_env(monkeypatch):
+    def made(*outcome, game="game:Board", **attributes):
+        module = SimpleNamespace(
+            envs=SimpleNamespace(registration=SimpleNamespace(ENV_REGISTRY={game: None})),
+            make=lambda *_, **__: GEMGame(*outcome, **attributes),
+        )
+        monkeypatch.setattr(gem_games, "library", lambda *_, **__: module)
+        monkeypatch.setitem(sys.modules, "gem", module)
+        return gem_games.GEMEnv(game=game)
+
+    return made
+
+
+def test_the_board_of_gem_is_shown(gem_env):
+    env = gem_env(("Right.\n", 0.0, False, False, {"prefix": "> ", "suffix": "1 2 3", "turn": 1}))
+    assert env.reset(seed=0)[0] == "Solve. 1\n1 _ 3"
     text, *_, info = env.step("2")
     assert text == "> Right.\n1 2 3"
     assert (info["turn"], "suffix" in info) == (1, False)
 
 
-def test_an_empty_answer_of_reasoning_gym_is_an_answer(monkeypatch):
+@pytest.mark.parametrize(
+    ("attributes", "truncated"),
+    [({}, False), ({"turn_count": 2, "max_turns": None}, False), ({"turn_count": 2, "max_turns": 2}, True)],
+)
+def test_both_ends_of_gem_are_a_limit_only_where_there_is_one(attributes, truncated, gem_env):
+    env = gem_env(("Over.", 1.0, True, True, {}), **attributes)
+    env.reset(seed=0)
+    assert env.step("42")[2:4] == (not truncated, truncated)
+
+
+def test_a_seed_of_gem_is_one_task_though_a_data_set_is_replaced(gem_env):
+    env = gem_env(game="rg:chain_sum")
+    assert env.reset(seed=3)[0] == env.reset(seed=3)[0]
+
+
+def test_the_processes_of_a_gem_game_end_with_it_and_are_not_pickled(gem_env):
+    ended = []
+    pool = SimpleNamespace(terminate=lambda: ended.append("pool"))
+    for attributes in ({"mp_pool": pool, "close": pytest.fail}, {"close": lambda: ended.append("game")}):
+        env = gem_env(**attributes)
+        opening = env.reset(seed=0)
+        assert pickle.loads(pickle.dumps(env)).reset(seed=0) == opening
+        env.close()
+        env.close()
+        with pytest.raises(EpisodeError, match="call reset"):
+            env.step("42")
+    assert ended == ["pool", "game"]
+
+
+def test_a_scorer_that_raises_costs_its_turn_and_is_logged_once(gem_env, monkeypatch, caplog):
+    monkeypatch.setattr(base, "_LOGGED", set())
+    env = gem_env(ValueError("no answer"))
+    for seed in (0, 1):
+        env.reset(seed=seed)
+        assert env.step("I do not know")[1:] == (0.0, True, False, {"scorer_error": "ValueError: no answer"})
+    assert [record.getMessage() for record in caplog.records] == [
+        "GEMEnv, game:Board: the scorer raised ValueError: no answer; the turn pays 0, as will others like it."
+    ]
+
+
+@pytest.fixture
+def puzzle(monkeypatch):
+    """Returns a puzzle of reasoning-gym with this solution and scorer."""
     module = SimpleNamespace(factory=SimpleNamespace(DATASETS={"ab": None}))
     monkeypatch.setattr(reasoning_gym, "library", lambda *_, **__: module)
-    env = reasoning_gym.ReasoningGymEnv(dataset="ab")
-    env._questions = SimpleNamespace(score_answer=lambda answer, _: float(answer == ""))
+
+    def made(solution, score):
+        env = reasoning_gym.ReasoningGymEnv(dataset="ab")
+        env._question = {"question": "?", "answer": solution}
+        env._questions = SimpleNamespace(score_answer=lambda answer, _: score(answer))
+        return env
+
+    return made
+
+
+def test_an_answer_without_tags_is_as_long_as_the_solution(puzzle):
+    env = puzzle("1 2\n3 4", lambda answer: float(answer == "1 2\n3 4"))
+    assert env._play("So\n1 2\n3 4\n")[1:] == (1.0, True, {"answer": "1 2\n3 4"})
+    assert env._play("So\n1 2\n3 5")[1:] == (0.0, True, {"answer": "3 5"})
+    assert env._play("<answer>1 2\n3 4</answer> Done.")[1] == 1.0
+    assert puzzle("1 2\n3 4", lambda answer: float(answer == "[1, 2]"))._play("So\n[1, 2]")[1] == 1.0
+
+
+def test_a_scorer_of_reasoning_gym_that_raises_pays_nothing(puzzle):
+    step = puzzle("7", int)._play("I do not know")
+    assert step[1:3] == (0.0, True)
+    assert step[3]["scorer_error"].startswith("ValueError: invalid literal")
+    assert puzzle("1\n2", lambda answer: len(answer.split("\n")[1]))._play("1\n2")[1] == 1
+
+
+def test_an_empty_answer_of_reasoning_gym_is_an_answer(puzzle):
+    env = puzzle(None, lambda answer: float(answer == ""))
     assert env._play("So\n<answer></answer>")[1] == 1.0
     assert env._play("So\n<answer>")[3] == {"answer": "<answer>"}
 
@@ -261,6 +418,38 @@ def test_rows_of_skyrl_are_read_as_other_files_are(tmp_path, monkeypatch, start)
     path.write_bytes(start + b'{"prompt": []}\r\n\r\n{"prompt": [1]}')  # no line end at the end
     assert skyrl_gym.SkyRLGymEnv(rows=path)._rows == ({"prompt": []}, {"prompt": [1]})
     assert skyrl_gym.SkyRLGymEnv()._rows[0]["reward_model"]["ground_truth"] == "2"  # what aime reads
+
+
+@dataclass
+class SearchConfig:
+    search_url: str = "http://127.0.0.1:8000/retrieve"
+    topk: int = 3
+
+
+def test_a_game_of_skyrl_reads_its_configuration_as_attributes(monkeypatch):
+    registration = SimpleNamespace(registry={"search": None, "gsm8k": None})
+    module = SimpleNamespace(envs=SimpleNamespace(registration=registration), SearchEnvConfig=SearchConfig)
+    monkeypatch.setattr(skyrl_gym, "library", lambda *_, **__: module)
+    own = SearchConfig(topk=1)
+    given = [None, {"topk": 5}, own]
+    made = [skyrl_gym.SkyRLGymEnv(game="search", env_config=config)._config for config in given]
+    assert made == [SearchConfig(), SearchConfig(topk=5), own]
+    assert skyrl_gym.SkyRLGymEnv(env_config={"topk": 5})._config == {"topk": 5}
+    with pytest.raises(ConfigurationError, match="option of env_config for search 'top_k'"):
+        skyrl_gym.SkyRLGymEnv(game="search", env_config={"top_k": 5})
+
+
+@pytest.mark.adapters
+def test_games_of_skyrl_begin_with_options_of_the_command_line(tmp_path):
+    (tmp_path / "spider/database/d").mkdir(parents=True)
+    (tmp_path / "spider/database/d/d.sqlite").touch()
+    row = {"prompt": [{"role": "user", "content": "q"}], "reward_spec": {"ground_truth": "1"}}
+    row |= {"data": "spider", "db_id": "d"}
+    for game, config in (("search", {"topk": 1}), ("text2sql", {"db_path": str(tmp_path)})):
+        assert make("SkyRLGym", game=game, rows=[row], env_config=config).reset(seed=0)[0] == "q"
+    env = make("SkyRLGym", game="gsm8k_multi_turn")
+    env.reset(seed=0)
+    assert env.step("#### 2")[1:3] == (1.0, True)
 
 
 @pytest.mark.adapters
