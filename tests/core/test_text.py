@@ -126,7 +126,8 @@ def test_neutralised_text_can_neither_answer_nor_call_nor_forge_a_turn(text: str
     once = sanitize(text)
     for parser in (HermesParser(), SearchR1Parser(), OpenAIParser()):
         turn = parser.parse("." + once)
-        assert (turn.answer, turn.calls, [error.code for error in turn.errors]) == (None, (), ["no_action"])
+        assert (turn.answer, turn.calls) == (None, ())
+        assert [error.code for error in turn.errors] in (["no_action"], ["other_format"])
     assert not split_observation(once)
     assert "<|" not in once
     assert "<｜" not in once

@@ -129,7 +129,7 @@ def _build_root(python: list[str], disk: int, *, owner: int | None) -> str:
 
     Programs that test the work must not run or load what the agent left in the place of the system. The agent may move
     whatever lies in a folder of its own, such as the root, but no mount. So each name of the system in the root is a
-    mount, also where the host has a link, and so is the topmost folder above a Python elsewhere.
+    mount, also where the host has a link, and so are the folders above a Python elsewhere.
 
     Args:
         python: folders of Python outside of /usr.
@@ -139,6 +139,9 @@ def _build_root(python: list[str], disk: int, *, owner: int | None) -> str:
     root = staging_folder([*_SYSTEM, *python])
     kernel.mount_memory(root, f"size={disk},nr_inodes={_MAX_FILES},mode=755", executable=True)
     held = dict.fromkeys(folder for folder in map(_holder, python) if folder not in python)
+    for folder in dict.fromkeys(each for path in python for each in _folders_above(_holder(path))):
+        os.makedirs(f"{root}{folder}", exist_ok=True)
+        kernel.bind(f"{root}{folder}", f"{root}{folder}", writable=True)  # the agent's, and a mount all the same
     for folder in ("/etc", "/dev", *held):
         os.makedirs(f"{root}{folder}", exist_ok=True)
         kernel.mount_memory(f"{root}{folder}", "size=1m,mode=755")
@@ -174,9 +177,14 @@ def _write_settings(root: str, user: int) -> None:
 
 def _holder(path: str) -> str:
     """Return the topmost folder above a path that lies in a folder of the agent; maybe the path itself."""
+    shared = (each for each in _folders_above(path) if not any(f"{own}/".startswith(f"{each}/") for own in FOLDERS))
+    return next(shared, path)
+
+
+def _folders_above(path: str) -> list[str]:
+    """Return the folders that lead to a path, the topmost first, without the root."""
     parts = path.strip("/").split("/")
-    above = ("/" + "/".join(parts[:depth]) for depth in range(1, len(parts)))
-    return next((each for each in above if not any(f"{own}/".startswith(f"{each}/") for own in FOLDERS)), path)
+    return ["/" + "/".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
 def _mount_frozen(path: str) -> None:
