@@ -110,9 +110,7 @@ class SupervisedTrainer(SFTTrainer):
         return Path(trl_internals.output_folder(self, trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
 
     def _finalize_training(self, *arguments: Any, **options: Any) -> TrainOutput:
-        """End like the base class, but keep the last checkpoint of a run that was stopped: it is resumed from that."""
-        stopped = self.state.global_step < self.state.max_steps
-        with checkpoints.without_rotation(self.args) if stopped else nullcontext():
+        with checkpoints.kept_if_stopped(self):
             return super()._finalize_training(*arguments, **options)  # type: ignore[no-untyped-call, no-any-return]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

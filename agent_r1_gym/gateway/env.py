@@ -149,7 +149,7 @@ class ProgramEnv(ToolEnv):
         self._called: list[tuple[ToolCall, ToolOutcome]] = []
         """Calls of tools with a budget."""
         self._lost_tool: str | None = None
-        """What failed of a tool's backend, whoever called it."""
+        """The failure of a tool's backend, in a call of the model or of the program."""
         self._tool_thread = ToolThread()
         self._is_cut = False
         self._gateway = running_gateway()
@@ -266,7 +266,9 @@ class ProgramEnv(ToolEnv):
         parsed = self.parser.parse(action)
         if not self._offered:  # text is text
             parsed = replace(parsed, calls=(), errors=(), content=self._as_text(parsed))
-        if parsed.calls or parsed.answer is not None or [e.code for e in parsed.errors] not in ([], ["no_action"]):
+        if parsed.calls or parsed.answer is not None:
+            return parsed
+        if parsed.errors and [error.code for error in parsed.errors] not in self.task_env.plain_errors:
             return parsed
         extractor = self.task_env._answer_extractor or "text"
         content = action if parsed.content is None else parsed.content

@@ -685,7 +685,7 @@ def test_a_result_may_be_reported_after_the_last_turn():
 
 
 @pytest.mark.parametrize("when", ["before", "other arguments"])
-def test_a_failed_backend_is_no_low_score_whoever_called_the_tool(when):
+def test_a_failed_backend_is_no_low_score_where_the_program_called_the_tool(when):
     class Down(EchoTool):
         def execute(self, arguments):
             raise InfrastructureError("down")

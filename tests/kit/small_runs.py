@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from transformers import TrainerCallback
 
 from agent_r1_gym.run.record import Tokens, Trajectory
 from agent_r1_gym.run.record import Turn as TurnRecord
@@ -25,6 +26,14 @@ from trainers.trainer import AgentTrainer
 
 Turn = tuple[Sequence[int], float, Sequence[int]]
 """What the model sampled, its reward, and what the environment said then."""
+
+
+class StopAfterTwo(TrainerCallback):
+    """Stops a run after its second step, the first of which was the best."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        state.best_model_checkpoint = f"{args.output_dir}/checkpoint-1"
+        control.should_training_stop = state.global_step >= 2
 
 
 def make_trajectory(

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
+from transformers import LlamaConfig, LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer
 from trl.trainer import utils as trl_utils
 
 from tests.kit.models import make_tokenizer
+from tests.kit.small_runs import StopAfterTwo
 from trainers.resume import checkpoints
 from trainers.supervised import SupervisedTrainer
 from trainers.trl_internals import TILE_WIDTH
@@ -47,14 +48,9 @@ def make_args(folder: Path, **settings: Any) -> SFTConfig:
 def test_a_run_that_was_stopped_keeps_the_checkpoint_that_it_is_resumed_from(tmp_path: Path) -> None:
     """Where one checkpoint is kept, transformers deletes all but the best at the end of a run."""
 
-    class Stop(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            state.best_model_checkpoint = str(tmp_path / "checkpoint-1")
-            control.should_training_stop = state.global_step >= 2
-
     args = make_args(tmp_path, max_steps=4, save_strategy="steps", save_steps=1, save_total_limit=1)
     trainer = SupervisedTrainer(make_model(TILE_WIDTH), TOKENIZER, Dataset.from_list(ROWS), args)
-    trainer.add_callback(Stop())
+    trainer.add_callback(StopAfterTwo())
     trainer.train()
     assert checkpoints.last_complete(tmp_path) == tmp_path / "checkpoint-2"
 

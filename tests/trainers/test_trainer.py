@@ -224,7 +224,7 @@ class TestCredit:
         _, found = gradients(trainer, output | {"advantages": output["advantages"] * masked["tool_mask"]})
         assert not torch.allclose(found["model.norm.weight"], expected["model.norm.weight"], rtol=0.1)
 
-    def test_tokens_that_nobody_sampled_are_not_corrected(self, tmp_path: Path) -> None:
+    def test_tokens_that_were_not_sampled_are_not_corrected(self, tmp_path: Path) -> None:
         engine = {"engine": "vllm", "backend": Mock(), "vllm_importance_sampling_mode": "token_truncate"}
         _, output = run(tmp_path, multi_turn_batch(), loss_mask=False, **engine)
         ratio, environment = output["importance_sampling_ratio"][0, :9], torch.arange(9) // 3 == 1

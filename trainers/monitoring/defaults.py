@@ -144,9 +144,9 @@ def _fits_without_checkpointing(args: Any, facts: ModelFacts, *, adapter: Any, l
 
 
 def vllm_bytes(args: Any) -> int:
-    """Bytes of the GPU that a vLLM beside the trainer holds during an update; in sleep mode it gives them back."""
-    beside = getattr(args, "engine", None) == "vllm" and args.vllm_mode == "colocate"
-    if not beside or args.vllm_enable_sleep_mode or args.device.type != "cuda":
+    """Bytes of the GPU that a colocated vLLM holds during an update; in sleep mode it gives them back."""
+    colocated = getattr(args, "engine", None) == "vllm" and args.vllm_mode == "colocate"
+    if not colocated or args.vllm_enable_sleep_mode or args.device.type != "cuda":
         return 0
     return int(args.vllm_gpu_memory_utilization * torch.cuda.mem_get_info(args.device)[1])
 

@@ -15,7 +15,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,18 @@ def without_rotation(args: Any) -> Iterator[None]:
         yield
     finally:
         args.save_total_limit = limit
+
+
+@contextmanager
+def kept_if_stopped(trainer: Any) -> Iterator[None]:
+    """Context of the end of a run, in which one that was stopped keeps its last checkpoint: it is resumed from that.
+
+    Args:
+        trainer: the trainer.
+    """
+    stopped = trainer.state.global_step < trainer.state.max_steps
+    with without_rotation(trainer.args) if stopped else nullcontext():
+        yield
 
 
 def incomplete_reason(folder: Path) -> str | None:

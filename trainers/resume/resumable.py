@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -268,9 +268,7 @@ class ResumableTrainer(GRPOTrainer):
                 trl_internals.metrics_of(self).clear()  # a failed log must not log them again
 
     def _finalize_training(self, *arguments: Any, **options: Any) -> TrainOutput:
-        """End like the base class, but keep the last checkpoint of a run that was stopped: it is resumed from that."""
-        stopped = self.state.global_step < self.state.max_steps
-        with checkpoints.without_rotation(self.args) if stopped else nullcontext():
+        with checkpoints.kept_if_stopped(self):
             return super()._finalize_training(*arguments, **options)  # type: ignore[no-untyped-call, no-any-return]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

@@ -118,7 +118,7 @@ class TestSettling:
             settle_defaults(args, "model", command="train", length=length)
             assert args.gradient_checkpointing is recomputed, length
 
-    def test_a_teacher_and_a_vllm_beside_the_trainer_take_their_part(
+    def test_a_teacher_and_a_colocated_vllm_take_their_part(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         known = ModelFacts(QWEN25["0.5B"].parameters, 8192, QWEN25["0.5B"])

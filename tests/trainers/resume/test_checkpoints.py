@@ -25,7 +25,7 @@ import trainers
 from agent_r1_gym.errors import CheckpointError, ConfigurationError
 from tests.kit.commands import run_script
 from tests.kit.killed_runs import timeless
-from tests.kit.small_runs import make_args, make_trainer, play
+from tests.kit.small_runs import StopAfterTwo, make_args, make_trainer, play
 from trainers.resume import checkpoints
 from trainers.resume.resumable import _read_state
 from trainers.resume.signals import StopOnSignal
@@ -328,13 +328,8 @@ def test_a_resumed_run_is_told_of_every_option_of_the_objective(tmp_path: Path) 
 def test_a_run_that_was_stopped_keeps_the_checkpoint_that_it_is_resumed_from(tmp_path: Path) -> None:
     """Where one checkpoint is kept, transformers deletes all but the best at the end of a run."""
 
-    class Stop(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            state.best_model_checkpoint = str(tmp_path / "checkpoint-1")
-            control.should_training_stop = state.global_step >= 2
-
     trainer = make_trainer(tmp_path, play, max_steps=4, save_strategy="steps", save_steps=1, save_total_limit=1)
-    trainer.add_callback(Stop())
+    trainer.add_callback(StopAfterTwo())
     trainer.train()
     assert checkpoints.last_complete(tmp_path) == tmp_path / "checkpoint-2"
 
