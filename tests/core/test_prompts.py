@@ -133,7 +133,9 @@ class TestPlainTurns:
             ("phrase", "The answer is 42. because I said so", "42"),
             ("phrase", "The answer is Paris. It is a city.", "Paris"),
             ("phrase", "The answer is yes! Really.", "yes"),
-            ("phrase", "The answer is Mr. Smith of Acme Inc. Nobody else.", "Mr. Smith of Acme Inc. Nobody else"),
+            ("phrase", "The answer is no. It is not.", "no"),
+            ("phrase", "The answer is 5 ft. That is all.", "5 ft"),
+            ("phrase", "The answer is Mr. Smith of Acme Inc. Only he.", "Mr. Smith of Acme Inc. Only he"),
             ("phrase", "The answer is f(x). Then", "f(x)"),
         ],
     )

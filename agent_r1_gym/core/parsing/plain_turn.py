@@ -12,9 +12,8 @@ from agent_r1_gym.core.text import encodable
 _BOXED = "\\boxed{"
 _PHRASE = re.compile(r"\banswer(?: is|:)\s*:?\s*", re.IGNORECASE)
 _STOP = re.compile(r"[.!?]?(?P<line>\s*\n|\s*\Z)|(?P<word>[^\W_]*)(?P<mark>[.!?])\s+(?=(?P<next>\S))")
-_ABBREVIATION = re.compile(
-    "approx|capt|co|col|dr|etc|ft|gen|gov|inc|jr|lt|ltd|mr|mrs|ms|mt|no|prof|rep|rev|sen|sr|st|vs", re.IGNORECASE
-)
+_ABBREVIATION = re.compile("Capt|Co|Col|Dr|Ft|Gen|Gov|Inc|Jr|Lt|Ltd|Mr|Mrs|Ms|Mt|Prof|Rep|Rev|Sen|Sr|St|vs")
+"""As names have them: "5 ft." and "no." end a sentence."""
 
 
 def _whole_text(text: str) -> str:
