@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         TokenObservation,
     )
 
-__version__ = "0.3.0"
+__version__ = "0.4.0.dev0"
 
 __all__ = [
     "AgentR1Error",

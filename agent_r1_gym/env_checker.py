@@ -9,12 +9,14 @@ import contextlib
 import functools
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gymnasium.spaces import Text
 
+from agent_r1_gym.core.parsing.base import example_call
 from agent_r1_gym.core.text import render_text
 from agent_r1_gym.core.tool import execute_calls
 from agent_r1_gym.core.tool_env import ToolEnv
@@ -184,7 +186,9 @@ def _check_split_step(checked: CheckedEnv, turns: Sequence[str]) -> None:
 def _check_snapshots(checked: CheckedEnv, turns: Sequence[str]) -> None:
     state = None
     if not checked.play(turns[:1], seed=13)[-1].ended:
-        with contextlib.suppress(EpisodeError):  # raised by tools that cannot be snapshot after a call
+        with contextlib.suppress(EpisodeError), warnings.catch_warnings():
+            # Tools may refuse a snapshot after a call. What is lost without a word is found below, so no warning here.
+            warnings.filterwarnings("ignore", "The snapshot does not contain")
             state = checked.env.get_state()
     if state is None:
         if checked.play([IDLE], seed=13)[-1].ended:  # the only turn, or a plain turn is an answer
@@ -312,29 +316,28 @@ def _require_equal(
 
 
 def default_actions(env: ToolEnv) -> Iterator[str]:
-    """Yield one good call per tool, mistakes of several kinds, and an answer, in the environment's format."""
-    good = [ToolCall(tool.name, _example(tool.parameters)) for tool in env.episode_tools]
-    good = [call for call, tool in zip(good, env.episode_tools, strict=True) if tool.check(call.arguments) is None]
+    """Yield one good call per tool, mistakes of several kinds, and an answer, in the environment's format.
+
+    Raises:
+        CheckError: the parser's `format_call` raised another exception than a `ConfigurationError` for a good call.
+    """
+    examples = [(tool, example_call(tool.schema, text="x")) for tool in env.episode_tools if not tool.takes_messages]
+    good = [call for tool, call in examples if tool.check(call.arguments) is None]
     bad = [ToolCall("no_such_tool", {}), *(ToolCall(call.name, {"no_such": 1}) for call in good)]
     for call in (*good, *good[:1], *bad):
         try:
-            yield env.parser.format_call(call)
-        except ConfigurationError:
-            continue  # the format cannot express this call
+            turn = env.parser.format_call(call)
+        except ConfigurationError:  # the format cannot express this call
+            continue
+        except Exception as error:
+            if call in bad:  # a format may rely on the arguments that the schemas require
+                continue
+            raise CheckError(
+                f"{type(env.parser).__name__}.format_call raised {type(error).__name__} ({error!s:.200}) for {call}. "
+                "Raise ConfigurationError where the format cannot express a call."
+            ) from error
+        yield turn
     yield from (IDLE, "<tool_call>{", env.parser.format_answer("x"))
-
-
-def _example(schema: Mapping[str, Any]) -> Any:
-    """Make a value that plain JSON schemas accept."""
-    if "enum" in schema:
-        return schema["enum"][0]
-    if "anyOf" in schema:
-        return _example(schema["anyOf"][0])
-    if schema.get("type") == "object":
-        properties = schema.get("properties", {})
-        return {name: _example(properties.get(name, {})) for name in schema.get("required", ())}
-    simple = {"string": "x", "integer": 1, "number": 1.0, "boolean": True, "array": []}
-    return schema.get("minimum", simple.get(schema.get("type", "string")))
 
 
 # --- a checked environment -------------------------------------------------------------------------------------------

@@ -175,7 +175,11 @@ def full_id(name: str) -> str:
     module, colon, identifier = name.rpartition(":")
     if colon:
         registered = _ids_of(module)
-        hint = suggest(identifier, registered) if registered else "It registers none."
+        hint = (
+            suggest(identifier, registered)
+            if registered
+            else f"It registers none: it lacks agent_r1_gym.register({identifier!r}, ...)."
+        )
         raise ConfigurationError(f"Unknown environment {name!r}: {module!r} registers no {identifier!r}. {hint}")
     short = _short_names()
     if name.lower() in short:
@@ -372,7 +376,9 @@ def make_tool_env(name: str, options: Mapping[str, Any]) -> ToolEnv:
     from agent_r1_gym.wrappers import split_window
 
     for option in {**split_window(options)[1], **split_agent(options)[1]}:
-        raise ConfigurationError(f"{option} has no effect on the tools and tasks of {name} alone; drop it.")
+        raise ConfigurationError(
+            f"This command only reads the tools and tasks of {name}, so {option} has no effect; drop it."
+        )
     env = make_text_env(name, options).unwrapped
     if not isinstance(env, ToolEnv):
         raise ConfigurationError(f"{name} is a {type(env).__name__}, not a ToolEnv; see `agent-r1 envs`.")

@@ -1,18 +1,19 @@
 import dataclasses
 import time
+import warnings
 
 import gymnasium
 import numpy as np
 import pytest
 
 from agent_r1_gym.core.history import History
-from agent_r1_gym.core.parsing import SearchR1Parser
+from agent_r1_gym.core.parsing import Parser, SearchR1Parser
 from agent_r1_gym.core.rewards import RewardTerm
 from agent_r1_gym.core.spaces import UnicodeText
 from agent_r1_gym.core.text import render_text
 from agent_r1_gym.core.tool import Tool
 from agent_r1_gym.core.tool_env import ToolEnv
-from agent_r1_gym.core.types import Message, Task, ToolCall, ToolOutcome
+from agent_r1_gym.core.types import Message, ParsedTurn, Task, ToolCall, ToolOutcome
 from agent_r1_gym.env_checker import CheckError, check_tool_env
 from agent_r1_gym.errors import AgentR1Error
 from agent_r1_gym.registry import register
@@ -288,6 +289,8 @@ class TestGoodEnvironments:
                     "mode": {"enum": ["a", "b"]},
                     "count": {"type": "integer", "minimum": 3},
                     "flag": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+                    "name": {"type": ["string", "null"]},
+                    "any": True,
                     "nested": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]},
                     "items": {"type": "array"},
                     "optional": {"type": "string"},
@@ -301,9 +304,49 @@ class TestGoodEnvironments:
                 return "done"
 
         check_tool_env(ToolEnv(tasks=TASKS, tools=[Typed()]))
-        expected = {"mode": "a", "count": 3, "flag": True, "nested": {"x": 1.0}, "items": []}
+        expected = {"mode": "a", "count": 3, "flag": True, "name": "x", "any": "x"}
+        expected |= {"nested": {"x": 1.5}, "items": ["x"]}
         assert all(arguments == expected for arguments in executed)
         assert executed
+
+    def test_say_nothing_of_snapshots_that_lead_to_the_same_steps(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            check_tool_env(ToolEnv(tasks=TASKS, tools=[EchoTool()]), actions=[call("x"), ANSWER])
+
+    def test_pass_with_a_parser_that_relies_on_required_arguments(self):
+        check_tool_env(ToolEnv(tasks=TASKS, tools=[EchoTool()], parser=Lines()))
+        check_tool_env(ToolEnv(tasks=TASKS, tools=[EchoTool()], parser=Lines(), plain_turn="answer"))
+
+
+class Lines(Parser):
+    """A format of one's own, on one line; what is in no format is an empty turn."""
+
+    name = "lines"
+
+    def parse(self, text):
+        name, _, argument = text.partition(": ")
+        if name == "answer":
+            return ParsedTurn(answer=argument)
+        return ParsedTurn((ToolCall(name, {"text": argument}),) if name == "echo" else ())
+
+    def instructions(self, tools):
+        return "Write echo: TEXT, or answer: TEXT."
+
+    def format_call(self, call):
+        return f"{call.name}: {call.arguments['text']}"
+
+    def format_answer(self, answer):
+        return f"answer: {answer}"
+
+
+def test_a_parser_that_cannot_write_a_good_call_is_caught():
+    class Forgetful(Lines):
+        def format_call(self, call):
+            return f"{call.name}: {call.arguments['query']}"
+
+    with pytest.raises(CheckError, match=r"Forgetful.format_call raised KeyError .*Raise ConfigurationError"):
+        check_tool_env(ToolEnv(tasks=TASKS, tools=[EchoTool()], parser=Forgetful()))
 
 
 BROKEN = [

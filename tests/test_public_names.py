@@ -41,7 +41,9 @@ def test_what_few_programs_need_is_imported_when_it_is_named() -> None:
 
 
 def test_the_version_is_three_numbers_that_builds_read_without_importing() -> None:
-    (written,) = re.findall(r'^__version__ = "(\d+\.\d+\.\d+)"$', (ROOT / "agent_r1_gym/__init__.py").read_text(), re.M)
+    (written,) = re.findall(
+        r'^__version__ = "(\d+\.\d+\.\d+(?:\.dev\d+)?)"$', (ROOT / "agent_r1_gym/__init__.py").read_text(), re.M
+    )
     assert agent_r1_gym.__version__ == written
     assert importlib.metadata.version("agent-r1-gym")  # what the command line shows
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.kit.pages import PAGES
-from tests.test_floors import FLOORS
+from tests.test_layers import LAYERS
 
 ROOT = Path(__file__).parents[1]
 
 
 def floors_of_the_picture(text: str) -> dict[str, list[set[str]]]:
-    """Read the floors of each package, lowest first, from the code block: "  core   its contents"."""
+    """Read the layers of each package, lowest first, from the code block: "  core   its contents"."""
     (picture,) = (block for block in re.findall(r"```\n(.*?)```", text, re.DOTALL) if "agent_r1_gym\n" in block)
     packages = (part.splitlines() for part in picture.split("\n\n"))
     return {
@@ -27,8 +27,8 @@ def floors_of_the_picture(text: str) -> dict[str, list[set[str]]]:
 
 def test_the_picture_in_the_docs_shows_the_enforced_floors() -> None:
     picture = floors_of_the_picture((ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8"))
-    for package, floors in FLOORS.items():
-        named = [{name for name in names if not name.startswith("_")} for names in floors]
+    for package, layers in LAYERS.items():
+        named = [{name for name in names if not name.startswith("_")} for names in layers]
         assert picture[package] == [names for names in named if names], package
 
 

@@ -1,7 +1,7 @@
 """Players made of the oracle's turns: they speak the language of an environment whose format is not known.
 
 A plain environment may understand a few commands only. Players that write sentences and answers then test its error
-message. The turns of its oracle are valid; rearranged without knowledge of the task, they must not be paid like it.
+message. The turns of its oracle are valid; rearranged without knowledge of the task, they must not be rewarded like it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DerivedPlayer:
     Attributes:
         name: its name.
         does: what it does.
-        means: what it means if it is paid.
+        means: what it means if it is rewarded.
         plan: makes its turns.
         chance: share of tasks that it may solve by chance.
     """
@@ -63,7 +63,7 @@ def _every_ending(separator: str) -> Plan:
         if len(endings) < _LEAST_ENDINGS:
             return None
         others = [ending for ending in endings if ending != own]
-        half = len(others) // 2  # the right one in the middle: reading the first or the last is no fault
+        half = len(others) // 2  # the right one in the middle: reading the first or the last is not a fault
         return [*earlier, separator.join([*others[:half], own, *others[half:]])]
 
     return plan
@@ -86,12 +86,14 @@ def _mentioned(which: int) -> Plan:
     return plan
 
 
-def _repeat_paid(oracle: Sequence[Episode], position: int, limit: int | None) -> list[str] | None:
+def _repeat_rewarded(oracle: Sequence[Episode], position: int, limit: int | None) -> list[str] | None:
     episode = oracle[position]
     actions, rewards = episode.actions, episode.rewards
-    paid = next((n for n, reward in enumerate(rewards[:-1]) if is_finite(reward) and float(reward) > 0), None)
+    rewarded = next((n for n, reward in enumerate(rewards[:-1]) if is_finite(reward) and float(reward) > 0), None)
     room = _MAX_REPEATS if limit is None else min(_MAX_REPEATS, limit - len(actions))
-    return None if paid is None else [*actions[: paid + 1], *[actions[paid]] * room, *actions[paid + 1 :]]
+    return (
+        None if rewarded is None else [*actions[: rewarded + 1], *[actions[rewarded]] * room, *actions[rewarded + 1 :]]
+    )
 
 
 OTHER_TASK = DerivedPlayer(
@@ -109,22 +111,22 @@ WRONG_ENDING = DerivedPlayer(
     chance=1.0,
 )
 REPEAT_PAID = DerivedPlayer(
-    "repeat_paid",
-    "Plays the oracle's turns, and repeats the first one that is paid before the last.",
-    "a turn is paid again and again, so that a model learns to repeat it (`reward_order`)",
-    _repeat_paid,
+    "repeat_rewarded",
+    "Plays the oracle's turns, and repeats the first one that is rewarded before the last.",
+    "a turn is rewarded again and again, so that a model learns to repeat it (`reward_order`)",
+    _repeat_rewarded,
 )
 GUESSING = (
     DerivedPlayer(
         "every_ending_in_words",
         "Plays the oracle's turns, but its last turn has those of all tasks, separated by spaces.",
-        "a turn that names every candidate is paid",
+        "a turn that names every candidate is rewarded",
         _every_ending(" "),
     ),
     DerivedPlayer(
         "every_ending_in_lines",
         "Plays the oracle's turns, but its last turn has those of all tasks, one a line.",
-        "a turn with many commands is paid if any of them is right",
+        "a turn with many commands is rewarded if any of them is right",
         _every_ending("\n"),
     ),
     DerivedPlayer(
@@ -197,7 +199,7 @@ def effects(subject: Subject) -> dict[str, float]:
     """Measure how well each player speaks the language of a plain environment.
 
     Returns:
-        By player, the share of its turns with an effect: the environment answered or paid otherwise than after a
+        By player, the share of its turns with an effect: the environment answered or rewarded otherwise than after a
         sentence or an empty turn at the same position, or did not end the episode alike. Empty for a `ToolEnv`, whose
         players write its format.
     """

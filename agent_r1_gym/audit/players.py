@@ -1,4 +1,4 @@
-"""Players without a model: what an environment pays them, it pays for nothing.
+"""Players without a model: a reward that one of them gets is a reward for nothing.
 
 Each is a `Policy`, so `agent-r1 eval ENV --policy agent_r1_gym.audit.players:EchoPrompt` plays one on its own. In a
 `ToolEnv` they write calls and answers in its format. In another environment they write an answer in all the forms that
@@ -30,7 +30,7 @@ class TrivialPlayer(Policy):
     """Base class: a player that does not solve the task.
 
     Attributes:
-        means: what it means if such a player is paid.
+        means: what it means if such a player is rewarded.
         is_idle: whether it neither acts nor gives an answer with any content.
         is_chance: whether a good score is the base rate of guessing, and so is reported rather than failed.
     """
@@ -52,7 +52,7 @@ class NoOp(TrivialPlayer):
     """Writes a sentence that neither acts nor answers, in every turn."""
 
     name = "no_op"
-    means = "doing nothing is paid"
+    means = "doing nothing is rewarded"
     is_idle = True
 
     def turn(self, state: PolicyInput) -> str:
@@ -64,7 +64,7 @@ class Empty(TrivialPlayer):
     """Writes nothing, in every turn."""
 
     name = "empty"
-    means = "an empty turn is paid"
+    means = "an empty turn is rewarded"
     is_idle = True
 
     def turn(self, state: PolicyInput) -> str:
@@ -76,7 +76,7 @@ class Refusing(TrivialPlayer):
     """Answers that it cannot help."""
 
     name = "refusing"
-    means = "refusing is paid"
+    means = "refusing is rewarded"
     is_idle = True
 
     def turn(self, state: PolicyInput) -> str:
@@ -88,7 +88,7 @@ class FormatOnly(TrivialPlayer):
     """Answers in the right format, with nothing in it."""
 
     name = "format_only"
-    means = "the format alone is paid, without a right answer"
+    means = "the format alone is rewarded, without a right answer"
     is_idle = True
 
     def turn(self, state: PolicyInput) -> str:
@@ -101,7 +101,8 @@ class EchoPrompt(TrivialPlayer):
 
     name = "echo_prompt"
     means = (
-        "repeating the question is paid: the answer is in the prompt, or the grader looks for it inside longer texts"
+        "repeating the question is rewarded: the answer is in the prompt, or the grader looks for it inside longer "
+        "texts"
     )
 
     def turn(self, state: PolicyInput) -> str:
@@ -114,7 +115,7 @@ class EchoToolOutput(TrivialPlayer):
     """Calls one tool with words of the task, then answers with all that it returned."""
 
     name = "echo_tool_output"
-    means = "repeating a tool's output is paid: the grader looks for the answer inside longer texts"
+    means = "repeating a tool's output is rewarded: the grader looks for the answer inside longer texts"
 
     def turn(self, state: PolicyInput) -> str:
         """Return the call, then the answer."""
@@ -128,7 +129,7 @@ class RepeatCall(TrivialPlayer):
     """Repeats one valid call, or one listed action, until the end."""
 
     name = "repeat_call"
-    means = "calls are paid, whatever they are for"
+    means = "calls are rewarded, whatever they are for"
 
     def turn(self, state: PolicyInput) -> str:
         """Return the same action every time."""
@@ -170,7 +171,7 @@ class RandomCall(TrivialPlayer):
     """Makes random valid calls, or takes random listed actions; guesses a word of the task in the last turn."""
 
     name = "random_call"
-    means = "random valid actions are paid: this is the chance level of the task"
+    means = "random valid actions are rewarded: this is the chance level of the task"
     is_chance = True
 
     def turn(self, state: PolicyInput) -> str:
@@ -211,7 +212,7 @@ class ConstantAnswer(TrivialPlayer):
         text: the answer.
     """
 
-    means = "one answer to all tasks is paid"
+    means = "one answer to all tasks is rewarded"
 
     def __init__(self, name: str, text: str) -> None:
         self.name, self.text = name, text
@@ -224,14 +225,14 @@ class ConstantAnswer(TrivialPlayer):
 class MostFrequentAnswer(ConstantAnswer):
     """Answers every task with the most frequent gold answer: the base rate of a data set, such as "yes"."""
 
-    means = "the most frequent answer is paid: this is the base rate of the data set"
+    means = "the most frequent answer is rewarded: this is the base rate of the data set"
     is_chance = True
 
 
 class EveryAnswer(ConstantAnswer):
     """Answers every task with all gold answers of the data set, one after the other."""
 
-    means = "an answer that lists every candidate is paid: the grader looks for the answer inside longer texts"
+    means = "an answer that lists every candidate is rewarded: the grader looks for the answer inside longer texts"
 
 
 def players(env: ToolEnv | None) -> list[TrivialPlayer]:

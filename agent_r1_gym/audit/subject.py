@@ -45,7 +45,7 @@ class Crash(Exception):
 
     Attributes:
         finding: the crash as a finding.
-        is_backend: whether a backend failed, which is no fault of the environment.
+        is_backend: whether a backend failed, which is not a fault of the environment.
     """
 
     def __init__(self, finding: Finding, *, is_backend: bool = False) -> None:
@@ -407,7 +407,7 @@ class Subject:
         return observation, info
 
     def step(self, env: TextEnv, action: str, episode: Episode) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take a step, and record it in `episode`; a reward that is no finite number is returned as 0.
+        """Take a step, and record it in `episode`; a reward that is not a finite number is returned as 0.
 
         Raises:
             Crash: `step` raised or hung.

@@ -35,9 +35,9 @@ def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", metavar="ENV", help=f"{ENV_HELP} (default: that of {FILE})")
     parser.add_argument(
         "--task",
-        default="0",
+        default=0,
         metavar="N|ID",
-        help="task in whose world the tools act, by position or id (default: the first of the set)",
+        help="task in whose world the tools act, by id or position (default: the first of the set)",
     )
     add_env_options(parser)
     add_model_arguments(parser)

@@ -19,7 +19,7 @@ from agent_r1_gym.support.terminal import LineReader, in_colour, is_terminal, pr
 _HELP = """\
 Type a question; the agent answers, and the next question continues the conversation. Type // for a leading /.
 /reset    start over: empty history, tools in their initial state
-/task N   start over in the world of another task, by position or id
+/task N   start over in the world of another task, by id or position
 /trace    show the whole interaction so far
 /help     show this
 /quit     leave; so does Ctrl-D. Ctrl-C stops the agent, not the program."""

@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 def _card(folder: Path) -> AgentCard:
     """Load the card of a finished run."""
     if not folder.is_dir():
-        raise ConfigurationError(f"{folder} is no folder; expected one of `agent-r1 train` or `agent-r1 sft`.")
+        raise ConfigurationError(f"{folder} is not a folder; expected one of `agent-r1 train` or `agent-r1 sft`.")
     check_model_folder(folder)
     card = AgentCard.load(folder)
     if card is None:

@@ -59,10 +59,10 @@ class _CommandParser(argparse.ArgumentParser):
             if word.startswith("--") and " " not in name and not any(option.startswith(name) for option in known):
                 meant = _SYNONYMS.get(name)
                 hint = f"Did you mean {meant!r}? " if meant in known else near_names(name, known)
-                self.error(f"{name!r} is no option. {hint}See `{self.prog} --help`.")
+                self.error(f"{name!r} is not an option. {hint}See `{self.prog} --help`.")
         options, rest = super().parse_known_args(args, namespace)
         if rest:
-            what = "is no option" if rest[0].startswith("-") else "is one word too many"
+            what = "is not an option" if rest[0].startswith("-") else "is one word too many"
             self.error(f"{rest[0]!r} {what}. See `{self.prog} --help`.")
         return options, rest
 

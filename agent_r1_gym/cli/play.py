@@ -144,7 +144,9 @@ def _turn(env: ToolEnv, word: str, rest: str) -> str:
         raise ConfigurationError(f"`{word}` needs a text after it.")
     if word not in tools:
         known = [*tools, *(name.split()[0] for name in (*_ALWAYS, *_WITH_TASK))]
-        raise ConfigurationError(f"{word!r} is no tool. {suggest(word, known)} `answer TEXT` gives the final answer.")
+        raise ConfigurationError(
+            f"{word!r} is not a tool. {suggest(word, known)} `answer TEXT` gives the final answer."
+        )
     return env.parser.format_call(parse_typed_call(tools[word], rest))
 
 

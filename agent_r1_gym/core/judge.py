@@ -82,7 +82,7 @@ _SCALE = (
 class Judge:
     """Scores a finished episode by a rubric, with a model behind an OpenAI-compatible endpoint: a reward function.
 
-    The value is in [0, 1]: "yes" is 1 and "no" is 0, or score s on a scale of n is (s - 1) / (n - 1). It is paid once,
+    The value is in [0, 1]: "yes" is 1 and "no" is 0, or score s on a scale of n is (s - 1) / (n - 1). It is added once,
     in the step that ends the episode; other steps get 0 without a request. Several votes are combined by their median,
     which for yes and no is the majority.
 
@@ -213,7 +213,7 @@ class Judge:
     def _entries(self, transition: Transition) -> Iterator[dict[str, Any]]:
         """Yield the messages of the episode."""
         task = transition.task
-        yield from to_chat(task.history)
+        yield from to_chat(task.history, text_arguments=True)
         yield {"role": "user", "task": task.prompt}
         if self._show_answers and task.answers:
             yield {"role": "grader", "accepted_answers": list(task.answers)}
@@ -307,7 +307,8 @@ class VerdictClient:
         self.num_requests = 0
         self._model, self._retries, self._max_requests = model, retries, max_requests
         sampling = {"temperature": self.temperature, "max_tokens": max_tokens, "response_format": response_format}
-        self._chat = ChatClient(model, endpoint, role="the judge", sampling=sampling, timeout=timeout)
+        # Retries count towards the budget, so they are sent here.
+        self._chat = ChatClient(model, endpoint, role="the judge", sampling=sampling, timeout=timeout, max_retries=0)
         self._lock = threading.Lock()
 
     def request(self, prompt: str, read: Callable[[str], _Verdict]) -> _Verdict:
@@ -435,7 +436,7 @@ def _read_cache(path: Path) -> dict[str, float]:
     """Read the values of a cache file by key; a missing file has none."""
     torn = path.read_bytes().rpartition(b"\n")[2] if path.is_file() else b""
     if torn[: len(_ROW_START)] != _ROW_START[: len(torn)]:  # someone's text file, which must not lose its last line
-        raise DatasetError(f"{path} is no cache of verdicts: it ends in {torn[:80]!r}. Name another file.")
+        raise DatasetError(f"{path} is not a cache of verdicts: it ends in {torn[:80]!r}. Name another file.")
     values: dict[str, float] = {}
     for where, row in read_json_lines(path):
         key, value = row.get("key"), row.get("value")
@@ -452,7 +453,7 @@ def load_judge(path: str | os.PathLike[str]) -> Judge:
     Environments that name the same file share the judge, until the file changes.
 
     Raises:
-        ConfigurationError: the file is missing, is no TOML, or has an unknown, missing or wrong key.
+        ConfigurationError: the file is missing, is not valid TOML, or has an unknown, missing or wrong key.
     """
     return load_toml(path, Judge, required=("rubric", "model", "endpoint"))
 
@@ -478,14 +479,17 @@ def _load_toml(file: Path, _modified: int, kind: type[Any], required: tuple[str,
     try:
         options = tomllib.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:  # no TOML, or no UTF-8
-        raise ConfigurationError(f"The judge {file} is no valid TOML: {error}.") from error
+        raise ConfigurationError(f"The judge {file} is not valid TOML: {error}.") from error
     known = inspect.signature(kind).parameters
     for name in options:
         if name not in known:
             raise ConfigurationError(f"The judge {file} has an unknown key {name!r}. {suggest(name, known)}")
     missing = [name for name in required if name not in options]
     if missing:
-        raise ConfigurationError(f"The judge {file} lacks {' and '.join(map(repr, missing))}.")
+        raise ConfigurationError(
+            f'The judge {file} lacks {" and ".join(map(repr, missing))}. Example: rubric = "The answer is polite.", '
+            'model = "Qwen/Qwen3-8B", endpoint = "http://127.0.0.1:8001/v1".'
+        )
     try:
         return kind(**{"name": re.sub(r"\W", "_", file.stem), **options})
     except ConfigurationError as error:

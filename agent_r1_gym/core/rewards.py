@@ -1,7 +1,7 @@
 """Reward terms: pure functions of the transition, and the presets that combine them.
 
 A term never sees a token and never changes anything. Every term is bounded per step; outcome terms are non-zero only in
-the step that ends the episode. No preset pays per call: what calls can earn is bounded over the episode. Calls whose
+the step that ends the episode. No preset rewards every call: what calls earn is bounded over an episode. Calls whose
 backend failed neither earn nor cost anything.
 
 References:
@@ -25,7 +25,9 @@ from agent_r1_gym.support.checks import check_choice, check_number, check_parame
 from agent_r1_gym.support.packages import import_object
 
 TermFunction = Callable[[Transition], float]
-_NOT_PARSED = frozenset({"no_action", "other_format", "empty_answer", "several_answers"})
+_NOT_OF_CALLS = frozenset({"no_action", "other_format", "empty_answer", "several_answers"})
+"""Mistakes that a turn makes without a call."""
+_TAGS_WITHOUT_CALLS = frozenset({"answer", "think"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,11 @@ class RewardTerm:
     def __post_init__(self) -> None:
         check_choice(f"kind of reward term {self.name!r}", self.kind, ("outcome", "process"))
         check_parameters(f"Reward term {self.name!r}", self.function, "transition")
+
+    @property
+    def waits_for_backend(self) -> bool:
+        """Whether it is computed by a backend, such as a judge."""
+        return hasattr(self.function, "prepare")
 
     @property
     def range(self) -> tuple[float, float]:
@@ -112,7 +119,12 @@ class RewardSet:
             if term.kind == "outcome":
                 outcome += term.weight * value
         if not math.isfinite(reward):
-            raise ConfigurationError(f"The value of a reward term is not finite: {terms}.")
+            name = next(
+                (term.name for term in self.terms if not math.isfinite(term.weight * terms.get(term.name, 0.0))), ""
+            )
+            raise ConfigurationError(
+                f"The reward is not finite: term {name!r} in {terms}. Check it for divisions by zero, log(0) and NaN."
+            )
         return StepReward(float(reward), terms, float(outcome), failure)
 
     def check_tasks(self, tasks: Iterable[Task]) -> None:
@@ -128,7 +140,7 @@ class RewardSet:
     @property
     def waits_for_backend(self) -> bool:
         """Whether a term is computed by a backend, such as a judge."""
-        return any(hasattr(term.function, "prepare") for term in self.terms)
+        return any(term.waits_for_backend for term in self.terms)
 
     @property
     def range(self) -> tuple[float, float]:
@@ -150,7 +162,7 @@ def prepare_rewards(steps: Iterable[tuple[RewardSet, Transition]]) -> None:
     batches: dict[int, tuple[Any, list[Transition]]] = {}
     for rewards, transition in steps:
         for term in rewards.terms:
-            if hasattr(term.function, "prepare"):
+            if term.waits_for_backend:
                 batches.setdefault(id(term.function), (term.function, []))[1].append(transition)
     for function, transitions in batches.values():
         function.prepare(transitions)
@@ -304,7 +316,8 @@ def _steps(transition: Transition) -> tuple[Transition, ...]:
 
 def _malformed(step: Transition) -> bool:
     """Check whether a call of the step was not well-formed: not parsed, unknown tool or bad arguments."""
-    if any(error.code not in _NOT_PARSED for error in step.parsed.errors):
+    errors = [error for error in step.parsed.errors if error.tag not in _TAGS_WITHOUT_CALLS]
+    if any(error.code not in _NOT_OF_CALLS for error in errors):
         return True
     return any(outcome.error in ("unknown_tool", "bad_arguments") for outcome in step.outcomes)
 

@@ -310,7 +310,7 @@ def final_number_key(text: str) -> str:
 
 # --- custom tasks -----------------------------------------------------------------------------------------------------
 
-# Followed by a word of two characters: "Vitamin A" and the option in "A, B" or "A B" are no articles.
+# Followed by a word of two characters: "Vitamin A" and the option in "A, B" or "A B" are not articles.
 _LEADING_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?=\.?\s+\S\S)")
 _SPACED_SYMBOL = re.compile(r"(?<=\w) ?([+<>=/%^&|~#@$\\]|(?<=[\d ])-(?=[\d ])) ?(?=\w)| (%)")  # of single spaces
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -420,7 +420,10 @@ are scored nearly as HotpotQA's. GSM8K: no partial credit."""
 def _as_tuple(answers: Answers) -> tuple[str, ...]:
     golds = (answers,) if isinstance(answers, str) else tuple(answers)
     if not golds:
-        raise ConfigurationError("there is no gold answer to score against: is this a test split with hidden answers?")
+        raise ConfigurationError(
+            "This task has no gold answer, which the scorer needs. Add `answers` to the task, choose a split that has "
+            "them, or use a reward that needs none (a judge, or `success`)."
+        )
     return golds
 
 

@@ -152,7 +152,7 @@ def draw_shots(env: ToolEnv, number: int, seed: int) -> Iterator[tuple[int, Shot
 
 
 def _play_oracle(env: ToolEnv, index: int) -> Shot | None:
-    """Play the oracle on a task; None if the episode is no example to follow."""
+    """Play the oracle on a task; None if the episode is not an example to follow."""
     _, info = env.reset(seed=index, options={"task_index": index})
     prompt, actions = info["messages"][-1].content, list[ScriptedTurn]()
     terminated = truncated = False

@@ -33,7 +33,7 @@ os.register_at_fork(after_in_child=_hung_calls.clear)  # their threads are the p
 
 
 class Tool(abc.ABC):
-    """One kind of action. Subclass it and implement `execute`; or decorate a function with `agent_r1_gym.core.tool`.
+    """One kind of action. Subclass it and implement `execute`; or decorate a function with `agent_r1_gym.tool`.
 
     The environment validates arguments against `parameters` before it executes anything, and runs every call through
     `run`, which bounds time and output and turns exceptions into typed outcomes: `ToolError` and other exceptions
@@ -142,7 +142,12 @@ class Tool(abc.ABC):
         """Restore what `get_state` returned."""
 
     def close(self) -> None:  # noqa: B027 - most tools own nothing
-        """Free what this tool owns; may be called twice."""
+        """Free what this tool owns; may be called twice.
+
+        `ToolEnv.close` calls it, for the tools of the constructor and of the last episode. Tools that `make_tools` made
+        for earlier episodes stay open, because it may return them again: what an episode must close belongs in
+        `resources`.
+        """
 
     @property
     def resources(self) -> ResourceScope:
@@ -333,6 +338,19 @@ def execute_calls(pending: Sequence[PendingCall]) -> list[ToolOutcome]:
                 for position in equal:
                     outcomes[position] = outcome
     return [outcome for outcome in outcomes if outcome is not None]
+
+
+def has_instant_call_that_waits(pending: Sequence[PendingCall]) -> bool:
+    """Whether an instant call must follow one that is not instant, by the order in which `execute_calls` runs them.
+
+    Otherwise the instant calls can be executed first, and the others in another thread.
+    """
+    slow, instant = list[int](), list[int]()
+    for number, round_ in enumerate(_rounds(pending)):
+        tools = [pending[position].tool for position in round_]
+        slow += [number for tool in tools if not tool.is_instant and not tool.deterministic]
+        instant += [number for tool in tools if tool.is_instant and not tool.deterministic]
+    return bool(slow and instant) and max(instant) > min(slow)
 
 
 def _rounds(pending: Sequence[PendingCall]) -> list[list[int]]:

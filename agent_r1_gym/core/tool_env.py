@@ -21,6 +21,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from agent_r1_gym.core.history import EpisodeState, History
 from agent_r1_gym.core.parsing import HOW_TO_ANSWER, Parser, make_parser
+from agent_r1_gym.core.parsing.base import NO_ACTION
 from agent_r1_gym.core.parsing.plain_turn import ANSWER_EXTRACTORS, plain_answer
 from agent_r1_gym.core.rewards import Reward, RewardSet, StepReward, find_scorer, make_rewards
 from agent_r1_gym.core.scoring import AnswerScorer
@@ -185,6 +186,8 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
     """Whether episodes of an environment that waits at reset may begin in another order than they were opened in."""
     _answer_extractor: str | None = None
     """What a turn with neither a call nor an answer answers; None: nothing."""
+    _draws_shots: bool = True
+    """Whether a number of shots is drawn; False in the twin that plays them."""
 
     def __init__(
         self,
@@ -231,7 +234,7 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
         if render_mode is not None:
             check_choice("render_mode", render_mode, self.metadata["render_modes"])
             self.render_mode = render_mode
-        check_items("tools", tools, Tool)
+        _check_tools(tools)
         check_items("markup", markup, str)
         for name, prompt in (("system_prompt", system_prompt), ("raw_system_prompt", raw_system_prompt)):
             if prompt is not None and not isinstance(prompt, str):
@@ -281,17 +284,27 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
         if len(tasks) == 0:
             raise ConfigurationError("tasks is empty; an environment needs at least one task to sample.")
         if not isinstance(tasks[0], Task):
-            raise ConfigurationError(f"tasks must be a sequence of Task, got one of {type(tasks[0]).__name__}.")
+            raise ConfigurationError(
+                f"tasks must be a sequence of Task, got one of {type(tasks[0]).__name__}: write Task(id, prompt, "
+                "(answer,)), or save the rows as a JSON Lines file and pass dataset='tasks.jsonl'."
+            )
         return tasks
 
     def _take_shots(self, shots: int | tuple[Shot, ...], seed: int) -> tuple[Shot, ...]:
         """Draw the shots with a twin of this environment on the training split, and exclude their tasks here."""
         if not isinstance(shots, int):
             return shots
-        if not shots:
+        if not shots or not self._draws_shots:
             return ()
         changed = {"shots", "shots_seed", "split", "render_mode"}
-        twin = type(self)(**{name: value for name, value in self._given_options.items() if name not in changed})
+        options = {name: value for name, value in self._given_options.items() if name not in changed}
+        twin = type(self).__new__(type(self), **options)
+        twin._draws_shots = False  # a subclass may set the number of shots itself
+        twin.__init__(**options)  # type: ignore[misc]
+        # The rewards decide nothing here, but a class may compute in a term what its `success` returns.
+        needs_rewards = type(self).success is not ToolEnv.success
+        kept = [term for term in twin.rewards.terms if needs_rewards and not term.waits_for_backend]
+        twin.rewards = RewardSet(tuple(kept))
         try:
             drawn = dict(draw_shots(twin, shots, seed))
             excluded = [index for index in drawn if index < len(self.tasks) and self.tasks[index] == twin.tasks[index]]
@@ -541,7 +554,7 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
             first = replace(parsed.errors[0], message=f"{parsed.errors[0].message} {_CUT}")
             parsed = replace(parsed, errors=(first, *parsed.errors[1:]))
         parsed = drop_calls_over_limit(parsed, over_budget=over_budget)
-        calls, rejected = self._check_calls(parsed.calls, history)
+        calls, rejected = self._check_calls(parsed.calls, history, is_message=parsed.is_message)
         self._pending = PendingStep(action, parsed, calls, rejected, over_budget)
         return calls
 
@@ -549,8 +562,8 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
         """Parse a model turn: with the parser, and by the rules for turns without a call.
 
         Returns:
-            What the parser understood. A plain turn is an answer if `plain_turn` says so, and an answer is a call of
-            the tool that plays the user, if there is one.
+            What the parser understood. A turn in which it found nothing is a mistake, a plain turn is an answer if
+            `plain_turn` says so, and an answer is a message to the tool that plays the user, if there is one.
 
         Raises:
             ConfigurationError: the parser returned no `ParsedTurn`.
@@ -561,18 +574,23 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
                 f"The parser returned {parsed!r:.120}; parse() must return a ParsedTurn whose answer is a string or "
                 "None."
             )
+        if not parsed.calls and parsed.answer is None and not parsed.errors:
+            parsed = replace(parsed, errors=(NO_ACTION,))
         if self._answer_extractor and [error.code for error in parsed.errors] in self.plain_errors:
             answer = plain_answer(action if parsed.content is None else parsed.content, self._answer_extractor)
             parsed = parsed if answer is None else replace(parsed, answer=answer, errors=())
         if self.toolbox.user is not None and parsed.answer is not None:
             message = ToolCall(self.toolbox.user, {"text": parsed.answer})
-            parsed = replace(parsed, calls=(message,), answer=None)
+            parsed = replace(parsed, calls=(message,), answer=None, is_message=True)
         return parsed
 
     def _check_calls(
-        self, calls: Sequence[ToolCall], history: History
+        self, calls: Sequence[ToolCall], history: History, *, is_message: bool = False
     ) -> tuple[tuple[PendingCall, ...], dict[int, ToolOutcome]]:
-        """Split the calls of a turn into those to execute, and the outcomes of the refused ones by position."""
+        """Split the calls of a turn into those to execute, and the outcomes of the refused ones by position.
+
+        Only a message reaches the tool that plays the user, and suggestions name only tools that the model is offered.
+        """
         tools = self.toolbox.by_name
         remaining = history.remaining_calls(self.budgets) if self.budgets else {}
         if not remaining.keys() <= tools.keys():
@@ -582,9 +600,9 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
         rejected: dict[int, ToolOutcome] = {}
         for position, call in enumerate(calls):
             tool = tools.get(call.name)
-            if tool is None:
-                name = call.name[:64]
-                message = f"There is no tool {name!r}. {suggest(name, tools)}"
+            if tool is None or (call.name == self.toolbox.user and not is_message):
+                name, offered = call.name[:64], [schema["function"]["name"] for schema in self.tool_schemas]
+                message = f"There is no tool {name!r}. {suggest(name, offered)}"
                 rejected[position] = ToolOutcome(message, ok=False, error="unknown_tool")
             elif problem := tool.check(call.arguments):
                 rejected[position] = ToolOutcome(problem, ok=False, error="bad_arguments")
@@ -686,12 +704,11 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
 
     def _turn_messages(self, pending: PendingStep, outcomes: Sequence[ToolOutcome]) -> list[Message]:
         """Write what a step adds to the history: the model's turn, its outcomes in call order, its mistakes."""
-        parser, parsed, user = self.parser, pending.parsed, self.toolbox.user
-        own_calls = tuple(call for call in parsed.calls if call.name != user)
-        turn = parser.to_message(pending.action, parsed if user is None else replace(parsed, calls=own_calls))
+        parser, parsed = self.parser, pending.parsed
+        turn = parser.to_message(pending.action, replace(parsed, calls=()) if parsed.is_message else parsed)
         messages = [turn]
         for position, (call, outcome) in enumerate(zip(parsed.calls, outcomes, strict=True)):
-            if call.name == user:
+            if parsed.is_message:
                 messages.append(self.formatter.reply(call, outcome))
                 continue
             call_id = (call.id or f"call_{position}") if turn.tool_calls else None
@@ -888,6 +905,17 @@ def drop_calls_over_limit(parsed: ParsedTurn, *, over_budget: bool) -> ParsedTur
         message = f"{len(parsed.calls)} calls in one turn; the limit is {MAX_CALLS_PER_TURN}. No call was executed."
         return replace(parsed, calls=(), errors=(*parsed.errors, ParseError("too_many_calls", message)))
     return replace(parsed, calls=()) if over_budget and parsed.calls else parsed
+
+
+def _check_tools(tools: Any) -> None:
+    """Raise a `ConfigurationError` unless `tools` is a sequence of tools; functions are the most frequent mistake."""
+    for item in tools if isinstance(tools, list | tuple) else ():
+        if callable(item) and not isinstance(item, Tool):
+            raise ConfigurationError(
+                f"tools must contain Tool objects, got {item!r:.80}: decorate a function with @agent_r1_gym.tool, or "
+                "wrap it in agent_r1_gym.as_tool(...); of a subclass of Tool, pass an instance."
+            )
+    check_items("tools", tools, Tool)
 
 
 def _check_budgets(budgets: Any, tools: Sequence[str]) -> dict[str, int]:

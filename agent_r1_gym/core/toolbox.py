@@ -74,26 +74,36 @@ class Toolbox:
             EpisodeError: the number of states is not that of the tools.
         """
         if len(states) != len(self.by_name):
-            raise EpisodeError(f"The snapshot has {len(states)} tools, this environment has {len(self.by_name)}.")
+            raise EpisodeError(
+                f"The snapshot has {len(states)} tools, this environment has {len(self.by_name)}: "
+                "restore it where the task makes the same tools."
+            )
         for tool, state in zip(self.by_name.values(), states, strict=True):
             tool.set_state(copy.deepcopy(state))
 
     def warn_about_lost_state(self, transitions: Sequence[Transition], *, shared: Collection[Tool]) -> None:
         """Warn if a snapshot does not contain what the running episode changed.
 
+        A tool with `per_episode` may leave that to another one, with which it shares the resources of the episode.
+
         Args:
             transitions: the episode.
             shared: tools of all episodes, which `set_state` does not make again.
         """
         called = {call.name for transition in transitions for call in transition.parsed.calls}
+        resources_kept = any(tool.keeps_state for tool in self._per_episode)
         stateless = [
-            tool.name
+            tool
             for tool in self.tools
-            if tool.name in called and tool not in shared and not tool.deterministic and not tool.keeps_state
+            if tool.name in called
+            and not (tool.deterministic or tool.keeps_state or (tool.per_episode and resources_kept))
         ]
-        if stateless:
-            warnings.warn(
-                f"The snapshot does not contain what {', '.join(stateless)} changed: set_state() creates these tools "
-                "again. Give them get_state and set_state, or deterministic=True if calls change nothing.",
-                stacklevel=3,
-            )
+        reverted = [tool.name for tool in stateless if tool.per_episode or tool not in shared]
+        kept = [tool.name for tool in stateless if tool.name not in reverted]
+        for names, consequence in ((reverted, "creates these tools again"), (kept, "leaves these tools as they are")):
+            if names:
+                warnings.warn(
+                    f"The snapshot does not contain what {', '.join(names)} changed: set_state() {consequence}. Give "
+                    "them get_state and set_state, or deterministic=True if calls change nothing.",
+                    stacklevel=3,
+                )

@@ -95,8 +95,13 @@ class Message:
     tool_call_id: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the message in the chat schema of `tokenizer.apply_chat_template` and OpenAI endpoints."""
+    def to_dict(self, *, text_arguments: bool = False) -> dict[str, Any]:
+        """Return the message as a chat dictionary.
+
+        Args:
+            text_arguments: write the arguments of calls as JSON text, as OpenAI-compatible endpoints exchange them;
+                False: as an object, as `tokenizer.apply_chat_template` takes them.
+        """
         chat: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.name is not None:
             chat["name"] = self.name
@@ -107,16 +112,24 @@ class Message:
                 {
                     "id": call.id or f"call_{position}",
                     "type": "function",
-                    "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+                    "function": {
+                        "name": call.name,
+                        "arguments": json.dumps(dict(call.arguments)) if text_arguments else dict(call.arguments),
+                    },
                 }
                 for position, call in enumerate(self.tool_calls)
             ]
         return chat
 
 
-def to_chat(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Convert messages to a new list of chat dictionaries (see `Message.to_dict`)."""
-    return [message.to_dict() for message in messages]
+def to_chat(messages: Iterable[Message], *, text_arguments: bool = False) -> list[dict[str, Any]]:
+    """Convert messages to a new list of chat dictionaries, for `tokenizer.apply_chat_template`.
+
+    Args:
+        messages: of `info["messages"]`, for example.
+        text_arguments: True for an OpenAI-compatible endpoint, see `Message.to_dict`.
+    """
+    return [message.to_dict(text_arguments=text_arguments) for message in messages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +200,13 @@ class ParseError:
         message: what is wrong, what was expected, what came, in the parser's own words. The model reads it as it is,
             tags included, so it must not contain text of the model.
         quote: what the model wrote, shown after the message; sanitized like any foreign text.
+        tag: name of the tag that lacks its other half, "think" for reasoning in any marks; "" for other mistakes.
     """
 
     code: str
     message: str
     quote: str = ""
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +218,15 @@ class ParsedTurn:
         answer: the final answer, None if the turn gives none.
         errors: mistakes; a turn may have good calls and mistakes, never an answer and anything else.
         content: the turn's text, in formats that carry calls outside of it; None: the turn as written.
+        is_message: whether the one call is a message to the tool that plays the user, in place of an answer; parsers
+            leave that to `ToolEnv`.
     """
 
     calls: tuple[ToolCall, ...] = ()
     answer: str | None = None
     errors: tuple[ParseError, ...] = ()
     content: str | None = None
+    is_message: bool = False
 
 
 @dataclass(frozen=True, slots=True)

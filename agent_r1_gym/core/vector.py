@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -225,8 +225,9 @@ def batch_infos(infos: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
         infos: one per environment, None where there is none; a key has values of one type.
 
     Returns:
-        Per key an array over the environments (numbers: of their type; dictionaries: batched likewise; everything else:
-        objects) and under "_key" the mask of those that have it.
+        Per key an array over the environments (numbers: of their type, 0 where absent; arrays of one shape: stacked,
+        zeros where absent; dictionaries: batched likewise; everything else: objects, None where absent) and under
+        "_key" the mask of those that have it.
     """
     batched: dict[str, Any] = {}
     present = [info for info in infos if info]
@@ -239,15 +240,19 @@ def batch_infos(infos: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
             values = [info.get(key) if info else None for info in infos]
             mask = np.array([info is not None and key in info for info in infos], dtype=np.bool_)
         first = None if key == "final_obs" else values[int(mask.argmax())]  # observations stay objects, as in Gymnasium
-        batched[key], batched[f"_{key}"] = _batch_values(values, first), mask
+        batched[key], batched[f"_{key}"] = _batch_values(values, first, mask), mask
     return batched
 
 
-def _batch_values(values: list[Any], first: Any) -> Any:
+def _batch_values(values: list[Any], first: Any, mask: Flags) -> Any:
     if isinstance(first, dict):
         return batch_infos(values)
-    if type(first) in (bool, int, float):
-        return np.array([value or 0 for value in values], dtype=type(first))
+    is_array = isinstance(first, np.ndarray)
+    if is_array or type(first) in (bool, int, float) or isinstance(first, np.number):
+        absent = np.zeros_like(first) if is_array else 0
+        filled = values if mask.all() else [value if has else absent for value, has in zip(values, mask, strict=True)]
+        with suppress(TypeError, ValueError):  # several shapes, or None next to integers: Gymnasium raises there
+            return np.array(filled, dtype=first.dtype if is_array else type(first))
     # Not np.array(values, dtype=object), which would make tuples of equal length a second dimension.
     return np.fromiter(values, dtype=object, count=len(values))
 
@@ -272,7 +277,8 @@ def step_together(envs: Sequence[AnyEnv], actions: Sequence[Any]) -> list[AnySte
     A wrapped `ToolEnv` takes part if its wrappers show which action reaches it: those of this package; Gymnasium's
     `TimeLimit`, `RecordEpisodeStatistics`, `OrderEnforcing` and `PassiveEnvChecker`; observation, reward and action
     wrappers that do not override `step`; any class with the attribute `forwards_action = True`, whose `step`
-    steps the wrapped environment once, with the same action. Other environments are stepped one by one.
+    steps the wrapped environment once, with the same action (an `ActionWrapper`: with what its `action` returns). Other
+    environments are stepped one by one.
 
     Args:
         envs: any environments, with a running episode each.

@@ -124,7 +124,10 @@ def open_tasks(
             raise ConfigurationError(f"fields={fields!r:.80} has no effect on a loaded TaskSet; pass it to load_tasks.")
         return dataset if split is None else dataset.part(split)
     if not isinstance(dataset, str | os.PathLike):
-        raise ConfigurationError(f"dataset must be a path, 'hub:NAME' or a TaskSet of load_tasks, got {dataset!r:.80}.")
+        raise ConfigurationError(
+            f"dataset must be a path, 'hub:NAME' or a TaskSet of load_tasks, got {dataset!r:.80}."
+            " For a list in memory, pass tasks=[Task(...), ...]."
+        )
     return load_tasks(dataset, split=split, fields=fields)
 
 
@@ -153,7 +156,7 @@ def load_tasks(
     if not isinstance(fields or {}, Mapping):
         raise ConfigurationError(f"fields must map parts of a task to fields of a row, got {fields!r:.80}.")
     if not isinstance(split, str | None):
-        raise ConfigurationError(f"split must be a text, got {split!r:.80}.")
+        raise ConfigurationError(f"split must be a string, got {split!r:.80}.")
     mapping = dict(fields or {})
     for part, field in mapping.items():
         if part not in _FIELDS:
@@ -228,7 +231,7 @@ def _read(
             tasks.append((task, task_split or split))
             empty += ((row.where, answer) for answer in task.answers if not answer.strip())
     if not tasks:
-        raise DatasetError(f"{name} holds no task.")
+        raise DatasetError(f"{name} holds no task; expected at least one row with a prompt.")
     if empty:
         where, answer = empty[0]
         warnings.warn(
@@ -399,7 +402,11 @@ def _table_rows(file: Path, as_json: Collection[str | None], *, delimiter: str) 
             for data in reader:
                 where = f"{file}, line {reader.line_num}"
                 if None in data or None in data.values():
-                    raise DatasetError(f"{where}: expected {len(names)} columns ({', '.join(names)})")
+                    got = "more" if None in data else "fewer"
+                    raise DatasetError(
+                        f"{where}: expected {len(names)} columns ({', '.join(names)}), got {got}; quote cells that "
+                        "contain the delimiter"
+                    )
                 cells = {name: value for name, value in data.items() if value != ""}
                 yield Row({name: _cell(text) if name in as_json else text for name, text in cells.items()}, where)
     except UnicodeDecodeError as error:
@@ -467,7 +474,7 @@ def _hub_rows(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
 
 
 def _without_gaps(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace NaN, the missing value in a column of numbers, by None; in JSON it is no answer."""
+    """Replace NaN, the missing value in a column of numbers, by None; in JSON it is not an answer."""
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
 
 

@@ -33,6 +33,7 @@ class ModelRequest:
         key: identity of the content: a client that repeats a request gets the same turn.
         model: the name that the program gives the model.
         stream: whether the reply comes as server-sent events.
+        stream_usage: whether the events end with the token counts.
         ignored: fields without effect that were set.
     """
 
@@ -41,6 +42,7 @@ class ModelRequest:
     key: str
     model: str = ""
     stream: bool = False
+    stream_usage: bool = False
     ignored: tuple[str, ...] = ()
 
 
@@ -64,7 +66,7 @@ class ProgramEnd:
     """The program has ended, or will not ask again.
 
     Attributes:
-        failure: why it is no end of an episode but an infrastructure failure; "" if it ended well.
+        failure: why it is not an end of an episode but an infrastructure failure; "" if it ended well.
         timed_out: whether it was waited for in vain.
     """
 

@@ -335,7 +335,7 @@ class URLProgram(Program):
         url: its address.
 
     Raises:
-        ConfigurationError: it is no address.
+        ConfigurationError: it is not an address.
     """
 
     def __init__(self, url: str) -> None:
@@ -343,7 +343,7 @@ class URLProgram(Program):
         try:
             self._client()
         except ValueError as error:
-            raise ConfigurationError(f"agent={url!r:.80} is no address: {error}.") from error
+            raise ConfigurationError(f"agent={url!r:.80} is not an address: {error}.") from error
 
     def start(self, job: ProgramJob) -> Stop:
         """See `Program`."""

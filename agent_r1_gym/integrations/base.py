@@ -109,7 +109,9 @@ def scorer_error(env: str, game: str, error: Exception) -> dict[str, str]:
     text = f"{type(error).__name__}: {error}"
     if env not in _LOGGED:
         _LOGGED.add(env)
-        logger.warning("%s, %s: the scorer raised %s; the turn pays 0, as will others like it.", env, game, text)
+        logger.warning(
+            "%s, %s: the scorer raised %s; the turn is scored 0, as will others like it be.", env, game, text
+        )
     return {"scorer_error": text}
 
 

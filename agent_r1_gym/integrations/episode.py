@@ -37,7 +37,7 @@ class ChatEpisode(Session):
             self.record_step(action, self.env.step(action))
         if self.info.get("context_rewritten"):
             return self.chat()
-        return to_chat(self.messages[shown + 1 :])  # the first one is the turn itself
+        return to_chat(self.messages[shown + 1 :], text_arguments=True)  # the first one is the turn itself
 
     async def step_chat_async(self, action: str) -> ChatMessages:
         """`step_chat` for an event loop: a step that waits for a backend runs in a thread."""
@@ -45,7 +45,7 @@ class ChatEpisode(Session):
 
     def chat(self) -> ChatMessages:
         """Returns the whole history."""
-        return to_chat(self.messages)
+        return to_chat(self.messages, text_arguments=True)
 
     @property
     def end_info(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class ChatEpisode(Session):
             raise InfrastructureError(
                 f"{env_display_name(self.env)} lost a backend in turn {len(self.turns)} of task {self.task.id!r}: "
                 f"{self._infra_error}. "
-                "The episode is no experience: exclude it, or play it again."
+                "Exclude this episode from training, or play it again."
             )
         if self.info.get("context_rewritten"):
             raise ConfigurationError(

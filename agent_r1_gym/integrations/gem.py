@@ -76,7 +76,9 @@ class _AgentR1Env:
         step = self._thread.call(self.env.step, action)
         lost = step[4].get("infrastructure_error")
         if isinstance(lost, str):
-            raise InfrastructureError(f"{self._make_args[0]} lost a backend: {lost}. The episode is no experience.")
+            raise InfrastructureError(
+                f"{self._make_args[0]} lost a backend: {lost}. Exclude this episode from training."
+            )
         return step
 
     def close(self) -> None:

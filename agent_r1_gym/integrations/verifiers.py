@@ -126,7 +126,7 @@ class _Env:
         """Plays the episode of a task; every reward term goes on the trace with its weight.
 
         Raises:
-            InfrastructureError: a backend failed: the episode fails (`--env.retries` plays it again), and pays nothing.
+            InfrastructureError: a backend failed: the episode fails (`--env.retries` plays it again), without a reward.
         """
         row = EpisodeRow.read(task.data.row)
         with row.env() as env:

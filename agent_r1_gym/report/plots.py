@@ -21,7 +21,7 @@ _LONGEST_LABEL = 22
 _SLANT = 55
 """Rotation in degrees of labels that do not fit next to each other."""
 _FEW = 12
-"""Maximum number of points that are marked: a line through two points is no trend."""
+"""Maximum number of points that are marked: a line through two points is not a trend."""
 _LEGEND_COLUMNS = 2
 _CODES = ("#0072b2", "#c25400", "#00795a", "#a3457d", "#8a6d00", "#2b86b8")
 _STYLE = (
@@ -180,9 +180,9 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     """Format ticks, all with as many decimals as their distance needs."""
     step, size = ticks[1] - ticks[0], max(map(abs, ticks))
     if step < 1e-4:
-        texts = ["0" if abs(tick) < step / 2 else f"{tick:.2g}" for tick in ticks]
+        texts = ["0" if abs(tick) < step / 2 else f"{tick:.3g}" for tick in ticks]
         return [text.replace("e-0", "e-") for text in texts]
-    decimals = next((count for count in range(5) if abs(step * 10**count - round(step * 10**count)) < 1e-6), 4)
+    decimals = next(count for count in range(9) if abs(step * 10**count - round(step * 10**count)) < 1e-6)
     return [f"{tick / 1000:g}k" if size >= 1e4 else f"{tick + 0.0:.{decimals}f}" for tick in ticks]
 
 

@@ -55,6 +55,13 @@ _ENDS = 10
 """Maximum number of logged steps at either end of a run whose means are compared."""
 _CLEAR = 2.0
 """Standard errors between the two means above which they count as different."""
+_ENDS_OF = (
+    ("held-out EM", "eval_rollout/reward/em"),
+    ("held-out return", "eval_reward"),
+    ("token accuracy", "mean_token_accuracy"),
+    ("held-out loss", "eval_loss"),
+)
+"""Metrics of which a card shows the first and the last value, by label."""
 _ENVIRONMENT = ("env_id", "env_options", "dataset", "question_hash", "corpus_fingerprint")
 """Settings of an evaluation that its provenance lists first."""
 
@@ -79,7 +86,7 @@ def write_report(paths: Sequence[Path], out: Path, *, title: str = "Report", bas
     if baseline is not None:
         base = next((run for run in evaluations if run.path.resolve() == baseline.resolve()), None)
         if base is None:
-            raise DatasetError(f"{baseline} is no evaluation run; --baseline takes a folder of `agent-r1 eval`.")
+            raise DatasetError(f"{baseline} is not an evaluation run; --baseline takes a folder of `agent-r1 eval`.")
     items = [*evaluation_items(evaluations), *training_items(training_runs)]
     parts = sections(
         Section("Runs", cards([*evaluation_cards(evaluations, base), *training_cards(training_runs)])),
@@ -238,11 +245,12 @@ def training_cards(runs: Sequence[TrainingRun]) -> list[RunCard]:
 
 def _training_card(name: str, group: Sequence[TrainingRun]) -> RunCard:
     logs = [run.log for run in group]
-    rewards = [[row["reward"] for row in log if "reward" in row] for log in logs]
-    verdict, trend = _training_verdict([series for series in rewards if series])
-    steps = max((int(row["step"]) for log in logs for row in log), default=0)
+    metric = "reward" if any("reward" in row for log in logs for row in log) else "loss"  # fine-tuning has no rewards
+    series = [values for log in logs if (values := [row[metric] for row in log if metric in row])]
+    verdict, trend = _training_verdict(series, of_loss=metric == "loss")
+    steps = max(run.steps for run in group)
     figures: list[tuple[str, Cell]] = [("steps", f"{steps:,}"), ("seeds", str(len(group)))]
-    for label, key in (("held-out EM", "eval_rollout/reward/em"), ("held-out return", "eval_reward")):
+    for label, key in _ENDS_OF:
         ends = [(values[0], values[-1]) for log in logs if (values := [row[key] for row in log if key in row])]
         if ends:
             first, last = (fmean(side) for side in zip(*ends, strict=True))
@@ -259,21 +267,23 @@ def _training_card(name: str, group: Sequence[TrainingRun]) -> RunCard:
     return RunCard(name, subtitle, verdict, trend, figures + _score_figures(group), warnings)
 
 
-def _training_verdict(rewards: Sequence[Sequence[float]]) -> tuple[str, Trend]:
-    """Judge whether the return rose from the first logged steps to the last."""
-    if not rewards:
+def _training_verdict(curves: Sequence[Sequence[float]], *, of_loss: bool) -> tuple[str, Trend]:
+    """Judge whether the return rose, or the loss fell, from the first logged steps to the last."""
+    if not curves:
         return "No step is logged yet.", "flat"
-    first = [value for series in rewards for value in series[: min(_ENDS, max(1, len(series) // 2))]]
-    last = [value for series in rewards for value in series[-min(_ENDS, max(1, len(series) // 2)) :]]
+    first = [value for series in curves for value in series[: min(_ENDS, max(1, len(series) // 2))]]
+    last = [value for series in curves for value in series[-min(_ENDS, max(1, len(series) // 2)) :]]
     before, after = fmean(first), fmean(last)
-    steps = max(map(len, rewards))
-    text = f"Return {number(before)} → {number(after)} over {steps} logged steps"
+    steps = max(map(len, curves))
+    text = f"{'Loss' if of_loss else 'Return'} {number(before)} → {number(after)} over {steps} logged steps"
     if min(len(first), len(last)) < 3:
         return f"{text}: too few to judge whether it learned.", "flat"
     error = sqrt(variance(first) / len(first) + variance(last) / len(last))
     if abs(after - before) <= _CLEAR * error:
         return f"{text}: no change beyond the noise between batches.", "flat"
-    return f"{text}: it {'rose' if after > before else 'FELL'}.", "up" if after > before else "down"
+    rose = after > before
+    verbs = ("fell", "ROSE") if of_loss else ("FELL", "rose")
+    return f"{text}: it {verbs[rose]}.", "up" if rose != of_loss else "down"
 
 
 def _score_figures(group: Sequence[TrainingRun]) -> list[tuple[str, Cell]]:

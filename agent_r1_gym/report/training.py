@@ -20,12 +20,17 @@ from agent_r1_gym.report.episodes import read_token_traces, token_item
 from agent_r1_gym.report.page import Cell, Html, interval, paragraph, table
 from agent_r1_gym.report.plots import Curve, Range, curves, grid, legend, plot_groups
 from agent_r1_gym.report.viewer import ViewerItem
+from agent_r1_gym.run.model_folder import list_checkpoints
 
 CURVES: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "What it learns": {
         "reward": ("return", "the reward of a rollout, mean of the batch"),
         "eval_reward": ("return in evaluation", "on held-out tasks"),
         "eval_rollout/reward/em": ("exact match in evaluation", "on held-out tasks"),
+        "loss": ("loss per token", "of the demonstrations"),
+        "mean_token_accuracy": ("token accuracy", "share of tokens that the model would choose, too"),
+        "eval_loss": ("loss per token in evaluation", "rises while the loss falls: it overfits"),
+        "eval_mean_token_accuracy": ("token accuracy in evaluation", ""),
     },
     "How it acts": {
         "rollout/turns": ("turns per rollout", ""),
@@ -53,6 +58,8 @@ _RESULTS = {"seed", "scores", "seconds", "rejection_sampling", "invocations"}
 """Entries of quickstart's `scores.json` that are not settings."""
 _ONE_GRID = 4
 """Maximum number of plots without headings."""
+_LOGGED = {"reward", "eval_reward", "loss", "eval_loss"}
+"""Metrics of which a logged step has one; other entries of a log are summaries."""
 _TERM = "rollout/reward/"
 _OF_MEMBER = re.compile(r"(?:rollout/|eval_)(?!reward/|rollout/)([^/]+)/return")
 """The return in an environment of a mixture, in training and in evaluations."""
@@ -73,6 +80,7 @@ class TrainingRun:
         log: metrics of each logged step, with `step`.
         scores: exact match in 0..1 by agent and question set; empty if not measured.
         metadata: `invocations` and `stop_reason` as `training.json` has them; empty if not recorded.
+        steps: number of optimiser steps.
     """
 
     path: Path
@@ -81,6 +89,7 @@ class TrainingRun:
     log: Log
     scores: Mapping[str, Mapping[str, float]]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 0
 
     @property
     def traces(self) -> list[Path]:
@@ -94,7 +103,7 @@ def read_training_run(path: Path) -> TrainingRun | None:
     Raises:
         DatasetError: the files are damaged or of another program.
     """
-    folders = [path, *sorted(path.glob("checkpoint-*"), key=lambda folder: _last_number(folder.name), reverse=True)]
+    folders = [path, *reversed(list_checkpoints(path))]
     states = [file for folder in folders if (file := folder / "trainer_state.json").is_file()]
     try:
         if (path / "curves.csv").is_file():
@@ -102,8 +111,8 @@ def read_training_run(path: Path) -> TrainingRun | None:
         return _trainer_run(path, states[0], folders) if states else None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise DatasetError(
-            f"{path} is no readable training run: {type(error).__name__}: {error}. Expected trainer_state.json as the "
-            "trainer writes it (log_history: a list of objects of numbers, each with its step), or quickstart's "
+            f"{path} is not a readable training run: {type(error).__name__}: {error}. Expected trainer_state.json as "
+            "the trainer writes it (log_history: a list of objects of numbers, each with its step), or quickstart's "
             "curves.csv (a column step, others of numbers) and scores.json."
         ) from error
 
@@ -119,17 +128,25 @@ def _quickstart_run(path: Path) -> TrainingRun:
     scores_by_set = {agent: {name: float(score) for name, score in sets.items()} for agent, sets in by_agent}
     name = f"quickstart {result.get('algorithm', path.resolve().name)}{adapter}"
     shared = json.dumps(settings, sort_keys=True) if settings else ""
-    return TrainingRun(path, name, shared, _finite_metrics(rows), scores_by_set, {"invocations": _invocations(result)})
+    log, metadata = _finite_metrics(rows), {"invocations": _invocations(result)}
+    return TrainingRun(path, name, shared, log, scores_by_set, metadata, _last_step(log))
 
 
 def _trainer_run(path: Path, state: Path, folders: Sequence[Path]) -> TrainingRun:
-    history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
-    log = _finite_metrics([row for row in history if "reward" in row or "eval_reward" in row])
+    recorded_state = json.loads(state.read_text(encoding="utf-8"))
+    rows = [row for row in recorded_state["log_history"] if row.keys() & _LOGGED]
+    # The loss of a policy gradient does not say what was learned.
+    log = _finite_metrics([_without_losses(row) if row.keys() & {"reward", "eval_reward"} else row for row in rows])
     file = path / "training.json"
     recorded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     stop_reason = recorded.get("stop_reason", recorded.get("stopped"))  # "stopped" in runs of 0.2
     metadata = {"invocations": _invocations(recorded), "stop_reason": stop_reason}
-    return TrainingRun(path, path.resolve().name, _settings(folders), log, {}, metadata)
+    steps = int(recorded_state.get("global_step", _last_step(log)))
+    return TrainingRun(path, path.resolve().name, _settings(folders), log, {}, metadata, steps)
+
+
+def _without_losses(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in row.items() if name not in ("loss", "eval_loss")}
 
 
 def _invocations(recorded: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -151,7 +168,7 @@ def _settings(folders: Sequence[Path]) -> str:
 
 
 def _finite_metrics(rows: Sequence[Mapping[str, Any]]) -> Log:
-    """Drop what is no number, not finite, or so large that differences of two are not."""
+    """Drop what is not a number, not finite, or so large that differences of two are not."""
     return [
         {name: value for name, value in row.items() if isinstance(value, int | float) and abs(value) < _LARGEST}
         | {"step": int(row["step"])}
@@ -159,9 +176,8 @@ def _finite_metrics(rows: Sequence[Mapping[str, Any]]) -> Log:
     ]
 
 
-def _last_number(name: str) -> int:
-    numbers = re.findall(r"\d+", name)
-    return int(numbers[-1]) if numbers else -1
+def _last_step(log: Log) -> int:
+    return max((int(row["step"]) for row in log), default=0)
 
 
 def training_tables(runs: Sequence[TrainingRun]) -> list[Html]:
@@ -259,7 +275,8 @@ def curve_over_seeds(logs: Sequence[Log], name: str) -> Curve:
     steps = sorted(set.intersection(*(set(points) for points in smooth))) if smooth else []
     values = [[points[step] for points in smooth] for step in steps]
     # Steps that some seeds have not reached are not drawn: the axis ends where the line does.
-    raw = [(row["step"], row[name]) for log in logs for row in log if name in row and row["step"] in set(steps)]
+    drawn = set(steps)
+    raw = [(row["step"], row[name]) for log in logs for row in log if name in row and row["step"] in drawn]
     return Curve(steps, [_range(seeds) for seeds in values], raw if len(steps) > 1 else ())
 
 
@@ -279,10 +296,9 @@ def _smoothed(points: Mapping[int, float]) -> dict[int, float]:
 def _summary(groups: Mapping[str, Sequence[TrainingRun]]) -> Html:
     rows: list[list[Cell]] = []
     for name, group in groups.items():
-        steps = [int(max((row["step"] for row in run.log), default=0)) for run in group]
         curve = curve_over_seeds([run.log for run in group], "reward")
         ends = [_over_seeds(curve.y[at], seeds=len(group)) if curve.y else None for at in (0, -1)]
-        reached = ", ".join(map(str, sorted(set(steps))))
+        reached = ", ".join(map(str, sorted({run.steps for run in group})))
         rows.append([name, str(len(group)), reached, *ends, ", ".join(run.path.name for run in group)])
     header = ("run", "seeds", "steps", "return, first", "return, last", "folders")
     return table("Training runs: mean over seeds [lowest, highest]", header, rows)

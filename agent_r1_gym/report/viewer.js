@@ -102,10 +102,10 @@
   }
 
   function inOrder(items) {
-    const [name, sign] = sorted.split(" "), values = index.orders[name];
+    const end = sorted.lastIndexOf(" "), values = index.orders[sorted.slice(0, end)];  // names may have spaces
     if (!values) return items;
-    const value = (item) => values[item] ?? -Infinity;
-    return items.sort((a, b) => Number(sign) * (value(a) - value(b)) || a - b);
+    const sign = Number(sorted.slice(end)), value = (item) => values[item] ?? -Infinity;
+    return items.sort((a, b) => sign * (value(a) - value(b)) || a - b);
   }
 
   function nextWrong() {
@@ -259,14 +259,15 @@
     return [...parts, ...hits(text.slice(end))];
   }
 
-  // An action without its markup: thoughts set apart, calls with named arguments; invalid JSON stays as written.
+  // An action without its markup: thoughts set apart, calls with named arguments. Invalid JSON stays as written, and so
+  // do numbers with more digits than JavaScript keeps.
   function drawAction(written) {
     const [, tag, inner] = written.match(/^<(\w+)>([^]*)<\/\w+>$/);
     if (raw) return make("mark", "", ...hits(written));
     if (tag === "think") return make("span", "think", ...hits(inner.trim()));
     if (tag !== "tool_call") return make("mark", "call", make("b", "", tag), " ", ...hits(inner.trim()));
     let call;
-    try { call = JSON.parse(inner); } catch { call = null; }
+    try { call = /\d{16}/.test(inner) ? null : JSON.parse(inner); } catch { call = null; }
     if (typeof call?.name !== "string") return make("mark", "", ...hits(written));
     const node = make("mark", "call", make("b", "", ...hits(call.name)));
     for (const [name, value] of Object.entries(call.arguments ?? {})) {

@@ -25,6 +25,8 @@ from agent_r1_gym.support.packages import install_command
 Vectors = npt.NDArray[np.float32]
 Encoder = Callable[[list[str]], Any]
 Pooling = Literal["mean", "cls"]
+_MODULES = {"Transformer", "Pooling", "Normalize"}
+"""Modules of sentence-transformers that change nothing but what is done here; cosines need no scaling."""
 
 
 class DenseRetriever(Retriever):
@@ -81,6 +83,8 @@ class DenseRetriever(Retriever):
             store.PassageStore.write(passages, directory)
             _faiss().write_index(self._build(store.PassageStore(directory)), str(directory / "vectors.faiss"))
 
+        # What the model declares counts; indexes of means keep the name that they had before it did.
+        pooling = "cls" if getattr(self._encoder, "pooling", None) == "cls" else pooling
         settings = json.dumps([_encoder_identity(encoder), pooling, passage_prefix])
         key = hashlib.blake2b(settings.encode(), digest_size=6).hexdigest()
         directory = Path(cache_dir) / f"dense-{fingerprint}-{key}"
@@ -150,16 +154,23 @@ class SentenceEncoder:
 
     Args:
         source: folder or hub name of the model.
-        pooling: "mean" over the tokens, or the first token ("cls"); None: as in the folder's `1_Pooling/config.json`
-            (sentence-transformers), "mean" without that file.
+        pooling: "mean" over the tokens, or the first token ("cls"); None: as the model's `1_Pooling/config.json`
+            (sentence-transformers) says, "mean" without that file.
         max_length: maximum number of tokens of a text; the model's own limit if that is lower.
+
+    Attributes:
+        pooling: "mean" or "cls".
+
+    Raises:
+        ConfigurationError: the model declares another pooling, or further modules (such as a dense layer).
+        RetrievalError: its files are neither in a folder nor on a hub that answers.
     """
 
     def __init__(self, source: str | Path, *, pooling: Pooling | None = None, max_length: int = 512) -> None:
         if pooling is not None:
             check_choice("pooling", pooling, ("mean", "cls"))
         self.source = str(Path(source).expanduser()) if Path(source).expanduser().exists() else str(source)
-        self._pooling = pooling or _declared_pooling(Path(self.source))
+        self.pooling: Pooling = pooling or _declared_pooling(self.source)
         self._max_length = max_length
         self._loaded: tuple[Any, Any] | None = None
         self._pid = os.getpid()
@@ -172,7 +183,7 @@ class SentenceEncoder:
         inputs = tokenizer(texts, padding=True, truncation=True, max_length=limit, return_tensors="pt")
         with torch.inference_mode():
             states = model(**inputs).last_hidden_state
-        if self._pooling == "cls":
+        if self.pooling == "cls":
             pooled = states[:, 0]
         else:
             mask = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
@@ -212,22 +223,57 @@ def _no_progress_bar(transformers_logging: Any) -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _declared_pooling(folder: Path) -> Pooling:
-    """The pooling that a folder of sentence-transformers declares, "mean" without a declaration."""
-    path = folder / "1_Pooling" / "config.json"
-    if not path.is_file():
-        return "mean"
+def _declared_pooling(source: str) -> Pooling:
+    """The pooling that a model of sentence-transformers declares, "mean" without a declaration."""
+    files = [_find_file(source, name) for name in ("modules.json", "1_Pooling/config.json")]
     try:
-        config = json.loads(path.read_text())
-        modes = {name for name, on in config.items() if name.startswith("pooling_mode") and on is True}
-        modes |= {config["pooling_mode"]} if isinstance(config.get("pooling_mode"), str) else set()
-    except (ValueError, AttributeError) as error:
-        raise ConfigurationError(f"{path} is not a pooling configuration: {error}.") from error
+        modules, config = (None if file is None else json.loads(file.read_text()) for file in files)
+        kinds = {str(module["type"]).rpartition(".")[2] for module in modules or ()}
+        modes = {name for name, on in (config or {}).items() if name.startswith("pooling_mode") and on is True}
+        if config and isinstance(config.get("pooling_mode"), str):
+            modes.add(config["pooling_mode"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigurationError(
+            f"modules.json or 1_Pooling/config.json of the sentence encoder {source!r} is damaged: {error!r}."
+        ) from error
+    if others := sorted(kinds - _MODULES):
+        raise ConfigurationError(
+            f"The sentence encoder {source!r} has modules of the kinds {', '.join(others)}; supported are "
+            f"{', '.join(sorted(_MODULES))}. Use another encoder, or pass a function that encodes."
+        )
+    if config is None:
+        return "mean"
     if modes and modes <= {"pooling_mode_cls_token", "cls"}:
         return "cls"
     if modes and modes <= {"pooling_mode_mean_tokens", "mean"}:
         return "mean"
-    raise ConfigurationError(f"{path} declares {sorted(modes)}; supported are mean and cls. Set pooling=... instead.")
+    raise ConfigurationError(
+        f"The sentence encoder {source!r} declares the pooling {sorted(modes)}; supported are mean and cls. Set "
+        "pooling=... instead."
+    )
+
+
+def _find_file(source: str, name: str) -> Path | None:
+    """Find a file of a model in its folder, in the hub's cache or on the hub; None if the model has no such file.
+
+    Raises:
+        RetrievalError: there is neither a folder nor a hub that answers.
+    """
+    if Path(source).is_dir():
+        path = Path(source, name)
+        return path if path.is_file() else None
+    hub, errors = _import("huggingface_hub"), _import("huggingface_hub.errors")
+    try:
+        cached = hub.try_to_load_from_cache(source, name)
+        found = hub.hf_hub_download(source, name) if cached is None else cached
+    except errors.RemoteEntryNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RetrievalError(
+            f"{name} of the sentence encoder {source!r} cannot be read ({error}). Name a folder, or a hub id that is "
+            "reachable; for one that is only in the hub's cache, set pooling=... of DenseRetriever."
+        ) from error
+    return Path(found) if isinstance(found, str) else None  # the cache also knows which files do not exist
 
 
 def _load_index(directory: Path) -> tuple[Any, Sequence[Passage]]:

@@ -180,8 +180,10 @@ class HTTPRetriever(Retriever):
             "breaker_failures": breaker_failures,
             "breaker_cooldown": breaker_cooldown,
         }
-        if min(positive.values()) <= 0 or min(not_negative.values()) < 0:
-            raise ConfigurationError(f"HTTPRetriever needs values > 0 in {positive} and >= 0 in {not_negative}.")
+        for name, value in {**positive, **not_negative}.items():
+            if value < 0 or (value == 0 and name in positive):
+                least = "above 0" if name in positive else "0 or more"
+                raise ConfigurationError(f"HTTPRetriever({name}={value!r}): must be {least}.")
         self._settings = {"protocol": protocol_of_url if protocol == "auto" else protocol, **positive, **not_negative}
         self._protocol: Any = self._settings["protocol"]
         self._timeout, self._max_batch = timeout, max_batch

@@ -31,7 +31,7 @@ def make_retriever(spec: str | Retriever, *, passages: Passages, fingerprint: st
     | `bm25` | `BM25Retriever`, embedded; cached on disk for 20,000 passages or more |
     | `lucene` | `LuceneRetriever` over an index of the passages, built once and cached on disk |
     | `lucene:INDEX` | `LuceneRetriever` over an index folder, or one of Pyserini's prebuilt indexes |
-    | `dense:ENCODER` | `DenseRetriever` with a sentence-encoder folder; cached on disk |
+    | `dense:ENCODER` | `DenseRetriever` with a sentence encoder, a folder or hub id; cached on disk |
     | `rrf:SPEC,SPEC,...` | `FusionRetriever` of such retrievers |
     | `http://...`, `https://...` | `HTTPRetriever` |
 

@@ -19,7 +19,7 @@ from agent_r1_gym.run.endpoint import ChatEndpoint, EndpointOptions
 from agent_r1_gym.run.engines import EndpointEngine, ScriptedEngine
 from agent_r1_gym.run.evaluation.evaluate import Runner
 from agent_r1_gym.run.evaluation.run_folder import question_hash
-from agent_r1_gym.run.model_folder import check_model_files, find_gguf, find_model, holds_model
+from agent_r1_gym.run.model_folder import check_model_files, expand_home, find_gguf, find_model, holds_model
 from agent_r1_gym.run.player import HELD_OUT_SEED, Player
 from agent_r1_gym.run.policies import POLICIES, PROMPT_METHODS, PromptMethod, make_policy, make_prompt_method
 from agent_r1_gym.run.session import env_display_name
@@ -156,7 +156,7 @@ def split_policy(policy: str) -> tuple[PromptMethod | None, str, str]:
     method, model = (first, rest) if first in PROMPT_METHODS else ("tools", policy)
     kind, _, name = model.partition(":")
     if kind in ("local", "openai") and name:
-        return make_prompt_method(method), kind, name
+        return make_prompt_method(method), kind, expand_home(name) if kind == "local" else name
     if first in PROMPT_METHODS or kind in ("local", "openai"):
         raise ConfigurationError(f"--policy {policy!r} names no model; expected [METHOD:]local:PATH or openai:MODEL.")
     path = Path(policy)

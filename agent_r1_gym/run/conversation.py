@@ -9,7 +9,6 @@ An `EngineWorker` runs the engine in its own thread and plays the exchanges of m
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 from agent_r1_gym.core.rewards import RewardSet
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Message, ParseError, ToolCall, ToolOutcome
+from agent_r1_gym.data.generated import LazyTaskSequence
 from agent_r1_gym.errors import AgentR1Error, ConfigurationError, InfrastructureError
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.run.endpoint import RequestsRefusedError
@@ -81,18 +81,19 @@ class EngineWorker:
         self._thread.start()
 
     def task_index(self, name: int | str) -> int:
-        """Return the position of a task, named by position or id.
+        """Return the position of a task, named by position or id: an integer is a position, a string first an id.
 
         Raises:
             ConfigurationError: there is no such task.
         """
-        with contextlib.suppress(ValueError):
-            if 0 <= (number := int(name)) < len(self.tasks):
-                return number
-        if self._numbers is None:
-            self._numbers = {task.id: number for number, task in reversed(list(enumerate(self.tasks)))}
-        if name in self._numbers:
-            return self._numbers[str(name)]
+        number = name if isinstance(name, int) else int(name) if name.isdecimal() and len(name) < 20 else -1
+        # No generated task has a number as its id, and making all of them to find out may take seconds.
+        if isinstance(name, str) and not (number >= 0 and isinstance(self.tasks, LazyTaskSequence)):
+            if self._numbers is None:
+                self._numbers = {task.id: number for number, task in reversed(list(enumerate(self.tasks)))}
+            number = self._numbers.get(name, number)
+        if 0 <= number < len(self.tasks):
+            return number
         raise ConfigurationError(
             f"{self.env_name} has no task {name!r:.80}; name one by its position, 0 to {len(self.tasks) - 1}, or by "
             f"its id, such as {self.tasks[0].id!r}."

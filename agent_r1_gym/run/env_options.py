@@ -179,7 +179,9 @@ def page_path(out: Path | None, name: str) -> Path:
     if out is not None and out.is_dir():
         raise ConfigurationError(f"--out {out} is a folder; name the HTML file to write.")
     if out is not None and out.exists() and not _is_page(out):
-        raise ConfigurationError(f"--out {out} exists and is no HTML page, so it is not replaced; name another file.")
+        raise ConfigurationError(
+            f"--out {out} exists and is not an HTML page, so it is not replaced; name another file."
+        )
     return out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
 
 

@@ -276,7 +276,7 @@ def load_group_judge(path: str | os.PathLike[str]) -> GroupJudge:
     """Make a judge of a TOML file whose keys are the arguments of `GroupJudge`; `name` is that of the file by default.
 
     Raises:
-        ConfigurationError: the file is missing, is no TOML, or has an unknown, missing or wrong key.
+        ConfigurationError: the file is missing, is not valid TOML, or has an unknown, missing or wrong key.
     """
     return load_toml(path, GroupJudge, required=("model", "endpoint"))
 

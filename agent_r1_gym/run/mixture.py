@@ -91,7 +91,7 @@ class EnvConfig:
         for name in given:
             if name not in _FIELDS:
                 raise ConfigurationError(
-                    f"{given['env_id']}: {name!r} is no field of it. {suggest(str(name), _FIELDS)}"
+                    f"{given['env_id']}: {name!r} is not a field of it. {suggest(str(name), _FIELDS)}"
                 )
         renamed = {"env_kwargs": "options", "eval_env_kwargs": "eval_options"}
         return cls(**{renamed.get(name, name): value for name, value in given.items() if value is not None})

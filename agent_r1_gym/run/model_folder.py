@@ -7,6 +7,8 @@ a library, or no error at all: a model with another model's tokenizer trains wit
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,6 +21,8 @@ from agent_r1_gym.support.json_data import parse_json
 HUB_SECONDS = 10.0
 """Timeout of the hub when asked whether it has a model, before anything is downloaded."""
 _GGUF = ".gguf"
+_PART = re.compile(r"-\d{5}-of-(?!00001)(\d{5})\.gguf")
+"""End of the name of a part of a split GGUF file."""
 _CONFIG = "config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "chat_format.jinja", "additional_chat_templates")
@@ -36,7 +40,7 @@ _SMALL_PADDING = 1024
 _ADAPTER_METHODS = ("bitsandbytes", "gptq", "awq", "aqlm", "eetq", "hqq", "torchao")
 """Kinds of quantised weights that PEFT can train an adapter on."""
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError)
-"""What reading raises where a file is no JSON, or JSON of another shape."""
+"""What reading raises where a file is not valid JSON, or JSON of another shape."""
 _LFS = b"version https://git-lfs"
 
 Trained = Literal["nothing", "all weights", "an adapter"]
@@ -66,7 +70,7 @@ def find_model(name: str | None, *, revision: str = "main", named: str | None = 
         named: the model as the user named it, for messages; None: by the option `model_name_or_path`.
 
     Returns:
-        The name.
+        The name, with the home folder in place of a leading "~".
 
     Raises:
         ConfigurationError: no model's folder or file, not in the hub's cache, and not on a hub that answers.
@@ -77,6 +81,7 @@ def find_model(name: str | None, *, revision: str = "main", named: str | None = 
         )
     named = named or f"model_name_or_path={name!r}"
     check_path(name, named)
+    name = expand_home(name)
     if Path(name).is_dir():
         check_model_folder(Path(name))
         return name
@@ -84,9 +89,13 @@ def find_model(name: str | None, *, revision: str = "main", named: str | None = 
         return name
     from huggingface_hub import constants, model_info, try_to_load_from_cache
 
-    if isinstance(try_to_load_from_cache(name, _CONFIG, revision=revision), str):
-        return name
     hint = "Name the folder of a saved model, or a hub id that is reachable or in the hub's cache."
+    try:
+        cached = try_to_load_from_cache(name, _CONFIG, revision=revision)
+    except ValueError as error:  # not a name that the hub could have
+        raise ConfigurationError(f"{named} is neither a folder nor a valid hub id. {hint}") from error
+    if isinstance(cached, str):
+        return name
     if constants.HF_HUB_OFFLINE:
         raise ConfigurationError(f"{named} is not in the hub's cache, and HF_HUB_OFFLINE is set. {hint}")
     try:
@@ -118,8 +127,15 @@ def holds_model(folder: Path) -> bool:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """List the checkpoints in the folder of a run, the latest last."""
-    return sorted(folder.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
+    """List the checkpoints in the folder of a run, the one of the last step last."""
+    # By name: copies have other times, and a checkpoint may be deleted meanwhile.
+    named = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in folder.glob("checkpoint-*"))
+    return [path for _, path in sorted((int(match[1]), path) for match, path in named if match)]
+
+
+def expand_home(name: str) -> str:
+    """Replace a leading "~" in the name of a model by the home folder: no shell does so in `local:~/model`."""
+    return os.path.expanduser(name)  # noqa: PTH111 # that of Path raises for a user who does not exist
 
 
 def check_path(name: str, named: str) -> None:
@@ -128,7 +144,7 @@ def check_path(name: str, named: str) -> None:
     Raises:
         ConfigurationError: there is no such file or folder.
     """
-    path = Path(name).expanduser()
+    path = Path(expand_home(name))
     if path.exists() or not (name.startswith((".", "/", "~")) or name.count("/") > 1 or path.suffix == _GGUF):
         return
     parent = next((folder for folder in path.parents if folder.is_dir()), path.parent)
@@ -175,24 +191,33 @@ def find_gguf(name: str | Path) -> Path | None:
     Raises:
         ConfigurationError: a file that is not GGUF, a part of a split file, or a folder with several.
     """
-    path = Path(name).expanduser()
+    path = Path(expand_home(str(name)))
     if path.is_dir():
         if any(path.glob("*.safetensors")) or any(path.glob("*.bin")) or (path / ADAPTER_FILE).is_file():
             return None
         files = [
             file for file in sorted(path.glob(f"*{_GGUF}")) if file.is_file() and not file.name.startswith("mmproj")
         ]
-        if len(files) > 1:
+        if len(files) > 1 and not all(_PART.search(file.name) for file in files):
             raise ConfigurationError(
                 f"{name} holds {len(files)} GGUF files ({', '.join(file.name for file in files)}): name one of them."
             )
-        return files[0] if files else None
+        return _whole_gguf(files[0]) if files else None
     if not path.is_file():
         return None
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":
         raise ConfigurationError(f"{name} is a file, but not a GGUF one: name the folder of a saved model.")
+    return _whole_gguf(path)
+
+
+def _whole_gguf(path: Path) -> Path:
+    if part := _PART.search(path.name):
+        raise ConfigurationError(
+            f"{path} is one of the {int(part[1])} parts of a split GGUF file; expected a whole one. Merge the parts: "
+            f"llama-gguf-split --merge FIRST_PART{_GGUF} WHOLE{_GGUF}."
+        )
     return path
 
 
@@ -229,6 +254,7 @@ def find_faults(name: str, *, revision: str = "main", trained: Trained = "nothin
 
     Nothing is for a hub id that is not in the cache, and for a GGUF file, which is read when it is converted.
     """
+    name = expand_home(name)
     folder = None if find_gguf(name) is not None else model_files(name, revision)
     if folder is None:
         return []
@@ -296,7 +322,7 @@ def _model_faults(folder: Path, tokenizer: Path, trained: Trained, *, whole: boo
         yield from _weight_faults(folder, "model", shapes)
     text = config.get("text_config") or config
     if not isinstance(text, Mapping):
-        yield Fault("config", f"has a damaged {_CONFIG} (text_config is no object): copy it again.")
+        yield Fault("config", f"has a damaged {_CONFIG} (text_config is not an object): copy it again.")
         return
     width, vocabulary = text.get("hidden_size"), text.get("vocab_size")
     width = text.get("word_embed_proj_dim", width)  # OPT
@@ -330,7 +356,7 @@ def _weight_faults(folder: Path, stem: str, shapes: dict[str, list[int]] | None 
             )
     for file in files:
         if not file.is_file():
-            yield Fault("weights", f"cannot be loaded: {file.name} is no regular file. Copy it again.")
+            yield Fault("weights", f"cannot be loaded: {file.name} is not a regular file. Copy it again.")
             continue
         with file.open("rb") as opened:
             pointer = opened.read(len(_LFS)) == _LFS
@@ -425,7 +451,7 @@ def _quantisation_faults(settings: Any, trained: Trained) -> Iterator[Fault]:
 def _read(path: Path) -> dict[str, Any]:
     record = parse_json(path.read_text(encoding="utf-8"))
     if not isinstance(record, dict):
-        raise ValueError(f"{path.name} is no JSON object")
+        raise ValueError(f"{path.name} is not a JSON object")
     return record
 
 

@@ -70,7 +70,7 @@ class PolicyInput:
         """
         if self.parser is None:
             raise ConfigurationError(
-                "This policy calls tools and answers in a format, but the environment is no ToolEnv; use a model, "
+                "This policy calls tools and answers in a format, but the environment is not a ToolEnv; use a model, "
                 "replay:RUN, or a policy of your own as MODULE:NAME."
             )
         return self.parser

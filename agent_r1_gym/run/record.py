@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from agent_r1_gym.core.rewards import StepReward
 from agent_r1_gym.core.scoring import SCORERS
-from agent_r1_gym.core.types import Message, ToolCall
+from agent_r1_gym.core.types import Message, ToolCall, to_chat
 from agent_r1_gym.errors import DatasetError
 from agent_r1_gym.support.json_data import parse_json
 
@@ -297,12 +297,12 @@ class Trajectory:
         """Convert the trajectory to JSON-serialisable data."""
         row = {name: getattr(self, name) for name in self.__slots__}  # asdict would deep-copy every text
         row["turns"] = [{name: getattr(turn, name) for name in turn.__slots__} for turn in self.turns]
-        row["messages"] = [message.to_dict() for message in self.messages]
+        row["messages"] = to_chat(self.messages, text_arguments=True)
         del row["earlier_contexts"]
         if self.earlier_contexts:  # omitted where empty, as in most episodes
             row["earlier_contexts"] = [
                 {
-                    "messages": [message.to_dict() for message in context.messages],
+                    "messages": to_chat(context.messages, text_arguments=True),
                     "turns": context.turns,
                     **({"rewrite_reason": context.rewrite_reason} if context.rewrite_reason else {}),
                 }

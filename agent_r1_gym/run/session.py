@@ -424,7 +424,7 @@ def _checked_success(success: Any, env: TextEnv) -> float:
     """Validate what `ToolEnv.success` returned, and return it as a float.
 
     Raises:
-        ConfigurationError: it is no number between 0 and 1.
+        ConfigurationError: it is not a number between 0 and 1.
     """
     try:
         value = float(success)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agent_r1_gym.core.parsing import NativeParser
-from agent_r1_gym.core.tool import PendingCall, execute_calls
+from agent_r1_gym.core.tool import PendingCall, execute_calls, has_instant_call_that_waits
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import CutTurn, Message, ToolCall, ToolOutcome
 from agent_r1_gym.core.vector import step_together, supports_split_step
@@ -202,7 +202,7 @@ class TokenSession(Session):
 
     @property
     def _is_program(self) -> bool:
-        """Whether a program writes the prompts, so that one that does not fit is no mistake of the run's settings."""
+        """Whether a program writes the prompts, so that one that does not fit is not the fault of the settings."""
         return self.tool_env is not None and self.tool_env.waits_at_reset
 
     @property
@@ -279,28 +279,30 @@ class TokenSession(Session):
     def _take_step(self, action: str) -> NextTokensOrFuture:
         """Run instant steps in this thread and others in the executor; the step of a bare `ToolEnv` can be split.
 
-        A step whose reward waits for a judge is none of the instant ones, though its calls may be.
+        A step whose reward waits for a judge is none of the instant ones, though its calls may be. A turn in which an
+        instant call must follow another one is executed as a whole in this thread, to which instant tools may be bound.
         """
         if not isinstance(self.env, ToolEnv) or not supports_split_step(self.env):
             return self._executor.submit(self._step, action) if self.is_io_bound(action) else self._step(action)
         calls = self.env.begin_step(action)
-        instant = [call for call in calls if call.tool.is_instant]
+        in_order = has_instant_call_that_waits(calls)
+        here = [position for position, call in enumerate(calls) if in_order or call.tool.is_instant]
         with self.error_context():
-            quick = execute_calls(instant)
-        if len(instant) < len(calls) or self.env.rewards.waits_for_backend:
-            return self._executor.submit(self._finish, action, calls, quick)
-        return self._finish(action, calls, quick)
+            done = dict(zip(here, execute_calls([calls[position] for position in here]), strict=True))
+        if len(done) < len(calls) or self.env.rewards.waits_for_backend:
+            return self._executor.submit(self._finish, action, calls, done)
+        return self._finish(action, calls, done)
 
     def _step(self, action: str) -> NextTokens:
         with self.error_context():
             return self._record_turn(action, *step_together([self.env], [action]))
 
-    def _finish(self, action: str, calls: Sequence[PendingCall], quick: Sequence[ToolOutcome]) -> NextTokens:
-        """Execute the slow calls of a bare `ToolEnv`, and finish its step with them and the `quick` outcomes."""
+    def _finish(self, action: str, calls: Sequence[PendingCall], done: Mapping[int, ToolOutcome]) -> NextTokens:
+        """Execute the calls of a bare `ToolEnv` that are not `done`, by position, and finish its step."""
         with self.error_context():
             assert isinstance(self.env, ToolEnv)
-            instant, slow = iter(quick), iter(execute_calls([call for call in calls if not call.tool.is_instant]))
-            outcomes = [next(instant if call.tool.is_instant else slow) for call in calls]
+            others = iter(execute_calls([call for position, call in enumerate(calls) if position not in done]))
+            outcomes = [done[position] if position in done else next(others) for position in range(len(calls))]
             return self._record_turn(action, self.env.finish_step(outcomes))
 
     def _record_turn(self, action: str, step: Step) -> NextTokens:

@@ -18,7 +18,7 @@ from agent_r1_gym.run.agents import split_policy
 from agent_r1_gym.run.evaluation.agent_card import FILE, AgentCard
 from agent_r1_gym.run.evaluation.run_folder import RunFolder
 from agent_r1_gym.run.mixture import EnvConfig, short_option
-from agent_r1_gym.run.model_folder import check_model_folder, find_gguf, holds_model, list_checkpoints
+from agent_r1_gym.run.model_folder import check_model_folder, expand_home, find_gguf, holds_model, list_checkpoints
 from agent_r1_gym.run.trust import Trust
 from agent_r1_gym.support.terminal import print_note
 
@@ -54,9 +54,10 @@ class TrainedAgent(NamedTuple):
         Raises:
             ConfigurationError: the folder holds no model, or its card is damaged.
         """
-        folder = Path(model)
+        name = expand_home(str(model))
+        folder = Path(name)
         if not folder.is_dir():  # a hub id, or an error of the library that loads it
-            return cls(str(model), None, trust)
+            return cls(name, None, trust)
         places = (folder, folder / "model", *reversed(list_checkpoints(folder)))
         found = next((place for place in places if holds_model(place)), None)
         if found is None:
@@ -64,7 +65,7 @@ class TrainedAgent(NamedTuple):
             raise AssertionError("unreachable")
         if found.name.startswith("checkpoint-") and found != folder:
             print_note(f"{folder} is a run that has not finished; using {found}.")
-        return cls(str(model) if found == folder else str(found), AgentCard.load(found), trust)
+        return cls(name if found == folder else str(found), AgentCard.load(found), trust)
 
     @classmethod
     def of_policy(cls, policy: str, trust: Trust) -> Self:

@@ -123,7 +123,7 @@ def to_messages(conversation: Conversation) -> Row:
     rows, number = [], -1
     weighted = conversation.own_turns.start > 0
     for message in conversation.messages:
-        row = message.to_dict()
+        row = message.to_dict(text_arguments=True)
         if message.role == "assistant":
             number += 1
             if weighted:

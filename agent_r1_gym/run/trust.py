@@ -265,8 +265,8 @@ def _check_options(file: Path, environment: EnvConfig) -> None:
     for name in (*environment.options, *(environment.eval_options or {})):
         if name not in known:
             raise ConfigurationError(
-                f"{file} sets {name!r}, which {identifier} of this version does not have: remove it from the file, or "
-                f"write its new name there (docs/renames.md). {suggest(name, known)}"
+                f"{file} sets {name!r}, which {identifier} of this version does not have: rename or remove it "
+                f"there. {suggest(name, known)}"
             )
 
 

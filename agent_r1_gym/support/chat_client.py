@@ -8,27 +8,50 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent_r1_gym.errors import InfrastructureError
-from agent_r1_gym.support.terminal import print_note
 
 if TYPE_CHECKING:
     from agent_r1_gym.support.http import HTTPClient
 
+_KEY = "OPENAI_API_KEY"
+
 
 class ChatClient:
     """Asks a model for the next turn of a conversation; threads may share it.
+
+    Lost connections, timeouts and the statuses 408, 409, 425, 429 and 5xx are retried, after half a second, then after
+    twice as long each time, or after the server's `Retry-After`. The pauses of a turn take at most a minute in total.
 
     Args:
         model: name of the model.
         url: base URL, such as "http://127.0.0.1:8000/v1"; the API key is read from the environment variable
             OPENAI_API_KEY, if set.
         role: what the model plays, for messages.
-        sampling: fields of the request such as `temperature`; those that a server refuses are dropped, with a note.
-        timeout: seconds per answer.
+        sampling: fields of the request such as `temperature`; those that the server does not support are dropped or
+            renamed, with a note.
+        timeout: seconds per attempt.
+        max_retries: further attempts.
+
+    Raises:
+        ConfigurationError: the API key has a line break, or another character that HTTP does not allow.
     """
 
-    def __init__(self, model: str, url: str, *, role: str, sampling: Mapping[str, Any], timeout: float = 60.0) -> None:
-        self._model, self._url, self._timeout = model, url.rstrip("/"), timeout
+    def __init__(
+        self,
+        model: str,
+        url: str,
+        *,
+        role: str,
+        sampling: Mapping[str, Any],
+        timeout: float = 60.0,
+        max_retries: int = 3,
+    ) -> None:
+        from agent_r1_gym.support.chat_refusals import FieldNames
+        from agent_r1_gym.support.http import check_headers
+
+        check_headers(_headers(), f"The key of {_KEY}")
+        self._model, self._url, self._timeout, self._max_retries = model, url.rstrip("/"), timeout, max_retries
         self._role, self._sampling = role, dict(sampling)
+        self._fields = FieldNames(f"The model of {role} {model}")
         self._client: HTTPClient | None = None
 
     def complete(self, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -54,35 +77,42 @@ class ChatClient:
         Raises:
             InfrastructureError: the endpoint fails.
         """
-        if self._client is None:
-            from agent_r1_gym.support.http import HTTPClient
+        from agent_r1_gym.support.chat_refusals import Refusal, actual_status
+        from agent_r1_gym.support.http import HTTPClient
 
-            self._client = HTTPClient(self._url, max_retries=0, pool_size=16, max_bytes=2**20)
-        key = os.environ.get("OPENAI_API_KEY")
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        while True:
-            body = {"model": self._model, "messages": messages, **self._sampling}
-            body |= {"tools": tools} if tools else {}
-            answer = self._client.request_once(
-                "POST", "/chat/completions", json.dumps(body).encode(), timeout=self._timeout, headers=headers
+        if self._client is None:
+            self._client = HTTPClient(
+                self._url, max_retries=self._max_retries, initial_backoff=0.5, pool_size=16, max_bytes=2**20
             )
-            status, content = answer[0]
-            refused = [name for name in self._sampling if name.encode() in content] if status in (400, 422) else []
-            if not refused:
+        while True:
+            request = {"model": self._model, "messages": messages, **self._fields.renamed(self._sampling)}
+            request |= {"tools": tools} if tools else {}
+            answer, retry_after, _ = self._client.request_in_full(
+                "POST",
+                "/chat/completions",
+                json.dumps(request).encode(),
+                timeout=self._timeout,
+                status_of=actual_status,
+                headers=_headers(),
+            )
+            if answer.status == 200 or not self._fields.adapt(request, Refusal.read(answer)):
                 break
-            self._sampling = {name: value for name, value in self._sampling.items() if name not in refused}
-            note = f"The model of {self._role} {self._model} takes no {' or '.join(refused)}"
-            print_note(f"{note}; sent without from now on.")
         problem = f"The model of {self._role} {self._model} returned"
-        if status != 200:
-            raise InfrastructureError(f"{problem} HTTP {status}.", retry_after=answer.retry_after)
+        if answer.status != 200:
+            raise InfrastructureError(f"{problem} HTTP {answer.status}.", retry_after=retry_after)
         try:
-            message = json.loads(content)["choices"][0]["message"]
+            message = json.loads(answer.body)["choices"][0]["message"]
             text, calls = message.get("content") or "", list(message.get("tool_calls") or ())
             parts = [{"type": "text", "text": text}] if isinstance(text, str) else text
             return "".join(part["text"] for part in parts if part["type"] == "text"), calls
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise InfrastructureError(f"{problem} no chat completion: {content[:80]!r}.") from error
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+            raise InfrastructureError(f"{problem} no chat completion: {answer.body[:80]!r}.") from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_client": None}
+
+
+def _headers() -> dict[str, str]:
+    """The headers of a request; the key is not kept, so that no pickle contains it."""
+    key = os.environ.get(_KEY)
+    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -23,8 +23,10 @@ class StrictOptions:
     """Options of the base class that a class sets itself, so callers may not."""
 
     _options: ClassVar[frozenset[str]] = frozenset()
+    _positional: ClassVar[tuple[str, ...]] = ()
+    """Names of the options that can be passed by position, in order."""
     _given_options: Mapping[str, Any] = {}
-    """What the constructor was called with, to make a twin of the object with other options."""
+    """What the constructor was called with, by name, to make a twin of the object with other options."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -33,21 +35,22 @@ class StrictOptions:
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             options |= cls._options.difference(cls.fixed_options)
         cls._options = frozenset(options)
+        cls._positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
 
     @classmethod
     def option_names(cls) -> frozenset[str]:
         """Return the names of the options that the constructor takes."""
         return cls._options
 
-    def __new__(cls, *_arguments: Any, **options: Any) -> Self:
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Checks the names of `options`."""
         for name in options:
             if name not in cls._options:
                 problem = f"sets {name!r} itself; drop it." if name in cls.fixed_options else f"has no option {name!r}."
                 raise ConfigurationError(f"{cls.__name__} {problem} {suggest(name, cls._options)}")
         self = super().__new__(cls)
-        if options:
-            self._given_options = options
+        if arguments or options:
+            self._given_options = {**dict(zip(cls._positional, arguments, strict=False)), **options}
         return self
 
 

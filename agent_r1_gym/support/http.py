@@ -8,13 +8,14 @@ import http.client
 import io
 import os
 import random
+import re
 import socket
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agent_r1_gym.errors import InfrastructureError, InfrastructureTimeout
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout
 from agent_r1_gym.support.backoff import backoff
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 RETRIED_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
 """Statuses after which a retry may succeed."""
 _MAX_BACKOFF = 60.0
-_HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
+_HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity"}
+_BODY_HEADERS = {"Content-Type": "application/json"}
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NOT_IN_HEADERS = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
 class Response(NamedTuple):
@@ -59,6 +63,9 @@ class HTTPClient:
         pool_size: maximum number of connections that are kept open.
         max_bytes: maximum size of an answer.
         headers: sent with every request.
+
+    Raises:
+        ConfigurationError: a header cannot be sent.
     """
 
     def __init__(
@@ -78,6 +85,7 @@ class HTTPClient:
         self._max_retries, self._first_pause = max_retries, initial_backoff
         self._pool_size, self._max_bytes = pool_size, max_bytes
         self._headers = {**_HEADERS, **(headers or {})}
+        check_headers(self._headers, f"A request to {self.url}")
         self._random = random.Random()
         self._pool: urllib3.HTTPConnectionPool | None = None
         self._sockets: weakref.WeakSet[socket.socket] | None = None  # made with the pool: a set cannot be pickled
@@ -94,6 +102,20 @@ class HTTPClient:
         total: float | None = None,
         status_of: Callable[[Response], int] | None = None,
     ) -> Response:
+        """Send a request, with retries, and return the last answer: see `request_in_full`."""
+        return self.request_in_full(method, path, body, timeout=timeout, total=total, status_of=status_of).answer
+
+    def request_in_full(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        timeout: float,
+        total: float | None = None,
+        status_of: Callable[[Response], int] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> FullResponse:
         """Send a request, with retries, and return the last answer, whatever its status.
 
         Args:
@@ -103,6 +125,7 @@ class HTTPClient:
             timeout: seconds for one attempt, from its start to the last byte.
             total: seconds for all attempts and pauses; None: no limit.
             status_of: decides the status, for servers that report failures with another one; None: that of HTTP.
+            headers: take precedence over those of the client.
 
         Raises:
             InfrastructureTimeout: no full answer in time.
@@ -114,12 +137,12 @@ class HTTPClient:
             pause = backoff(self._first_pause, attempt) * self._random.uniform(0.5, 1.5)
             failure: InfrastructureError | None = None
             try:
-                answer, retry_after, _ = self.request_once(method, path, body, timeout=_within(timeout, deadline))
+                full = self.request_once(method, path, body, timeout=_within(timeout, deadline), headers=headers)
                 if status_of is not None:
-                    answer = answer._replace(status=status_of(answer))
-                if answer.status not in RETRIED_STATUSES:
-                    return answer
-                pause = pause if retry_after is None else retry_after
+                    full = full._replace(answer=full.answer._replace(status=status_of(full.answer)))
+                if full.answer.status not in RETRIED_STATUSES:
+                    return full
+                pause = pause if full.retry_after is None else full.retry_after
             except InfrastructureError as error:
                 failure = error
             # A pause after which no time or attempt is left would only delay the error.
@@ -129,7 +152,7 @@ class HTTPClient:
             time.sleep(pause)
             pauses_left -= pause
         if failure is None:
-            return answer
+            return full
         if attempt:
             raise type(failure)(f"{failure} It failed {attempt + 1} times.") from failure
         raise failure
@@ -166,16 +189,19 @@ class HTTPClient:
             headers: take precedence over those of the client.
 
         Raises:
-            InfrastructureTimeout, InfrastructureError: see `request`; `TooLargeError` for too much.
+            InfrastructureTimeout, InfrastructureError: see `request_in_full`; `TooLargeError` for too much; a header
+                cannot be sent.
         """
         import urllib3
 
+        if problem := header_problem(headers or {}):
+            raise InfrastructureError(f"A request to {self.url} cannot be sent: {problem}.")
         try:
             response = self._own_pool().urlopen(
                 method,
                 self._prefix + path,
                 body=body,
-                headers={**self._headers, **(headers or {})},
+                headers={**({} if body is None else _BODY_HEADERS), **self._headers, **(headers or {})},
                 retries=False,
                 redirect=False,
                 timeout=urllib3.Timeout(total=timeout),
@@ -220,6 +246,34 @@ class HTTPClient:
         if self._aborted:
             opened.close()
             raise ConnectionAbortedError("the request was aborted")
+
+
+def check_headers(headers: Mapping[str, str], what: str) -> None:
+    """Refuse headers that HTTP does not allow; no message shows a value, which may be a credential.
+
+    Args:
+        headers: values by name.
+        what: what cannot be sent with them, for the message.
+
+    Raises:
+        ConfigurationError: HTTP does not allow one of them.
+    """
+    if problem := header_problem(headers):
+        raise ConfigurationError(f"{what} cannot be sent: {problem}.")
+
+
+def header_problem(headers: Mapping[str, Any]) -> str | None:
+    """Describe the first header that HTTP does not allow, without its value; None if it allows all."""
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            return "the name of a header has characters other than letters, digits and hyphens"
+        if not isinstance(value, str):
+            return f"the value of {name!r} is not a string"
+        if found := _NOT_IN_HEADERS.search(value):
+            kind = "a line break" if found[0] in "\r\n" else f"the character U+{ord(found[0]):04X}"
+            where = "at its end" if not value[found.start() :].strip() else "inside it"
+            return f"the value of {name!r} has {kind} {where}; remove it"
+    return None
 
 
 def reason(error: Exception) -> str:

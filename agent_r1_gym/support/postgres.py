@@ -99,7 +99,7 @@ class PostgresReader:
             except self._psycopg.Error as error:
                 raise self._query_error(error, began) from error
             except UnicodeEncodeError as error:
-                raise QueryError(f"The statement is no Unicode text: {error.reason}.") from error
+                raise QueryError(f"The statement is not Unicode text: {error.reason}.") from error
             finally:
                 if connection.info.transaction_status != self._psycopg.pq.TransactionStatus.IDLE:
                     connection.close()  # the next statement opens another

@@ -136,7 +136,7 @@ class SQLiteReader:
         """Returns the statement that created a table or view, None if there is none of that name, regardless of case.
 
         Raises:
-            QueryError: the name is no text that SQLite takes.
+            QueryError: the name is not a text that SQLite takes.
             DatabaseUnavailable: the file is gone, broken or locked.
         """
         statement = "SELECT sql FROM sqlite_master WHERE type IN ('table', 'view') AND lower(name) = lower(?)"

@@ -8,9 +8,9 @@ fraction and as a decimal.
 from __future__ import annotations
 
 import ast
-import functools
 import math
 import operator
+import re
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -27,6 +27,8 @@ _MAX_ARGUMENT = 500
 """Maximum argument of `factorial` and `comb`."""
 _MAX_EXPONENT = 1_000
 """Maximum exponent of a number literal: 1e1000."""
+_THOUSANDS = re.compile(r"(?<![\w.,])[1-9]\d{0,2}(?:,\d{3})+(?!\w)")
+"""A number with separators, which would be read as several arguments: max(1,250, 900)."""
 _INTEGER_FUNCTIONS = ("factorial", "gcd", "lcm", "comb")
 
 
@@ -50,6 +52,11 @@ def compute(expression: str) -> Number:
     if len(expression) > MAX_EXPRESSION_CHARS:
         raise ToolError(f"The expression has {len(expression)} characters; the maximum is {MAX_EXPRESSION_CHARS}.")
     text = expression.strip().replace("^", "**").replace("×", "*").replace("÷", "/").replace("−", "-")
+    if found := _THOUSANDS.search(text):
+        raise ToolError(
+            f"{found[0]:.80} is not supported. Write a number without separators ({found[0].replace(',', '')}), or a "
+            f"space after the comma between arguments ({found[0].replace(',', ', ')})."
+        )
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -145,6 +152,10 @@ def _power(base: Number, exponent: Number) -> Number:
     if isinstance(base, float) or isinstance(exponent, float) or exponent.denominator != 1:
         if base < 0 and exponent != int(exponent):
             raise ToolError("The root of a negative number is not real.")
+        if isinstance(base, Fraction) and isinstance(exponent, Fraction):
+            root = _exact_root(base, exponent.denominator)
+            if root is not None:
+                return _power(root, Fraction(exponent.numerator))
         return math.pow(base, exponent)
     size = max(base.numerator.bit_length(), base.denominator.bit_length())
     if abs(base) not in (0, 1) and size * abs(exponent) > 2 * MAX_BITS:  # checked before it is computed
@@ -195,6 +206,16 @@ def _root(value: Number) -> Number:
     return math.sqrt(value)
 
 
+def _exact_root(value: Fraction, degree: int) -> Fraction | None:
+    """Compute the root of a fraction that is not negative if it is rational: 64**(1/3) is 4, not 3.9999999999999996."""
+    if value == 0 or degree > MAX_BITS:
+        return None
+    parts = (value.numerator, value.denominator)
+    roots = [round(math.exp(math.log(part) / degree)) for part in parts]
+    exact = all(root**degree == part for root, part in zip(roots, parts, strict=True))
+    return Fraction(*roots) if exact else None
+
+
 def _logarithm(function: Callable[[float | int], float], value: Number) -> float:
     """Compute a logarithm, also of fractions beyond the range of floats."""
     if value <= 0:
@@ -207,7 +228,20 @@ def _logarithm(function: Callable[[float | int], float], value: Number) -> float
 def _log(value: Number, *base: Number) -> Number:
     if len(base) > 1:
         raise ToolError("log takes a number and a base.")
-    return _logarithm(math.log, value) / (_logarithm(math.log, base[0]) if base else 1.0)
+    if not base:
+        return _logarithm(math.log, value)
+    return _exact_logarithm(value, base[0], _logarithm(math.log, value) / _logarithm(math.log, base[0]))
+
+
+def _exact_logarithm(value: Number, base: Number, approximate: float) -> Number:
+    """Return the integer next to `approximate` if it is the logarithm: log(1000, 10) is 3, not 2.9999999999999996."""
+    exponent = Fraction(round(approximate))
+    if isinstance(value, float) or isinstance(base, float) or abs(approximate - exponent) > 1e-6:
+        return approximate
+    try:
+        return exponent if _power(base, exponent) == value else approximate
+    except ToolError:  # larger than any value
+        return approximate
 
 
 def _fits_a_float(value: Fraction) -> bool:
@@ -240,8 +274,8 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
     "sqrt": _root,
     "exp": lambda value: math.exp(value),
     "log": _log,
-    "log2": functools.partial(_logarithm, math.log2),
-    "log10": functools.partial(_logarithm, math.log10),
+    "log2": lambda value: _exact_logarithm(value, Fraction(2), _logarithm(math.log2, value)),
+    "log10": lambda value: _exact_logarithm(value, Fraction(10), _logarithm(math.log10, value)),
     "sin": lambda value: math.sin(value),
     "cos": lambda value: math.cos(value),
     "tan": lambda value: math.tan(value),

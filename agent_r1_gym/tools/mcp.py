@@ -32,6 +32,7 @@ from agent_r1_gym.errors import (
 )
 from agent_r1_gym.support.checks import check_seconds
 from agent_r1_gym.support.concurrency import EventLoop
+from agent_r1_gym.support.http import check_headers, header_problem
 from agent_r1_gym.support.packages import check_package
 from agent_r1_gym.support.resource_scope import ResourceScope
 from agent_r1_gym.support.secrets import Secrets
@@ -48,6 +49,8 @@ _MAX_BYTES = 16 * 2**20
 """Size of the largest event that a server may send over HTTP."""
 _INVALID_PARAMS = -32602
 _CONNECTION_CLOSED = -32000
+_SESSION_CODES = (-32600, -32001, -32000)
+"""Of "Session terminated" (as the library reports HTTP 404), "Session not found", "No valid session ID"."""
 _LOGIN = (401, 403, 407)
 _NO_CONTENT = "(no content)"
 _TEXT_TYPES = ("/json", "+json", "/xml", "+xml", "/yaml", "/javascript")
@@ -208,7 +211,7 @@ def _outcome(result: Mapping[str, Any], secrets: Secrets) -> ToolOutcome:
 
 
 def _resource_text(resource: Mapping[str, Any]) -> str | None:
-    """Text of an embedded resource, which some servers send as bytes; None: it is no text."""
+    """Text of an embedded resource, which some servers send as bytes; None: it is not a text."""
     if resource.get("text") is not None:
         return str(resource["text"])
     kind = str(resource.get("mimeType", "")).partition(";")[0]
@@ -223,7 +226,7 @@ def _resource_text(resource: Mapping[str, Any]) -> str | None:
 def _is_shown(structured: Any, texts: Sequence[str]) -> bool:
     """Whether the texts of a result are its structured content as JSON, as the protocol recommends.
 
-    Libraries wrap what is no object (`{"result": 7}`), and send each item of a list as a text.
+    Libraries wrap what is not an object (`{"result": 7}`), and send each item of a list as a text.
     """
     is_wrapped = isinstance(structured, dict) and len(structured) == 1
     values = [structured, *(structured.values() if is_wrapped else ())]
@@ -380,6 +383,7 @@ def _address(
     if command is None:
         if env is not None or cwd is not None:
             raise ConfigurationError("env and cwd are for a server that command= starts; url= takes headers=.")
+        check_headers({} if headers is None or callable(headers) else headers, "headers= of mcp_tools()")
         return McpServerConfig(_shown_url(str(url)), None, None, None, url, headers, connect_timeout)
     if isinstance(command, str) or not command or not all(isinstance(word, str) and word for word in command):
         raise ConfigurationError(
@@ -446,6 +450,8 @@ class McpSession:
         except Exception as error:  # the message must not quote the error, which may hold a credential
             problem = f"headers= of MCP server {address.name!r} failed: {type(error).__name__}."
             raise InfrastructureError(problem) from error
+        if fault := header_problem(self._headers):
+            raise InfrastructureError(f"headers= of MCP server {address.name!r} cannot be sent: {fault}.")
         parts = urllib.parse.urlsplit(address.url or "")
         in_url = [value for _, value in urllib.parse.parse_qsl(parts.query)]
         self.secrets = Secrets([*(address.env or {}).values(), *self._headers.values(), *in_url, parts.password or ""])
@@ -486,7 +492,8 @@ class McpSession:
             if type(_leaf(error)).__name__ == "ValidationError":  # of this result; the session lives
                 raise InfrastructureError(f"{server} sent a result that breaks the protocol: {detail}") from None
             # The code alone says nothing: servers use it for any error of theirs.
-            if code is None or (code == _CONNECTION_CLOSED and detail == "Connection closed"):
+            closed = code == _CONNECTION_CLOSED and detail == "Connection closed"
+            if code is None or closed or (code in _SESSION_CODES and "session" in detail.lower()):
                 self.broken = f"The session with {server} has broken off: {detail}."
                 raise InfrastructureError(self.broken) from None
             raise InfrastructureError(f"{server}: {detail}") from None

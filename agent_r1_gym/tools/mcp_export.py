@@ -42,7 +42,8 @@ class ServedTools:
     def _open(make: Callable[[], ToolEnv], task: int) -> tuple[ToolEnv, dict[str, Tool]]:
         env = make()
         env.reset(seed=0, options={"task_index": task})
-        return env, {tool.name: tool for tool in env.episode_tools}
+        offered = {schema["function"]["name"] for schema in env.tool_schemas}  # without the user, for example
+        return env, {tool.name: tool for tool in env.episode_tools if tool.name in offered}
 
     def _call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         tool = self.tools.get(name)

@@ -18,7 +18,7 @@ from agent_r1_gym.core.types import ToolOutcome
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, MissingDependencyError, ToolError, suggest
 from agent_r1_gym.support.checks import check_integer, check_seconds
 from agent_r1_gym.support.files import is_url
-from agent_r1_gym.support.http import FullResponse, HTTPClient, TooLargeError
+from agent_r1_gym.support.http import FullResponse, HTTPClient, TooLargeError, check_headers
 from agent_r1_gym.support.secrets import Secrets
 from agent_r1_gym.tools.schemas import (
     COMBINERS,
@@ -52,6 +52,12 @@ _IGNORED_HEADERS = {"accept", "content-type", "authorization"}
 """Header parameters that clients ignore, as the specification demands."""
 _SEPARATORS = {"pipeDelimited": "|", "spaceDelimited": " "}
 """Between the items of a list in a query, by style; a comma otherwise."""
+_STYLES = {
+    "path": ("simple",),
+    "query": ("form", "spaceDelimited", "pipeDelimited", "deepObject"),
+    "header": ("simple",),
+}
+"""Supported styles of parameters by location, the default first."""
 
 
 def openapi_tools(
@@ -161,7 +167,7 @@ class OpenApiTool(Tool):
             raise InfrastructureError(f"{self.service.host} answered HTTP {status}{hint}.", retry_after=wait)
         if 300 <= status < 400:
             raise InfrastructureError(f"{self.service.host} answered HTTP {status}; redirects are not followed.")
-        kind = content_type.split(";")[0].strip().lower()
+        kind = _bare(content_type)
         if content and kind and not kind.startswith("text/") and not kind.endswith(_TEXT_TYPES):
             raise ToolError(f"The response is {kind}, {len(content)} bytes, which cannot be shown.")
         text, data = secrets.redact(content.decode("utf-8", "replace")), None
@@ -222,11 +228,16 @@ class HTTPService:
         self._client: HTTPClient | None = None
 
     def credential_names(self) -> set[str]:
-        """Names of the parameters that are credentials, in lower case."""
+        """Names of the parameters that are credentials, in lower case.
+
+        Raises:
+            ConfigurationError: the credentials are not strings, or cannot be sent.
+        """
         current = {option: self._current(option) for option in self._credentials}
         for option, mapping in current.items():
             if not all(isinstance(part, str) for item in mapping.items() for part in item):
                 raise ConfigurationError(f"{option} must map names to strings.")
+        check_headers(current["headers"], f"headers= of {self.host}")
         return {name.lower() for mapping in current.values() for name in mapping}
 
     def request(
@@ -474,7 +485,7 @@ class Location(NamedTuple):
 
     kind: str
     name: str
-    style: str = ""
+    style: str = "form"
     explode: bool = True
 
 
@@ -490,6 +501,7 @@ class Operation:
         schema: JSON schema of the arguments.
         locations: where each argument goes.
         media_type: of the body, "" for none.
+        empty_body: whether a request without arguments of the body has an empty object as its body.
     """
 
     name: str
@@ -499,6 +511,7 @@ class Operation:
     schema: Mapping[str, Any]
     locations: Mapping[str, Location]
     media_type: str
+    empty_body: bool
 
 
 def _operations(
@@ -567,7 +580,7 @@ class _OperationReader:
         for part in path.split("{")[1:]:
             if (placeholder := part.partition("}")[0]) not in in_path:
                 raise UnsupportedError(f"its path needs {placeholder!r}, which is not a parameter")
-        media_type = self._add_body(node["requestBody"]) if "requestBody" in node else ""
+        media_type, empty_body = self._add_body(node["requestBody"]) if "requestBody" in node else ("", False)
         description = str(node.get("description") or node.get("summary") or f"{method.upper()} {path}")
         schema = {
             "type": "object",
@@ -575,7 +588,8 @@ class _OperationReader:
             "required": self._required,
             "additionalProperties": False,
         }
-        return Operation(name, method.upper(), path, description[:1_000], schema, self._locations, media_type)
+        description = description[:1_000]
+        return Operation(name, method.upper(), path, description, schema, self._locations, media_type, empty_body)
 
     def _add_parameter(self, name: str, kind: str, node: Mapping[str, Any]) -> None:
         required = bool(node.get("required")) or kind == "path"
@@ -585,7 +599,7 @@ class _OperationReader:
             return
         if kind == "header" and name.lower() in _IGNORED_HEADERS:
             return
-        style = str(node.get("style", ""))
+        style = str(node.get("style", _STYLES[kind][0]))
         if "content" in node:
             (media_type, content), *_ = node["content"].items()
             if not _is_json(media_type):
@@ -593,29 +607,37 @@ class _OperationReader:
             schema, style = content.get("schema", {}), "json"
         else:
             schema = node.get("schema", {})
+            if style not in _STYLES[kind]:
+                raise UnsupportedError(f"its parameter {name!r} has the style {style}")
         schema = self._resolver.schema(schema)
         if node.get("description"):
             schema["description"] = str(node["description"])
             self._resolver.count([schema["description"]])
-        explode = bool(node.get("explode", style in ("", "form", "deepObject")))
+        explode = bool(node.get("explode", style in ("form", "deepObject")))
         self._add(name, schema, required, Location(kind, name, style, explode))
 
-    def _add_body(self, node: Any) -> str:
-        """Add the members of the body, or the whole body where these cannot be separate arguments; its media type."""
+    def _add_body(self, node: Any) -> tuple[str, bool]:
+        """Add the members of the body, or the whole body where these cannot be separate arguments.
+
+        Returns:
+            Its media type, and `Operation.empty_body`.
+        """
         body = self._resolver.resolved(node)
         media_types = body.get("content", {})
-        media_type = next((name for name in media_types if _is_json(name) or name == _FORM), None)
-        if media_type is None:
+        usable = [name for name in media_types if _is_json(name) or _bare(name) == _FORM]
+        if not usable:
             raise UnsupportedError(f"its body is {', '.join(media_types) or 'of no type'}")
-        schema = self._resolver.schema(media_types[media_type].get("schema", {}))
+        declared = min(usable, key=lambda name: _bare(name) != _JSON)
+        media_type = _JSON if "*" in declared else declared  # a range ("application/*+json") cannot be sent
+        schema = self._resolver.schema(media_types[declared].get("schema", {}))
         required, members = bool(body.get("required")), schema.get("properties") or {}
         simple = schema.get("type") == "object" and members and not schema.get("additionalProperties")
         if simple and not set(members) & set(self._properties) and not set(schema) & {*COMBINERS, "not"}:
             for name, member in members.items():
                 self._add(name, member, required and name in schema.get("required", ()), Location("body", name))
-        else:
-            self._add("body", schema, required, Location("whole", "body"))
-        return _JSON if _is_json(media_type) else media_type
+            return media_type, required or not schema.get("required")
+        self._add("body", schema, required, Location("whole", "body"))
+        return media_type, False
 
     def _add(self, name: str, schema: dict[str, Any], required: bool, location: Location) -> None:
         argument = name if name not in self._properties else f"{name}_{location.kind}"
@@ -626,8 +648,13 @@ class _OperationReader:
             self._required.append(argument)
 
 
+def _bare(media_type: str) -> str:
+    """A media type without its parameters."""
+    return media_type.split(";")[0].strip().lower()
+
+
 def _is_json(media_type: str) -> bool:
-    kind = media_type.split(";")[0].strip().lower()
+    kind = _bare(media_type)
     return kind == _JSON or kind.endswith("+json")
 
 
@@ -643,27 +670,28 @@ def _request(
         ToolError: a value cannot be sent in its location.
     """
     path, query, headers = operation.path, list[tuple[str, str]](), dict[str, str]()
-    is_whole = any(location.kind == "whole" for location in operation.locations.values())
-    body: Any = None if is_whole else {}
+    members: dict[str, Any] = {}
+    body: Any = {} if operation.empty_body else None
     for argument, value in arguments.items():
         location = operation.locations[argument]
         if location.kind == "path":
-            segment = "" if value is None else _plain(value)
+            segment = "" if value is None else _joined(location, value)
             if segment in ("", ".", ".."):  # would address another path
                 raise ToolError(f"{argument} cannot be {segment!r}.")
             path = path.replace(f"{{{location.name}}}", urllib.parse.quote(segment, safe=""))
         elif location.kind == "query":
             query += _query_items(location, value)
         elif location.kind == "header":
-            headers |= _header(location.name, argument, value)
+            headers |= _header(location, argument, value)
         elif location.kind == "body":
-            body[location.name] = value
+            body = members
+            members[location.name] = value
         else:
             body = value
-    if not operation.media_type or body is None:
+    if body is None:
         return path, query, headers, None
     headers["Content-Type"] = operation.media_type
-    if operation.media_type == _JSON:
+    if _is_json(operation.media_type):
         return path, query, headers, json.dumps(body).encode()
     if not isinstance(body, Mapping):
         raise ToolError("The body of a form must be an object.")
@@ -671,29 +699,39 @@ def _request(
     return path, query, headers, urllib.parse.urlencode(pairs).encode()
 
 
-def _header(name: str, argument: str, value: Any) -> dict[str, str]:
+def _header(location: Location, argument: str, value: Any) -> dict[str, str]:
     if value is None:  # an optional one that the model left empty
         return {}
-    text = _plain(value)
+    text = _joined(location, value)
     if not text.isprintable() or not text.isascii():  # a line break would start another header
         raise ToolError(f"{argument} is sent as a header, which takes printable ASCII only.")
-    return {name: text}
+    return {location.name: text}
 
 
 def _query_items(location: Location, value: Any) -> list[tuple[str, str]]:
     name, style = location.name, location.style
     if value is None:
         return []
-    if style == "json":
-        return [(name, json.dumps(value))]
-    if isinstance(value, Mapping):
+    separate = style == "deepObject" or (location.explode and style != "json")
+    if isinstance(value, Mapping) and separate:
         members = [(key, member) for key, member in value.items() if member is not None]
         return [(f"{name}[{key}]" if style == "deepObject" else key, _plain(member)) for key, member in members]
-    if isinstance(value, list) and location.explode:
+    if isinstance(value, list) and separate:
         return [(name, _plain(item)) for item in value]
+    return [(name, _joined(location, value))]
+
+
+def _joined(location: Location, value: Any) -> str:
+    """Write a value as one text, in the style of its parameter: a list as a,b and an object as x,1,y,2 or x=1,y=2."""
+    if location.style == "json":
+        return json.dumps(value)
+    separator = _SEPARATORS.get(location.style, ",")
     if isinstance(value, list):
-        return [(name, _SEPARATORS.get(style, ",").join(map(_plain, value)))]
-    return [(name, _plain(value))]
+        return separator.join(map(_plain, value))
+    if isinstance(value, Mapping):
+        between = "=" if location.explode else separator
+        return separator.join(f"{key}{between}{_plain(member)}" for key, member in value.items() if member is not None)
+    return _plain(value)
 
 
 def _plain(value: Any) -> str:

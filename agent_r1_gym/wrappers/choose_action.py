@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -20,7 +20,7 @@ BYTES = 257
 """Size of the vocabulary of `observations="tokens"`: padding (0) and the 256 bytes of UTF-8 (1 to 256)."""
 
 
-class ChooseAction(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+class ChooseAction(gymnasium.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
     """Makes the actions of a text environment `Discrete`, and optionally its observations numeric.
 
         env = ChooseAction(gym.make("AgentR1/FrozenLakeText-v0"), max_actions=4, observations="tokens")
@@ -48,6 +48,9 @@ class ChooseAction(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         ConfigurationError: an argument does not fit; or, from `reset` and `step`, there are no candidates, or the
             encoder returned another shape or a value that is not finite.
     """
+
+    forwards_action: ClassVar[bool] = True
+    """See `vector.step_together`."""
 
     def __init__(
         self,
@@ -101,14 +104,17 @@ class ChooseAction(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         Raises:
             ConfigurationError: the last step left no candidates.
         """
+        observation, reward, terminated, truncated, info = self.env.step(self.action(action))
+        self._update_candidates(info)
+        return self._encode(observation), reward, terminated, truncated, info
+
+    def action(self, action: Any) -> str:
+        """Return the candidate at that index; see `step`."""
         if not self.action_space.contains(action):
             raise ConfigurationError(f"The action {action!r} is not in {self.action_space}.")
         if not self._candidates:
             raise ConfigurationError(f"There is no candidate for the next action of {self.env}.")
-        text = self._candidates[int(action) % len(self._candidates)]
-        observation, reward, terminated, truncated, info = self.env.step(text)
-        self._update_candidates(info)
-        return self._encode(observation), reward, terminated, truncated, info
+        return self._candidates[int(action) % len(self._candidates)]
 
     def action_masks(self) -> npt.NDArray[np.bool_]:
         """Return which actions are in the current list, bool (n,)."""

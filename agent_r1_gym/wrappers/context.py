@@ -137,7 +137,7 @@ class ContextWindow(HistoryWrapper):
         return tuple(window)
 
     def _prompt_length(self) -> int:
-        """Number of messages that stay in any case: worked episodes before the task are no history."""
+        """Number of messages that stay in any case: worked episodes before the task are not history."""
         return cast(ToolEnv, self.env.unwrapped).prompt_length
 
     def _shorten(self, content: str) -> str:

@@ -78,9 +78,10 @@ class ChatSpace(Space[Chat]):
 
 
 class MessageObservation(HistoryWrapper):
-    """Observations as chat messages, fit for `tokenizer.apply_chat_template` and for OpenAI-style endpoints.
+    """Observations as chat messages, fit for `tokenizer.apply_chat_template`.
 
-    The observation is a tuple of new dictionaries in every step. Around a `ContextWindow` it shows the window.
+    The observation is a tuple of new dictionaries in every step. Around a `ContextWindow` it shows the window. For
+    OpenAI-compatible endpoints use `to_chat(info["messages"], text_arguments=True)` instead.
     AsyncVectorEnv needs `shared_memory=False`: a chat has no fixed size.
 
     Args:

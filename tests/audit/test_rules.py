@@ -168,7 +168,7 @@ def test_a_clean_verdict_needs_players_that_the_environment_understands() -> Non
     transcripts = spoken[0].measured["first episodes"]
     assert "> Invalid: expected machines" in transcripts["no_op"] and transcripts["oracle"].endswith("return 1.1")
     strict = run_rules(subject_of(faulty_envs.StrictRepairs), find_rules(["same_seed", "feedback"]))
-    assert "info['actions']" in strict[0].not_run  # to be ended is no sign of being understood
+    assert "info['actions']" in strict[0].not_run  # to be ended is not a sign of being understood
     assert "every episode ended after one turn" in strict[1].not_run
     listed = run_rules(subject_of(ListedRepairs), find_rules(["not_hackable"]))
     assert listed[0].measured["turns with an effect, share"]["random_call"] == 1.0
@@ -388,7 +388,7 @@ def player_table() -> str:
     known = {player.name: player for player in (*players(None), *players(Capitals()))}
     rows = [f"| `{p.name}` | {inspect.getdoc(p).splitlines()[0]} | {p.means} |" for p in known.values()]  # type: ignore[union-attr]
     rows += [f"| `{p.name}` | {p.does} | {p.means} |" for p in DERIVED]
-    return "\n".join(["| player | what it does | if it is paid |", "| --- | --- | --- |", *rows])
+    return "\n".join(["| player | what it does | if it is rewarded |", "| --- | --- | --- |", *rows])
 
 
 @pytest.mark.parametrize("table", [rule_tables, player_table])

@@ -147,7 +147,7 @@ def with_policy(words: list[str]) -> list[str]:
         (["eval", "Mine/Double-v0"], "write your own as MODULE:Mine/Double-v0"),
         (["eval", "no_such_env:Mine/Double-v0"], "'no_such_env' cannot be imported"),
         (["play", "broken:Mine/Double-v0"], "'broken' cannot be imported: ZeroDivisionError"),
-        (["envs", "json:Mine/Double-v0"], "It registers none."),
+        (["envs", "json:Mine/Double-v0"], "It registers none: it lacks agent_r1_gym.register('Mine/Double-v0', ...)."),
         (["eval", "my_env:Mine/Double-v0", "--policy", "naive"], "naive needs an environment with a tool named"),
         (["eval", "my_env:Mine/Double-v0", "--split", "test"], "no dataset is given"),
         (

@@ -198,7 +198,7 @@ def test_an_unfinished_evaluation_is_refused(
 @pytest.mark.parametrize(
     ("source", "words", "complaint"),
     [
-        ("missing", [], "is no folder"),
+        ("missing", [], "is not a folder"),
         ("empty", [], "holds no model"),
         ("unfinished", [], "its latest checkpoint is .*checkpoint-7"),
         ("no_card", [], "has no agent.json"),

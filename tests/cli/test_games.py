@@ -38,7 +38,7 @@ def test_the_turns_that_are_left_are_known(run_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "message"), [("random", "this environment names none"), ("oracle", "the environment is no ToolEnv")]
+    ("policy", "message"), [("random", "this environment names none"), ("oracle", "the environment is not a ToolEnv")]
 )
 def test_a_game_without_named_actions_is_reported(
     policy: str, message: str, run_folder: Path, capsys: pytest.CaptureFixture[str]

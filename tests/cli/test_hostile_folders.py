@@ -459,8 +459,8 @@ def test_a_resumed_run_writes_through_no_link(run_folder: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("file", "changes", "message"),
     [
-        ("run.json", {"env_options": [1]}, "env_options of its settings is no JSON object"),
-        ("run.json", {"model": "x"}, "model of its settings is no JSON object"),
+        ("run.json", {"env_options": [1]}, "env_options of its settings is not a JSON object"),
+        ("run.json", {"model": "x"}, "model of its settings is not a JSON object"),
         ("run.json", {"seed": 10**4000}, "its settings have no seed"),
         ("episodes.jsonl", {"scores": {"em": 10**4000}}, "em of an episode has too many digits"),
     ],

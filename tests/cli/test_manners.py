@@ -47,12 +47,12 @@ def test_an_unknown_command_gets_suggestions(words: list[str], hint: str, capsys
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["eval", "FictionQA", "--nquestions", "3"], "'--nquestions' is no option. Did you mean '--questions'"),
-        (["eval", "--episodes", "5"], "'--episodes' is no option. Did you mean '--questions'? See"),
-        (["eval", "FictionQA", "--polcy=oracle"], "'--polcy' is no option. Did you mean '--policy'"),
-        (["eval", "FictionQA", "-z", "--policy", "oracle"], "'-z' is no option."),
+        (["eval", "FictionQA", "--nquestions", "3"], "'--nquestions' is not an option. Did you mean '--questions'"),
+        (["eval", "--episodes", "5"], "'--episodes' is not an option. Did you mean '--questions'? See"),
+        (["eval", "FictionQA", "--polcy=oracle"], "'--polcy' is not an option. Did you mean '--policy'"),
+        (["eval", "FictionQA", "-z", "--policy", "oracle"], "'-z' is not an option."),
         (["eval", "FictionQA", "more", "--policy", "oracle"], "'more' is one word too many."),
-        (["doctor", "--josn"], "'--josn' is no option. Did you mean '--json'"),
+        (["doctor", "--josn"], "'--josn' is not an option. Did you mean '--json'"),
     ],
 )
 def test_an_unknown_option_is_refused_under_its_own_command(
@@ -129,7 +129,7 @@ def test_a_page_takes_no_place_but_that_of_a_page(run_folder: Path, capsys: pyte
     episodes = (run_folder / "run" / "episodes.jsonl").read_bytes()
     for taken in ("run/episodes.jsonl", "pipe", "/dev/null"):
         assert main(["report", "run", "--out", taken]) == 2
-        assert f"--out {taken} exists and is no HTML page" in capsys.readouterr().err
+        assert f"--out {taken} exists and is not an HTML page" in capsys.readouterr().err
     assert (run_folder / "run" / "episodes.jsonl").read_bytes() == episodes
     assert (run_folder / "pipe").is_fifo() and Path("/dev/null").is_char_device()
     (run_folder / "empty.html").touch()

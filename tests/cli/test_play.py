@@ -111,8 +111,8 @@ def test_it_introduces_the_episode_and_the_commands(play: Play) -> None:
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("ordr screws 5", "'ordr' is no tool. Did you mean 'order'?"),
-        ("Is it done?", "'Is' is no tool."),
+        ("ordr screws 5", "'ordr' is not a tool. Did you mean 'order'?"),
+        ("Is it done?", "'Is' is not a tool."),
         ("order screws", "must contain ['quantity'] properties"),
         ("order screws five", "arguments.quantity must be integer. Expected arguments: item (string), quantity"),
         ("order screws 5 true 6", "'6' is left over"),
@@ -120,7 +120,7 @@ def test_it_introduces_the_episode_and_the_commands(play: Play) -> None:
         ("order item=a item=b", "item occurs twice"),
         ('order "screws 5', "No closing quotation. Usage: order item quantity [express]"),
         ("look", "Usage: look item"),
-        ("call", "'' is no tool"),
+        ("call", "'' is not a tool"),
         ("answer", "`answer` needs a text"),
     ],
 )

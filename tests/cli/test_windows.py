@@ -149,5 +149,7 @@ def test_a_person_sees_what_an_agent_would(
 def test_tools_alone_have_no_window() -> None:
     assert isinstance(make_text_env("LongRead", {"context_window": 2}), ContextWindow)
     assert not isinstance(make_text_env("LongRead", {"context_window": None}), ContextWindow)
-    with pytest.raises(ConfigurationError, match="context_window has no effect on the tools and tasks of LongRead"):
+    with pytest.raises(
+        ConfigurationError, match="only reads the tools and tasks of LongRead, so context_window has no effect"
+    ):
         make_tool_env("LongRead", {"context_window": 2})

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1_gym.core.tool import PendingCall, Tool, execute_calls
+from agent_r1_gym.core.tool import PendingCall, Tool, execute_calls, has_instant_call_that_waits
 from agent_r1_gym.core.types import ToolCall, ToolOutcome
 from agent_r1_gym.errors import (
     ConfigurationError,
@@ -351,3 +351,31 @@ def test_tools_with_state_do_not_run_side_by_side() -> None:
     one, two = (Stateful(name, [0], timeout=5.0) for name in ("one", "two"))
     execute_calls([PendingCall(tool, ToolCall(tool.name, {})) for tool in (one, two)])
     assert running == ["one", "one", "two", "two"]
+
+
+@samples(
+    "names",
+    [
+        ("keep look", False),
+        ("slow keep", True),
+        ("keep slow keep", True),
+        ("search keep look keep", False),  # a deterministic call changes nothing
+        ("slow look", False),
+        ("look slow look", True),
+        ("slow search", False),
+    ],
+)
+def test_instant_calls_wait_where_the_order_of_a_turn_can_matter(names: tuple[str, bool]) -> None:
+    class Kept(Stock):
+        def get_state(self) -> Any:
+            return 0
+
+    tools = {
+        "keep": Kept("keep", [0]),
+        "look": Stock("look", [0]),
+        "slow": Kept("slow", [0], timeout=5.0),
+        "search": Stock("search", [0], timeout=5.0, deterministic=True),
+    }
+    calls, expected = names
+    pending = [PendingCall(tools[name], ToolCall(name, {})) for name in calls.split()]
+    assert has_instant_call_that_waits(pending) is expected

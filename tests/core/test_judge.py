@@ -418,7 +418,7 @@ class TestSetup:
         for text, message in (
             ('rubric = "r"\nmodel = "m"\n', "lacks 'endpoint'"),
             ('rubric = "r"\nmodle = "m"\n', "Did you mean 'model'"),
-            ("rubric = r", "no valid TOML"),
+            ("rubric = r", "not valid TOML"),
             ('rubric = "r"\nmodel = "m"\nendpoint = "http://h/v1"\nvotes = "3"\n', "votes"),
         ):
             wrong = tmp_path / "wrong.toml"

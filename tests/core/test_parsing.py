@@ -111,8 +111,30 @@ def test_openai_message_carries_its_calls_outside_the_text() -> None:
     text = json.dumps({"content": "Let me see.", "tool_calls": [{"id": "c1", **function("search", '{"query": "a"}')}]})
     message = parser.to_message(text, parser.parse(text))
     assert (message.content, message.tool_calls) == ("Let me see.", (ToolCall("search", {"query": "a"}, "c1"),))
-    assert message.to_dict()["tool_calls"][0]["id"] == "c1"
-    assert json.loads(message.to_dict()["tool_calls"][0]["function"]["arguments"]) == {"query": "a"}
+    (sent,) = message.to_dict(text_arguments=True)["tool_calls"]
+    assert (sent["id"], json.loads(sent["function"]["arguments"])) == ("c1", {"query": "a"})
+
+
+def test_openai_ignores_what_servers_add_to_a_call() -> None:
+    """Such as Gemini's thought signatures, through Google's endpoint and through LiteLLM."""
+    signed = {"google": {"thought_signature": "c2ln"}}
+    for extra in ({"extra_content": signed}, {"provider_specific_fields": signed}, {"index": 0, "custom": [1]}):
+        turn = OpenAIParser().parse(openai_calls({"id": "c1", **function("search", {"query": "a"}), **extra}))
+        assert (turn.calls, turn.errors) == ((ToolCall("search", {"query": "a"}, "c1"),), ())
+    inside = {"function": {"name": "search", "arguments": {"query": "a"}, "provider_specific_fields": signed}}
+    assert OpenAIParser().parse(openai_calls(inside)).calls == (ToolCall("search", {"query": "a"}),)
+    for key in ("arguments", "parameters", "args", "input"):
+        turn = OpenAIParser().parse(openai_calls({"function": {"name": "search"}, key: {"query": "a"}}))
+        assert (turn.calls, codes(turn), turn.errors[0].quote) == ((), ["unknown_keys"], key)
+
+
+def test_openai_takes_json_without_the_keys_of_a_message_as_content() -> None:
+    parser = OpenAIParser()
+    for text in ('{"city": "Paris"}', ' {"city": "Paris"}\n', "{}"):
+        turn = parser.parse(text)
+        assert (codes(turn), turn.content) == (["no_action"], None)
+        assert parser.to_message(text, turn).content == text
+    assert parser.parse('{"content": "<answer>5</answer>"}').answer == "5"
 
 
 @pytest.mark.parametrize(
@@ -362,6 +384,21 @@ def test_what_is_no_parsed_turn_is_refused_by_name(returned: Any) -> None:
     env.reset(seed=0)
     with pytest.raises(ConfigurationError, match=r"parser returned .* must return a ParsedTurn"):
         env.step("5")
+
+
+def test_a_turn_in_which_a_parser_finds_nothing_is_a_mistake_or_a_plain_answer() -> None:
+    class Silent(HermesParser):
+        def parse(self, text: str) -> ParsedTurn:
+            return super().parse(text) if "<" in text else ParsedTurn(content=text)
+
+    env = ToolEnv(tasks=TASKS, parser=Silent())
+    env.reset(seed=0)
+    info = env.step("5")[4]
+    assert [error.code for error in info["parse_errors"]] == ["no_action"]
+    assert info["new_messages"][-1].content.endswith("To answer, write:\n<answer>your answer</answer>")
+    env = ToolEnv(tasks=TASKS, parser=Silent(), plain_turn="answer")
+    env.reset(seed=0)
+    assert env.step("5")[1:3] == (1.0, True)
 
 
 def test_instructions_are_a_text() -> None:

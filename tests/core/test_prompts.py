@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from agent_r1_gym import ConfigurationError, Task, ToolEnv, load_tasks, tool
+from agent_r1_gym import ConfigurationError, Task, Tool, ToolEnv, load_tasks, tool
 from agent_r1_gym.core.parsing import TOOL_STYLES, HermesParser, make_parser
-from agent_r1_gym.core.parsing.base import signature
+from agent_r1_gym.core.parsing.base import example_call, signature
 from agent_r1_gym.core.parsing.plain_turn import plain_answer
 from agent_r1_gym.core.types import Message
 from agent_r1_gym.errors import DatasetError
@@ -24,6 +24,16 @@ def next_ferry(origin: str, destination: str, after: str = "00:00") -> str:
     return "12:10"
 
 
+class Typed(Tool):
+    """Takes what its schema allows."""
+
+    def __init__(self, parameters):
+        super().__init__("typed", "Takes a value.", parameters, timeout=None)
+
+    def execute(self, arguments):
+        return "done"
+
+
 def make(**options):
     return ToolEnv(**{"tasks": [Task("t", "When?", ("12:10",))], "tools": [next_ferry], **options})
 
@@ -38,6 +48,33 @@ class TestToolStyles:
         example = text[text.index("<tool_call>") : text.index("</tool_call>") + len("</tool_call>")]
         (call,) = HermesParser().parse(example).calls
         assert set(call.arguments) == {"origin", "destination"}
+
+    def test_the_example_call_is_one_that_the_tool_accepts(self):
+        nested = {"type": "object", "properties": {"x": {"const": "v1"}}, "required": ["x"]}
+        for schema, expected in [
+            ({"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}, 1),
+            ({"oneOf": [{"type": "null"}, {"enum": ["a", "b"]}]}, "a"),
+            ({"type": ["null", "boolean"]}, True),
+            ({"const": 5}, 5),
+            (True, "your value"),
+            (nested, {"x": "v1"}),
+            ({"type": "integer", "minimum": 3}, 3),
+            ({"type": "integer", "exclusiveMinimum": 3}, 4),
+            ({"type": "integer", "maximum": 0}, 0),
+            ({"type": "integer", "minimum": 7, "multipleOf": 5}, 10),
+            ({"type": "number", "minimum": 0, "maximum": 1}, 1),
+            ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, 0.5),
+            ({"type": "number", "minimum": 2.5}, 2.5),
+            ({"type": "string", "minLength": 12}, "your value.."),
+            ({"type": "string", "maxLength": 4}, "your"),
+            ({"type": "array", "items": {"type": "integer", "minimum": 2}, "minItems": 2}, [2, 2]),
+            ({"type": "array", "items": [{"type": "integer"}, {"type": "null"}]}, [1, None]),
+        ]:
+            parameters = {"type": "object", "properties": {"value": schema}, "required": ["value"]}
+            typed = Typed(parameters)
+            call = example_call(typed.schema)
+            assert call.arguments == {"value": expected}, schema
+            assert typed.check(call.arguments) is None, schema
 
     def test_further_lines_of_a_description_are_indented(self):
         """A small model reads a line at the margin as the next part of the prompt."""
@@ -137,6 +174,8 @@ class TestPlainTurns:
             ("phrase", "The answer is 5 ft. That is all.", "5 ft"),
             ("phrase", "The answer is Mr. Smith of Acme Inc. Only he.", "Mr. Smith of Acme Inc. Only he"),
             ("phrase", "The answer is f(x). Then", "f(x)"),
+            ("phrase", "The answer isn't Rome.", None),
+            ("phrase", "The answer is Rome. The answer isn't Paris.", "Rome"),
         ],
     )
     def test_extractors(self, extractor, text, expected):
@@ -153,6 +192,25 @@ class TestPlainTurns:
         env.reset()
         assert env.step("```python\nf(x=1)\n```")[2] is True  # code is an answer, too
         assert make(plain_turn="answer", answer_extractor="boxed").reset()[1]["answer"] is None
+
+    @pytest.mark.parametrize("parser", ["hermes", "openai"])
+    def test_json_is_an_answer_unless_it_has_the_keys_of_a_call(self, parser):
+        env = make(plain_turn="answer", parser=parser)
+        for answered in ('{"name": "Ada Lovelace", "born": 1815}', '{"function": "sine", "city": "Paris"}', '["name"]'):
+            env.reset()
+            assert env.step(answered)[4]["answer"] == answered
+        calls = (
+            '{"name": "next_ferry", "arguments": {"origin": "A"}}',
+            '{"parameters": {"origin": "A"}, "name": "next_ferry"}',
+            '```json\n{"name": "next_ferry", "arguments": {"origin": "A"}}\n```',
+            '[{"type": "function", "function": {"name": "next_ferry"}}]',
+            '{"tool_name": "next_ferry"}',
+            "Now: {'tool_calls': []}",
+        )
+        for call in calls:
+            env.reset()
+            _, _, terminated, _, info = env.step(call)
+            assert (terminated, [error.code for error in info["parse_errors"]]) == (False, ["other_format"]), call
 
     def test_wrong_options_are_refused(self):
         for options in ({"plain_turn": "yes"}, {"answer_extractor": "boxed"}, {"answer_extractor": "x"}):

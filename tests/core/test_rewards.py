@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1_gym.core.rewards import REWARD_PRESETS, RewardTerm, make_rewards
+from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import (
     PARSE_ERROR_CODES,
     ErrorKind,
@@ -120,13 +121,31 @@ def test_agent_r1_is_the_papers_formula_and_given_once() -> None:
         ([GOOD_CALL, Turn(errors=["unclosed_tag"])], -1.0),
         # a mistake of the answer alone does not taint the calls
         ([Turn(errors=["no_action"]), Turn(answer="Lovelace")], 1.0),
-        # a tool that fails, or is down, is no fault of the format
+        # a tool that fails, or is down, is not a fault of the format
         ([Turn([("a", failed("tool_error"))]), Turn(answer="Lovelace")], 1.0),
         ([Turn([("a", failed("timeout"))]), Turn(answer="Lovelace")], 1.0),
         ([Turn([("a", failed("unavailable"))])], -0.5),
     ]:
         values = term_values("agent_r1", "agent_r1", episode(*turns, truncated=True))
         assert values == [0.0] * (len(turns) - 1) + [expected]
+
+
+def test_agent_r1_takes_no_unpaired_tag_of_an_answer_or_of_reasoning_for_a_call() -> None:
+    for parser, turn, expected in [
+        ("hermes", "<answer>rain", 1.0),
+        ("hermes", "rain</answer>", 1.0),
+        ("hermes", "<answer>sun <answer>rain</answer>", 1.0),
+        ("hermes", "[THINK]It rains. <answer>rain</answer>", 1.0),
+        ("openai", '{"content": "<answer>rain"}', 1.0),
+        ("native", '{"content": "", "errors": [{"code": "unclosed_tag", "message": "", "tag": "think"}]}', 1.0),
+        ("hermes", '<tool_call>{"name": "look"}', -0.5),
+        ("hermes", '{"name": "look"}</tool_call>', -0.5),
+        ("search-r1", "<search>weather", -0.5),
+    ]:
+        env = ToolEnv(tasks=[Task("t", "What is the weather?", ("rain",))], parser=parser, reward="agent_r1")
+        env.reset(seed=0)
+        assert env.step(turn)[4]["parse_errors"], turn
+        assert env.step(env.parser.format_answer("rain"))[1] == expected, turn
 
 
 def test_agent_r1_keeps_the_outcome_when_the_episode_ends_in_tool_text() -> None:

@@ -444,7 +444,7 @@ def test_a_single_gold_text_is_one_answer_and_not_its_letters():
 
 def test_no_gold_answer_is_refused():
     for scorer in SCORERS.values():
-        with pytest.raises(ConfigurationError, match="hidden answers"):
+        with pytest.raises(ConfigurationError, match="no gold answer, which the scorer needs"):
             scorer.em("x", ())
 
 

@@ -5,7 +5,7 @@ import json
 import gymnasium
 import pytest
 
-from agent_r1_gym import ConfigurationError, Task, ToolCall, ToolEnv
+from agent_r1_gym import ConfigurationError, RewardTerm, Task, ToolCall, ToolEnv
 from agent_r1_gym.core.shots import Shot
 from agent_r1_gym.core.types import Thought
 from agent_r1_gym.wrappers import ContextWindow
@@ -99,6 +99,74 @@ def test_an_oracle_that_shows_nothing_to_follow_is_refused():
     for wrong in (-1, True, "2", 99, [{"prompt": "x"}]):
         with pytest.raises(ConfigurationError, match="hot"):
             make(shots=wrong)
+
+
+class ByDefault(EchoEnv):
+    def __init__(self, *, shots=1, **options):
+        super().__init__(shots=shots, **options)
+
+
+class Always(EchoEnv):
+    def __init__(self, **options):
+        super().__init__(shots=1, **options)
+
+
+class FirstTasks(EchoEnv):
+    def __init__(self, number, split="train", **options):
+        self.split = split
+        tasks = TASKS[:number] if split == "train" else TASKS[number:]
+        super().__init__(tasks=tasks, tools=[EchoTool()], **options)
+
+
+def test_a_subclass_may_set_their_number_and_take_options_by_position():
+    for env, num_tasks in ((make(ByDefault), 5), (make(Always), 5), (FirstTasks(3, shots=1), 2)):
+        assert (len(env.shots), len(env.tasks)) == (1, num_tasks)
+    assert len(make(ByDefault, shots=2).shots) == 2
+    assert not make(ByDefault, shots=0).shots
+    held_out = FirstTasks(3, "test", shots=1)
+    assert held_out.shots[0].task_id in {"t0", "t1", "t2"}
+    assert len(held_out.tasks) == 3
+
+
+class Asked:
+    """A reward that counts what it is asked, as a judge with a backend."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def prepare(self, transitions):
+        self.asked += 1
+
+    def __call__(self, transition):
+        self.asked += 1
+        return 0.0
+
+
+class ScoredByItsReward(EchoEnv):
+    """Computes in a reward term what `success` returns."""
+
+    score = None
+
+    def __init__(self, **options):
+        super().__init__(reward=[RewardTerm("own", self.own), *options.pop("reward", ())], **options)
+
+    def own(self, transition):
+        self.score = float(transition.terminated)
+        return self.score
+
+    def success(self, task, history):
+        return self.score
+
+
+def test_drawing_them_asks_no_judge_and_needs_no_reward():
+    judge, plain = Asked(), Asked()
+    terms = [RewardTerm("judge", judge), RewardTerm("plain", plain.__call__)]
+    for cls in (EchoEnv, ScoredByItsReward):
+        env = make(cls, shots=1, reward=terms)
+        assert len(env.shots) == 1
+        assert judge.asked == 0
+        assert {"judge", "plain"} <= env.reward_weights.keys()
+        assert (plain.asked == 0) == (cls is EchoEnv)
 
 
 class TwoEchoesEnv(ToolEnv):

@@ -14,7 +14,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics, StickyAction, TimeLimit,
 from agent_r1_gym.core.vector import ToolVectorEnv, step_together
 from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError
 from agent_r1_gym.registry import register
-from agent_r1_gym.wrappers import ContextWindow, MessageObservation, TokenObservation
+from agent_r1_gym.wrappers import ChooseAction, ContextWindow, MessageObservation, TokenObservation
 from tests.kit.helpers import BatchTool, RegisteredEnv, answer, call, info_of, make_env, make_envs
 
 SIZE = 3
@@ -122,6 +122,31 @@ def test_numbers_as_actions() -> None:
     assert [len(outcomes) for outcomes in infos["tool_outcomes"]] == [1, 0, 1]
     with pytest.raises(ActionTypeError, match="Expected 3 actions"):
         vector.step(np.array([0, 1]))
+
+
+def test_chosen_actions_are_one_batch() -> None:
+    tool = BatchTool()
+    candidates = [call("echo", text="a"), call("echo", text="b"), answer("Paris")]
+
+    def wrapped(**options: Any) -> list[Any]:
+        envs = make_envs(3, reward="em", **options)
+        return [ChooseAction(TimeLimit(env, 4), candidates, observations="tokens") for env in envs]
+
+    vector, singles = ToolVectorEnv(wrapped(tools=[tool])), wrapped()
+    vector.reset(seed=0, options={"task_index": 0})
+    for env in singles:
+        env.reset(seed=0, options={"task_index": 0})
+    for actions in ([0, 1, 0], [2, 0, 1]):
+        observations, rewards, terminations, _, infos = vector.step(np.array(actions))
+        steps = [env.step(action) for env, action in zip(singles, actions, strict=True)]
+        assert [step[0].tolist() for step in steps] == observations.tolist()
+        assert [step[1:3] for step in steps] == list(zip(rewards, terminations, strict=True))
+        assert infos["action_mask"].tolist() == [[1, 1, 1]] * 3
+    vector.reset(seed=0)
+    with pytest.raises(ConfigurationError, match="The action 7 is not in"):
+        step_together(vector.envs, [0, 1, 7])
+    assert vector.get_attr("transitions") == ((),) * 3
+    assert tool.batches == [2, 2]
 
 
 def test_environments_of_any_kind_are_stepped_together() -> None:

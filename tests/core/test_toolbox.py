@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -118,6 +119,60 @@ def test_a_snapshot_returns_to_an_episode_that_has_opened_nothing() -> None:
     env.set_state(state)
     assert visit(env) == "1"
     assert journal == ["open", "close", "open"]
+
+
+class Counter(EchoTool):
+    """Counts its calls, and keeps no state."""
+
+    def execute(self, arguments: Mapping[str, Any]) -> str:
+        super().execute(arguments)
+        return str(len(self.executed))
+
+
+class Keeper(Visit):
+    """Keeps the page in snapshots, for all tools that share it."""
+
+    def get_state(self) -> int:
+        return self.resources.get("page", lambda: Page(self.journal)).visits
+
+    def set_state(self, state: int) -> None:
+        self.resources.get("page", lambda: Page(self.journal)).visits = state
+
+
+@pytest.mark.parametrize(
+    ("tool", "warning"),
+    [
+        (Visit("echo", []), "what echo changed: set_state.. creates these tools again"),
+        (Counter(deterministic=False), "what echo changed: set_state.. leaves these tools as they are"),
+        (EchoTool(deterministic=True), None),
+        (Keeper("echo", []), None),
+    ],
+)
+def test_a_snapshot_says_what_tools_of_the_constructor_lose(tool: Tool, warning: str | None) -> None:
+    env = ToolEnv(tasks=TASKS, tools=[tool])
+    env.reset(seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env.get_state()  # nothing was called
+        env.step(call("echo", text="x"))
+        if warning is None:
+            env.get_state()
+    if warning is not None:
+        with pytest.warns(UserWarning, match=warning):
+            env.get_state()
+
+
+def test_one_tool_may_keep_the_state_of_what_all_share() -> None:
+    journal: list[str] = []
+    env = ToolEnv(tasks=TASKS, tools=[Visit("one", journal), Keeper("two", journal)])
+    env.reset(seed=0)
+    visit(env)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state = env.get_state()
+    visit(env)
+    env.set_state(state)
+    assert visit(env) == "2"
 
 
 def test_the_checker_accepts_such_tools() -> None:

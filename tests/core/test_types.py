@@ -20,6 +20,7 @@ from agent_r1_gym.core.types import (
     Transition,
     info_from_dict,
     info_to_dict,
+    to_chat,
 )
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.retrieval.base import Hit
@@ -48,6 +49,18 @@ def test_a_value_takes_no_further_attributes(value: object) -> None:
     assert not hasattr(value, "__dict__")
     with pytest.raises((AttributeError, TypeError)):  # TypeError in Python 3.11, where slots are
         value.extra = 1  # type: ignore[attr-defined]
+
+
+def test_chat_dictionaries_have_arguments_as_objects_for_templates_and_as_text_for_endpoints() -> None:
+    turn = Message("assistant", "", tool_calls=(ToolCall("search", {"query": "é", "filters": ["new"]}),))
+    arguments = {
+        text: to_chat([turn], text_arguments=text)[0]["tool_calls"][0]["function"]["arguments"]
+        for text in (False, True)
+    }
+    assert arguments[False] == {"query": "é", "filters": ["new"]} == json.loads(arguments[True])
+    assert to_chat([turn]) == [turn.to_dict()] == to_chat([turn], text_arguments=False)
+    arguments[False]["filters"].append("old")
+    assert turn.tool_calls[0].arguments["filters"] == ["new"]
 
 
 def test_equal_values_stand_once_in_a_set() -> None:

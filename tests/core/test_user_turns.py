@@ -12,6 +12,7 @@ from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import ToolCall, ToolOutcome, Transition
 from agent_r1_gym.env_checker import check_tool_env
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
+from agent_r1_gym.tools.mcp_export import ServedTools
 from tests.kit.helpers import TASKS, EchoTool, answer, call
 
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
@@ -53,6 +54,17 @@ def test_a_turn_without_a_call_is_a_message(action: str) -> None:
     assert (reward, terminated) == (0.0, False)
 
 
+def test_a_server_of_the_tools_does_not_serve_the_user() -> None:
+    served = ServedTools(make, 0)
+    try:
+        assert [*served.tools] == ["echo"] and served.call("parrot", {"text": "x"}) == (
+            "There is no tool 'parrot'.",
+            False,
+        )
+    finally:
+        served.close()
+
+
 def test_the_rules_of_the_task_end_the_episode() -> None:
     env = make()
     assert env.step("Hello!")[2] is False
@@ -81,6 +93,34 @@ def test_the_model_does_not_see_the_user_among_its_tools() -> None:
     assert "parrot" not in system
     assert "To write to the user" in system
     assert "final answer" not in system
+
+
+@pytest.mark.parametrize("parser", ["hermes", "openai"])
+def test_a_model_cannot_call_the_user_by_its_name(parser: str) -> None:
+    env = make(parser=parser)
+    calls = [ToolCall("echo", {"text": "x"}), ToolCall("parrot", {"text": "bye"})]
+    for turn, errors in ((calls, [None, "unknown_tool"]), (calls[1:], ["unknown_tool"])):
+        _, _, terminated, _, info = env.step(env.parser.format_calls(turn))
+        assert [outcome.error for outcome in info["tool_outcomes"]] == errors
+        assert not terminated
+        assert [message.role for message in info["new_messages"]] == ["assistant", *["tool"] * len(turn)]
+    assert info["new_messages"][-1].content.endswith("There is no tool 'parrot'. Known: 'echo'.")
+    assert env.step("Hello!")[4]["new_messages"][-1].content == "You said: Hello!"
+
+
+def test_unknown_tools_are_compared_with_those_that_the_model_is_offered() -> None:
+    class Withheld(ParrotEnv):
+        @property
+        def tool_schemas(self) -> list[dict[str, Any]]:
+            return [schema for schema in super().tool_schemas if schema["function"]["name"] != "later"]
+
+    env = Withheld(tasks=TASKS, tools=[EchoTool(), EchoTool("later"), Parrot()])
+    env.reset(seed=0)
+    for name in ("late", "parot", "ech"):
+        (outcome,) = env.step(call(name, text="x"))[4]["tool_outcomes"]
+        assert outcome.error == "unknown_tool"
+        assert "later" not in outcome.content and "parrot" not in outcome.content
+    assert outcome.content == "There is no tool 'ech'. Did you mean 'echo'? Known: 'echo'."
 
 
 def test_structured_formats_have_no_call_for_a_message() -> None:

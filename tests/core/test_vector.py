@@ -9,13 +9,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import TimeLimit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1_gym.core.tool_env import ToolEnv
-from agent_r1_gym.core.vector import ToolVectorEnv
+from agent_r1_gym.core.vector import ToolVectorEnv, batch_infos
 from agent_r1_gym.errors import ActionTypeError, AgentR1Error, ConfigurationError, EpisodeError
 from agent_r1_gym.registry import VectorEntryPoint, register
 from agent_r1_gym.run.policies import OraclePolicy
@@ -116,6 +116,58 @@ def test_shapes_and_types() -> None:
     assert rewards.shape == terminations.shape == truncations.shape == (SIZE,)
     assert infos["task_id"].shape == (SIZE,)
     assert vector.action_space.sample() in vector.action_space
+
+
+class Folding(VectorEnv[Any, Any, Any]):
+    """Gymnasium's own batching of infos."""
+
+    def fold(self, infos: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+        self.num_envs, batched = len(infos), dict[str, Any]()
+        for index, info in enumerate(infos):
+            batched = self._add_info(batched, info or {}, index)
+        return batched
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    assert type(ours) is type(theirs)
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            assert_same(ours[key], theirs[key])
+    else:
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        assert [repr(value) for value in ours] == [repr(value) for value in theirs]
+
+
+MASK = np.array([1, 0], dtype=np.int8)
+
+
+@pytest.mark.parametrize(
+    "infos",
+    [
+        [{"mask": MASK}, {"mask": 1 - MASK}],
+        [None, {"mask": MASK}, {}],
+        [{"score": np.float32(0.5)}, None, {"score": np.float32(0.25)}],
+        [{"score": np.int16(5)}, {"score": np.int16(7)}],
+        [{"score": 0.5, "turn": 1, "won": True}, {"turn": 2}, None],
+        [{"score": None}, {"score": 0.5}],
+        [{"score": 0.5}, {"score": None}],
+        [{"terms": {"em": 0.5, "vector": np.zeros(2)}}, {"terms": {"em": 1.0}}, {}],
+        [{"names": ("a", "b")}, {"names": ("c", "d")}, {"flag": np.bool_(True)}],
+        [{"final_obs": np.zeros(2), "final_info": {"turn": 3}}, {}],
+        [{"box": np.zeros((2, 3)), "number": np.array(5)}, {"box": np.ones((2, 3))}],
+    ],
+)
+def test_infos_are_batched_as_gymnasium_does(infos: list[dict[str, Any] | None]) -> None:
+    assert_same(batch_infos(infos), Folding().fold(infos))
+
+
+def test_infos_that_gymnasium_cannot_batch_are_objects() -> None:
+    for values in ([1, None], [np.zeros(2), np.zeros(3)], [np.zeros(2), None], [1, "a"]):
+        batched = batch_infos([{"value": value} for value in values])
+        assert batched["value"].dtype == object
+        assert [repr(value) for value in batched["value"]] == [repr(value) for value in values]
+        assert batched["_value"].tolist() == [True, True]
 
 
 def test_arrays_of_an_earlier_step_do_not_change() -> None:

@@ -115,7 +115,7 @@ class TestRows:
             ({"holdout_fraction": 1.0}, "from 0 to below 1"),
             ({"holdout_fraction": "0.1"}, "from 0 to below 1"),
             ({"fields": "question"}, "fields must map parts of a task"),
-            ({"split": ["train"]}, "split must be a text"),
+            ({"split": ["train"]}, "split must be a string"),
             ({"split": "tain"}, "Did you mean 'train'"),
             ({"split": "test"}, r"has no split 'test'; it has train, validation"),
         ],
@@ -184,7 +184,7 @@ class TestSplits:
         written(tmp_path / "train.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
         (tmp_path / "test.csv").write_text(
             "question, answer\nc,1\n"
-        )  # a space after the comma of a header is no part of it
+        )  # a space after the comma of a header is not a part of it
         (tmp_path / "notes.txt").write_text("x")
         tasks = load_tasks(tmp_path)
         assert [task.id for task in tasks] == ["train/0", "train/1"]

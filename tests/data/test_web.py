@@ -120,7 +120,7 @@ def test_an_archive_of_ones_own_and_an_address_of_ones_own(
         (ServedFile(lines(changed(HOTPOTQA_ROW, answer=5))), "field 'answer'"),
         (ServedFile(archive({"other.json": b"[]"})), "holds no official file of hotpotqa; it holds other.json"),
         (ServedFile(archive({"hotpot_train_v1.1.json": b" " * 2**26})), "unpacks to more than 200 times"),
-        (ServedFile(TWOWIKI[:-200] + TWOWIKI[-100:]), "train.json"),  # a damaged archive is no JSON either
+        (ServedFile(TWOWIKI[:-200] + TWOWIKI[-100:]), "train.json"),  # a damaged archive is not valid JSON either
     ],
 )
 def test_unusable_sources_fail_in_one_line_and_leave_nothing(

@@ -242,7 +242,7 @@ def test_what_is_no_program_is_refused():
         ("python 'x", "quotation"),
         ("no_module:function", "cannot be loaded"),
         ("os:sep", "must name a function"),
-        ("http://[x", "is no address"),
+        ("http://[x", "is not an address"),
     ):
         with pytest.raises(ConfigurationError, match=problem):
             make_program(agent)

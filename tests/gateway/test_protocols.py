@@ -105,7 +105,7 @@ def test_all_protocols_say_the_same(protocol: ModuleType, body: dict[str, Any]):
     assert request.messages == CONVERSATION
     assert request.tools == (ECHO,)
     assert request.ignored == (("max_tokens",) if protocol is anthropic else ())
-    # How the reply is sent is no part of what is asked.
+    # How the reply is sent is not a part of what is asked.
     assert protocol.read({**body, "stream": True, "metadata": {"a": "b"}}).key == request.key
     assert protocol.read({**body, "temperature": 0.5}).key != request.key
 
@@ -192,7 +192,9 @@ REFUSED = (
     (responses, changed(RESPONSES, input=[{"type": "item_reference", "id": "1"}]), "item_reference"),
     (responses, changed(RESPONSES, tools=[{"type": "web_search"}]), "web_search"),
     (responses, changed(RESPONSES, text={"format": {"type": "json_schema"}}), "text="),
+    (responses, changed(RESPONSES, text={"format": {"type": "json_object"}, "verbosity": "low"}), "text="),
     (anthropic, changed(ANTHROPIC, stop_sequences=["\n"]), "stop_sequences"),
+    (anthropic, changed(ANTHROPIC, tool_choice={"type": "auto", "disable_parallel_tool_use": True}), "tool_choice"),
     (anthropic, changed(ANTHROPIC, messages=[{"role": "user", "content": BLOCK}]), "image"),
     (anthropic, changed(ANTHROPIC, messages=[{"role": "system", "content": "a"}]), "role"),
     (anthropic, changed(ANTHROPIC, tools=[{"type": "bash_20250124", "name": "bash"}]), "bash_20250124"),
@@ -204,6 +206,57 @@ def test_what_cannot_be_fulfilled_is_refused():
         with pytest.raises(RequestError, match=problem) as refusal:
             protocol.read(body)
         assert refusal.value.status == 400
+
+
+IDLE = (
+    (chat_completions, CHAT, {"response_format": {"type": "text", "json_schema": None}}, ()),
+    (chat_completions, CHAT, {"verbosity": "low"}, ("verbosity",)),
+    (responses, RESPONSES, {"text": {"verbosity": "low"}}, ("text.verbosity",)),
+    (responses, RESPONSES, {"text": {"format": {"type": "text"}, "verbosity": "high"}}, ("text.verbosity",)),
+    (responses, RESPONSES, {"text": {"format": {"type": "text"}, "verbosity": None}}, ()),
+    (responses, RESPONSES, {"text": {"format": None}}, ()),
+    (anthropic, ANTHROPIC, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": False}}, ("max_tokens",)),
+)
+
+
+def test_what_asks_for_nothing_is_accepted():
+    for protocol, body, fields, ignored in IDLE:
+        request = protocol.read(changed(body, **fields))
+        assert (request.messages, request.ignored) == (CONVERSATION, ignored)
+
+
+def test_without_tools_no_field_about_calls_asks_for_anything():
+    for protocol, body in PROTOCOLS[:2]:
+        name = "messages" if protocol is chat_completions else "input"
+        plain = {"model": "policy", name: [user("a")], "parallel_tool_calls": False, "tool_choice": "none"}
+        assert protocol.read(plain).ignored == ()
+        with pytest.raises(RequestError, match="parallel_tool_calls=False"):
+            protocol.read({**plain, "tools": body["tools"], "tool_choice": "auto"})
+
+
+def test_a_refusal_in_the_history_is_a_text():
+    part = {"type": "refusal", "refusal": "No."}
+    turns = (
+        (responses, RESPONSES, "input", {"type": "message", "role": "assistant", "content": [part]}),
+        (chat_completions, CHAT, "messages", {"role": "assistant", "content": [part]}),
+        (chat_completions, CHAT, "messages", {"role": "assistant", "content": None, "refusal": "No."}),
+    )
+    for protocol, body, name, turn in turns:
+        request = protocol.read({**body, name: [user("a"), turn, user("b")]})
+        assert request.messages[-2] == Message("assistant", "No.")
+
+
+def test_clients_that_read_token_counts_find_zeros():
+    chat, response, message = (json.loads(each.write(each.read(body), TURN, "1"))["usage"] for each, body in PROTOCOLS)
+    assert chat == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    assert (response["input_tokens"], response["output_tokens"], response["total_tokens"]) == (0, 0, 0)
+    assert message == {"input_tokens": 0, "output_tokens": 0}
+    body = changed(CHAT, stream=True, stream_options={"include_usage": True})
+    *parts, last = events(b"".join(chat_completions.stream(chat_completions.read(body), TURN, "1")))
+    assert (last["choices"], last["usage"]) == ([], chat)
+    assert all(part["choices"] and part["usage"] is None for part in parts)
+    last = events(b"".join(responses.stream(responses.read(RESPONSES), TURN, "1")))[-1]
+    assert last["response"]["usage"] == response
 
 
 def test_a_turn_that_was_cut_ends_as_the_protocols_say():

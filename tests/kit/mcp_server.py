@@ -120,7 +120,7 @@ class Session:
         if name == "sleep":
             time.sleep(arguments["seconds"])
         if name == "refuse":
-            raise RequestError(-32602, "that is no argument")
+            raise RequestError(-32602, "that is not an argument")
         if name == "crash":
             raise RequestError(-32603, "internal error")
         if name == "picture":

@@ -248,6 +248,37 @@ def test_the_list_is_sorted_and_stops_at_what_is_wrong(tab: Browser, page: Path)
     assert tab.run("document.querySelector('.keys').textContent").count("next wrong") == 1
 
 
+@pytest.fixture(scope="module")
+def odd_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs side by side: numbers to sort by whose names have spaces, and a call with a long number."""
+    call = '<tool_call>{"name": "find", "arguments": {"id": 12345678901234567890}}</tool_call>'
+    rows = episodes(3, corpus=10)
+    rows[0] = replace(rows[0], messages=with_text(rows[0], 2, call))
+    items = [
+        replace(episode_item(row, run="a"), order={"A return": value, "A - B": -value})
+        for row, value in zip(rows, (1.0, 3.0, 2.0), strict=True)
+    ]
+    path = tmp_path_factory.mktemp("odd") / "page.html"
+    write_page(path, "Report", sections(Section("Traces", viewer(items))))
+    return path
+
+
+def test_names_to_sort_by_may_have_spaces(tab: Browser, odd_page: Path) -> None:
+    rows = "[...document.querySelectorAll('[role=option]')].map(row => row.textContent.match(/Question ([0-9])/)[1])"
+    for order, expected in (("A return 1", "021"), ("A return -1", "120"), ("A - B 1", "120")):
+        tab.open(odd_page)
+        tab.run(f"(order => {{ order.value = '{order}'; order.dispatchEvent(new Event('change')); }})"
+                "(document.getElementById('order'))")  # fmt: skip
+        tab.wait_for(f"{rows}.join('') === '{expected}'")
+
+
+def test_long_numbers_of_calls_are_shown_as_written(tab: Browser, odd_page: Path) -> None:
+    tab.open(odd_page, anchor="#item=0")
+    shown_calls = tab.run("[...document.querySelectorAll('#trace mark')].map(mark => mark.textContent)")
+    assert '<tool_call>{"name": "find", "arguments": {"id": 12345678901234567890}}</tool_call>' in shown_calls
+    assert "search query 0 1" in shown_calls
+
+
 def test_a_link_brings_back_what_was_shown(tab: Browser, page: Path) -> None:
     tab.open(page)
     assert tab.run("location.hash") == ""  # nothing was chosen yet, so that the page opens at its top

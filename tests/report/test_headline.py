@@ -121,6 +121,55 @@ def test_a_training_card_judges_the_run(tmp_path: Path, rewards: list[float], tr
     assert ("held-out return", "0.250 → 0.250") in card.figures
 
 
+def fine_tuning(folder: Path, losses: list[float], **state: Any) -> RunCard:
+    """A run as `agent-r1 sft` writes it."""
+    folder.mkdir(parents=True)
+    log: list[dict[str, float]] = [
+        {"step": 2 * at, "loss": loss, "mean_token_accuracy": 1 - loss / 4, "learning_rate": 1e-5}
+        for at, loss in enumerate(losses, 1)
+    ]
+    log += [{"step": 2 * len(losses), "eval_loss": 0.5}, {"step": 2 * len(losses) + 1, "train_loss": 1.0}]
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": log, **state}))
+    run = read_training_run(folder)
+    assert run is not None
+    (card,) = training_cards([run])
+    return card
+
+
+@pytest.mark.parametrize(
+    ("losses", "trend", "words"),
+    [
+        (
+            [2.0 - 0.01 * (at % 3) for at in range(20)] + [0.5] * 20,
+            "up",
+            "Loss 1.991 → 0.500 over 40 logged steps: it fell",
+        ),
+        ([0.5] * 20 + [2.0] * 20, "down", "it ROSE"),
+        ([0.5, 0.4, 0.6] * 10, "flat", "no change beyond the noise"),
+        ([], "flat", "No step is logged yet"),
+    ],
+)
+def test_a_card_of_fine_tuning_judges_the_loss(tmp_path: Path, losses: list[float], trend: str, words: str) -> None:
+    steps = 2 * len(losses) + 1
+    card = fine_tuning(tmp_path / "run", losses, global_step=steps)
+    assert card.trend == trend and words in card.verdict
+    assert ("steps", f"{steps}") in card.figures and ("held-out loss", "0.500 → 0.500") in card.figures
+    if losses:
+        accuracies = [f"{1 - loss / 4:.3f}" for loss in (losses[0], losses[-1])]
+        assert ("token accuracy", " → ".join(accuracies)) in card.figures
+    write_report([tmp_path / "run"], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert (">loss per token<" in page) == (">token accuracy<" in page) == bool(losses)
+
+
+def test_the_loss_of_reinforcement_learning_is_not_shown(tmp_path: Path) -> None:
+    log = [{"step": step, "reward": 0.5, "loss": 1e-9} for step in range(5)]
+    log.append({"step": 4, "eval_reward": 0.5, "eval_loss": 1e-9})
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log, "global_step": 5}))
+    write_report([tmp_path], tmp_path / "page.html")
+    assert "loss per token" not in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
 def test_an_alarm_is_named_and_where_the_run_comes_from(tmp_path: Path) -> None:
     start = {"date": "2026-01-02T03:04:05+0000", "command": ["/x/agent-r1", "train", "My env"], "model": "some/model",
              "environment": "FictionQA", "commit": "abc123", "versions": {"trl": "1.2"},

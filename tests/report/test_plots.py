@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from xml.etree import ElementTree
 
@@ -59,12 +60,22 @@ def test_one_step_is_a_dot() -> None:
         ([0.0, 0.2, 0.4], ["0.0", "0.2", "0.4"]),
         ([0, 2, 4], ["0", "2", "4"]),
         ([0, 0.0025, 0.005], ["0.0000", "0.0025", "0.0050"]),
+        ([0, 0.00025, 0.0005], ["0.00000", "0.00025", "0.00050"]),
         ([0, 1e-7, 2e-7], ["0", "1e-7", "2e-7"]),
+        ([0, 2.5e-5, 5e-5, 1.25e-4], ["0", "2.5e-5", "5e-5", "0.000125"]),
         ([0, 5000, 10000], ["0k", "5k", "10k"]),
     ],
 )
 def test_ticks_have_as_many_digits_as_they_need(ticks: list[float], labels: list[str]) -> None:
     assert tick_labels(ticks) == labels
+
+
+def test_labels_say_where_their_ticks_are() -> None:
+    for power, high, low in itertools.product(range(-9, 13), (1.0, 1.2, 1.7, 2.4, 4.9, 9.9), (0.0, -0.4, -3.0)):
+        ticks = nice_ticks(low * 10.0**power, high * 10.0**power)
+        for tick, label in zip(ticks, tick_labels(ticks), strict=True):
+            shown = float(label.removesuffix("k")) * (1000 if label.endswith("k") else 1)
+            assert shown == pytest.approx(tick, rel=1e-3, abs=1e-9 * ticks[-1])
 
 
 def test_axes_begin_at_zero_and_no_label_leaves_the_picture() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,16 @@ class TestTraining:
         few = curve_over_seeds([ramp[:9]], "reward").y
         assert [mean for mean, _, _ in few] == [row["reward"] for row in ramp[:9]]
 
+    def test_a_long_log_takes_time_linear_in_its_length(self) -> None:
+        def seconds(length: int) -> float:
+            log = [{"step": step, "reward": 0.5} for step in range(length)]
+            start = time.process_time()
+            curve_over_seeds([log], "reward")
+            return time.process_time() - start
+
+        seconds(100)
+        assert min(seconds(8_000) for _ in range(3)) < 3 * max(seconds(4_000) for _ in range(3))
+
     def test_seeds_are_runs_of_equal_settings_whatever_their_folders_are_called(self, tmp_path: Path) -> None:
         settings = {"learning_rate": 1e-5, "max_steps": 3}
         runs = []
@@ -198,7 +209,9 @@ class TestTraining:
         (run / file).write_text(text)
         assert main(["report", str(run), "--out", str(tmp_path / "page.html")]) == 2
         text = capsys.readouterr().err
-        assert re.fullmatch(r"agent-r1: .*/run is no readable training run: .* Expected trainer_state\.json .*\n", text)
+        assert re.fullmatch(
+            r"agent-r1: .*/run is not a readable training run: .* Expected trainer_state\.json .*\n", text
+        )
 
     def test_values_that_are_not_finite_are_skipped(self, tmp_path: Path) -> None:
         run = read_training_run(write_training(tmp_path / "run", [{"step": 1, "reward": 0.5, "kl": math.nan}]))

@@ -71,7 +71,7 @@ def test_accents_make_a_difference_where_both_spellings_exist():
     assert _ids(retriever.search("resume", 2)) == ["a"]
     assert _ids(BM25Retriever([Passage("a", "", "cafe")]).search("café", 1)) == ["a"]
     kana = BM25Retriever([Passage("a", "", "かき")])
-    assert kana.search("がき", 1) == []  # a voicing mark is no accent
+    assert kana.search("がき", 1) == []  # a voicing mark is not an accent
 
 
 def test_a_title_of_stop_words_is_found_by_itself():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import json
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -129,7 +130,7 @@ def test_mean_pooling_is_the_mean_of_the_tokens(encoder_folder):
 def test_the_folders_own_pooling_counts(tmp_path, config, pooling):
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(config))
-    assert SentenceEncoder(tmp_path)._pooling == pooling
+    assert SentenceEncoder(tmp_path).pooling == pooling
 
 
 def test_a_pooling_that_is_not_supported_is_refused(tmp_path):
@@ -137,9 +138,78 @@ def test_a_pooling_that_is_not_supported_is_refused(tmp_path):
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))
     with pytest.raises(ConfigurationError, match="supported are mean and cls"):
         SentenceEncoder(tmp_path)
-    assert SentenceEncoder(tmp_path, pooling="mean")._pooling == "mean"
+    assert SentenceEncoder(tmp_path, pooling="mean").pooling == "mean"
     with pytest.raises(ConfigurationError, match=r"Unknown pooling 'max'\. Known: 'cls', 'mean'"):
         SentenceEncoder(tmp_path, pooling="max")
+
+
+MODULES = [{"idx": at, "path": "", "type": f"sentence_transformers.models.{kind}"}
+           for at, kind in enumerate(("Transformer", "Pooling", "Normalize"))]  # fmt: skip
+
+
+def in_hub_cache(cache, monkeypatch, **files):
+    """Fills a cache of the hub with an encoder; files without a value are known to be missing."""
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+
+    def unreachable(source, name):
+        raise hub.errors.LocalEntryNotFoundError(f"{name}: offline")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    model = cache / "models--org--encoder"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text("abc")
+    for name, value in files.items():
+        path = model / ("snapshots" if value is not None else ".no_exist") / "abc" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("modules", "config", "pooling"),
+    [
+        (MODULES, {"pooling_mode_cls_token": True}, "cls"),
+        (None, None, "mean"),
+        (None, {"pooling_mode": "mean"}, "mean"),
+    ],
+)
+def test_the_pooling_of_a_hub_id_is_that_of_the_hub(tmp_path, monkeypatch, modules, config, pooling):
+    in_hub_cache(tmp_path, monkeypatch, **{"modules.json": modules, "1_Pooling/config.json": config})
+    assert SentenceEncoder("org/encoder").pooling == pooling
+
+
+def test_a_pooling_that_is_not_known_is_not_guessed(tmp_path, monkeypatch):
+    in_hub_cache(tmp_path, monkeypatch, **{"modules.json": MODULES})
+    with pytest.raises(RetrievalError, match=r"1_Pooling/config.json of .* cannot be read .*offline.* set pooling="):
+        SentenceEncoder("org/encoder")
+    assert SentenceEncoder("org/encoder", pooling="cls").pooling == "cls"
+    with pytest.raises(RetrievalError, match=r"modules\.json of the sentence encoder 'no encoder' cannot be read"):
+        SentenceEncoder("no encoder")
+
+
+@pytest.mark.parametrize(
+    ("modules", "problem"),
+    [
+        ([*MODULES, {"type": "sentence_transformers.models.Dense"}], r"modules of the kinds Dense; supported are Norm"),
+        ([{"path": ""}], "is damaged: KeyError"),
+        (7, "is damaged"),
+    ],
+)
+def test_an_encoder_with_further_modules_is_refused(tmp_path, modules, problem):
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ConfigurationError, match=problem):
+        SentenceEncoder(tmp_path)
+
+
+def test_an_index_belongs_to_its_pooling(encoder_folder, tmp_path):
+    encoder = shutil.copytree(encoder_folder, tmp_path / "encoder")
+    corpus = [Passage(word, "", f"{word} of the film") for word in WORDS]
+    build = functools.partial(DenseRetriever, corpus, encoder=encoder, cache_dir=tmp_path, fingerprint="f")
+    mean = build().search("king", 3)
+    (encoder / "1_Pooling").mkdir()
+    (encoder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "cls"}))
+    cls = build().search("king", 3)
+    assert cls == build(pooling="cls").search("king", 3) != mean
 
 
 def test_a_folder_makes_a_retriever_that_finds_the_same_text(encoder_folder, passages, tmp_path):

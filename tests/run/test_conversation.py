@@ -15,6 +15,7 @@ import pytest
 from agent_r1_gym.core.tool import Tool
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Message, Task
+from agent_r1_gym.data.generated import LazyTaskSequence
 from agent_r1_gym.errors import ConfigurationError, EpisodeError
 from agent_r1_gym.run.conversation import CANCELLED, Conversation, EndEvent, EngineWorker, Event, TurnEvent
 from agent_r1_gym.run.endpoint import ChatEndpoint, EndpointOptions
@@ -89,6 +90,30 @@ def test_a_question_is_played_in_the_world_of_a_task_and_tools_keep_their_state(
         roles = [message.role for message in conversation.messages]
         assert roles == ["system", *("user", "assistant", "tool", "assistant") * 2]
         assert answer(ask(Conversation(engine_worker), "Anew?")) == "Anew? 1"
+
+
+def test_an_integer_is_the_position_of_a_task_and_a_string_first_an_id() -> None:
+    tasks = [Task(name, "?", ("x",)) for name in ("7", "0", "12", "no number")]
+    with staged(count_then_answer, lambda: ToolEnv(tasks=tasks)) as engine_worker:
+        named = {"7": 0, "0": 1, "12": 2, "no number": 3, "3": 3, 0: 0, 1: 1, 3: 3}
+        assert {name: engine_worker.task_index(name) for name in named} == named
+        for wrong in ("4", "-1", -1, 12, "9" * 5000):
+            with pytest.raises(ConfigurationError, match="has no task"):
+                engine_worker.task_index(wrong)
+
+
+def test_the_position_of_a_generated_task_makes_no_other_task() -> None:
+    made = []
+
+    class Generated(LazyTaskSequence[Task]):
+        def make(self, index: int) -> Task:
+            made.append(index)
+            return Task(f"generated-{index}", "?", ("x",))
+
+    with staged(count_then_answer, lambda: ToolEnv(tasks=Generated(1000))) as engine_worker:
+        made.clear()
+        assert engine_worker.task_index("7") == 7 and len(made) < 10
+        assert engine_worker.task_index("generated-8") == 8
 
 
 def test_earlier_turns_are_shown_as_the_environment_writes_them() -> None:

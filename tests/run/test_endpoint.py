@@ -91,7 +91,7 @@ class TestFaults:
         ],
     )
     def test_garbage_is_infrastructure_not_an_empty_turn(self, body):
-        with pytest.raises(InfrastructureError, match="no chat completion"):
+        with pytest.raises(InfrastructureError, match="not a chat completion"):
             ask(Script(Answer(body)))
 
     @pytest.mark.parametrize(
@@ -153,6 +153,15 @@ class TestFaults:
             ask(script)
         assert len(script.requests) == 1
         assert script.headers[0]["authorization"] == "Bearer sk-secret"
+
+    @pytest.mark.parametrize("ending", ["\n", "\r", "\n\n", "\u2019"])
+    def test_a_key_that_cannot_be_sent_is_refused_and_never_shown(self, ending, monkeypatch):
+        monkeypatch.delenv("AGENT_R1_API_KEY", raising=False)
+        monkeypatch.setenv("OPENAI_API_KEY", f"sk-secret{ending}")
+        options = EndpointOptions(model="m", base_url="http://127.0.0.1:9/v1")
+        with pytest.raises(ConfigurationError, match="The key of OPENAI_API_KEY cannot be sent") as refusal:
+            ChatEndpoint(options, max_concurrent=1)
+        assert "sk-secret" not in str(refusal.value) and refusal.value.__cause__ is None
 
     def test_a_too_long_history_is_a_separate_error(self):
         with pytest.raises(ContextLengthError):

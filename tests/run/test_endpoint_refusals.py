@@ -324,7 +324,7 @@ def test_content_in_parts(message: dict[str, Any], expected: Completion) -> None
 
 
 def test_a_part_that_is_no_text_is_reported() -> None:
-    with pytest.raises(InfrastructureError, match="no chat completion"):
+    with pytest.raises(InfrastructureError, match="not a chat completion"):
         ask(Script(completion(message={"content": [{"type": "image_url", "image_url": {"url": "x"}}]})))
 
 

@@ -81,7 +81,7 @@ def test_an_option_survives_the_command_line(name: str, value: object) -> None:
         ([""], "env_id must name an environment, got ''"),
         ([{"name": "x"}], "or as a mapping with env_id"),
         ([3], "or as a mapping with env_id; got 3"),
-        ([{"env_id": "FictionQA", "wieght": 2}], "FictionQA: 'wieght' is no field of it. Did you mean 'weight'"),
+        ([{"env_id": "FictionQA", "wieght": 2}], "FictionQA: 'wieght' is not a field of it. Did you mean 'weight'"),
         ([{"env_id": "FictionQA", "env_kwargs": "style"}], "env_kwargs must be a mapping of options, got 'style'"),
         ([{"env_id": 3}], "env_id must name an environment, got 3"),
     ],

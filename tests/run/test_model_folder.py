@@ -17,7 +17,14 @@ import pytest
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.run.agents import split_policy, weights_fingerprint
-from agent_r1_gym.run.model_folder import Trained, check_model_files, find_faults, find_gguf, find_model
+from agent_r1_gym.run.model_folder import (
+    Trained,
+    check_model_files,
+    find_faults,
+    find_gguf,
+    find_model,
+    list_checkpoints,
+)
 from agent_r1_gym.run.policies import make_policy
 from agent_r1_gym.run.trained_agent import TrainedAgent, names_model
 from agent_r1_gym.run.trust import Trust
@@ -189,6 +196,42 @@ def test_gguf_stands_for_itself_and_for_its_folder(tmp_path: Path, folder: Path)
         find_gguf(tmp_path / "notes.txt")
 
 
+def test_a_part_of_a_split_gguf_is_refused(tmp_path: Path) -> None:
+    parts = [tmp_path / f"model-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    for part in parts:
+        part.write_bytes(b"GGUF")
+        for name in (part, tmp_path):  # a folder with the parts that have been downloaded so far
+            with pytest.raises(ConfigurationError, match=r"one of the 3 parts of a split GGUF file.*Merge the parts"):
+                find_gguf(name)
+    whole = tmp_path / "whole" / "model-00001-of-00001.gguf"
+    whole.parent.mkdir()
+    whole.write_bytes(b"GGUF")
+    assert find_gguf(whole) == find_gguf(whole.parent) == whole
+
+
+def test_the_latest_checkpoint_is_that_of_the_last_step_whatever_the_times_of_the_files(tmp_path: Path) -> None:
+    for age, name in enumerate(("checkpoint-1000", "checkpoint-900", "checkpoint-20", "checkpoint-best")):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (age, age))  # as a copy leaves them
+    (tmp_path / "checkpoint-30").symlink_to(tmp_path / "deleted")
+    steps = [path.name for path in list_checkpoints(tmp_path)]
+    assert steps == ["checkpoint-20", "checkpoint-30", "checkpoint-900", "checkpoint-1000"]
+
+
+def test_a_home_folder_is_found_without_a_shell(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert find_model("~/model") == str(folder) and find_faults("~/model") == []
+    assert split_policy("local:~/model")[2] == split_policy("direct:local:~/model")[2] == str(folder)
+    assert TrainedAgent.load("~/model", Trust()).policy == f"local:{folder}"
+
+
+@pytest.mark.parametrize("name", ["my model", "~nobody-of-this-name/model", "a--b", "x" * 100, "model-", "org/.."])
+def test_a_name_that_no_model_can_have_is_refused_in_a_line(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"neither a folder nor a valid hub id|no such folder") as refusal:
+        find_model(name)
+    assert "\n" not in str(refusal.value)
+
+
 def test_policy_that_is_a_path(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"is the path of a model: write --policy local:{folder}"):
         split_policy(str(folder))
@@ -244,5 +287,5 @@ def test_weights_that_are_a_pipe_or_a_device_are_a_fault(folder: Path) -> None:
     os.mkfifo(folder / "pipe.safetensors")
     (folder / "zeros.safetensors").symlink_to("/dev/zero")
     faults = [fault.message for fault in find_faults(str(folder))]
-    assert sum("is no regular file" in message for message in faults) == 2
+    assert sum("is not a regular file" in message for message in faults) == 2
     weights_fingerprint(folder)

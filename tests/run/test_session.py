@@ -275,7 +275,7 @@ def test_an_episode_that_never_ends_is_cut(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_oracle_of_calls_rejects_a_game_without_one() -> None:
-    with pytest.raises(ConfigurationError, match="no ToolEnv"):
+    with pytest.raises(ConfigurationError, match="not a ToolEnv"):
         play(OraclePolicy(), [0], make_env=Guess)
 
 

@@ -1,4 +1,4 @@
-"""The HTTP client's retries; faults of servers are in the tests of its users."""
+"""The HTTP client's retries and headers; faults of servers are in the tests of its users."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from agent_r1_gym.errors import RetrievalTimeout
+from agent_r1_gym.errors import ConfigurationError, InfrastructureError, RetrievalTimeout
 from agent_r1_gym.support import http
 from agent_r1_gym.support.http import HTTPClient
 from benchmarks.speed.chat_server import Answer, served
@@ -55,3 +55,17 @@ def test_pauses_double(slept) -> None:
 def test_how_long_to_wait_reaches_other_processes() -> None:
     error = pickle.loads(pickle.dumps(RetrievalTimeout("slow", retry_after=3.0)))
     assert (str(error), error.retry_after) == ("slow", 3.0)
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\n injected: x", "\0", "\u2026"])
+def test_a_header_that_cannot_be_sent_is_refused_without_its_value(ending) -> None:
+    headers = {"Authorization": f"Bearer secret{ending}"}
+    with pytest.raises(ConfigurationError, match="the value of 'Authorization' has") as refusal:
+        HTTPClient("http://127.0.0.1:9", max_retries=0, pool_size=1, max_bytes=1000, headers=headers)
+    assert "secret" not in str(refusal.value)
+    client = HTTPClient("http://127.0.0.1:9", max_retries=0, pool_size=1, max_bytes=1000)
+    with pytest.raises(InfrastructureError, match="the value of 'Authorization' has") as failure:
+        client.request_once("POST", "/", b"{}", timeout=10, headers=headers)
+    assert "secret" not in str(failure.value) and failure.value.__context__ is None
+    with pytest.raises(InfrastructureError, match="the name of a header"):
+        client.request_once("POST", "/", b"{}", timeout=10, headers={"a\nb": "x"})

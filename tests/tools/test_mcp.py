@@ -8,9 +8,11 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from agent_r1_gym.core.types import ToolCall
 from agent_r1_gym.errors import ConfigurationError, EpisodeError, InfrastructureError, MissingDependencyError
 from agent_r1_gym.tools.mcp import McpTool, mcp_tools
 from agent_r1_gym.tools.mcp_export import ServedTools, serve_stdio
+from tests.kit import mcp_server
 from tests.kit.processes import in_processes
 
 pytest.importorskip("mcp", reason="the package mcp is not installed")
@@ -89,7 +92,7 @@ def test_structured_content_is_text_for_the_model_and_data_for_rewards(env: Tool
 def test_the_model_reads_errors_of_the_tool(env: ToolEnv) -> None:
     failed, refused, seen = outcome(env, "fail"), outcome(env, "refuse"), outcome(env, "picture")
     assert (failed.error, failed.content) == ("tool_error", "no luck")
-    assert (refused.error, refused.content) == ("tool_error", "that is no argument")
+    assert (refused.error, refused.content) == ("tool_error", "that is not an argument")
     assert seen.error == "tool_error" and "image/png" in seen.content
 
 
@@ -441,6 +444,50 @@ def test_a_server_over_http_that_dies_marks_the_episode(http_server: Any) -> Non
     env.reset()
     assert outcome(env, "add", a=1, b=2).error == "unavailable"
     env.close()
+
+
+@pytest.mark.filterwarnings("ignore:Names of MCP server")
+@pytest.mark.parametrize("explained", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_server_over_http_that_restarts_gets_a_new_session(shared: bool, explained: bool) -> None:
+    class Restarting(mcp_server.Handler):
+        """Answers 404 to sessions that it does not know, as the protocol demands."""
+
+        sessions: dict[str, mcp_server.Session] = {}  # noqa: RUF012
+
+        def do_POST(self) -> None:  # noqa: N802
+            if self.headers.get("mcp-session-id", "") in ("", *self.sessions):
+                super().do_POST()
+                return
+            self.rfile.read(int(self.headers["content-length"]))
+            error = {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}}
+            self.send(404, error if explained else None)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Restarting)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    tools = mcp_tools(url=f"http://127.0.0.1:{server.server_port}/mcp", shared=shared, timeout=5)
+    env = ToolEnv(tasks=TASKS, tools=tools, max_turns=9)
+    env.reset(seed=0)
+    assert outcome(env, "count").content == "1"
+    Restarting.sessions.clear()
+    lost = outcome(env, "count")
+    assert lost.error == "unavailable" and "has broken off: Session" in lost.content
+    env.reset()
+    assert outcome(env, "count").content == "1"
+    env.close()
+    server.shutdown()
+    server.server_close()
+
+
+def test_headers_that_cannot_be_sent_are_refused_and_never_shown() -> None:
+    headers = {"Authorization": "Bearer secret-token\n"}
+    with pytest.raises(ConfigurationError, match="'Authorization' has a line break at its end") as refusal:
+        mcp_tools(url="http://127.0.0.1:9/mcp", headers=headers)
+    with pytest.raises(InfrastructureError, match="'Authorization' has a line break at its end") as failure:
+        mcp_tools(url="http://127.0.0.1:9/mcp", headers=lambda: headers)
+    assert "secret-token" not in str(refusal.value) + str(failure.value)
+    with pytest.raises(InfrastructureError, match="the value of 'Authorization' is not a string"):
+        mcp_tools(url="http://127.0.0.1:9/mcp", headers=lambda: {"Authorization": None})  # type: ignore[arg-type, dict-item]
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

@@ -101,6 +101,65 @@ def test_integers_and_json_parameters_are_sent_as_the_document_says(url: str) ->
     env.close()
 
 
+@pytest.mark.parametrize(
+    ("where", "style", "sent"),
+    [
+        ("query", {}, {"R": ["100"], "G": ["200"]}),
+        ("query", {"explode": False}, {"color": ["R,100,G,200"]}),
+        ("query", {"style": "pipeDelimited", "explode": False}, {"color": ["R|100|G|200"]}),
+        ("query", {"style": "deepObject"}, {"color[R]": ["100"], "color[G]": ["200"]}),
+        ("path", {}, "R,100,G,200"),
+        ("path", {"style": "simple", "explode": True}, "R=100,G=200"),
+        ("header", {}, "R,100,G,200"),
+        ("header", {"explode": True}, "R=100,G=200"),
+    ],
+)
+def test_an_object_is_sent_in_the_style_of_its_parameter(url: str, where: str, style: Any, sent: Any) -> None:
+    name = "X-Lang" if where == "header" else "name" if where == "path" else "color"
+    declared = {**parameter(name, where, type="object"), "required": True, **style}
+    path = "/item/{name}" if where == "path" else "/item/a"
+    env = playing(openapi_tools(document({path: {"get": operation("get", declared)}}), server=url))
+    result = outcome(env, "get", **{name: {"R": 100, "G": 200}})
+    assert result.data[{"query": "query", "path": "name", "header": "lang"}[where]] == sent
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("media_types", "sent_as"),
+    [
+        (["application/merge-patch+json"], "application/merge-patch+json"),
+        (["application/vnd.api+json", "application/json; charset=utf-8"], "application/json; charset=utf-8"),
+        (["application/x-www-form-urlencoded", "application/json"], "application/json"),
+        (["application/*+json"], "application/json"),
+    ],
+)
+def test_a_body_is_sent_as_its_declared_type_if_possible_as_json(url: str, media_types: Any, sent_as: str) -> None:
+    body = {"content": {kind: {"schema": {"type": "object", "properties": {"a": {}}}} for kind in media_types}}
+    env = playing(openapi_tools(document({"/whoami": {"post": operation("p", requestBody=body)}}), server=url))
+    assert outcome(env, "p", a=1).data["headers"]["Content-Type"] == sent_as
+    env.close()
+
+
+@pytest.mark.parametrize(("required", "members", "body"), [(True, [], {}), (False, [], {}), (False, ["a"], None)])
+def test_a_body_without_arguments_is_sent_where_it_can_be_empty(
+    url: str, required: bool, members: list[str], body: Any
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": members}
+    content = {"required": required, "content": {"application/json": {"schema": schema}}}
+    env = playing(openapi_tools(document({"/item": {"post": operation("p", requestBody=content)}}), server=url))
+    assert outcome(env, "p").data["body"] == body
+    assert outcome(env, "p", a=1).data["body"] == {"a": 1}
+    env.close()
+
+
+def test_only_a_body_has_a_content_type(url: str) -> None:
+    """Fastify refuses an empty body that is announced as JSON."""
+    env = playing(openapi_tools(document({"/whoami": {"delete": operation("d"), "post": operation("p")}}), server=url))
+    for name in ("d", "p"):
+        assert "content-type" not in {header.lower() for header in outcome(env, name).data["headers"]}
+    env.close()
+
+
 @pytest.mark.parametrize("name", ["", ".", ".."])
 def test_a_path_cannot_be_left(env: ToolEnv, name: str) -> None:
     assert outcome(env, "getItem", name=name).error == "tool_error"
@@ -176,6 +235,22 @@ def test_credentials_reach_the_service_and_no_output(url: str, late: bool) -> No
     info = env.step(call("whoami"))[4]
     assert "[hidden]" in str(info)
     assert SECRET not in str(info) + repr(tools) + repr(tools[0].service) + str(env.tool_schemas)
+
+
+def test_a_credential_that_cannot_be_sent_is_refused_and_never_shown(url: str) -> None:
+    current = [f"Bearer {SECRET}\n"]
+    for headers in ({"Authorization": current[0]}, lambda: {"Authorization": current[0]}):
+        with pytest.raises(ConfigurationError, match="'Authorization' has a line break at its end") as refusal:
+            openapi_tools(f"{url}/openapi.json", headers=headers)
+        assert SECRET not in str(refusal.value)
+    current[0] = f"Bearer {SECRET}"
+    env = playing(openapi_tools(f"{url}/openapi.json", headers=lambda: {"Authorization": current[0]}))
+    current[0] += "\r"  # a new token
+    info = env.step(call("text"))[4]
+    (result,) = info["tool_outcomes"]
+    assert result.error == "unavailable" and "'Authorization' has a line break" in result.content
+    assert SECRET not in str(info)
+    env.close()
 
 
 def test_a_dead_service_shows_no_credentials() -> None:
@@ -284,6 +359,10 @@ UNFIT = {
     "dangling": (operation("dangling", body={"$ref": "#/components/nothing"}), "does not exist"),
     "cookie": (operation("cookie", parameter("sid", "cookie") | {"required": True}), "needs the cookie"),
     "broken": (operation("broken", "no parameter"), "expected an object"),
+    "matrix": (
+        operation("matrix", {"name": "y", "in": "path", "required": True, "style": "matrix", "schema": {}}),
+        "its parameter 'y' has the style matrix",
+    ),
     "elsewhere": (operation("elsewhere") | {"servers": [{"url": "http://x"}]}, "its own server"),
 }
 

@@ -172,6 +172,22 @@ class TestTokenizers:
         )
         assert silent.reset(seed=0)[1]["observation_tokens"] == chat.reset(seed=0)[1]["observation_tokens"] - 1
 
+    def test_a_template_gets_the_arguments_of_calls_as_objects(self):
+        class Recorder:
+            """A tokenizer whose template is Python."""
+
+            chat_template = "recorded"
+
+            def apply_chat_template(self, chat, **_options):
+                self.chat = chat
+                return [0]
+
+        tokenizer = Recorder()
+        env = TokenObservation(SmallEnv(parser="openai"), tokenizer, pad_id=0, vocab_size=1, chat_template=True)
+        env.reset(seed=0)
+        env.step(json.dumps({"tool_calls": [{"function": {"name": "echo", "arguments": '{"text": "x"}'}}]}))
+        assert tokenizer.chat[-2]["tool_calls"][0]["function"]["arguments"] == {"text": "x"}
+
 
 class TestMessageObservation:
     def test_shows_the_messages_as_chat(self):
@@ -188,7 +204,7 @@ class TestMessageObservation:
         env.reset(seed=0)
         turn = {"content": "", "tool_calls": [{"function": {"name": "echo", "arguments": {"text": "x"}}}]}
         observation = env.step(json.dumps(turn))[0]
-        assert observation[-2]["tool_calls"][0]["function"]["name"] == "echo"
+        assert observation[-2]["tool_calls"][0]["function"] == {"name": "echo", "arguments": {"text": "x"}}
         assert observation[-1]["tool_call_id"] == observation[-2]["tool_calls"][0]["id"]
         assert observation in env.observation_space
 

@@ -31,7 +31,7 @@ def canary(subject: Subject) -> Verdict:
     """With another gold answer, a text that occurs nowhere, no channel shows it before the end of the episode.
 
     Replaces `Task.answers`, plays good calls, mistakes of all kinds and wrong answers, and searches observations, every
-    value of `info`, tool schemas and outcomes. A document that contains the real answer is no leak, and is not taken
+    value of `info`, tool schemas and outcomes. A document that contains the real answer is not a leak, and is not taken
     for one.
 
     Limits: needs a `ToolEnv` whose tasks have answers. Gold data elsewhere (in `Task.metadata`, in a database) is not
@@ -62,7 +62,7 @@ def canary(subject: Subject) -> Verdict:
 def _task_with_answers(subject: Subject) -> tuple[ToolEnv, Task]:
     env = subject.tool_env
     if env is None:
-        raise NotApplicable("it is no ToolEnv, so its gold answers are not known")
+        raise NotApplicable("it is not a ToolEnv, so its gold answers are not known")
     tasks = [env.tasks[job.task_index] for job in subject.jobs]
     task = next((task for task in tasks if task.answers), None)
     if task is None:

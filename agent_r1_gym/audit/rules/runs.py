@@ -53,7 +53,7 @@ def survives(subject: Subject) -> Verdict:
     replaced. Crashes under any other rule are reported here as well, and what a game of another library raised, if its
     adapter went on (`info["scorer_error"]`).
 
-    Limits: some dozen texts are no fuzzing campaign. A backend that cannot be reached is no crash.
+    Limits: some dozen texts are no fuzzing campaign. A backend that cannot be reached is not a crash.
     """
     played, written, deadline = list[Episode](), 0, time.monotonic() + subject.settings.rule_seconds / 4
     for position, action in enumerate(malformed_turns(subject) if subject.tool_env is None else ()):
@@ -95,7 +95,7 @@ def contract(subject: Subject) -> Verdict:
     """
     env = subject.make().unwrapped
     if not isinstance(env, ToolEnv):
-        raise NotApplicable("it is no ToolEnv")
+        raise NotApplicable("it is not a ToolEnv")
     try:
         subject.guard("check_tool_env", lambda: check_tool_env(env))
     except Crash as crash:
@@ -226,9 +226,9 @@ def ends(subject: Subject) -> Verdict:
 
 
 def after_the_end(subject: Subject) -> Verdict:
-    """A step before the first reset or after the end raises; it never pays.
+    """A step before the first reset or after the end raises; it is never rewarded.
 
-    Limits: a warning, unless the step is paid, because Gymnasium leaves such a step undefined, and
+    Limits: a warning, unless the step is rewarded, because Gymnasium leaves such a step undefined, and
     `gymnasium.make(..., order_enforce=True)` refuses the step before the first reset.
     """
     findings = []
@@ -241,7 +241,7 @@ def after_the_end(subject: Subject) -> Verdict:
         return Verdict(findings, not_run="" if findings else "no episode ended")
     rewards = [reward for reward in (_step_reward(subject, env) for _ in range(2)) if reward is not None]
     if any(reward > 0 for reward in rewards):
-        message = f"Steps after the end are paid: {rewards}. Raise an error until `reset` is called."
+        message = f"Steps after the end are rewarded: {rewards}. Raise an error until `reset` is called."
         findings.append(Finding("error", message, {}, subject.reproduction(played)))
     elif rewards:
         message = "A step after the end is carried out. Raise an error: the caller has missed the end."

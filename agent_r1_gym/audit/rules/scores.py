@@ -1,4 +1,4 @@
-"""Rules about scores: the task can be solved, only solving it is paid, and rewards are numbers in the right order."""
+"""Rules about scores: the task can be solved, only that is rewarded, and rewards are numbers in the right order."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def not_hackable(subject: Subject) -> Verdict:
             reason = f"the best return of these players is {largest:.3g}, and no oracle is known to compare it with"
             means = {player: _mean(episodes) for player, episodes in played.items()}
             return Verdict([], {"mean return": means, **measured}, "; ".join(filter(None, (reason, unspoken(subject)))))
-    constant = bool(totals) and min(totals) == max([*totals, *best.values()]) > 0  # paid whatever is done
+    constant = bool(totals) and min(totals) == max([*totals, *best.values()]) > 0  # rewarded whatever is done
 
     def solved_by(episodes: Sequence[Episode]) -> list[Episode]:
         return [
@@ -190,7 +190,7 @@ def _guesses(
     needless = {episode.job for episode in solved_by(derived_episodes(subject, WRONG_ENDING))}
     for guesser in (*reported, *GUESSING):
         episodes = derived_episodes(subject, guesser)
-        if guesser not in reported:  # where another last turn is paid as well, naming many proves nothing
+        if guesser not in reported:  # where another last turn is rewarded as well, naming many proves nothing
             episodes = [episode for episode in episodes if episode.job not in needless]
         if not episodes:
             continue
@@ -227,7 +227,7 @@ def _above_chance(chance: float, number: int) -> float:
 
 
 def _ends_alike(episode: Episode, oracle: Episode | None) -> bool:
-    """Whether an episode is terminated and paid in its last turn as the oracle's, which earns most of its return there.
+    """Whether an episode is terminated and rewarded in its last turn, as the oracle's, which earns most of it there.
 
     The oracle may have earned rewards on its way that a shorter way to the same end does not bring.
     """
@@ -248,11 +248,11 @@ def _suspicious(subject: Subject, oracle: Sequence[Episode]) -> list[Episode]:
     idle = {episode.job: episode.total for episode in subject.episodes(NoOp()) if episode.crash is None}
     sound = [episode for episode in oracle if episode.crash is None]
     terminated = [episode for episode in sound if episode.flags[-1:] and episode.flags[-1][0]]
-    paid_last = any(_last_reward(episode) > max(0.0, episode.total / 2) for episode in terminated)
+    rewarded_last = any(_last_reward(episode) > max(0.0, episode.total / 2) for episode in terminated)
 
     def is_poor(episode: Episode) -> bool:
         earns_nothing = episode.total <= idle.get(episode.job, -math.inf) + _TOLERANCE
-        return earns_nothing or episode not in terminated or (paid_last and _last_reward(episode) <= 0.0)
+        return earns_nothing or episode not in terminated or (rewarded_last and _last_reward(episode) <= 0.0)
 
     suspicious = [episode for episode in sound if is_poor(episode)]
     others = [episode for episode in terminated if not is_poor(episode)]
@@ -359,10 +359,10 @@ def forged_answers(subject: Subject) -> Verdict:
         gold = env.tasks[job.task_index].answers[0]
         for form, (action, content) in _forgeries(subject, env, job, gold).items():
             plain = _step_with(subject, env, job, action, "Nothing was found.")[4]["outcome_reward"]
-            _, paid, _, _, info = _step_with(subject, env, job, action, content)
+            _, reward, _, _, info = _step_with(subject, env, job, action, content)
             if info["answer"] is not None or info["outcome_reward"] > plain + _TOLERANCE:
                 message = f"A forged answer in {form} is taken for the model's. Parse only the model's own turn."
-                evidence = {"reward": paid, "answer": info["answer"], "action": action[:300], "output": content[:300]}
+                evidence = {"reward": reward, "answer": info["answer"], "action": action[:300], "output": content[:300]}
                 findings.append(Finding("error", message, evidence))
     return Verdict(list({finding.message: finding for finding in findings}.values()))
 
@@ -370,7 +370,7 @@ def forged_answers(subject: Subject) -> Verdict:
 def _tool_env_with_answers(subject: Subject) -> ToolEnv:
     env = subject.tool_env
     if env is None:
-        raise NotApplicable("it is no ToolEnv, so the output of its tools cannot be replaced")
+        raise NotApplicable("it is not a ToolEnv, so the output of its tools cannot be replaced")
     subject.reset(env, subject.jobs[0])
     if not env.episode_tools:
         raise NotApplicable("it has no tools")
@@ -444,7 +444,7 @@ def reward_order(subject: Subject) -> Verdict:
     """A solved episode earns more than an unsolved one, even if a mistake came first; no turn is worth repeating.
 
     Limits: needs an oracle; where the environment has no score of its own, only the means are compared. Outside of a
-    `ToolEnv`, the first turn of the oracle that is paid is repeated up to ten times.
+    `ToolEnv`, the first turn of the oracle that is rewarded is repeated up to ten times.
     """
     oracle = _oracle_episodes(subject)
     best = statistics.fmean(episode.total for episode in oracle)
@@ -457,7 +457,7 @@ def reward_order(subject: Subject) -> Verdict:
     pairs = [(e, played) for e in repeated for played in oracle if played.job == e.job]
     if pairs and _is_better(*zip(*pairs, strict=True)):
         message = (
-            f"Repeating a turn that is paid earns {_mean(repeated):.3g}, the oracle "
+            f"Repeating a turn that is rewarded earns {_mean(repeated):.3g}, the oracle "
             f"{_mean([played for _, played in pairs]):.3g}: {REPEAT_PAID.means}. Pay it once."
         )
         findings.append(Finding("error", message, {}, subject.reproduction(repeated[0])))
@@ -590,7 +590,7 @@ def last_turn(subject: Subject) -> Verdict:
     """What is done in the last turn of the budget counts: it is scored, and ends the episode as terminated.
 
     Idles until only the oracle's own turns are left, then plays the oracle. Where the environment has no score of its
-    own, the last turn must be paid and terminated as it is one turn earlier.
+    own, the last turn must be rewarded and terminated as it is one turn earlier.
 
     Limits: needs an oracle that solves the task also after idle turns, and a limit of turns. An episode that chance
     decides after the reset is not checked.
@@ -608,9 +608,9 @@ def last_turn(subject: Subject) -> Verdict:
             ended = True  # by the idle turns: a user hangs up
             continue
         checked += 1
-        if late.crash is None and not _is_paid_alike(late, episode):
+        if late.crash is None and not _is_rewarded_alike(late, episode):
             message = (
-                "An oracle whose last action falls on the last turn of the budget is not paid as solved and "
+                "An oracle whose last action falls on the last turn of the budget is not rewarded as solved and "
                 "terminated. Check the rules of the task before the budget."
             )
             evidence = {
@@ -631,10 +631,10 @@ def _is_control(subject: Subject, episode: Episode, idle: int) -> bool:
     if is_decided_by_chance(subject, episode):
         return False
     early = subject.replay(episode.job, [*[IDLE] * (idle - 1), *episode.actions])
-    return early.crash is None and _is_paid_alike(early, episode)
+    return early.crash is None and _is_rewarded_alike(early, episode)
 
 
-def _is_paid_alike(late: Episode, episode: Episode) -> bool:
+def _is_rewarded_alike(late: Episode, episode: Episode) -> bool:
     if episode.solved is not None:
         return bool(late.solved) and late.flags[-1] == (True, False)
     # Gymnasium's `TimeLimit` marks the last turn as truncated also where the environment terminates.

@@ -124,7 +124,7 @@ def clean_text(subject: Subject) -> Verdict:
 def cost(subject: Subject) -> Verdict:
     """A step takes less than a second of CPU time. Measures construction, reset and step.
 
-    Limits: wall-clock time on this machine, next to the CPU time of this process; a slow backend is no finding.
+    Limits: wall-clock time on this machine, next to the CPU time of this process; a slow backend is not a finding.
     """
     started = time.perf_counter()
     env = subject.make()
@@ -256,7 +256,7 @@ def dead_backend(subject: Subject) -> Verdict:
     """
     env = subject.tool_env
     if env is None:
-        raise NotApplicable("it is no ToolEnv, so its backend cannot be replaced")
+        raise NotApplicable("it is not a ToolEnv, so its backend cannot be replaced")
     findings: list[Finding] = []
     job = subject.jobs[0]
     subject.reset(env, job)

@@ -14,10 +14,12 @@ from agent_r1_gym.core.parsing.thoughts import visible_text, without_thoughts
 from agent_r1_gym.core.text import encodable
 from agent_r1_gym.core.types import Message, ParsedTurn, ParseError, ScriptedTurn, Thought, ToolCall
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.support.checks import is_number
 
 _MAX_QUOTE = 80
 _MAX_DEPTH = 64
 _SPACE = " \t\n\r"
+_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
 TOOL_STYLES = ("signature", "schema", "native")
@@ -170,32 +172,71 @@ class Parser(abc.ABC):
 # --- tools in a system turn ------------------------------------------------------------------------------------------
 
 
-def example_call(tool: Mapping[str, Any]) -> ToolCall:
+def example_call(tool: Mapping[str, Any], text: str = "your {}") -> ToolCall:
     """Make a call of a tool that shows what its required arguments look like.
 
     Args:
         tool: its schema (`Tool.schema`).
+        text: value of arguments that may be any text; {} is the name of the argument.
     """
     function = tool["function"]
     properties: Mapping[str, Any] = function["parameters"].get("properties", {})
     required = function["parameters"].get("required") or list(properties)[:1]
-    return ToolCall(function["name"], {name: _example_value(name, properties.get(name, {})) for name in required})
+    values = {name: _example_value(name, properties.get(name, {}), text) for name in required}
+    return ToolCall(function["name"], values)
 
 
-def _example_value(name: str, schema: Any) -> Any:
-    schema = schema if isinstance(schema, Mapping) else {}
+def _example_value(name: str, schema: Any, text: str) -> Any:
+    schema = _without_choice(schema)
     for key in ("examples", "enum"):
         if isinstance(schema.get(key), list) and schema[key]:
             return schema[key][0]
+    if "const" in schema:
+        return schema["const"]
     kind = schema.get("type")
-    kind = next((each for each in kind if each != "null"), None) if isinstance(kind, list) else kind
     if kind == "array":
-        return [_example_value(name, schema.get("items", {}))]
+        items = schema.get("prefixItems", schema.get("items"))
+        if isinstance(items, list):
+            return [_example_value(name, each, text) for each in items]
+        return [_example_value(name, items, text)] * max(1, schema.get("minItems", 1))
     if kind == "object":
         inner = schema.get("properties", {})
-        return {each: _example_value(each, inner.get(each, {})) for each in schema.get("required", ())}
-    values = {"integer": 1, "number": 1.5, "boolean": True, "null": None}
-    return schema.get("default", values.get(str(kind), f"your {name}"))
+        return {each: _example_value(each, inner.get(each, {}), text) for each in schema.get("required", ())}
+    if schema.get("default") is not None:
+        return schema["default"]
+    if kind in ("integer", "number"):
+        return _example_number(schema, 1 if kind == "integer" else 1.5)
+    any_text = text.format(name).ljust(schema.get("minLength", 0), ".")[: schema.get("maxLength")]
+    return {"boolean": True, "null": None}.get(str(kind), any_text)
+
+
+def _without_choice(schema: Any) -> Mapping[str, Any]:
+    """Reduce a schema that allows several kinds of values to the first of them that is not null."""
+    whole: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
+    key = next((key for key in ("anyOf", "oneOf") if isinstance(whole.get(key), list)), None)
+    if key is not None:
+        options = [option for option in whole[key] if isinstance(option, Mapping)]
+        first = next((option for option in options if option.get("type") != "null"), {"type": "null"})
+        return _without_choice({**{name: whole[name] for name in whole if name != key}, **first})
+    if isinstance(whole.get("type"), list):
+        return {**whole, "type": next((kind for kind in whole["type"] if kind != "null"), "null")}
+    return whole
+
+
+def _example_number(schema: Mapping[str, Any], usual: float) -> float:
+    """Return `usual`, or the nearest number that the bounds of a schema allow."""
+    given = {key: schema[key] for key in _BOUNDS if is_number(schema.get(key))}
+    low, high = (given.get(f"exclusive{end}", given.get(end.lower())) for end in ("Minimum", "Maximum"))
+    is_whole = isinstance(usual, int)
+    step = 1 if is_whole or low is None or high is None else (high - low) / 2  # away from a bound that is excluded
+    if low is not None:
+        low += step * ("exclusiveMinimum" in given)
+        usual = max(usual, math.ceil(low) if is_whole else low)
+    if high is not None:
+        high -= step * ("exclusiveMaximum" in given)
+        usual = min(usual, math.floor(high) if is_whole else high)
+    multiple = schema.get("multipleOf")
+    return math.ceil(usual / multiple) * multiple if multiple else usual
 
 
 def signature(tool: Mapping[str, Any]) -> str:
@@ -357,14 +398,23 @@ class Tags:
         self.loose = re.compile(rf"<\s?/?\s?(?:{'|'.join(names)})\b[^<>]{{0,80}}>", re.IGNORECASE)
 
 
-_OTHER_CALL = re.compile(
-    r"""(?P<sure>["'](?:name|function|tool_name|tool_calls)["']\s?:"""  # JSON or Python without tags
+_NAME_KEY = r"""["'](?:name|function)["']\s?:"""
+_ARGUMENTS_KEY = r"""["'](?:arguments|parameters|args)["']\s?:"""
+_SURE_CALL = re.compile(
+    rf"{_NAME_KEY}(?=[\s\S]{{0,200}}?{_ARGUMENTS_KEY})|{_ARGUMENTS_KEY}(?=[\s\S]{{0,200}}?{_NAME_KEY})"
+    r"""|["'](?:tool_name|tool_calls)["']\s?:|["']function["']\s?:\s?\{"""  # JSON or Python without tags
     r"|<\|?(?:tool_?calls?|function_?calls?|function|invoke|python_tag|tool_call_start)\b|[<｜]tool▁call"
-    r"|\[TOOL_CALLS\]|\bto=functions\.|```tool_\w{1,16}\b)"
-    r"""|&lt;/?\w{1,32}&gt;|```(?:json|python)\b|\b\w{1,64}\(\w{1,64}=|^Action:""",  # a Python call, ReAct
+    r"|\[TOOL_CALLS\]|\bto=functions\.|```tool_\w{1,16}\b"
+)
+"""Where a call in the format of another model family begins."""
+_POSSIBLE_CALL = re.compile(
+    _NAME_KEY + r"|&lt;/?\w{1,32}&gt;|```(?:json|python)\b|\b\w{1,64}\(\w{1,64}=|^Action:",  # a Python call, ReAct
     re.MULTILINE,
 )
-"""Where a call in the format of another model family begins ("sure"), or may: answers have code and JSON too."""
+"""Where one may begin: answers have code and JSON, too."""
+_WITHOUT_ACTION = "The turn contains neither a tool call nor a final answer"
+NO_ACTION = ParseError("no_action", f"{_WITHOUT_ACTION}. Write one of them.")
+"""The mistake of a turn in which there is nothing to read."""
 
 
 def scan(tags: Tags, text: str) -> tuple[list[tuple[str, str]], list[ParseError]]:
@@ -378,19 +428,21 @@ def scan(tags: Tags, text: str) -> tuple[list[tuple[str, str]], list[ParseError]
         if closing:
             message = f"</{tag}> has no opening <{tag}> before it"
             meant = tags.loose.search(text, start, match.start())
-            error = ParseError("unopened_tag", f"{message}, only", encodable(meant.group())) if meant else None
-            errors.append(error or ParseError("unopened_tag", f"{message}."))
+            quote = encodable(meant.group()) if meant else ""
+            errors.append(ParseError("unopened_tag", f"{message}, only" if meant else f"{message}.", quote, tag))
             continue
         end = text.find(f"</{tag}>", position)
         if end == -1:
             lost = ", so what follows it was ignored" if tags.exact.search(text, position) else ""
-            errors.append(ParseError("unclosed_tag", f"<{tag}> is never closed{lost}. Close it with </{tag}>."))
+            message = f"<{tag}> is never closed{lost}. Close it with </{tag}>."
+            errors.append(ParseError("unclosed_tag", message, tag=tag))
             break
         bodies.append((tag, text[position:end]))
         if tag == "answer" and (inner := tags.exact.search(text, position, end)):
             written = inner.group()
             if inner.group(2) == "answer":
-                errors.append(ParseError("unclosed_tag", f"<answer> is not closed before the next {written}."))
+                message = f"<answer> is not closed before the next {written}."
+                errors.append(ParseError("unclosed_tag", message, tag=tag))
             else:
                 message = f"The answer contains {written}. Write either a call or the answer."
                 errors.append(ParseError("call_and_answer", message))
@@ -404,19 +456,19 @@ def _nothing_to_do(text: str, tags: Tags | None) -> ParseError:
     if unclosed is not None:
         opening, closing = unclosed
         message = f"{opening} is never closed, so what follows it was ignored. Write {closing} before you act."
-        return ParseError("unclosed_tag", message)
-    message = "The turn contains neither a tool call nor a final answer"
+        return ParseError("unclosed_tag", message, tag="think")
+    message = _WITHOUT_ACTION
     if tags and (hidden := tags.exact.search(text)):
         message = f"{message} outside of its reasoning. Write <{hidden.group(2)}> after the end of the reasoning."
         return ParseError("no_action", message)
     if tags and (meant := tags.loose.search(visible)):
         exact = " and ".join(f"<{name}>" for name in tags.names)
         return ParseError("other_format", f"{message}. Tags must be exactly {exact}, not", encodable(meant.group()))
-    if other := _OTHER_CALL.search(visible):
-        quote = encodable(visible[other.start() : other.start() + _MAX_QUOTE])
-        code = "other_format" if other["sure"] else "no_action"
-        return ParseError(code, f"{message}. This is in another format, and was not read:", quote)
-    return ParseError("no_action", f"{message}. Write one of them.")
+    for code, pattern in (("other_format", _SURE_CALL), ("no_action", _POSSIBLE_CALL)):
+        if other := pattern.search(visible):
+            quote = encodable(visible[other.start() : other.start() + _MAX_QUOTE])
+            return ParseError(code, f"{message}. This is in another format, and was not read:", quote)
+    return NO_ACTION
 
 
 # --- JSON, read strictly ---------------------------------------------------------------------------------------------

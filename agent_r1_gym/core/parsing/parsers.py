@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,9 +37,13 @@ HOW_TO_ANSWER = "When you know the answer, write only the answer, as short as po
 """What the instructions of a format say before the form of an answer."""
 _CALL_KEYS = frozenset({"name", "arguments"})
 _MAX_QUOTE = 80
-_ENTRY_KEYS = frozenset({"id", "type", "function", "index"})
-_FUNCTION_KEYS = _CALL_KEYS | {"strict", "parsed_arguments", "description"}
-"""What clients and servers write into a structured call besides its name and arguments, without a meaning for it."""
+_MISPLACED_KEYS = frozenset({"arguments", "parameters", "args", "params", "kwargs", "input"})
+"""Keys next to the "function" of a structured call that would hold its arguments; all others are the server's own."""
+_FUNCTION_KEYS = _CALL_KEYS | {
+    *("strict", "parsed_arguments", "description"),
+    *("extra_content", "provider_specific_fields"),  # Gemini's thought signatures
+}
+"""What clients and servers write next to the name and arguments of a structured call, without a meaning for it."""
 
 
 class HermesParser(TagParser):
@@ -187,7 +191,8 @@ class OpenAIParser(Parser):
 
     `{"content": "...", "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "search",
     "arguments": {"query": "..."}}}]}`; `arguments` may also be a JSON string, as endpoints send it. The final answer
-    is `<answer>...</answer>` in `content`. Text that does not start with "{" is taken as the content alone.
+    is `<answer>...</answer>` in `content`. Text that does not start with "{", and JSON with neither of the two keys, is
+    taken as the content alone.
     """
 
     name = "openai"
@@ -200,9 +205,11 @@ class OpenAIParser(Parser):
         """Read the calls of `tool_calls` and the answer in `content` (see the base class)."""
         message: Any = {"content": text}
         if text.lstrip().startswith("{"):
-            message = decode(text)
-            if isinstance(message, ParseError):
-                return ParsedTurn(errors=(message,))
+            value = decode(text)
+            if isinstance(value, ParseError):
+                return ParsedTurn(errors=(value,))
+            if "content" in value or "tool_calls" in value:
+                message = value
         calls: list[ToolCall] = []
         errors: list[ParseError] = []
         entries = message.get("tool_calls")
@@ -223,8 +230,7 @@ class OpenAIParser(Parser):
             content = ""
         bodies, tag_errors = scan(self._tags, visible_text(content))
         answers = [body.strip() for _, body in bodies]
-        written = content if "content" in message or "tool_calls" in message else text
-        parsed = self.combine(_with_distinct_ids(calls), answers, errors + tag_errors, written, self._tags)
+        parsed = self.combine(_with_distinct_ids(calls), answers, errors + tag_errors, content, self._tags)
         return parsed if content is text else replace(parsed, content=content)
 
     @staticmethod
@@ -232,7 +238,7 @@ class OpenAIParser(Parser):
         function = entry.get("function") if isinstance(entry, dict) else None
         if not isinstance(function, dict):
             return ParseError("not_an_object", 'Each tool call must be an object with a "function" object.')
-        if unknown := _unknown_keys(entry, _ENTRY_KEYS):
+        if unknown := _unknown_keys(entry, entry.keys() - _MISPLACED_KEYS):
             return unknown
         identifier, arguments = entry.get("id"), function.get("arguments")
         if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
@@ -266,7 +272,7 @@ class OpenAIParser(Parser):
         """Write text and calls as one message (see the base class); without calls its text alone."""
         if not message.tool_calls:
             return message.content
-        data = message.to_dict()
+        data = message.to_dict(text_arguments=True)
         return json.dumps({name: data[name] for name in ("content", "tool_calls")}, ensure_ascii=False)
 
     def split_calls(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
@@ -324,7 +330,7 @@ class NativeParser(OpenAIParser):
             return super().parse(text)
         entries = [entry for entry in message["errors"] if isinstance(entry, dict)]
         errors = [
-            ParseError(str(entry["code"]), str(entry.get("message", "")), str(entry.get("quote", "")))
+            ParseError(str(entry["code"]), *(str(entry.get(name, "")) for name in ("message", "quote", "tag")))
             for entry in entries
             if entry.get("code") in PARSE_ERROR_CODES
         ]
@@ -366,7 +372,7 @@ def not_a_call(value: Any) -> ParseError:
     return ParseError("not_an_object", f"A tool call must be a JSON object, got {_json_type(value)}.{each}")
 
 
-def _unknown_keys(value: Mapping[str, Any], known: frozenset[str]) -> ParseError | None:
+def _unknown_keys(value: Mapping[str, Any], known: Collection[str]) -> ParseError | None:
     """Report keys that would be dropped: a call whose arguments have another name must not run without them."""
     unknown = [key for key, content in value.items() if key not in known and content is not None]
     if not unknown:

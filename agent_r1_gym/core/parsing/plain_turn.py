@@ -10,7 +10,7 @@ from agent_r1_gym.core.scoring import final_number
 from agent_r1_gym.core.text import encodable
 
 _BOXED = "\\boxed{"
-_PHRASE = re.compile(r"\banswer(?: is|:)\s*:?\s*", re.IGNORECASE)
+_PHRASE = re.compile(r"\banswer(?: is\b|:)\s*:?\s*", re.IGNORECASE)  # not "the answer isn't"
 _STOP = re.compile(r"[.!?]?(?P<line>\s*\n|\s*\Z)|(?P<word>[^\W_]*)(?P<mark>[.!?])\s+(?=(?P<next>\S))")
 _ABBREVIATION = re.compile("Capt|Co|Col|Dr|Ft|Gen|Gov|Inc|Jr|Lt|Ltd|Mr|Mrs|Ms|Mt|Prof|Rep|Rev|Sen|Sr|St|vs")
 """As names have them: "5 ft." and "no." end a sentence."""

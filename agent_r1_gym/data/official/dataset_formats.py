@@ -45,7 +45,7 @@ class Format(Protocol):
     HUB_ID: str
     """Copy on the hub: "repository" or "repository:configuration"."""
     SAMPLE_MIX: Mapping[str, float]
-    """Weights of FictionQA's question types in the bundled sample; empty if the sample is no FictionQA."""
+    """Weights of FictionQA's question types in the bundled sample; empty if the sample is not FictionQA."""
 
     def official(self, data: Mapping[str, Any], aliases: Mapping[str, tuple[str, ...]], /) -> dict[str, Any]:
         """Converts a row of any known copy to the official shape."""

@@ -74,7 +74,7 @@ def parse(row: Row, pool: PassagePool) -> Question:
     """Parses the question of a row.
 
     Raises:
-        DatasetError: a field is missing or malformed, or the answer is no number.
+        DatasetError: a field is missing or malformed, or the answer is not a number.
     """
     if SIGNATURE_FIELD not in row.data:
         raise row.error("Equation", "a row of SVAMP (Body, Question, Equation, Answer) or MAWPS (input, target)")

@@ -12,6 +12,7 @@ from agent_r1_gym.gateway.episode import ModelRequest, ModelTurn
 from agent_r1_gym.gateway.protocols.fields import (
     arguments_text,
     event,
+    idle_tool_fields,
     list_of,
     make_request,
     read_call,
@@ -30,7 +31,6 @@ _ROLES: Mapping[str, Role] = {
 }
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
-    "parallel_tool_calls": (True,),
     "best_of": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
@@ -46,16 +46,21 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
+_NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+"""Clients read the counts, which the gateway does not know."""
+
+
 def read(body: Mapping[str, Any]) -> ModelRequest:
     """Read a request.
 
     Raises:
         RequestError: a field is wrong, missing or not supported.
     """
-    refuse(body, {**_REFUSED, "tool_choice": ("auto",) if body.get("tools") else ("auto", "none")})
+    idle = {**_REFUSED, **idle_tool_fields(body)}
+    refuse(body, idle)
     messages = [_message(number, entry) for number, entry in enumerate(list_of("messages", body.get("messages")))]
     tools = [_tool(number, entry) for number, entry in enumerate(list_of("tools", body.get("tools")))]
-    used = ("messages", "tools", "tool_choice", *_REFUSED)
+    used = ("messages", "tools", *idle)
     return make_request(body, messages, tools, used=used, protocol="chat.completions")
 
 
@@ -68,12 +73,12 @@ def write(request: ModelRequest, turn: ModelTurn, identifier: str) -> bytes:
         message["content"] = ""
     choice = {"index": 0, "message": message, "finish_reason": _reason(turn), "logprobs": None}
     head = _head(request, identifier, "chat.completion")
-    return json.dumps({**head, "choices": [choice], "usage": None, **_ignored(request)}).encode()
+    return json.dumps({**head, "choices": [choice], "usage": _NO_USAGE, **_ignored(request)}).encode()
 
 
 def stream(request: ModelRequest, turn: ModelTurn, identifier: str) -> Iterator[bytes]:
     """Format the response as server-sent events."""
-    head = _head(request, identifier, "chat.completion.chunk")
+    head = _head(request, identifier, "chat.completion.chunk") | ({"usage": None} if request.stream_usage else {})
 
     def chunk(delta: Mapping[str, Any], reason: str | None = None, **more: Any) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
@@ -83,6 +88,8 @@ def stream(request: ModelRequest, turn: ModelTurn, identifier: str) -> Iterator[
     for number, call in enumerate(_calls(turn)):
         yield chunk({"tool_calls": [{"index": number, **call}]})
     yield chunk({}, _reason(turn), **_ignored(request))
+    if request.stream_usage:
+        yield event({**head, "choices": [], "usage": _NO_USAGE})
     yield b"data: [DONE]\n\n"
 
 
@@ -93,6 +100,8 @@ def _message(number: int, entry: Mapping[str, Any]) -> Message:
     text = text_of(f"{location}.content", entry.get("content"))
     if role == "tool":
         return Message("tool", text, tool_call_id=str(entry.get("tool_call_id")))
+    if role == "assistant":
+        text = text or text_of(f"{location}.refusal", entry.get("refusal"))
     calls = []
     for call in list_of(f"{location}.tool_calls", entry.get("tool_calls") if role == "assistant" else None):
         function: Any = call.get("function")

@@ -25,7 +25,7 @@ _KINDS = {
 }
 _TRANSPORT = ("stream", "stream_options", "metadata", "user", "store", "service_tier")
 """Fields that change how a reply is sent or filed, and not what it says."""
-TEXT_PARTS = ("text", "input_text", "output_text")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 """Types of content parts that hold text."""
 
 
@@ -44,6 +44,7 @@ def make_request(
     *,
     used: Sequence[str],
     protocol: str,
+    ignored: Sequence[str] = (),
 ) -> ModelRequest:
     """Make the request of a body, after the checks that all protocols share.
 
@@ -53,6 +54,7 @@ def make_request(
         tools: its tools, as OpenAI-style function schemas.
         used: fields that the protocol reads or refuses.
         protocol: name of the protocol: part of the key.
+        ignored: parts of used fields that have no effect.
 
     Raises:
         RequestError: a field or the order of the messages is wrong.
@@ -67,9 +69,24 @@ def make_request(
     if not isinstance(stream, bool):
         raise RequestError(400, f"stream must be true or false, got {stream!r:.80}.")
     _check_order(messages)
-    ignored = sorted(name for name in body if name not in (*used, "model", *_TRANSPORT) and body[name] is not None)
-    key = f"{protocol} {content_key(body, without=_TRANSPORT)}"
-    return ModelRequest(_in_order(_with_names(messages)), tuple(tools), key, model, stream, tuple(ignored))
+    unused = [name for name in body if name not in (*used, "model", *_TRANSPORT) and body[name] is not None]
+    options = body.get("stream_options")
+    return ModelRequest(
+        _in_order(_with_names(messages)),
+        tuple(tools),
+        key=f"{protocol} {content_key(body, without=_TRANSPORT)}",
+        model=model,
+        stream=stream,
+        stream_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        ignored=tuple(sorted([*unused, *ignored])),
+    )
+
+
+def idle_tool_fields(body: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Return the values of OpenAI's fields about calls that ask for nothing (see `refuse`): more without tools."""
+    if body.get("tools"):
+        return {"tool_choice": ("auto",), "parallel_tool_calls": (True,)}
+    return {"tool_choice": ("auto", "none"), "parallel_tool_calls": (True, False)}
 
 
 def refuse(body: Mapping[str, Any], accepted: Mapping[str, tuple[Any, ...]]) -> None:
@@ -77,15 +94,18 @@ def refuse(body: Mapping[str, Any], accepted: Mapping[str, tuple[Any, ...]]) -> 
 
     Args:
         body: the body.
-        accepted: by field, the values that ask for nothing.
+        accepted: by field, the values that ask for nothing; in objects, fields that are null or false ask for nothing
+            either.
 
     Raises:
         RequestError: a field has another value.
     """
     for name, idle in accepted.items():
         value = body.get(name)
+        if isinstance(value, dict):
+            value = {key: part for key, part in value.items() if part is not None and part is not False}
         if value is not None and not any(value == each and type(value) is type(each) for each in idle):
-            raise RequestError(400, f"{name}={value!r:.80} is not supported here; drop it.")
+            raise RequestError(400, f"{name}={body[name]!r:.80} is not supported here; drop it.")
 
 
 def text_of(location: str, content: Any) -> str:
@@ -101,7 +121,8 @@ def text_of(location: str, content: Any) -> str:
         others = [kind for kind in kinds if kind not in TEXT_PARTS]
         if others:
             raise RequestError(400, f"{location}: only text is supported, got a part of type {others[0]!r:.40}.")
-        content = "".join(text_of(location, part.get("text")) for part in content)
+        names = ("refusal" if kind == "refusal" else "text" for kind in kinds)
+        content = "".join(text_of(location, part.get(name)) for part, name in zip(content, names, strict=True))
     if not isinstance(content, str):
         raise RequestError(400, f"{location} must be text, got {type(content).__name__}.")
     return content

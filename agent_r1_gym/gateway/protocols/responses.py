@@ -13,6 +13,7 @@ from agent_r1_gym.gateway.episode import ModelRequest, ModelTurn
 from agent_r1_gym.gateway.protocols.fields import (
     arguments_text,
     event,
+    idle_tool_fields,
     list_of,
     make_request,
     read_call,
@@ -30,8 +31,17 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "text": ({"format": {"type": "text"}}, {}),
     "prompt": (),
-    "parallel_tool_calls": (True,),
 }
+
+
+_NO_USAGE = {
+    "input_tokens": 0,
+    "input_tokens_details": {"cached_tokens": 0},
+    "output_tokens": 0,
+    "output_tokens_details": {"reasoning_tokens": 0},
+    "total_tokens": 0,
+}
+"""Clients read the counts, which the gateway does not know."""
 
 
 def read(body: Mapping[str, Any]) -> ModelRequest:
@@ -40,7 +50,11 @@ def read(body: Mapping[str, Any]) -> ModelRequest:
     Raises:
         RequestError: a field is wrong, missing or not supported.
     """
-    refuse(body, {**_REFUSED, "tool_choice": ("auto",) if body.get("tools") else ("auto", "none")})
+    text, ignored = body.get("text"), tuple[str, ...]()
+    if isinstance(text, dict) and text.get("verbosity") is not None:  # in chat completions it is a field of its own
+        text, ignored = {name: value for name, value in text.items() if name != "verbosity"}, ("text.verbosity",)
+    idle = {**_REFUSED, **idle_tool_fields(body)}
+    refuse({**body, "text": text}, idle)
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else list_of("input", given)
     messages: list[Message] = []
@@ -57,8 +71,8 @@ def read(body: Mapping[str, Any]) -> ModelRequest:
             )
         messages.append(message)
     tools = [_tool(number, entry) for number, entry in enumerate(list_of("tools", body.get("tools")))]
-    used = ("input", "instructions", "tools", "tool_choice", *_REFUSED)
-    return make_request(body, messages, tools, used=used, protocol="responses")
+    used = ("input", "instructions", "tools", *idle)
+    return make_request(body, messages, tools, used=used, protocol="responses", ignored=ignored)
 
 
 def write(request: ModelRequest, turn: ModelTurn, identifier: str) -> bytes:
@@ -76,7 +90,7 @@ def stream(request: ModelRequest, turn: ModelTurn, identifier: str) -> Iterator[
         number += 1
         return event({"type": kind, "sequence_number": number, **fields}, kind)
 
-    begun = {**whole, "status": "in_progress", "output": []}
+    begun = {**whole, "status": "in_progress", "output": [], "usage": None}
     yield numbered("response.created", response=begun)
     yield numbered("response.in_progress", response=begun)
     for index, item in enumerate(whole["output"]):
@@ -143,7 +157,7 @@ def _response(request: ModelRequest, turn: ModelTurn, identifier: str) -> dict[s
         "status": status,
         "model": request.model,
         "output": output,
-        **{"error": None, "incomplete_details": why, "instructions": None, "metadata": {}, "usage": None},
+        **{"error": None, "incomplete_details": why, "instructions": None, "metadata": {}, "usage": _NO_USAGE},
         **{"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "temperature": None, "top_p": None},
         **({"ignored": list(request.ignored)} if request.ignored else {}),
     }

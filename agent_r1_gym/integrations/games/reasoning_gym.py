@@ -30,7 +30,7 @@ class ReasoningGymEnv(TextGame):
 
     ## Rewards
     ### Outcome
-    The generator's score of the answer, 0 to 1; many pay a little for an answer that only contains the right one. 0 if
+    The generator's score of the answer, 0 to 1; many give a little for an answer that only contains the right one. 0 if
     its scorer raises.
     ### Process
     None.

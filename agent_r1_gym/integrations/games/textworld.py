@@ -129,7 +129,7 @@ class TextWorldEnv(TextGame):
         command = "".join(letter for letter in lines[-1] if letter.isprintable() and letter != "\\").strip()
         first_words = (part.split(maxsplit=1)[0] for part in _PARTS.split(command.lower()) if part.strip())
         if any(map(_ENGINE_COMMANDS.fullmatch, first_words)):
-            return self._shown("That is no command of the game."), 0.0, False, self._make_info()
+            return self._shown("That is not a command of the game."), 0.0, False, self._make_info()
         with PROCESS_LOCK:
             self._state, score, done = self._engine.step(command[:_MAX_COMMAND_CHARS] or "look")
         reward, self._score = score - self._score - bool(self._state["lost"]), score

@@ -51,7 +51,7 @@ from agent_r1_gym.support.packages import run_provenance
 from agent_r1_gym.support.terminal import print_note
 
 FORMAT = 3
-"""2 was written by agent-r1-gym 0.2, whose keys have other names (docs/renames.md)."""
+"""2 was written by agent-r1-gym 0.2, whose keys have other names."""
 Row = dict[str, Any]
 _SETTINGS: dict[str, Any] = {
     **dict.fromkeys(("env_id", "policy", "dataset"), str),
@@ -175,7 +175,7 @@ class RunFolder:
         kinds = {"settings": dict, "invocations": list}
         known = run.get("format") == FORMAT and all(isinstance(run.get(name), kind) for name, kind in kinds.items())
         if not known or not all(isinstance(start, dict) for start in run["invocations"]):
-            raise DatasetError(f"{self.run_path} is no run of format {FORMAT}; evaluate again with this version.")
+            raise DatasetError(f"{self.run_path} is not a run of format {FORMAT}; evaluate again with this version.")
         return run
 
     def settings(self) -> Row:
@@ -191,7 +191,7 @@ class RunFolder:
                 raise DatasetError(f"{self.run_path}: its settings have no {name} as `agent-r1 eval` writes it.")
         for name in _OPTIONAL:
             if not isinstance(settings.get(name, {}), dict):
-                raise DatasetError(f"{self.run_path}: {name} of its settings is no JSON object.")
+                raise DatasetError(f"{self.run_path}: {name} of its settings is not a JSON object.")
         return settings
 
     def episodes(self) -> list[Trajectory]:
@@ -334,7 +334,7 @@ def _read_object(path: Path) -> Row:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{path} is no JSON: {error}.") from error
+        raise DatasetError(f"{path} is not valid JSON: {error}.") from error
     if not isinstance(value, dict):
         raise DatasetError(f"{path} must hold a JSON object, got {type(value).__name__}.")
     return value

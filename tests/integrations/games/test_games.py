@@ -148,7 +148,7 @@ class TestTextWorld:
         monkeypatch.chdir(tmp_path)
         env = self.make()
         ((text, reward, terminated, truncated, _), (after, *_)) = episode(env, [turn, "look"])
-        assert text.startswith("That is no command of the game.")
+        assert text.startswith("That is not a command of the game.")
         assert (reward, terminated, truncated) == (0.0, False, False)
         assert "-=" in after
         assert list(tmp_path.iterdir()) == []

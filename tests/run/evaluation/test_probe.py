@@ -68,7 +68,7 @@ def test_chance_is_what_the_answers_are_worth_for_other_questions() -> None:
         3: ("z", "x")
     }  # with a second name of the last, "x" is right for 2 of 3, 2 of 3, 3 of 3 and 2 of 3
     assert chance_level(episodes(["x"] * 4), twice, kinds) == pytest.approx((2 + 2 + 3 + 2) / 3 / 4)
-    apart = {0: "author", 1: "genre", 2: "author", 3: "genre"}  # an x of another relation is no guess for this one
+    apart = {0: "author", 1: "genre", 2: "author", 3: "genre"}  # an x of another relation is not a guess for this one
     assert chance_level(episodes(["x"] * 4), golds, apart) == pytest.approx((0 + 0 + 1 + 1) / 4)
 
 

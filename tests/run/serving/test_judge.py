@@ -43,4 +43,5 @@ def test_a_served_agent_judges(capsys: pytest.CaptureFixture[str]) -> None:
                 env.reset(seed=0)
                 step = env.step(answer(text))
                 assert (step[1], step[4]["infrastructure_error"]) == (reward, None)
-    assert "takes no response_format" in capsys.readouterr().err
+    notes = capsys.readouterr().err
+    assert "takes no 'response_format'" in notes and "takes no 'max_tokens'; it is no longer sent" in notes

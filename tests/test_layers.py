@@ -1,6 +1,6 @@
-"""Floors only point down: which module may import which, read from the source.
+"""Layers only point down: which module may import which, read from the source.
 
-A module imports only from lower floors of `FLOORS` or from its own folder, also inside functions. The graph of all
+A module imports only from lower layers of `LAYERS` or from its own folder, also inside functions. The graph of all
 imports, except those for types only, has no circle.
 """
 
@@ -19,7 +19,7 @@ PACKAGES = ("agent_r1_gym", "trainers", "benchmarks")
 
 ROOT = Path(__file__).parents[1]
 
-FLOORS = {
+LAYERS = {
     "agent_r1_gym": (
         ("errors",),
         ("support",),
@@ -53,7 +53,7 @@ FLOORS = {
         ("gpu", "prompts"),
     ),
 }
-"""Modules and folders of each package, lowest floor first."""
+"""Modules and folders of each package, lowest layer first."""
 
 HEAVY = {
     *("torch", "transformers", "pyserini", "datasets", "faiss", "fastapi", "uvicorn", "bm25s", "Stemmer", "urllib3"),
@@ -147,15 +147,15 @@ def room(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def floor(module: str) -> tuple[int, int]:
-    """Returns the place of the package and the floor in it."""
+def layer(module: str) -> tuple[int, int]:
+    """Returns the place of the package and the layer in it."""
     package, name = room(module).split(".")
-    floors = [number for number, rooms in enumerate(FLOORS[package]) if name in rooms]
-    assert len(floors) == 1, (
-        f"{module} stands on no floor or on several: add {name!r} to the line of FLOORS[{package!r}] in "
-        "tests/test_floors.py that is just above everything it imports."
+    layers = [number for number, rooms in enumerate(LAYERS[package]) if name in rooms]
+    assert len(layers) == 1, (
+        f"{module} stands on no layer or on several: add {name!r} to the line of LAYERS[{package!r}] in "
+        "tests/test_layers.py that is just above everything it imports."
     )
-    return PACKAGES.index(package), floors[0]
+    return PACKAGES.index(package), layers[0]
 
 
 # --- the rules -------------------------------------------------------------------------------------------------------
@@ -163,12 +163,12 @@ def floor(module: str) -> tuple[int, int]:
 
 def test_every_module_has_a_place():
     for module in MODULES:
-        floor(module)
+        layer(module)
 
 
 def test_the_table_names_only_what_exists():
     """A typing error in the table would otherwise open a hole."""
-    rooms = {f"{package}.{name}" for package, floors in FLOORS.items() for names in floors for name in names}
+    rooms = {f"{package}.{name}" for package, layers in LAYERS.items() for names in layers for name in names}
     assert not rooms - {room(module) for module in MODULES}
 
 
@@ -176,7 +176,7 @@ def test_imports_stay_in_their_room_or_point_down():
     wrong = [
         entry
         for entry in OWN
-        if room(entry.imported) != room(entry.importer) and floor(entry.imported) >= floor(entry.importer)
+        if room(entry.imported) != room(entry.importer) and layer(entry.imported) >= layer(entry.importer)
     ]
     assert not wrong, "\n".join(map(str, wrong))
 
@@ -253,5 +253,5 @@ def test_the_reader_resolves_submodules():
 
 
 def test_an_unknown_module_gets_a_hint_where_to_stand():
-    with pytest.raises(AssertionError, match="add 'newcomer' to the line of FLOORS"):
-        floor("agent_r1_gym.newcomer")
+    with pytest.raises(AssertionError, match="add 'newcomer' to the line of LAYERS"):
+        layer("agent_r1_gym.newcomer")
