@@ -140,7 +140,7 @@ def _read_row(row: Mapping[str, Any], where: str, task_id: str) -> RowTask:
         case [*earlier, {"role": "user", "content": str() as prompt}] if all(map(_is_message, earlier)):
             history = tuple(Message(message["role"], message["content"]) for message in earlier)
             return RowTask(task_id, prompt, history=history, row=row)
-    raise DatasetError(f"{where}: prompt must be a text, or messages of which the last is the user's.")
+    raise DatasetError(f"{where}: prompt must be a string, or messages of which the last is the user's.")
 
 
 def _is_message(message: Any) -> bool:

@@ -99,7 +99,7 @@ def test_what_is_missing_is_named() -> None:
         TRLClassEnv(factory=object)
     with pytest.raises(ConfigurationError, match="dive needs a docstring"):
         TRLClassEnv(factory=Undocumented)
-    with pytest.raises(DatasetError, match="row 0: prompt must be a text, or messages"):
+    with pytest.raises(DatasetError, match="row 0: prompt must be a string, or messages"):
         TRLClassEnv(factory=Ship, rows=[{"prompt": 3}])
     with pytest.raises(DatasetError, match="has no rows"):
         TRLClassEnv(factory=Ship, rows=[])

@@ -149,7 +149,7 @@ def _type_error(value: Any, accepted: Sequence[Any], expected: type, item_type: 
 
 
 def _items_have_type(items: Sequence[Any], answer: Any, item_type: type) -> bool:
-    """Whether all items have a type, or that of an answer's first item; an answer that is no list allows any."""
+    """Whether all items have a type, or that of an answer's first item; an answer that is not a list allows any."""
     return type(answer) is not list or all(_type_error(item, answer, item_type, None)[0] is None for item in items)
 
 

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
+from agent_r1_gym.core.parsing import visible_text
 from agent_r1_gym.core.rewards import Reward, RewardSet, RewardTerm, failed_call, malformed_call, replace_presets
 from agent_r1_gym.core.tool import Tool
 from agent_r1_gym.core.tool_env import ToolEnv
-from agent_r1_gym.core.types import MAX_CALLS_PER_TURN, ScriptedPolicy, ScriptedTurn, Task, ToolCall, Transition
+from agent_r1_gym.core.types import (
+    MAX_CALLS_PER_TURN,
+    ParsedTurn,
+    ScriptedPolicy,
+    ScriptedTurn,
+    Task,
+    ToolCall,
+    Transition,
+)
 from agent_r1_gym.envs.bfcl.ast_checker import Function, ast_error, tool_name
 from agent_r1_gym.envs.bfcl.functions import RecordedFunction
 from agent_r1_gym.envs.bfcl.multi_turn import (
+    MAX_STEPS,
     MULTI_TURN,
     ApiFunction,
     ConversationTask,
@@ -26,7 +37,8 @@ from agent_r1_gym.support.checks import check_choices, check_path
 
 _DONE = "There is nothing to call."
 _ALL_CATEGORIES = (*SINGLE_TURN, *MULTI_TURN)
-_LONG_HISTORY = 200_000  # characters; gold needs up to 86,000 in "multi_turn_long_context"
+_MOST_REQUESTS = 8
+_LONG_HISTORY = 200_000  # characters; gold needs up to 96,000 in "multi_turn_long_context"
 
 
 # --- grading ---------------------------------------------------------------------------------------------------------
@@ -36,7 +48,7 @@ def verdict(transition: Transition) -> str | None:
     """What is wrong with the calls of an episode, as the official `error_type`; None if it solves its task."""
     task, parsed = transition.task, transition.parsed
     if isinstance(task, ConversationTask):
-        return conversation_error(transition) if transition.terminated else "multi_turn:force_terminated"
+        return conversation_error(transition)
     assert isinstance(task, FunctionCallingTask)
     if IRRELEVANCE in task.category:
         # As officially, a call that cannot be read is none. A turn of which nothing is known is not a refusal: one cut
@@ -150,8 +162,8 @@ class BFCLEnv(ToolEnv):
     with lists of accepted values; nothing is executed. Multi-turn categories, 200 rows each: "multi_turn_base",
     "multi_turn_miss_func" (a function is missing until a later request), "multi_turn_miss_param" (a value is),
     "multi_turn_long_context" (long outputs). A user makes one to eight requests over the state of one or two simulated
-    APIs (files, trading, travel, a vehicle ...); a turn without a call ends a request. They need the package
-    `bfcl-eval`, whose APIs run in this process.
+    APIs (files, trading, travel, a vehicle ...); a turn without a call that can be read ends a request. They need the
+    package `bfcl-eval`, whose APIs run in this process.
 
     ## Tools
     The functions of the row, with JSON schemas as the official code makes them for OpenAI's format; a dot in a name
@@ -160,7 +172,7 @@ class BFCLEnv(ToolEnv):
 
     ## Action Space
     `UnicodeText(max_history_chars)`: one model turn, free text; formats as in `AgentR1/HotpotQA-v0`. A turn without a
-    call is an answer (`plain_turn="answer"`).
+    call is an answer (`plain_turn="answer"`); in multi-turn categories also one with nothing but malformed calls.
 
     ## Observation Space
     `UnicodeText(max_history_chars)`: the whole history as text, as in `AgentR1/HotpotQA-v0`.
@@ -177,11 +189,13 @@ class BFCLEnv(ToolEnv):
     after each request the state of the APIs is that after the gold calls, and what these returned has been returned
     (`envs/bfcl/multi_turn.py`).
     ### Process
-    With `reward="process"` also: `malformed_call` (-.1), `failed_call` (-.05, a function that does not exist).
+    With `reward="process"` also: `malformed_call` (-.1; in multi-turn categories only of a turn that has a good call
+    too), `failed_call` (-.05, a function that does not exist).
 
     ## Episode End
     ### Termination
-    Single-turn: a turn calls functions, or answers. Multi-turn: the last request is ended.
+    Single-turn: a turn calls functions, or answers. Multi-turn: the last request is ended, or a request has taken 21
+    turns of calls, which fails the row.
     ### Truncation
     `max_turns` model turns are used up (single-turn 1 by default: a turn that cannot be read is the last), or the
     history is longer than `max_history_chars`.
@@ -195,8 +209,8 @@ class BFCLEnv(ToolEnv):
     "sample"; or a folder: a checkout of the gorilla repository, its `data` folder, or copies of its files),
     `category=None` (the first four, some single-turn ones, or some multi-turn ones), `split=None` ("train";
     "validation" and "test" share no function with it, in multi-turn categories no scenario; "all" for published
-    numbers), `reward="em"` (`solved` alone, or "process", or custom terms), `max_turns=1` (multi-turn 40). For the
-    others see `ToolEnv`.
+    numbers), `reward="em"` (`solved` alone, or "process", or custom terms), `max_turns=1` (multi-turn 168, which eight
+    requests cannot exceed). For the others see `ToolEnv`.
 
     ## References
     Patil et al., The Berkeley Function Calling Leaderboard (ICML 2025), github.com/ShishirPatil/gorilla. Yan et al.,
@@ -237,7 +251,7 @@ Fulfil the requests of the user with calls of the functions below.
         if any(each in MULTI_TURN for each in categories):
             if not all(each in MULTI_TURN for each in categories):
                 raise ConfigurationError(f"category={category!r} mixes single-turn and multi-turn rows.")
-            defaults |= {"max_turns": 40, "max_history_chars": _LONG_HISTORY}
+            defaults |= {"max_turns": _MOST_REQUESTS * (MAX_STEPS + 1), "max_history_chars": _LONG_HISTORY}
             if options.get("raw_system_prompt") is None:
                 defaults["system_prompt"] = self._multi_turn_instructions
         super().__init__(
@@ -259,8 +273,16 @@ Fulfil the requests of the user with calls of the functions below.
         withheld = {tool.name for tool in tools}
         return [schema for schema in super().tool_schemas if schema["function"]["name"] not in withheld]
 
+    def parse(self, action: str) -> ParsedTurn:
+        """Parse a turn; as officially, one without a call that can be read is a message, which ends the request."""
+        parsed = super().parse(action)
+        if self.toolbox.user is None or parsed.calls:
+            return parsed
+        text = visible_text(action if parsed.content is None else parsed.content)
+        return replace(parsed, calls=(ToolCall(self.toolbox.user, {"text": text}),), errors=(), is_message=True)
+
     def is_terminated(self, transition: Transition) -> bool:
-        """Whether the turn calls functions or answers, or ends the last request of a conversation."""
+        """Whether the turn calls functions or answers, or ends a conversation."""
         if isinstance(transition.task, ConversationTask):
             return is_over(transition)
         return bool(transition.parsed.calls) or super().is_terminated(transition)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,6 +30,8 @@ class FunctionTool(Tool):
 
     def __init__(self, function: Function, *, deterministic: bool) -> None:
         description = f"{function.get('description', '')}{_LANGUAGE_HINT}"
+        if "response" in function:
+            description += f" The response field has the following schema: {json.dumps(function['response'])}"
         schema = json_schema({**function["parameters"], "type": "dict"})
         super().__init__(tool_name(function["name"]), description, schema, timeout=None, deterministic=deterministic)
 

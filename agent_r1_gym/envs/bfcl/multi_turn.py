@@ -27,7 +27,7 @@ from agent_r1_gym.core.tool import Arguments, Tool
 from agent_r1_gym.core.types import Task, ToolCall, ToolOutcome, Transition
 from agent_r1_gym.data.official.raw_rows import Row
 from agent_r1_gym.envs.bfcl.ast_checker import Function
-from agent_r1_gym.envs.bfcl.functions import FunctionTool, json_schema
+from agent_r1_gym.envs.bfcl.functions import FunctionTool, RecordedFunction
 from agent_r1_gym.errors import DatasetError, MissingDependencyError
 from agent_r1_gym.support.checks import frozen
 
@@ -36,6 +36,8 @@ PACKAGE = "bfcl_eval"
 USER = "user"
 _MORE_FUNCTIONS = "I have updated some more functions you can choose from. What about now?"
 _OVER = "Thank you, that was all."
+MAX_STEPS = 20
+"""Turns of calls that a request may take; one more ends the conversation, which then has failed."""
 _APIS = "apis"
 _NO_STATE = ("MathAPI",)
 _MAX_EFFORT = 10_000
@@ -138,7 +140,7 @@ class ApiSession:
 def _written(result: Any) -> str:
     """What a function returned, as text."""
     if isinstance(result, dict):
-        with contextlib.suppress(TypeError, ValueError):  # numbers of any precision are no JSON
+        with contextlib.suppress(TypeError, ValueError):  # numbers of any precision are not JSON
             return json.dumps(result)
     return str(result)  # raises ValueError for an integer of more than 4,300 digits
 
@@ -242,25 +244,31 @@ def conversation_tools(task: ConversationTask) -> list[Tool]:
 
 
 def is_over(transition: Transition) -> bool:
-    """Whether the turn ended the last request."""
-    return any(isinstance(outcome.data, RequestEnd) and outcome.data.is_last for outcome in transition.outcomes)
+    """Whether the turn ended the last request, or the current request takes too many turns."""
+    steps = 0
+    for step in (*transition.earlier, transition):
+        ends = [outcome.data for outcome in step.outcomes if isinstance(outcome.data, RequestEnd)]
+        steps = 0 if ends else steps + 1
+    return any(end.is_last for end in ends) or steps > MAX_STEPS
 
 
 def conversation_error(transition: Transition) -> str | None:
     """What is wrong with an episode, as the official `error_type`; None if it solves its task."""
     task = transition.task
     assert isinstance(task, ConversationTask)
+    steps = (*transition.earlier, transition)
+    ended = sum(isinstance(outcome.data, RequestEnd) for step in steps for outcome in step.outcomes)
+    if ended < len(task.gold):
+        return "multi_turn:force_terminated"
     gold = _gold_trace(task)
     responses: Counter[str] = Counter()
     number, has_called = 0, False
-    for step in (*transition.earlier, transition):
+    for step in steps:
         for outcome in step.outcomes:
             if not isinstance(outcome.data, RequestEnd):
                 has_called = True
                 responses[outcome.content] += 1
                 continue
-            if number == len(task.gold):  # the turn that ended the last request called the user again
-                break
             if task.gold[number]:
                 if not has_called:
                     return "multi_turn:empty_turn_model_response"
@@ -269,7 +277,7 @@ def conversation_error(transition: Transition) -> str | None:
                 if gold[number].responses - responses:
                     return "multi_turn:execution_response_mismatch"
             number, has_called = number + 1, False
-    return None if number == len(task.gold) else "multi_turn:force_terminated"
+    return None
 
 
 @dataclass(frozen=True)
@@ -362,9 +370,7 @@ def _request(messages: Sequence[Mapping[str, Any]], listed: Sequence[Function]) 
     """What the user writes: the messages of a request, or the functions that were held back."""
     texts = [str(message["content"]) for message in messages if message["role"] == "user"]
     if listed:
-        shown = [
-            {**function, "parameters": json_schema({**function["parameters"], "type": "dict"})} for function in listed
-        ]
+        shown = [RecordedFunction(function).schema["function"] for function in listed]
         texts = [*map(json.dumps, shown), *(texts or [_MORE_FUNCTIONS])]
     if not texts:
         raise ValueError("a request without a message of the user")
@@ -375,7 +381,7 @@ def _gold_call(text: str, functions: Mapping[str, Function]) -> ToolCall:
     """Read a gold call such as "sort('notes.txt')"; its positional arguments are named as the function documents."""
     call = ast.parse(text.strip(), mode="eval").body
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise ValueError(f"{text!r} is no call")
+        raise ValueError(f"{text!r} is not a call")
     names = list(functions[call.func.id]["parameters"]["properties"])
     arguments = {name: ast.literal_eval(value) for name, value in zip(names, call.args, strict=False)}
     named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}

@@ -135,8 +135,10 @@ class DBBenchEnv(ToolEnv):
     ## Rewards
     ### Outcome
     `solved`, 1 or 0, in the step that ends the episode. Of an order: 1 if the rows of the table are those after the
-    gold statement, in any order; the answer does not count. Of a question: 1 if the answer has the gold values, as a
-    set; a list of JSON or Python, or one value. 5 and 5.0 are equal, texts are compared to the character.
+    gold statement, in any order; the answer does not count. Of a question: 1 if the answer has the gold values by the
+    comparison of AgentBench: numbers alone as a multiset, to .01, all else as a set, to the character; a "%" at the
+    end, commas, and spaces and quotes around a value do not count, and no value is 0. The answer is a list of Python,
+    the rows of one column as MySQL prints them (`[('7',)]`), or one value.
     ### Process
     With `reward="process"` also: `valid_call` .05, `malformed_call` -.1, `failed_call` -.05, `repeated_query` -.05, as
     in `AgentR1/HotpotQA-v0`.

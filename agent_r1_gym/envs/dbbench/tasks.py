@@ -9,6 +9,7 @@ the statement that changes the table), `type`, `table` (columns and rows) and `a
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import json
 import os
@@ -29,7 +30,7 @@ from agent_r1_gym.data.tasks import TaskSet
 from agent_r1_gym.envs.dbbench.mysql import Cell, MySQLTable, Table
 from agent_r1_gym.errors import DatasetError
 from agent_r1_gym.support.checks import frozen
-from agent_r1_gym.support.json_data import parse_json, read_objects
+from agent_r1_gym.support.json_data import read_objects
 from agent_r1_gym.support.sqlite import QueryError
 
 AUTO, SAMPLE = "auto", "sample"
@@ -40,6 +41,10 @@ FILES = {"train": ("dev.jsonl", "dbbench_dev.jsonl"), "test": ("standard.jsonl",
 _FOLDERS = ("", "data/dbbench", "dbbench")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})(?:\.[0-9]+)?")
 _LONGEST_ANSWER = 20_000
+_TOLERANCE = 1e-2
+_ZEROS = ("", "none", "null", "undefined", "nan", "inf", "infinity", "-inf", "-infinity")
+_UNQUOTED_ROW = re.compile(r"\[+\(([^(]*),\)\]+")
+_PART = re.compile(r"""(?:['"][^'"]*+(?:['"]|\Z)|[^,'"])++""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +104,51 @@ def _state(rows: Iterable[Sequence[Cell]]) -> str:
 
 
 def answers_question(answer: str, label: Sequence[str]) -> bool:
-    """Whether an answer has the values of a label, as a set; 5, "5" and "5.0" are equal, texts to the character.
+    """Whether an answer has the values of a label, by the rules of AgentBench's `DBResultProcessor.compare_results`.
+
+    Numbers alone are compared as a multiset, to .01; all else as a set, to the character. Of each value, spaces and
+    quotes around it, a "%" at its end or else all commas are dropped, and no value (None, "") is 0.
 
     Args:
-        answer: a list of JSON or Python, or one value.
+        answer: a list of Python, the rows of one column as MySQL prints them ("[('7',)]"), or one value.
         label: the values.
     """
-    return set(map(_comparable, _read_values(answer))) == set(map(_comparable, label))
+    given, gold = ([_normalised(value) for value in values] for values in (_read_values(answer), label))
+    try:
+        numbers = list(map(float, gold))
+        for number in map(float, given):
+            numbers.remove(next(other for other in numbers if abs(number - other) <= _TOLERANCE))
+    except ValueError:  # not all of them are numbers
+        return set(given) == set(gold)
+    except StopIteration:
+        return False
+    return not numbers
 
 
 def _read_values(answer: str) -> Sequence[str]:
-    """The values of an answer: a list is read as JSON or as a literal of Python, never evaluated."""
+    """The values of an answer; a list is read as a literal of Python, never evaluated, or else split at its commas."""
     text = answer.strip()
-    if text[:1] in ("[", "(", "{") and len(text) <= _LONGEST_ANSWER:
-        for read in (parse_json, ast.literal_eval):
-            try:
-                value = read(text)
-                if isinstance(value, list | tuple | set):
-                    return list(map(str, value))  # a ValueError for an integer of more than 4,300 digits
-            except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-                continue
-    return [text]
+    if not (text.startswith("[") and text.endswith("]")):
+        return [text]
+    row = _UNQUOTED_ROW.fullmatch(text)
+    with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        values = ast.literal_eval(text) if len(text) <= _LONGEST_ANSWER else None
+        if isinstance(values, list) and all(isinstance(value, tuple) for value in values):
+            return [str(value[0]) for value in values if len(value) == 1]
+        if isinstance(values, list) and not row:
+            return [str(value[0] if isinstance(value, tuple) and len(value) == 1 else value) for value in values]
+    if row:
+        return [row[1]]
+    return [item for part in _PART.findall(text[1:-1]) if (item := re.sub("['\"]", "", part))]
+
+
+def _normalised(value: str) -> str:
+    text = value.strip().strip("'\"").strip()
+    if text.endswith("%"):
+        return text[:-1].strip()
+    if not (text.startswith("[") or text.endswith("]")):
+        text = text.replace(",", "")
+    return "0" if text.lower() in _ZEROS else text
 
 
 def _comparable(value: Cell) -> str:

@@ -81,13 +81,17 @@ def run_tests(task: HarborTask, container: Container, max_seconds: float) -> Ver
 
 
 def _reward(container: Container) -> float | None:
-    """Read `reward.json` (a number, its "reward", or its only value), else `reward.txt`; None: neither can be read."""
+    """Read `reward.json` (a number, its "reward", or its only value), else `reward.txt`; None: neither can be read.
+
+    As in Harbor, true and false are numbers within an object.
+    """
     try:
         data = container.read(f"{_VERIFIER}/reward.json")
         if data is not None:
             value = json.loads(data)
             if isinstance(value, dict):
                 value = value.get("reward", next(iter(value.values())) if len(value) == 1 else None)
+                value = int(value) if isinstance(value, bool) else value
         else:
             value = float((container.read(f"{_VERIFIER}/reward.txt") or b"").decode())
     except (ValueError, RecursionError):
@@ -121,8 +125,9 @@ class HarborEnv(ToolEnv):
     and optionally `environment/` and `solution/solve.sh`. They are played in a container without an image: the programs
     and the Python of this machine, read-only, and a file system in memory; without network. So only tasks are played
     that need no more. Refused, with name and reason, are: an image other than `debian`, `ubuntu` and `python`; a
-    Dockerfile with more than FROM, WORKDIR, ENV, COPY, LABEL and CMD, such as RUN; services; several steps; GPUs;
-    servers of tools; a network allow-list; tests in a container of their own; variables of the host.
+    Dockerfile with more than FROM, WORKDIR, ENV, COPY, LABEL and CMD, such as RUN; a folder to copy next to a
+    `.dockerignore`; files to copy below `/etc`, `/usr` and the like; services; several steps; GPUs; servers of tools; a
+    network allow-list; tests in a container of their own; variables of the host.
 
     ## Tools
     `bash(command: string)`: runs a command in the folder of the task, at most `command_seconds`. Files and background
@@ -140,9 +145,9 @@ class HarborEnv(ToolEnv):
     ## Rewards
     ### Outcome
     `solved`, in the step that ends the episode: what `tests/test.sh` writes to `/logs/verifier/reward.json` (a number,
-    its "reward", or its only value) or `reward.txt`, limited to 0 to 1. Before, all programs of the agent are killed,
-    and `/tests` and `/logs/verifier` are replaced. Tests that hang or write no reward score 0, because an agent can
-    make them do so. A container that ends is an `infrastructure_error`.
+    or an object with "reward" or one value, which may be true or false) or `reward.txt`, limited to 0 to 1. Before, all
+    programs of the agent are killed, and `/tests` and `/logs/verifier` are replaced. Tests that hang or write no reward
+    score 0, because an agent can make them do so. A container that ends is an `infrastructure_error`.
     ### Process
     With `reward="process"` also: `malformed_call` -.1, `failed_call` -.05 (a command that is stopped at its time
     limit), as in `AgentR1/HotpotQA-v0`.

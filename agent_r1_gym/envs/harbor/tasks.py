@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import posixpath
 import re
 import shlex
 import tarfile
@@ -17,6 +18,7 @@ from typing import Any
 from agent_r1_gym.core.types import Task
 from agent_r1_gym.errors import DatasetError, InfrastructureError
 from agent_r1_gym.sandbox.container import MAX_FILES_BYTES, Container
+from agent_r1_gym.sandbox.linux.container import FOLDERS
 from agent_r1_gym.support.checks import frozen, is_number
 from agent_r1_gym.support.json_data import not_utf8
 
@@ -27,6 +29,10 @@ _CONFIG, _INSTRUCTION, _TEST, _SOLUTION = "task.toml", "instruction.md", "tests/
 _SERVICES = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml", "singularity-compose.yaml")
 _UNSUPPORTED = ("gpus", "tpu", "mcp_servers", "healthcheck", "skills_dir")
 _IGNORED = ("LABEL", "MAINTAINER", "CMD")
+_IGNORE_FILES = ("Dockerfile.dockerignore", ".dockerignore")
+_BASE_FOLDERS = ("/home", "/media", "/mnt", "/opt", "/run", "/srv", "/var/lib", "/var/log", "/var/tmp")
+"""Folders of the base images, besides those of every container, to which files can be copied."""
+_READ_ONLY = ("bin", "dev", "etc", "lib", "lib32", "lib64", "proc", "sbin", "sys", "usr")
 _IMAGE = re.compile(r"(?:(?:docker\.io/)?library/|docker\.io/)?([\w.-]+)(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?")
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 _DEFAULT_TEST_SECONDS = 600.0
@@ -89,7 +95,9 @@ def read_tasks(path: Path) -> tuple[HarborTask, ...]:
         TasksRefusedWarning: some of them cannot be played; with names and reasons.
     """
     if not path.is_dir():
-        raise DatasetError(f"{path} is no folder; expected a task folder with {_CONFIG}, or a folder of task folders.")
+        raise DatasetError(
+            f"{path} is not a folder; expected a task folder with {_CONFIG}, or a folder of task folders."
+        )
     folders = [path] if (path / _CONFIG).is_file() else sorted(each.parent for each in path.glob(f"*/{_CONFIG}"))
     if not folders:
         raise DatasetError(f"{path} holds no task folder: there is no {_CONFIG} in it, nor in a folder below it.")
@@ -171,7 +179,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = tomllib.loads(_text(path))
     except tomllib.TOMLDecodeError as error:
-        raise DatasetError(f"{path} is no TOML: {error}") from error
+        raise DatasetError(f"{path} is not valid TOML: {error}") from error
     version = config.get("schema_version", config.get("version", "1.0"))
     if str(version).partition(".")[0] != "1":
         raise DatasetError(f"{path} has schema_version {version!r}; versions 1.x can be read.")
@@ -277,30 +285,51 @@ def _read_dockerfile(folder: Path) -> _Image:
     if _base_image(base) is None:
         raise _refused(folder, f"it needs the image {base}; known are {', '.join(BASE_IMAGES)}")
     workdir, environment, copies = "/", dict[str, str](), list[tuple[str, str]]()
+    folders = {each for folder in (*FOLDERS, *_BASE_FOLDERS) for each in _with_parents(folder)}
     for instruction in filter(None, others):
         word, _, rest = instruction.partition(" ")
         is_plain = not re.search(r"[$<]", rest)
         if word.upper() == "WORKDIR" and is_plain:
-            workdir = str(PurePosixPath(workdir, rest))
+            workdir = posixpath.normpath(posixpath.join(workdir, rest))
+            folders.update(_with_parents(workdir))
         elif word.upper() == "ENV" and is_plain:
             environment.update(_assignments(rest))
         elif word.upper() == "COPY" and is_plain and not re.search(r"[*?\[]|--", rest):
             *sources, target = rest.split()
-            copies += [_copy(path.parent, source, target, workdir) for source in sources]
+            copies += [_copy(path.parent, source, posixpath.join(workdir, target), folders) for source in sources]
         elif word.upper() not in _IGNORED:
             raise _refused(folder, f"its Dockerfile has {instruction!r:.100}")
     return _Image(workdir, environment, tuple(copies))
 
 
-def _copy(context: Path, source: str, target: str, workdir: str) -> tuple[str, str]:
-    """Return the file or folder, and the file or folder that it becomes: a folder gives its contents."""
-    path = context / source.lstrip("/")
+def _copy(context: Path, source: str, target: str, folders: set[str]) -> tuple[str, str]:
+    """Return the file or folder, and the file or folder that it becomes: a folder gives its contents.
+
+    Args:
+        context: the folder of the Dockerfile.
+        source: what is copied.
+        target: where to; a folder that exists takes a file as it is named.
+        folders: all folders of the image; those that the copy makes are added.
+    """
+    path, copied = context / source.lstrip("/"), posixpath.normpath(target)
     if not path.resolve().is_relative_to(context.resolve()) or not path.exists():
         raise DatasetError(f"{context / 'Dockerfile'} copies {source!r}, which is not in its folder.")
-    resolved = str(PurePosixPath(workdir, target))
-    if path.is_file() and (target.endswith("/") or target in (".", "..")):
-        resolved = f"{resolved.rstrip('/')}/{path.name}"
-    return str(path.relative_to(context)), resolved
+    if path.is_file() and (target.endswith("/") or copied in folders):
+        copied = posixpath.join(copied, path.name)
+    if copied.split("/")[1] in _READ_ONLY:
+        raise _refused(context.parent, f"its Dockerfile copies {source!r} to {copied}, which is read-only here")
+    if path.is_file():
+        folders.update(_with_parents(posixpath.dirname(copied)))
+        return str(path.relative_to(context)), copied
+    if ignored := [name for name in _IGNORE_FILES if (context / name).is_file()]:
+        raise _refused(context.parent, f"it copies the folder {source!r}, and {ignored[0]} may exclude files")
+    folders.update(_with_parents(copied))
+    folders.update(posixpath.join(copied, inner.relative_to(path)) for inner in path.rglob("*") if inner.is_dir())
+    return str(path.relative_to(context)), copied
+
+
+def _with_parents(folder: str) -> list[str]:
+    return [folder, *map(str, PurePosixPath(folder).parents)]
 
 
 def _instructions(text: str) -> Iterator[str]:

@@ -139,15 +139,20 @@ class MathsEnv(ToolEnv):
         super().__init__(tasks=tasks, tools=self._compute_tools, scorer=scorer, max_turns=max_turns, **options)
 
     def oracle(self, task: Task, history: Sequence[Transition]) -> ScriptedTurn | None:
-        """The computations of the solution, one per turn, then the gold answer."""
+        """The computations of the solution, one per turn, then the gold answer; without tools, all in one thought."""
         calls = self.solution(task)
         turn = len(history)
-        return calls[turn] if turn < len(calls) else super().oracle(task, history)
+        if turn < len(calls):
+            return calls[turn]
+        answer, steps = super().oracle(task, history), getattr(task, "decomposition", ())
+        if self._compute_tools or self._system_prompt == "" or not steps or not isinstance(answer, str):
+            return answer
+        # A bare number would teach a model to guess, and the control to lose for that reason.
+        return Thought("; ".join(f"{step.question} = {step.answer}" for step in steps), answer)
 
     def has_solution(self, task: Task) -> bool:
         """Whether the computations are known: an answer without them would teach guessing."""
-        known = getattr(task, "code", "") or getattr(task, "decomposition", ())
-        return bool(self.solution(task) if self._compute_tools else known)
+        return bool(self.solution(task) if self._compute_tools else getattr(task, "decomposition", ()))
 
     def compute(self, expression: str) -> ToolCall:
         """The call that computes an expression, with the calculator or else with Python."""

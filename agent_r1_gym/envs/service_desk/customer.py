@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from agent_r1_gym.core.parsing import visible_text
 from agent_r1_gym.core.types import ToolCall
 from agent_r1_gym.envs.service_desk import language
 from agent_r1_gym.support.chat_client import ChatClient
@@ -167,7 +168,7 @@ class UserSimulator:
         self._chat = ChatClient(model, url, role="the customer", sampling=sampling, timeout=timeout)
 
     def rephrase(self, slot: str, scripted: str) -> str:
-        """Have the model word an answer; falls back to the script where the facts would change.
+        """Have the model word an answer, without its thoughts; falls back to the script where the facts would change.
 
         Args:
             slot: what the clerk asked for.
@@ -180,7 +181,7 @@ class UserSimulator:
             {"role": "system", "content": _PROMPT.format(scripted)},
             {"role": "user", "content": _QUESTIONS[slot]},
         ]
-        text = self._chat.complete(messages)
+        text = visible_text(self._chat.complete(messages)).strip()
         return text if preserves_facts(slot, scripted, text) else scripted
 
 

@@ -124,7 +124,7 @@ def dollars_or_zero(text: Any) -> float:
 
 
 def days_since(date: str) -> int | None:
-    """Age in days of a date such as "11/14/2025", None for what is no date."""
+    """Age in days of a date such as "11/14/2025", None for what is not a date."""
     try:
         return (_NOW - datetime.strptime(date, "%m/%d/%Y")).days
     except ValueError:
@@ -135,7 +135,7 @@ def parse_arguments(text: str, *, parse_int: type[int] | type[float]) -> dict[st
     """The arguments of a call within a call, written as JSON.
 
     Raises:
-        ToolError: they are no JSON, or no object.
+        ToolError: they are not JSON, or no object.
     """
     try:
         arguments = json.loads(text, parse_int=parse_int)

@@ -16,7 +16,6 @@ from agent_r1_gym.core.rewards import RewardTerm, malformed_call
 from agent_r1_gym.core.types import ToolCall, ToolOutcome, Transition
 from agent_r1_gym.envs.tau2.database import Changes, Database, differences
 from agent_r1_gym.envs.tau2.tasks import GoldAction, Tau2Task
-from agent_r1_gym.envs.tau2.users import MESSAGE_USER
 from agent_r1_gym.errors import ToolError
 
 Judge = Callable[[Sequence[str], Sequence[str]], Sequence[bool]]
@@ -57,13 +56,14 @@ def grade(
         task: its task.
         changes: the changed rows of the database when the user ended the conversation; None: it did not end it.
         calls: every call of agent and user, in order, also those that failed.
-        messages: what the agent wrote to the user.
+        messages: what the agent wrote to the user; its turns in the task's own history are added.
         judge: decides on statements about the conversation; None: they are left out of the product.
     """
     if changes is None:
         return Verdict(0.0, {}, ("unfinished",))
     if not task.is_graded:
         return Verdict(1.0, {})
+    messages = [*(turn.content for turn in task.history if turn.role == "assistant"), *messages]
     writes = [] if is_unchecked(task) else wrong_writes(task, changes)
     checks = {
         "DB": not writes,
@@ -156,7 +156,7 @@ def verdict_of(transition: Transition) -> Verdict | None:
     messages: list[str] = []
     for step in (*transition.earlier, transition):
         for call, outcome in zip(step.parsed.calls, step.outcomes, strict=True):
-            if call.name == MESSAGE_USER:
+            if step.parsed.is_message:
                 messages.append(str(call.arguments.get("text", "")))
                 calls += user_calls(outcome)
             else:

@@ -52,7 +52,7 @@ class Operations:
     user_tables: ClassVar[Mapping[str, Shape]] = {}
     """Shape of each table on the user's side, such as the state of a telephone."""
     notes: ClassVar[frozenset[str]] = frozenset()
-    """Tables in which operations keep what is no data of the domain; no check looks at them."""
+    """Tables in which operations keep what is not data of the domain; no check looks at them."""
     tools: ClassVar[tuple[str, ...]]
     """Operations of the agent."""
     user_tools: ClassVar[tuple[str, ...]] = ()

@@ -60,6 +60,42 @@ _APN = Record(
         "mms_port": defaulting(maybe(integer), None),
     }
 )
+_APN_SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "apn_name": {
+            "type": "string",
+            "enum": ["internet", "broken"],
+            "default": "internet",
+            "description": "The name of the access point.",
+        },
+        "reset_at_reboot": {
+            "type": "boolean",
+            "default": False,
+            "description": "Whether the settings are reset at the next reboot.",
+        },
+        "mms_apn": {
+            "type": ["string", "null"],
+            "default": "mms",
+            "description": "The name of the access point for MMS, if it is another one.",
+        },
+        "mmsc_url": {
+            "type": ["string", "null"],
+            "default": "http://mms.carrier.com/mms/wapenc",
+            "description": "The URL of the centre for MMS (MMSC), which MMS needs.",
+        },
+        "mms_proxy": {
+            "type": ["string", "null"],
+            "default": None,
+            "description": "The address of the proxy that MMS needs on some networks.",
+        },
+        "mms_port": {
+            "type": ["integer", "null"],
+            "default": None,
+            "description": "The port of the proxy that MMS needs on some networks.",
+        },
+    },
+}
 _PERMISSIONS = Record({name: defaulting(flag, False) for name in ("sms", "storage", "phone", "network")})
 _APP = Record({"app_name": text, "permissions": defaulting(_PERMISSIONS, read_defaults(_PERMISSIONS))})
 _VPN = Record(
@@ -104,6 +140,8 @@ _DEVICE = Record(
         "vpn_enabled_setting": defaulting(flag, False),
         "vpn_connected": defaulting(flag, False),
         "vpn_details": defaulting(maybe(_VPN), None),
+        # tau2-bench's `break_vpn` slows down the VPN that it connects to, so that each later connection is slow too.
+        "vpn_broken": defaulting(flag, False),
         "app_statuses": defaulting(table(_APP), _APPS),
     }
 )
@@ -140,6 +178,11 @@ class PhoneOperations(Operations):
         *("check_payment_request", "make_payment"),
     )
 
+    schemas: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "mode": {"type": "string", "enum": list(_MODES)},
+        "apn_settings": _APN_SCHEMA,
+    }
+
     @classmethod
     def arrange_phone(cls, files: Mapping[str, Any]) -> dict[str, Any]:
         """The user's tables from the file of the user's database: one row each."""
@@ -159,7 +202,10 @@ class PhoneOperations(Operations):
     # --- what the user sees ------------------------------------------------------------------------------------------
 
     def check_status_bar(self) -> str:
-        """Show what icons are visible in the phone's status bar."""
+        """Show the icons in your phone's status bar, at the top of the screen.
+
+        They are the network signal, whether mobile data is enabled, disabled or saved, Wi-Fi, VPN and the battery.
+        """
         return f"Status Bar: {self._status_bar()}"
 
     def _status_bar(self) -> str:
@@ -186,7 +232,11 @@ class PhoneOperations(Operations):
         return f"{message}\nStatus Bar: {self._status_bar()}"
 
     def check_network_status(self) -> str:
-        """Check the connection to cellular networks and Wi-Fi."""
+        """Check your phone's connection to cellular networks and Wi-Fi.
+
+        Shows airplane mode, the SIM card, signal strength and type of the network, and whether mobile data
+        and data roaming are enabled.
+        """
         device = self.device
         lines = [
             f"Airplane Mode: {_on(device['airplane_mode'])}",
@@ -204,11 +254,11 @@ class PhoneOperations(Operations):
         return "\n".join(lines)
 
     def check_network_mode_preference(self) -> str:
-        """Show the preferred network mode."""
+        """Show which type of cellular network your phone prefers."""
         return f"Network Mode Preference: {self.device['network_mode_preference']}"
 
     def run_speed_test(self) -> str:
-        """Measure the speed of the internet connection."""
+        """Measure how fast your internet connection downloads, and show what that is good enough for."""
         speed, description = self._speed()
         if speed is None:
             return f"Speed test failed: {description}."
@@ -239,19 +289,22 @@ class PhoneOperations(Operations):
         )
 
     def check_sim_status(self) -> str:
-        """Check whether the SIM card works."""
+        """Check whether your SIM card works: whether it is active, missing, or locked with a PIN or PUK code."""
         return _SIM[self._sim()]
 
     def _sim(self) -> str:
         return "missing" if self.device["sim_card_missing"] else str(self.device["sim_card_status"])
 
     def check_data_restriction_status(self) -> str:
-        """Check whether data saver mode is on."""
+        """Check whether your phone limits the use of data: whether Data Saver mode is on."""
         is_on = self.device["data_saver_mode"]
         return "Data Saver mode is ON (limits data usage)." if is_on else "Data Saver mode is OFF."
 
     def check_apn_settings(self) -> str:
-        """Check the access point settings."""
+        """Check the technical settings (APN) with which your phone connects to the carrier's mobile data network.
+
+        Shows the name of the access point, and the MMSC URL for picture messages.
+        """
         settings = self.device["active_apn_settings"]
         return (
             f"Current APN Name: {settings['apn_name']}\n"
@@ -260,7 +313,7 @@ class PhoneOperations(Operations):
         )
 
     def check_wifi_status(self) -> str:
-        """Check the Wi-Fi connection."""
+        """Check whether Wi-Fi is on, which network it is connected to, and how strong the signal is."""
         device = self.device
         if not device["wifi_enabled"]:
             return "Wi-Fi is turned OFF."
@@ -270,11 +323,11 @@ class PhoneOperations(Operations):
         return f"Wi-Fi is ON and connected to '{device['wifi_ssid']}'. Signal strength: {signal}."
 
     def check_wifi_calling_status(self) -> str:
-        """Check whether Wi-Fi calling is on."""
+        """Check whether Wi-Fi Calling is on: calls over a Wi-Fi network instead of the cellular one."""
         return f"Wi-Fi Calling is currently turned {_on(self.device['wifi_calling_enabled'])}."
 
     def check_vpn_status(self) -> str:
-        """Check whether a VPN is connected."""
+        """Check whether you are using a VPN (Virtual Private Network), and show the details of its connection."""
         device = self.device
         details = device["vpn_details"]
         if device["vpn_connected"] and details:
@@ -290,11 +343,15 @@ class PhoneOperations(Operations):
         return "VPN is turned ON in settings, but currently not connected." if is_set else "VPN is turned OFF."
 
     def check_installed_apps(self) -> str:
-        """Name the installed apps."""
+        """Show the names of all apps that are installed on your phone."""
         return f"The following apps are installed on the phone: {', '.join(self.device['app_statuses'])}"
 
     def check_app_status(self, app_name: str) -> str:
-        """Check an app in detail."""
+        """Check an app in detail, such as its permissions.
+
+        Args:
+            app_name: The name of the app, such as "messaging".
+        """
         granted = self._granted(app_name)
         if granted is None:
             return f"App '{app_name}' not found on this phone."
@@ -303,7 +360,11 @@ class PhoneOperations(Operations):
         return "\n".join([f"Status for App: {app_name}", " - Permissions Granted:", *(f"   - {it}" for it in granted)])
 
     def check_app_permissions(self, app_name: str) -> str:
-        """Check the permissions of an app."""
+        """Check which permissions an app has, such as access to storage.
+
+        Args:
+            app_name: The name of the app, such as "messaging".
+        """
         granted = self._granted(app_name)
         if granted is None:
             return f"App '{app_name}' not found on this phone."
@@ -316,7 +377,7 @@ class PhoneOperations(Operations):
         return None if app is None else [name for name, allowed in app["permissions"].items() if allowed]
 
     def can_send_mms(self) -> str:
-        """Check whether the messaging app can send MMS messages."""
+        """Check whether your default messaging app can send MMS (picture) messages."""
         return f"Your messaging app {'can' if self._can_send_mms() else 'cannot'} send MMS messages."
 
     def _can_send_mms(self) -> bool:
@@ -333,7 +394,7 @@ class PhoneOperations(Operations):
         )
 
     def check_payment_request(self) -> str:
-        """Check whether the agent has sent a payment request."""
+        """Check whether the agent has sent you a payment request, and for which bill."""
         request = self.surroundings["payment_request"]
         if request is None:
             return "No payment request has been made."
@@ -342,7 +403,13 @@ class PhoneOperations(Operations):
     # --- what the user does ------------------------------------------------------------------------------------------
 
     def set_network_mode_preference(self, mode: str) -> str:
-        """Change the preferred network mode."""
+        """Change which type of cellular network (5G, 4G, 3G, 2G) your phone prefers.
+
+        Newer networks (4G, 5G) are faster, but may use more battery.
+
+        Args:
+            mode: The preferred networks.
+        """
         if mode not in _MODES:
             options = ", ".join(_MODES)
             return self._done(
@@ -353,7 +420,10 @@ class PhoneOperations(Operations):
         return self._done(f"Preferred Network Mode set to: {mode}")
 
     def toggle_airplane_mode(self) -> str:
-        """Turn airplane mode on or off."""
+        """Turn Airplane Mode ON if it is off, and OFF if it is on.
+
+        When ON, it disconnects all wireless connections: cellular, Wi-Fi and Bluetooth. Returns the new state.
+        """
         device = self.device
         device["airplane_mode"] = not device["airplane_mode"]
         if device["airplane_mode"] or device["wifi_enabled"]:
@@ -364,17 +434,23 @@ class PhoneOperations(Operations):
         return self._done(f"Airplane Mode is now {_on(device['airplane_mode'])}.")
 
     def reseat_sim_card(self) -> str:
-        """Remove the SIM card and insert it again."""
+        """Remove your SIM card and insert it again, which may help if the phone does not recognise it."""
         self.device["sim_card_missing"] = False
         self.simulate_network_search()
         return self._done("SIM card re-seated successfully.")
 
     def toggle_data(self) -> str:
-        """Turn mobile data on or off."""
+        """Turn mobile data ON if it is off, and OFF if it is on.
+
+        It lets your phone use the internet where there is no Wi-Fi. Returns the new state.
+        """
         return self._done(f"Mobile Data is now {_on(self._toggle('data_enabled'))}.")
 
     def toggle_roaming(self) -> str:
-        """Turn data roaming on or off."""
+        """Turn Data Roaming ON if it is off, and OFF if it is on.
+
+        When ON, your phone can use data networks outside the coverage of your carrier. Returns the new state.
+        """
         return self._done(f"Data Roaming is now {_on(self._toggle('roaming_enabled'))}.")
 
     def _toggle(self, setting: str) -> bool:
@@ -384,25 +460,35 @@ class PhoneOperations(Operations):
         return bool(self.device[setting])
 
     def toggle_data_saver_mode(self) -> str:
-        """Turn data saver mode on or off."""
+        """Turn Data Saver mode ON if it is off, and OFF if it is on.
+
+        When ON, the phone uses less data, which may make its connection slower. Returns the new state.
+        """
         self.device["data_saver_mode"] = not self.device["data_saver_mode"]
         return self._done(f"Data Saver Mode is now {_on(self.device['data_saver_mode'])}.")
 
     def set_apn_settings(self, apn_settings: dict) -> str:  # type: ignore[type-arg]
-        """Set the access point settings."""
+        """Set the technical settings (APN) with which your phone connects to the carrier's mobile data network.
+
+        Args:
+            apn_settings: All settings; those that are left out get their default.
+        """
         settings = _APN(apn_settings, "apn_settings")
         self.device["active_apn_settings"] = settings
         self.simulate_network_search()
         return self._done(f"APN settings set to: {settings['apn_name']}")
 
     def reset_apn_settings(self) -> str:
-        """Reset the access point settings at the next reboot."""
+        """Reset your APN settings to their defaults; this takes effect at the next reboot."""
         self.device["active_apn_settings"]["reset_at_reboot"] = True
         self.simulate_network_search()
         return self._done("APN settings will reset at reboot.")
 
     def toggle_wifi(self) -> str:
-        """Turn Wi-Fi on or off."""
+        """Turn the Wi-Fi radio ON if it is off, and OFF if it is on.
+
+        It lets your phone find and join wireless networks for internet access. Returns the new state.
+        """
         device = self.device
         if device["airplane_mode"]:
             return self._done("Cannot change Wi-Fi settings while Airplane Mode is ON.")
@@ -412,27 +498,40 @@ class PhoneOperations(Operations):
         return self._done(f"Wi-Fi is now {_on(device['wifi_enabled'])}.")
 
     def toggle_wifi_calling(self) -> str:
-        """Turn Wi-Fi calling on or off."""
+        """Turn Wi-Fi Calling ON if it is off, and OFF if it is on.
+
+        It lets you call over Wi-Fi instead of the cellular network, which may help where the signal is weak. Returns
+        the new state.
+        """
         self.device["wifi_calling_enabled"] = not self.device["wifi_calling_enabled"]
         return self._done(f"Wi-Fi Calling is now {_on(self.device['wifi_calling_enabled'])}.")
 
     def connect_vpn(self) -> str:
-        """Connect to the VPN."""
+        """Connect to your VPN (Virtual Private Network)."""
         if self.device["vpn_connected"]:
             return "VPN already connected."
-        details = {"server_address": "192.168.1.1", "protocol": "OpenVPN", "server_performance": "excellent"}
+        performance = "poor" if self.device["vpn_broken"] else "excellent"
+        details = {"server_address": "192.168.1.1", "protocol": "OpenVPN", "server_performance": performance}
         self.device.update(vpn_connected=True, vpn_details=details)
         return self._done("VPN connected successfully.")
 
     def disconnect_vpn(self) -> str:
-        """Disconnect the VPN."""
+        """Disconnect from your VPN (Virtual Private Network).
+
+        Your internet traffic then no longer goes through its server, which may change speed and access.
+        """
         if not self.device["vpn_connected"]:
             return self._done("No active VPN connection to disconnect.")
         self.device.update(vpn_connected=False, vpn_details=None)
         return self._done("VPN disconnected successfully.")
 
     def grant_app_permission(self, app_name: str, permission: str) -> str:
-        """Give a permission to an app."""
+        """Give a permission to an app, such as access to storage; some functions of an app need it.
+
+        Args:
+            app_name: The name of the app to grant the permission to.
+            permission: The permission to grant, in lower case.
+        """
         app, permission = self.device["app_statuses"].get(app_name), permission.lower()
         if app is None:
             return self._done(f"Error. App '{app_name}' not found. Cannot grant permission.")
@@ -445,7 +544,7 @@ class PhoneOperations(Operations):
         return self._done(f"Success. Permission '{permission}' granted to app '{app_name}'.")
 
     def reboot_device(self) -> str:
-        """Restart the phone."""
+        """Restart your phone, which refreshes all services and connections, and so may solve temporary problems."""
         lines = []
         if self.device["active_apn_settings"]["reset_at_reboot"]:
             lines.append("Resetting APN settings...")
@@ -454,7 +553,7 @@ class PhoneOperations(Operations):
         return self._done("\n".join([*lines, "Restarting network services..."]))
 
     def make_payment(self) -> str:
-        """Pay the bill that the agent has requested."""
+        """Pay the bill for which the agent has sent you a payment request."""
         request = self.surroundings["payment_request"]
         if request is None:
             return "You do not have a payment request."
@@ -551,7 +650,8 @@ class PhoneOperations(Operations):
             self.device["wifi_calling_mms_over_wifi"] = mms_over_wifi
 
     def break_vpn(self) -> None:
-        """Connect to a slow VPN."""
+        """Connect to a VPN that is slow, and stays slow."""
+        self.device["vpn_broken"] = True
         self.connect_vpn()
         self.device["vpn_details"]["server_performance"] = "poor"
 

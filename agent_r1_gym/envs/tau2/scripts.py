@@ -16,7 +16,7 @@ from agent_r1_gym.envs.tau2.banking import described, names_tool
 from agent_r1_gym.envs.tau2.grading import user_calls
 from agent_r1_gym.envs.tau2.knowledge import SEARCH
 from agent_r1_gym.envs.tau2.tasks import GoldAction, Tau2Task
-from agent_r1_gym.envs.tau2.users import MESSAGE_USER, YES
+from agent_r1_gym.envs.tau2.users import YES
 
 _WHO = "Hello! Could you please tell me your name, and your user id, e-mail address or zip code?"
 _ELSE = "Is there anything else that I can help you with?"
@@ -47,12 +47,11 @@ class _Progress:
         progress = cls()
         for step in history:
             for call, outcome in zip(step.parsed.calls, step.outcomes, strict=True):
-                is_message = call.name == MESSAGE_USER
-                if is_message:
+                if step.parsed.is_message:
                     progress.asked.append(call.arguments["text"])
                     progress.last_reply = outcome.content
                     progress.num_messages += 1
-                for made in user_calls(outcome) if is_message else [call]:
+                for made in user_calls(outcome) if step.parsed.is_message else [call]:
                     if progress.done < len(plan) and made.key == plan[progress.done].call.key:
                         progress.done += 1
                         progress.asked.clear()
@@ -180,7 +179,7 @@ def _write_positions(task: Tau2Task) -> list[int]:
 
 
 def with_wrong_argument(call: ToolCall) -> ToolCall:
-    """Change one argument of a call, the last that is no id, to another value of its kind."""
+    """Change one argument of a call, the last that is not an id, to another value of its kind."""
     arguments = dict(call.arguments)
     if not arguments:
         return call

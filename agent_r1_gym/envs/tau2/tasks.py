@@ -279,7 +279,7 @@ def _make_task(world: World, raw: Mapping[str, Any]) -> Tau2Task:
     for name in names:
         if name.startswith("_") or not callable(getattr(operations, name, None)):
             raise DatasetError(
-                f"{where} uses {name!r}, which is no operation of {operations.domain} here: the files belong to "
+                f"{where} uses {name!r}, which is not an operation of {operations.domain} here: the files belong to "
                 "another version of tau2-bench, or its tools were changed. This reader follows "
                 f"{_REPOSITORY} as of August 2026."
             )
@@ -422,7 +422,9 @@ def open_world(domain: str, dataset: str | os.PathLike[str]) -> World:
         return _sample_world(domain)
     folder = Path(dataset).expanduser()
     if not folder.is_dir():
-        raise ConfigurationError(f"dataset={os.fspath(dataset)!r} is no folder; expected a checkout of {_REPOSITORY}.")
+        raise ConfigurationError(
+            f"dataset={os.fspath(dataset)!r} is not a folder; expected a checkout of {_REPOSITORY}."
+        )
     files = _find_files(folder, domain)
     return _read_world(domain, tuple(files.items()), tuple(map(_version, files.values())))
 
@@ -581,4 +583,4 @@ def _read(path: Path) -> Any:
             return [parse_json(line) for line in content.split("\n") if line.strip()]
         return tomllib.loads(content) if path.suffix == ".toml" else parse_json(content)
     except ValueError as error:
-        raise DatasetError(f"{path} is no {path.suffix[1:].upper()} file: {error}.") from error
+        raise DatasetError(f"{path} is not a {path.suffix[1:].upper()} file: {error}.") from error

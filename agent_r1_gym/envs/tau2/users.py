@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from agent_r1_gym.core.parsing import visible_text
 from agent_r1_gym.core.tool import Arguments, Tool
-from agent_r1_gym.core.types import Message, ToolOutcome
+from agent_r1_gym.core.types import Message, Role, ToolCall, ToolOutcome
 from agent_r1_gym.envs.tau2.banking_user import DEMAND, act_on
 from agent_r1_gym.envs.tau2.database import Database
 from agent_r1_gym.envs.tau2.language import CONFIRM, Line, content_words, lines
@@ -27,7 +28,8 @@ from agent_r1_gym.support.json_data import parse_json
 Act = Callable[[str, Mapping[str, Any]], str]
 """Carries out an operation of the user (`Operations.user_tools`), and returns its result."""
 User = Callable[[Tau2Task, Sequence[Message], Act], str]
-"""Says the next turn of a conversation, whose turns have the role "user" (its own) or "assistant"."""
+"""Says the next turn of a conversation, whose turns have the role "user" (its own) or "assistant"; what the user did
+before is a turn of its own with one of `tool_calls`, and one with the role "tool" and the result."""
 
 STOP, TRANSFER, OUT_OF_SCOPE = "###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###"
 """What a user says last: the request is dealt with, a human takes over, or the scenario does not say how to go on."""
@@ -196,13 +198,27 @@ def _is_unwanted(task: Tau2Task, message: str) -> bool:
 _GREETING = "Hello, how can I help you today?"
 _MAX_ROUNDS = 10
 """Rounds of calls before a turn of a model that plays a user."""
-_DIRECTIONS = f"""\
+_DIRECTIONS = """\
 You play a customer who contacts customer service. Write the customer's next message in the chat, one at a time.
 - Follow the scenario below strictly. What it does not say, you do not know: never invent facts.
 - Do not tell everything at once; give details when you are asked for them.
-- Use your own words, but copy names, numbers, ids and addresses exactly.
-- When your request is dealt with, write {STOP}. When you are transferred to another agent, write {TRANSFER}. When the \
-scenario does not say enough to go on, write {OUT_OF_SCOPE}. Each of them ends the conversation.
+- Never repeat the scenario word for word: use your own words, but copy names, numbers, ids and addresses exactly.
+"""
+_DIRECTIONS_FOR_FUNCTIONS = """\
+- You have functions for what you can do yourself. In each turn either call one, or write a message: the agent does \
+not see text next to a call.
+- Call a function only if the agent asks you for it, or if you need it to answer the agent's question. If you do not \
+know what to do, ask.
+- If the agent asks for several actions at once, say that you can do only one at a time, and ask for the first one.
+- Tell the agent only what the scenario says or what a function returned; never make up the result of a function. If a \
+call fails because you made a mistake in it, correct it and try again.
+"""
+_DIRECTIONS_FOR_THE_END = f"""\
+- When your request is dealt with, write {STOP}. When the agent has clearly said that you are being transferred to \
+another agent, write {TRANSFER}. When the scenario does not say enough to go on, write {OUT_OF_SCOPE}. Each of them \
+ends the conversation.
+- To agree to something does not complete it: never end the conversation in the message in which you confirm, but wait \
+until the agent says that it is done.
 
 Scenario
 """
@@ -217,16 +233,14 @@ class ModelUser:
     """
 
     def __init__(self, model: str, url: str) -> None:
-        self._chat = ChatClient(model, url, role="the user", sampling={"temperature": 0.0, "max_tokens": 512})
+        self._chat = ChatClient(model, url, role="the user", sampling={"temperature": 0.0, "max_tokens": 2048})
 
     def __call__(self, task: Tau2Task, turns: Sequence[Message], act: Act) -> str:
-        """Say the next turn (see `User`); the model may carry out operations before it speaks.
+        """Say the next turn (see `User`), without the model's thoughts; it may carry out operations before it speaks.
 
         Raises:
-            InfrastructureError: the endpoint fails, or says nothing.
+            InfrastructureError: the endpoint fails, says nothing, or does not stop calling functions.
         """
-        # The model is the assistant of its own conversation, in which the agent is the user.
-        swapped = [{"role": "assistant" if turn.role == "user" else "user", "content": turn.content} for turn in turns]
         scenario = task.scenario
         parts = (
             ("Persona", scenario.persona),
@@ -236,10 +250,14 @@ class ModelUser:
             ("Instructions", scenario.instructions),
         )
         described = "\n\n".join(f"{title}:\n{text}" for title, text in parts if text)
-        system = {"role": "system", "content": _DIRECTIONS + described}
-        messages: list[Mapping[str, Any]] = [system, {"role": "user", "content": _GREETING}, *swapped]
         names = task.world.operations.user_tools if task.user_tools is None else task.user_tools
         tools = [_schema(task.world.operations, name) for name in names]
+        directions = _DIRECTIONS + (_DIRECTIONS_FOR_FUNCTIONS if tools else "") + _DIRECTIONS_FOR_THE_END
+        messages: list[Mapping[str, Any]] = [
+            {"role": "system", "content": directions + described},
+            {"role": "user", "content": _GREETING},
+            *map(_as_the_user_sees_it, turns),
+        ]
         for _ in range(_MAX_ROUNDS):
             text, calls = self._chat.turn(messages, tools)
             if not calls:
@@ -247,9 +265,24 @@ class ModelUser:
             messages.append({"role": "assistant", "content": text, "tool_calls": calls})
             for call in calls:
                 messages.append({"role": "tool", "tool_call_id": call.get("id"), "content": _carry_out(call, act)})
-        if not text.strip():
-            raise InfrastructureError("The model of the user said nothing.")
-        return text
+        else:
+            raise InfrastructureError(
+                f"The model of the user still called functions after {_MAX_ROUNDS} rounds; expected a message to the "
+                "agent. Use a model that follows its instructions better."
+            )
+        spoken = visible_text(text).strip()
+        if not spoken:
+            raise InfrastructureError(
+                f"The model of the user wrote no message to the agent, but {text!r:.80}; expected text outside of its "
+                "reasoning. Use a model that reasons less, or switch its reasoning off."
+            )
+        return spoken
+
+
+def _as_the_user_sees_it(turn: Message) -> dict[str, Any]:
+    """A turn for the user's model, which is the assistant of its own conversation; the agent is the user there."""
+    role: Role = "assistant" if turn.role == "user" else "user" if turn.role == "assistant" else turn.role
+    return replace(turn, role=role).to_dict(text_arguments=True)
 
 
 def _schema(operations: type[Operations], name: str) -> dict[str, Any]:
@@ -275,7 +308,7 @@ _CONVERSATION = "conversation"
 
 
 class Conversation:
-    """What was said in an episode."""
+    """What was said in an episode, and what the user did in between."""
 
     def __init__(self, turns: Sequence[Message]) -> None:
         self.turns = list(turns)
@@ -359,7 +392,12 @@ class UserTool(Tool):
             return result
 
         reply = self._user(self._start.task, (*conversation.turns, message), act)
-        conversation.turns += [message, Message("user", reply)]
+        conversation.turns.append(message)
+        for call in calls:
+            made = ToolCall(call["name"], call["arguments"], f"call_{len(conversation.turns)}")
+            conversation.turns.append(Message("user", "", tool_calls=(made,)))
+            conversation.turns.append(Message("tool", call["result"], tool_call_id=made.id))
+        conversation.turns.append(Message("user", reply))
         data: dict[str, Any] = {"user_calls": calls} if calls else {}
         if any(token in reply for token in END_TOKENS):
             data["changes"] = database.changes

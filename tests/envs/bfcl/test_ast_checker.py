@@ -75,7 +75,7 @@ CASES: tuple[tuple[str, list[Any], Any, str | None], ...] = (
     ("sizes", [[1, 2]], [1.0, 2.0], "type_error:nested"),
     ("place", [[1.5, 2.5]], [1.5, 2.5], None),
     ("place", [[1.5, 2.5]], (1.5, 2.5), None),
-    ("place", [[1.0, 2.0]], [1, 2], "type_error:nested"),  # unlike a float that is no item
+    ("place", [[1.0, 2.0]], [1, 2], "type_error:nested"),  # unlike a float that is not an item
     ("place", [[1, 2.5]], [1, 2.5], None),
     ("address", [{"city": ["Oslo"], "zip": ["", "1"]}], {"city": "OSLO"}, None),
     ("address", [{"city": ["Oslo"], "zip": ["1"]}], {"city": "Oslo"}, "value_error:dict_key"),

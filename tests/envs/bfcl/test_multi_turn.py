@@ -54,7 +54,7 @@ def function(name: str, *required: str, **properties: str) -> dict[str, Any]:
 
 DOCUMENTATION = [
     function("put", "item", item="string", count="integer"),
-    function("take", "item", item="string"),
+    {**function("take", "item", item="string"), "response": {"type": "dict", "properties": {"taken": {}}}},
     function("look"),
     function("heat", "exponent", exponent="integer"),
 ]
@@ -182,10 +182,34 @@ def test_mistakes_are_responses_and_the_conversation_goes_on(data: Path) -> None
     assert play(env, (ToolCall("no_such", {}), *PUT), "Done.", TAKE, "Done.") == (1.0, None)
 
 
-def test_messages_beyond_the_last_request_change_nothing(data: Path) -> None:
-    message = ToolCall("user", {"text": "Done."})
-    assert play(make(), PUT, message, TAKE, (message,) * 4) == (1.0, None)
-    assert play(make(), (message,) * 4)[1] == "multi_turn:empty_turn_model_response"
+def test_a_turn_without_a_call_that_can_be_read_ends_the_request(data: Path) -> None:
+    """As officially: the user makes the next request, and nothing is said about the mistake."""
+    malformed = "<tool_call>\n{oops}\n</tool_call>"
+    for turn in (malformed, f"Now: {malformed * 2}", "", "<think>Hm", "<tool_call>"):
+        env = make(reward="process")
+        assert play(env, PUT, turn, TAKE, turn) == (1.0, None), turn
+        assert env.transitions[1].parsed.calls[0].name == "user"
+        env.reset(options={"task_index": 0})
+        assert [message.role for message in env.step(turn)[4]["new_messages"]] == ["assistant", "user"]
+    env = make(reward="process")
+    mixed = f"{env.parser.format_calls(PUT)}\n{malformed}"
+    assert play(env, mixed, "Done.", TAKE, "Done.") == (pytest.approx(0.9), None)
+
+
+def test_a_request_may_take_twenty_turns_of_calls(data: Path) -> None:
+    env = make()
+    look = ToolCall("look", {})
+    assert play(env, *[look] * 19, PUT, "Done.", *[look] * 19, TAKE, "Done.") == (1.0, None)
+    assert play(env, *[ToolCall("no_such", {})] * 20, PUT) == (0.0, "multi_turn:force_terminated")
+    assert env.transitions[-1].terminated
+    assert play(env, PUT, "Done.", TAKE, *[look] * 20) == (0.0, "multi_turn:force_terminated")
+
+
+def test_the_user_is_not_a_function(data: Path) -> None:
+    env, call = make(), ToolCall("user", {"text": "Done."})
+    assert play(env, PUT, (call,) * 4, "Done.", TAKE, "Done.") == (1.0, None)
+    assert {outcome.error for outcome in env.transitions[1].outcomes} == {"unknown_tool"}
+    assert play(env, PUT, call, TAKE, call) == (0.0, "multi_turn:force_terminated")
 
 
 def test_a_function_that_is_held_back_is_listed_by_a_later_request(data: Path) -> None:
@@ -195,6 +219,9 @@ def test_a_function_that_is_held_back_is_listed_by_a_later_request(data: Path) -
     message = env.step("I have no function for that.")[4]["new_messages"][-1]
     assert message.role == "user"
     assert '"name": "take"' in message.content and "updated some more functions" in message.content
+    described = next(tool.description for tool in env.episode_tools if tool.name == "take")
+    assert described.endswith('schema: {"type": "dict", "properties": {"taken": {}}}')
+    assert json.dumps(described) in message.content  # as the system turn describes the others
     assert play(env, "I have none.", TAKE, "Done.") == (1.0, None)
     # As officially, it can be called before; the state then is right too.
     assert play(env, TAKE, "Done.", "Done.") == (0.0, "multi_turn:empty_turn_model_response")

@@ -75,17 +75,49 @@ def test_malformed_rows_are_refused_with_their_place(change: Mapping[str, Any], 
         load_tasks(write(tmp_path / "data", rows))
 
 
-def test_an_answer_is_a_set_of_values() -> None:
-    for answer in ('["F", "5"]', "['5', 'F']", "('F', 5)", '[5.0, "F", "F"]', "{'F', 5}"):
-        assert answers_question(answer, ("F", "5")), answer
-    for answer in ('["F"]', "F, 5", '["f", "5"]', '["F", "5", "6"]', "", "[[5], 'F']", "[" * 9_000, "[F, 5]"):
-        assert not answers_question(answer, ("F", "5")), answer
-    for answer in ("1,025", '["1,025"]', " 1,025 "):
-        assert answers_question(answer, ("1,025",))
-    assert answers_question("0.10", ("0.1",)) and answers_question("007", ("007",))
-    assert not answers_question("7", ("007",)) and not answers_question("true", ("True",))
-    assert not answers_question(f"[0x{'f' * 9_000}]", ("1",))
-    assert not answers_question("__import__('os').getcwd()", ("x",))
+def test_an_answer_is_compared_as_agentbench_compares_it() -> None:
+    for answer, label in (
+        ('["F", "5"]', ("F", "5")),
+        ("['5', 'F', 'F']", ("F", "5")),
+        ("[F, 5]", ("F", "5")),
+        ('["F", null]', ("F", "")),
+        ("[('7',)]", ("7",)),
+        ("[(7.0,)]", ("7",)),
+        ("[(Oslo,)]", ("Oslo",)),
+        ("[('F',), (5,)]", ("F", "5")),
+        ("[(1, 2), ('F',)]", ("F",)),  # rows of several columns are dropped
+        ('["21,000"]', ("21000.0",)),
+        (" '1,025' ", ("1,025",)),
+        ("12.5 %", ("12.5",)),
+        ("7.004", ("7",)),
+        ("7", ("007",)),
+        ('["5", "5"]', ("5.0", "5")),
+        ("None", ("",)),
+        ("[None]", ("0",)),
+        ("Smith, John", ("Smith John",)),
+    ):
+        assert answers_question(answer, label), answer
+    for answer, label in (
+        ('["F"]', ("F", "5")),
+        ("F, 5", ("F", "5")),
+        ('["f", "5"]', ("F", "5")),
+        ('["F", "5.0"]', ("F", "5")),  # not numbers alone
+        ("('F', 5)", ("F", "5")),
+        ("[[5], 'F']", ("F", "5")),
+        ('["5"]', ("5", "5")),
+        ('["5", "5"]', ("5",)),
+        ('["5", "6"]', ("5", "5")),
+        ("7.02", ("7",)),
+        ("", ("x",)),
+        ("[]", ("7",)),
+        ("true", ("True",)),
+        ("[" * 9_000, ("1",)),
+        ("[" * 9_000 + "]" * 9_000, ("1",)),
+        (f"[0x{'f' * 9_000}]", ("1",)),
+        ("[1 + 1]", ("2",)),  # nothing is evaluated
+        ("[__import__('os').getcwd()]", ("x",)),
+    ):
+        assert not answers_question(answer, label), answer[:80]
 
 
 def test_a_state_is_the_multiset_of_rows() -> None:
@@ -117,4 +149,5 @@ def test_the_official_rows() -> None:
             if task.changes_table:
                 assert tasks.gold_state(task.table, task.label) != tasks.initial_state(task.table)
             else:
-                assert answers_question(task.answers[0], task.label)
+                for answer in (task.answers[0], str([(value,) for value in task.label])):
+                    assert answers_question(answer, task.label)

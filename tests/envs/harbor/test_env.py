@@ -102,6 +102,27 @@ class TestPlaying:
         assert env.step(env.parser.format_answer("done"))[1] == 1.0
         env.close()
 
+    def test_a_file_that_is_copied_to_a_folder_keeps_its_name(self, tmp_path):
+        dockerfile = (
+            "FROM debian\nWORKDIR /srv/work/deep\nCOPY one.txt /srv/work\nCOPY one.txt /root\nCOPY one.txt ..\n"
+            "COPY one.txt .\nCOPY data /data\nCOPY one.txt /data\nCOPY one.txt /data/inner\nCOPY one.txt /opt\n"
+            "COPY one.txt /made/two.txt\nCOPY one.txt /made\nCOPY one.txt /file\n"
+        )
+        path = write_task(
+            tmp_path / "a",
+            dockerfile=dockerfile,
+            **{"environment__one.txt": "one", "environment__data__inner__two.txt": "two"},
+        )
+        targets = ["/srv/work/one.txt", "/root/one.txt", "/srv/work/one.txt", "/srv/work/deep/one.txt", "/data"]
+        targets += ["/data/one.txt", "/data/inner/one.txt", "/opt/one.txt", "/made/two.txt", "/made/one.txt", "/file"]
+        assert [target for _, target in read_task(path).copies] == targets
+        env = make(path)
+        env.reset(seed=0)
+        shown = env.step(env.parser.format_call(ToolCall("bash", {"command": f"ls {' '.join(targets)}"})))[4]
+        assert shown["infrastructure_error"] is None
+        assert "cannot access" not in shown["tool_outcomes"][0].content
+        env.close()
+
     def test_a_solution_with_files_is_played_too(self, tmp_path):
         env = make(
             write_task(tmp_path / "a", solution="bash $(dirname $0)/step.sh", **{"solution__step.sh": "touch $NAME"},
@@ -131,6 +152,8 @@ class TestGrading:
             ("echo -3 > /logs/verifier/reward.txt", (0.0, 0.0)),
             ("""echo '{"reward": 0.25, "style": 1}' > /logs/verifier/reward.json""", (0.25, 0.0)),
             ("""echo '{"accuracy": 1}' > /logs/verifier/reward.json""", (1.0, 0.0)),
+            ("""echo '{"reward": true, "style": 0}' > /logs/verifier/reward.json""", (1.0, 0.0)),
+            ("""echo '{"passed": false}' > /logs/verifier/reward.json""", (0.0, 0.0)),
             ("echo 1 > /logs/verifier/reward.json; echo 0 > /logs/verifier/reward.txt", (1.0, 0.0)),
             ("""echo '{"a": 1, "b": 1}' > /logs/verifier/reward.json""", (0.0, 1.0)),
             ("echo nan > /logs/verifier/reward.txt", (0.0, 1.0)),
@@ -214,10 +237,26 @@ class TestReading:
         with pytest.raises(DatasetError, match="mine: it needs services"):
             read_tasks(tmp_path)
 
+    def test_files_below_a_folder_that_is_read_only_are_refused(self, tmp_path):
+        for target in ("/usr/local/bin/", "/etc", "/etc/x.conf", "/bin"):
+            path = write_task(tmp_path / "mine", dockerfile=f"FROM debian\nCOPY one.txt {target}\n",
+                              **{"environment__one.txt": "one"})  # fmt: skip
+            with pytest.raises(DatasetError, match=r"mine: its Dockerfile copies 'one.txt' to /.*, which is read-only"):
+                read_tasks(path)
+
+    def test_a_folder_of_which_files_may_be_excluded_is_refused(self, tmp_path):
+        files = {"environment__.dockerignore": "*.key", "environment__data__one.key": "1", "environment__two.txt": "2"}
+        copies = write_task(tmp_path / "copies", dockerfile="FROM debian\nCOPY two.txt /app/\n", **files)
+        assert read_task(copies).copies == (("two.txt", "/app/two.txt"),)
+        for source in ("data", "."):
+            path = write_task(tmp_path / "mine", dockerfile=f"FROM debian\nCOPY {source} /app\n", **files)
+            with pytest.raises(DatasetError, match=r"mine: it copies the folder '.*', and .dockerignore may exclude"):
+                read_tasks(path)
+
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"task.toml": "name = "}, "is no TOML"),
+            ({"task.toml": "name = "}, "is not valid TOML"),
             ({"task.toml": 'schema_version = "2.0"'}, "versions 1.x can be read"),
             ({"task.toml": "verifier = 3"}, r"\[verifier\] of task.toml must be a table"),
             ({"task.toml": '[verifier]\ntimeout_sec = "long"'}, "timeout_sec must be seconds"),
@@ -241,7 +280,7 @@ class TestReading:
     def test_a_folder_without_tasks_is_named(self, tmp_path):
         with pytest.raises(DatasetError, match="holds no task folder"):
             read_tasks(tmp_path)
-        with pytest.raises(DatasetError, match="is no folder"):
+        with pytest.raises(DatasetError, match="is not a folder"):
             make(tmp_path / "none")
         with pytest.raises(ConfigurationError, match="sets 'split' itself"):
             gymnasium.make(ID, split="test")

@@ -122,6 +122,19 @@ def test_scripts_score_as_documented(env_id, options, expected):
     assert set(expected) == set(env.scripts)
 
 
+def test_without_tools_the_computation_is_demonstrated_and_not_the_bare_number(tmp_path):
+    """A model that only sees numbers learns to guess: it would lose as a control, whatever the tool is good for."""
+    rows = [{"input": "Ed has 2 red and 6 blue bags of 4 nuts each. How many nuts?", "target": 32}]
+    env = make(SVAMP, dataset=str(write_jsonl(tmp_path / "train.jsonl", rows)), tools="none")
+    _, info = env.reset(options={"task_index": 0})
+    assert info["messages"][0].content.startswith("Solve the problem step by step.")
+    turn = env.oracle(env.task, ())
+    assert turn == Thought("(2 + 6) * 4 = 32", "32")
+    assert env.step(env.parser.format_turn(turn))[1] == 1.0
+    programs = make(ARITHMETIC, tools="none", problem_types=["primes"])
+    assert not programs.has_solution(programs.tasks[0])  # its way is a program, which cannot be written as a thought
+
+
 def test_problems_without_a_solution_are_neither_demonstrations_nor_shots(tmp_path):
     """The oracle answers them, since it knows the number; a model would learn to guess."""
     rows = [{"input": f"Di has 2 rows of 2 trees and {n} cats. How many trees?", "target": 4} for n in range(5)]
@@ -423,6 +436,14 @@ def test_without_tools_the_model_computes_in_its_head() -> None:
     env.reset(seed=0)
     turn = env.scripts["careless"](env, env.task, ())
     assert env.step(env.parser.format_turn(turn))[1] == 0.0
+    for made in (env, make(ARITHMETIC, tools="none", problem_types=["nested"])):
+        made.reset(options={"task_index": 1})
+        turn = made.oracle(made.task, ())
+        assert isinstance(turn, Thought)
+        assert turn.text == "; ".join(f"{step.question} = {step.answer}" for step in made.task.decomposition)
+        assert turn.action == made.task.answers[0]
+    bare = make(ARITHMETIC, tools="none", system_prompt="", plain_turn="answer")
+    assert isinstance(bare.oracle(bare.tasks[0], ()), str)  # of a prompt without instructions
     for prompt in ({"system_prompt": "Be brief."}, {"raw_system_prompt": "Be brief."}):
         _, info = make(GSM8K, dataset="sample", tools="none", **prompt).reset(seed=0)
         assert info["messages"][0].content.startswith("Be brief.")

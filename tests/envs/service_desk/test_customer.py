@@ -29,7 +29,7 @@ def test_the_model_words_the_script_s_answer(monkeypatch: pytest.MonkeyPatch) ->
     def polite(request: dict[str, Any]) -> tuple[int, str]:
         requests.append(request)
         scripted = request["messages"][0]["content"].rpartition("Statement: ")[2]
-        return completion(f"Well, hello! {scripted}")
+        return completion(f"<think>I could say X9.</think>Well, hello! {scripted}")
 
     with endpoint(polite) as url:
         env = ServiceDeskEnv(customer_model="tiny", customer_url=url)

@@ -75,7 +75,7 @@ def test_a_missing_write_fails_and_so_does_a_second_one(request_kind: str) -> No
         assert play_ticket(env, index, ticket.plan)[0] == 1.0
         assert play_ticket(env, index, [call for call in ticket.plan if call != write])[0] == 0.0
         twice = [copy for call in ticket.plan for copy in ([call, call] if call == write else [call])]
-        # The desk refuses a second refund or cancellation, and the same address again is no change.
+        # The desk refuses a second refund or cancellation, and the same address again is not a change.
         harmless = request_kind in ("refund", "cancel", "address")
         assert play_ticket(env, index, twice)[0] == float(harmless)
         refused = request_kind in ("refund", "cancel")

@@ -107,6 +107,21 @@ class TestConversation:
         info = env.step("<think>62.5 61</think>Is there anything else?")[4]
         assert info["tool_calls"][0].arguments["text"] == "Is there anything else?"
 
+    def test_a_call_of_the_user_by_name_tells_the_user_nothing(self) -> None:
+        env = sample()
+        index = next(i for i, task in enumerate(env.tasks) if task.communicate_info)  # type: ignore[attr-defined]
+        env.reset(options={"task_index": index})
+        text = " ".join(env.task.communicate_info)  # type: ignore[attr-defined]
+        for arguments in ({"text": text}, {}):
+            info = env.step(env.parser.format_call(ToolCall("message_user", arguments)))[4]
+            assert info["tool_outcomes"][0].error == "unknown_tool"
+        ended = False
+        while not ended:
+            turn = env.scripts["silent"](env, env.task, env.transitions)
+            _, _, terminated, truncated, info = env.step(env.parser.format_turn(turn))  # type: ignore[arg-type]
+            ended = terminated or truncated
+        assert info["reward_terms"]["not_communicated"] == 1.0
+
     def test_the_system_turn_has_policy_and_tools_but_not_the_user(self) -> None:
         env = sample()
         system = env.reset(seed=0)[1]["messages"][0].content
@@ -215,6 +230,7 @@ class TestTelephone:
         with endpoint(user) as url:
             env = self.telecom(0, user="openai:tiny", user_url=url)
             reply, info = say(env, "Turn it on.")
+            say(env, "Is it still on?")
         assert reply == "It is on now."
         assert [call["name"] for call in info["tool_outcomes"][0].data["user_calls"]] == ["toggle_data"]
         assert len(requests[0]["tools"]) == 30
@@ -223,6 +239,50 @@ class TestTelephone:
         assert results[1:] == [
             *("Error: the call cannot be read: arguments must be an object", "Error: there is no 'get_customer_by_id'")
         ]
+        # In its next turn, it remembers what it did.
+        remembered = requests[2]["messages"][4:]
+        assert [turn["role"] for turn in remembered] == ["assistant", "tool", "assistant", "user"]
+        (call,) = remembered[0]["tool_calls"]
+        assert call["function"] == {"name": "toggle_data", "arguments": "{}"}
+        assert (remembered[1]["tool_call_id"], remembered[1]["content"]) == (call["id"], results[0])
+        assert [turn["content"] for turn in remembered[2:]] == ["It is on now.", "Is it still on?"]
+
+    def test_a_model_reads_what_each_function_of_the_telephone_takes(self) -> None:
+        requests = []
+
+        def user(request: dict[str, Any]) -> tuple[int, str]:
+            requests.append(request)
+            return completion("Hm.")
+
+        with endpoint(user) as url:
+            say(self.telecom(0, user="openai:tiny", user_url=url), "Hello?")
+            retail = sample(user="openai:tiny", user_url=url)
+            retail.reset(options={"task_index": 0})
+            say(retail, "Hello?")
+        functions = {tool["function"]["name"]: tool["function"] for tool in requests[0]["tools"]}
+        mode = functions["set_network_mode_preference"]["parameters"]["properties"]["mode"]
+        assert mode["enum"] == ["4g_5g_preferred", "4g_only", "3g_only", "2g_only"]
+        settings = functions["set_apn_settings"]["parameters"]["properties"]["apn_settings"]["properties"]
+        assert settings["apn_name"]["enum"] == ["internet", "broken"]
+        assert settings["mms_port"]["type"] == ["integer", "null"]
+        assert "PIN or PUK" in functions["check_sim_status"]["description"]
+        directions = [request["messages"][0]["content"] for request in requests]
+        for rule, is_everyones in (
+            ("never invent facts", True),
+            ("word for word", True),
+            ("never end the conversation in the message in which you confirm", True),
+            ("only one at a time", False),
+            ("only if the agent asks you for it", False),
+            ("never make up the result of a function", False),
+        ):
+            assert [rule in text for text in directions] == [True, is_everyones], rule
+
+    def test_a_model_that_does_not_stop_calling_is_an_infrastructure_failure(self) -> None:
+        call = {"id": "1", "type": "function", "function": {"name": "check_status_bar", "arguments": "{}"}}
+        message = {"content": f"Just a moment. {STOP}", "tool_calls": [call]}
+        with endpoint(lambda request: (200, json.dumps({"choices": [{"message": message}]}))) as url:
+            info = self.telecom(0, user="openai:tiny", user_url=url).step("Hello?")[4]
+        assert "still called functions after 10 rounds" in info["infrastructure_error"]
 
 
 class TestModelAsUser:
@@ -245,7 +305,18 @@ class TestModelAsUser:
         assert [turn["content"] for turn in second[2:]] == [env.task.prompt, "Who are you?", "I am Ada.", "Done."]
         assert not env.episode_tools[-1].is_instant
 
-    @pytest.mark.parametrize(("status", "text"), [(500, "{}"), (200, "no json"), (200, completion("  ")[1])])
+    def test_its_thoughts_neither_end_the_conversation_nor_reach_the_agent(self) -> None:
+        thought = f"<think>Not yet {STOP}</think>\n\nI am Ada."
+        with endpoint(lambda request: completion(thought)) as url:
+            env = sample(user="openai:tiny", user_url=url)
+            env.reset(options={"task_index": 0})
+            reply, info = say(env, "Who are you?")
+        assert (reply, info["end_reason"]) == ("I am Ada.", None)
+
+    @pytest.mark.parametrize(
+        ("status", "text"),
+        [(500, "{}"), (200, "no json"), (200, completion("  ")[1]), (200, completion(f"<think>Hm {STOP}")[1])],
+    )
     def test_one_that_fails_marks_the_episode_and_is_no_low_score(self, status: int, text: str) -> None:
         with endpoint(lambda request: (status, text)) as url:
             env = sample(user="openai:tiny", user_url=url)

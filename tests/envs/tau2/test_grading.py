@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1_gym.core.types import ToolCall
+from agent_r1_gym.core.types import Message, ToolCall
 from agent_r1_gym.envs.tau2.database import Database, differences
 from agent_r1_gym.envs.tau2.grading import Verdict, grade, has_actions, is_communicated
 from agent_r1_gym.envs.tau2.tasks import EnvAssertion, GoldAction, Tau2Task, World, _make_world, open_world
@@ -122,6 +122,12 @@ class TestProduct:
         assert grade(graded, changes, (), []).failures == ("not_communicated",)
         assert grade(graded, changes, (), ["It is 42."]).reward == 1.0
         assert grade(graded, {}, (), ["It is 4."]).failures == ("missing_write", "not_communicated")
+
+    def test_what_the_agent_said_in_the_conversation_before_counts(self) -> None:
+        said = (Message("user", "Is it 42?"), Message("assistant", "It is 1,628."))
+        continued = task(communicate_info=("1628",), reward_basis=("COMMUNICATE",), history=said)
+        assert grade(continued, {}, (), []).reward == 1.0
+        assert grade(replace(continued, communicate_info=("42",)), {}, (), []).reward == 0.0
 
     def test_a_conversation_that_the_user_did_not_end_earns_nothing(self) -> None:
         assert grade(task(), None, (CANCEL,), []) == Verdict(0.0, {}, ("unfinished",))

@@ -41,7 +41,7 @@ def test_gold_actions_pass_everywhere_and_doing_nothing_where_nothing_is_to_be_d
 
 @pytest.mark.slow
 def test_the_bank_is_solved_by_its_gold_actions_and_by_nothing_less(tmp_path: Path) -> None:
-    """The files without tau2-bench's policies, which are no part of the data that tests may have."""
+    """The files without tau2-bench's policies, which are not part of the data that tests may have."""
     for name in ("db.json", "tasks.json", "documents.jsonl"):
         (tmp_path / f"banking_{name}").symlink_to(shared_file(f"tau2/banking_{name}"))
     (tmp_path / "banking_prompts").mkdir()

@@ -79,7 +79,7 @@ class TestPlaces:
             open_world("retail", tmp_path)
 
     def test_a_folder_that_does_not_exist_is_no_data_set(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigurationError, match="no folder"):
+        with pytest.raises(ConfigurationError, match="is not a folder"):
             open_world("retail", tmp_path / "nothing")
 
 
@@ -166,7 +166,7 @@ def test_another_shape_is_refused_with_file_and_key(
 @pytest.mark.parametrize("content", ["{", "[" * 100_000, "\x00"])
 def test_a_broken_file_is_named(tmp_path: Path, content: str) -> None:
     write(tmp_path, prefix="retail_", db=content)
-    with pytest.raises(DatasetError, match=r"retail_db\.json is no JSON file"):
+    with pytest.raises(DatasetError, match=r"retail_db\.json is not a JSON file"):
         open_world("retail", tmp_path)
 
 

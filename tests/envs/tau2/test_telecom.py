@@ -138,6 +138,16 @@ class TestPhone:
         assert "<PerformanceLevel.EXCELLENT: 'excellent'>" in call(telecom, "check_vpn_status")
         assert "not a valid option" in call(telecom, "set_network_mode_preference", mode="6g")
 
+    def test_a_broken_vpn_is_slow_also_after_it_was_connected_anew(self, telecom: TelecomOperations) -> None:
+        """As in tau2-bench, but for this episode alone."""
+        telecom.simulate_network_search()
+        for breaks, is_excellent in ((False, True), (True, False)):
+            if breaks:
+                telecom.call("break_vpn", {})
+            telecom.call("disconnect_vpn", {})
+            telecom.call("connect_vpn", {})
+            assert telecom.assert_internet_speed(200, "excellent") == is_excellent
+
     def test_speed_classes(self, telecom: TelecomOperations) -> None:
         telecom.simulate_network_search()
         speeds = {}
