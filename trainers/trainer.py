@@ -100,6 +100,8 @@ class Progress:
     """Batches rolled out in the current evaluation."""
     rollout_seconds: float = 0.0
     """Time that training has spent on rollouts, played or waited for."""
+    batch_seconds: float = 0.0
+    """Time that the latest rollouts took, in training or evaluation."""
     wait_seconds: float = 0.0
     """Part of it spent before the latest weight sync."""
     turns: Counter[str] = field(default_factory=Counter)
@@ -268,13 +270,11 @@ class AgentTrainer(ResumableTrainer):
         if training:
             turns = (turn for record in result.records for turn in record.turns)
             progress.turns.update(turn.parse_errors[0] if turn.parse_errors else "" for turn in turns)
-        seconds = time.perf_counter() - started
-        progress.rollout_seconds += seconds if training else 0.0
-        self._log("rollout/seconds", seconds)
+        progress.batch_seconds = time.perf_counter() - started
+        progress.rollout_seconds += progress.batch_seconds if training else 0.0
+        self._log("rollout/seconds", progress.batch_seconds)
         if self.prefetcher is not None:
             self._log("rollout/staleness", progress.staleness)
-        else:  # rollouts that are played ahead take longer than what is waited for
-            self._log("rollout/tokens_per_second", batch.sampled_tokens / seconds)
         return batch.to_trl_inputs(
             filler=trl_internals.tokenizer_of(self).eos_token_id, logprobs=self.args.engine != "trl"
         )
@@ -381,7 +381,7 @@ class AgentTrainer(ResumableTrainer):
         rows = distilled_rows(batch.records, failures_only=self.args.distillation_failures_only).to(logps.device)
         distilled = batch.sampled & rows[:, None]
         log_ratios = teacher_log_ratios(teacher_logps, logps, distilled)
-        self._log("distillation/kl", -self.process_group.moments(log_ratios[distilled]).mean)
+        self._log_mean("distillation/kl", -log_ratios[distilled])
         return log_ratios
 
     def _kl_in_reward(self) -> bool:
@@ -404,12 +404,12 @@ class AgentTrainer(ResumableTrainer):
             critic_prefixes: what the critic alone reads.
             log_ratios: (B, T), of the teacher, where these are rewards.
         """
-        fields = dict(batch.credit_inputs)
+        fields: dict[str, Any] = dict(batch.credit_inputs)
         if self._kl_in_reward():
             assert logps is not None
             # log p - log p_ref of sampled tokens, 0 for others: its mean over samples is the KL.
             kl = torch.where(batch.sampled, logps - output["ref_per_token_logps"], 0.0)
-            self._log("kl", self.process_group.moments(kl[batch.sampled]).mean)
+            self._log_mean("kl", kl[batch.sampled])
             fields["token_rewards"] = -self.args.beta * kl
         if log_ratios is not None:
             fields["token_rewards"] = fields.get("token_rewards", 0.0) + self.args.distillation_weight * log_ratios
@@ -432,9 +432,10 @@ class AgentTrainer(ResumableTrainer):
         if sampling is None or logps is None:  # the backend reports none, or this batch is not to be checked
             return
         drift = logprob_drift(logps, sampling, batch.sampled)
-        mean = self.process_group.moments(drift).mean
+        mean = self._log_mean("sampling/logprob_drift_mean", drift)
+        if mean is None:
+            return
         worst = self.process_group.all_reduce_max(drift.max().item() if len(drift) else 0.0)
-        self._log("sampling/logprob_drift_mean", mean)
         self._log("sampling/logprob_drift_max", worst)
         if self.batches == 0 or self.backend is not None:
             check_drift(mean, worst, limit=self.args.alarm_drift_above, staleness=self.progress.staleness)
@@ -522,12 +523,24 @@ class AgentTrainer(ResumableTrainer):
     def _log(self, name: str, value: float) -> None:
         trl_internals.metrics_of(self)[name].append(value)
 
+    def _log_mean(self, name: str, values: Tensor) -> float | None:
+        """Log and return the mean over the values of all processes; None, and nothing is logged, if there are none."""
+        moments = self.process_group.moments(values)
+        if not moments.total:
+            return None
+        self._log(name, moments.mean)
+        return moments.mean
+
     def _log_rollouts(self, batch: Batch) -> None:
         """Log metrics of the rollouts of all processes, and correct what TRL has logged of them."""
         own = [RolloutSummary.of(record, row) for record, row in zip(batch.records, batch.rows, strict=True)]
         prompts = [row["prompt"] for row in batch.rows]  # TRL's are of the rows that it passed on
-        parts = self.process_group.all_gather((own, self.progress.metrics, prompts, batch.lengths))
-        summaries, metrics, logged_prompts, lengths = zip(*parts, strict=True)
+        work = batch.sampled_tokens, self.progress.batch_seconds
+        parts = self.process_group.all_gather((own, self.progress.metrics, prompts, batch.lengths, work))
+        summaries, metrics, logged_prompts, lengths, works = zip(*parts, strict=True)
+        if self.prefetcher is None:  # rollouts that are played ahead take longer than what is waited for
+            tokens, seconds = zip(*works, strict=True)
+            self._log("rollout/tokens_per_second", sum(tokens) / max(seconds))
         trl_internals.set_logged_column(self, "prompt", list(itertools.chain.from_iterable(logged_prompts)))
         trl_internals.set_logged_lengths(self, list(itertools.chain.from_iterable(lengths)))
         for name in self.progress.metrics:

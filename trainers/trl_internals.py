@@ -70,7 +70,10 @@ def refusals_in_one_line() -> Iterator[None]:
     except AgentR1Error:
         raise
     except (ValueError, ImportError, NotImplementedError) as error:
-        raise ConfigurationError(f"These options cannot be trained with. {' '.join(str(error).split())}") from error
+        raise ConfigurationError(
+            f"TRL, transformers or PEFT refused these options: {' '.join(str(error).split())} Change the option that "
+            "this names (`--help-all` lists all)."
+        ) from error
 
 
 def set_checkpointing(args: Any, checkpointing: bool) -> None:

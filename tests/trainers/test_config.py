@@ -12,10 +12,11 @@ import pytest
 from trl import TrlParser
 
 from agent_r1_gym.errors import ConfigurationError
+from tests.kit.samples import samples
 from tests.kit.small_runs import make_args
 from trainers.algorithms.advantages import ESTIMATORS, check_options
 from trainers.algorithms.batch import credit_options
-from trainers.config.agent import AgentConfig, prepare_defaults
+from trainers.config.agent import AgentConfig, _launched_processes, prepare_defaults
 from trainers.config.options import OPTION_GROUPS
 from trainers.config.presets import ALGORITHMS
 
@@ -130,6 +131,40 @@ class TestRefusals:
         assert make_args(tmp_path, loss_mask=False).advantage_mask is False
         assert make_args(tmp_path).advantage_mask is True
 
+    @samples(
+        ("settings", "message"),
+        [
+            ({"beta": 0.0}, r"use_bias_correction_kl=True has no effect with beta=0\.0, kl_placement=loss"),
+            ({"beta": 0.1, "kl_placement": "reward"}, r"with beta=0\.1, kl_placement=reward: .* Leave it at False"),
+        ],
+    )
+    def test_a_correction_of_the_kl_in_the_loss_without_one(
+        self, tmp_path: Path, settings: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(ConfigurationError, match=message):
+            make_args(tmp_path, use_bias_correction_kl=True, **settings)
+        assert make_args(tmp_path, use_bias_correction_kl=True, beta=0.1).use_bias_correction_kl
+
+    def test_tokens_of_the_environment_in_a_loss_that_counts_turns(self, tmp_path: Path) -> None:
+        for level in ("turn", "token"):
+            with pytest.raises(ConfigurationError, match="algorithm steppo with loss_mask=False: a turn counts once"):
+                make_args(tmp_path, algorithm="steppo", loss_mask=False, importance_sampling_level=level)
+        assert make_args(tmp_path, algorithm="steppo", advantage_mask=False).loss_mask
+
+    @samples(
+        ("settings", "message"),
+        [
+            ({"beta": 0.1, "kl_placement": "reward"}, r"kl_placement=reward and beta=0\.1 they differ by the KL"),
+            ({"normalise_process_rewards": True}, "scales a part of each return by the whole batch"),
+            ({"algorithm": "reinforce++-baseline"}, r"algorithm reinforce\+\+-baseline may learn from them"),
+        ],
+    )
+    def test_replacing_groups_that_teach(self, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigurationError, match=f"refill_groups=2 replaces groups .*{message}"):
+            make_args(tmp_path, refill_groups=2, **settings)
+        assert make_args(tmp_path, **settings).refill_groups == 0
+        assert make_args(tmp_path, refill_groups=2, kl_placement="reward", gamma=0.9).refill_groups == 2
+
     def test_unknown_key(self, tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="gama"):
             make_args(tmp_path, gama=0.9)
@@ -163,7 +198,7 @@ class TestRefusals:
     def test_bf16_without_an_accelerator_names_the_cpu(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("is_torch_bf16_gpu_available", "is_torch_xla_available"):
             monkeypatch.setattr(f"transformers.training_args.{name}", lambda: False)
-        monkeypatch.setattr("trainers.config.agent.is_torch_bf16_gpu_available", lambda: False)
+        monkeypatch.setattr("trainers.config.agent.gpu_has_bf16", lambda: False)
         monkeypatch.setattr("trainers.config.agent.has_accelerator", lambda: False)
         config = AgentConfig(output_dir=str(tmp_path), report_to="none")
         assert (config.bf16, config.use_cpu) == (False, False)
@@ -178,8 +213,16 @@ class TestRefusals:
         with pytest.raises(ConfigurationError, match=r"^bf16=True: this GPU does not have it"):
             AgentConfig(output_dir=str(tmp_path), report_to="none", bf16=True)
 
+    def test_a_gpu_that_only_emulates_bf16_computes_in_float32(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: including_emulation)
+        monkeypatch.setattr("trainers.config.agent.has_accelerator", lambda: True)
+        config = SimpleNamespace(bf16=None, fp16=False, use_cpu=False)
+        prepare_defaults(config)
+        assert config.bf16 is False
+
     def test_a_gpu_that_has_bf16_is_used_with_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("trainers.config.agent.is_torch_bf16_gpu_available", lambda: True)
+        monkeypatch.setattr("trainers.config.agent.gpu_has_bf16", lambda: True)
         monkeypatch.setattr("trainers.config.agent.has_accelerator", lambda: True)
         wishes = ((False, False), (True, False), (False, True))
         chosen = [SimpleNamespace(bf16=None, fp16=fp16, use_cpu=cpu) for fp16, cpu in wishes]
@@ -252,8 +295,20 @@ class TestSources:
             accumulated = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5}
             args = make_args(tmp_path, algorithm=algorithm, num_generations=1, **accumulated)
             assert (args.num_generations, args.generation_batch_size) == (1, 5)
-            with pytest.raises(ConfigurationError, match="one rollout per device and generation batch"):
+            with pytest.raises(ConfigurationError, match="one rollout per generation batch"):
                 make_args(tmp_path, algorithm=algorithm, num_generations=1, per_device_train_batch_size=1)
+
+    def test_one_rollout_a_process(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("trainers.config.agent._launched_processes", lambda: 8)
+        monkeypatch.setattr(AgentConfig, "world_size", 8)
+        args = make_args(tmp_path, algorithm="ppo", num_generations=1, per_device_train_batch_size=1)
+        assert (args.num_generations, args.generation_batch_size, args.process_batch) == (1, 8, 1)
+
+    def test_processes_are_those_that_were_launched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+        assert _launched_processes() == 1
+        monkeypatch.setenv("WORLD_SIZE", "8")
+        assert _launched_processes() == 8
 
     def test_command_line(self, tmp_path: Path) -> None:
         command = [

@@ -132,6 +132,15 @@ def test_statistics_of_the_batch_are_those_of_one_environment() -> None:
     assert not close(whole, credit.advantages, 0.1)
 
 
+def test_every_turn_of_steppo_has_the_same_weight_in_all_environments() -> None:
+    """Ten tokens in four turns: 2.5 for each, though turns of one environment are four times as long."""
+    lines = [("0000", [1.0]), ("0000", [0.0]), ("0", [30.0]), ("0", [10.0])]
+    inputs = replace(batch(*lines, values=[[0.0]] * 4), environments=torch.tensor([0, 0, 1, 1]))
+    found = estimate_credit("steppo", inputs, CreditOptions()).advantages
+    assert close(found.sum(1), [2.5, -2.5, 2.5, -2.5])
+    assert close(found[:2], [[0.625] * 4, [-0.625] * 4])
+
+
 @samples("name", sorted(ESTIMATORS))
 def test_an_estimator_sees_each_environment_alone(name: str) -> None:
     lines = [("000", [float(number)]) for number in (3, 1, 4, 1, 5, 9)]

@@ -26,6 +26,7 @@ from tests.kit.samples import samples
 from tests.kit.small_runs import give, make_trainer, make_trajectory, multi_turn_batch, score
 from tests.trainers.test_train import config
 from trainers.algorithms.batch import tokens_of
+from trainers.algorithms.process_group import ProcessGroup
 from trainers.commands.train.building import build_trainer
 from trainers.monitoring.preflight import check_packages
 from trainers.rollouts.collect import RolloutResult
@@ -91,6 +92,15 @@ def test_the_table_of_completions_names_the_prompts_that_were_played(tmp_path: P
     trainer = make_trainer(tmp_path, lambda _request: RolloutResult(other, multi_turn_batch()))
     score(trainer)
     assert list(trainer._logs["prompt"]) == [row["prompt"] for row in other]
+
+
+def test_speed_is_that_of_all_processes(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, give(multi_turn_batch()))
+    trainer.process_group = ProcessGroup(lambda value: [value, value], size=2)  # another one does the same
+    score(trainer)
+    assert trainer.progress.batch is not None
+    tokens, logged = 2 * trainer.progress.batch.sampled_tokens, trainer._metrics["train"]
+    assert logged["rollout/tokens_per_second"] == [pytest.approx(tokens / logged["rollout/seconds"][0])]
 
 
 @samples("service", ["wandb", "trackio", "tensorboard", "mylog"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+import torch
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, BitsAndBytesConfig
 
@@ -24,11 +25,12 @@ from agent_r1_gym.run.record import Trajectory
 from agent_r1_gym.wrappers import WINDOW_MODES, ContextWindow
 from tests.kit.pages import PAGES
 from tests.trainers.rollouts.test_collect import EchoEnv
-from trainers.commands.train import main
+from trainers.commands.train import command, main
 from trainers.commands.train.building import build_collector, build_trainer
 from trainers.commands.train.environments import env_maker
 from trainers.commands.train.rollouts import build_engine
 from trainers.config.agent import AgentConfig
+from trainers.resume.signals import StopOnSignal
 from trainers.rollouts.chat_format import ChatFormat
 from trainers.rollouts.chat_template import trl_templates
 from trainers.rollouts.local_model import LocalOptions, open_model
@@ -78,6 +80,29 @@ def test_a_command_line_trains_and_saves(engine: str, model_folder: Path, tmp_pa
     assert card.token_limits == {"max_turn_tokens": 8, "max_prompt_length": 64, "max_completion_length": 32}
     assert [tool["function"]["name"] for tool in card.tools or ()] == ["search"]
     assert "No scores are claimed" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_model_whose_weights_are_not_finite_is_not_saved(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Spoil(StopOnSignal):
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            with torch.no_grad():
+                next(others["model"].parameters()).fill_(torch.nan)
+
+    monkeypatch.setattr(command, "StopOnSignal", Spoil)
+    run = tmp_path / "run"
+    words = (
+        "FictionQA --max_steps 1 --num_generations 2 --per_device_train_batch_size 4 --beta 0 --max_turn_tokens 8 "
+        "--max_completion_length 32 --max_prompt_length 64 --save_steps 1 --use_cpu True --bf16 False "
+        f"--gradient_checkpointing False --disable_tqdm True --model {model_folder} --out {run}"
+    ).split()
+    with pytest.raises(SystemExit, match=r"a gradient was not finite\. The model is not saved: its weights"):
+        main([*words, "--env_kwargs", json.dumps(COMPACT)])
+    assert not [*run.glob("*.safetensors"), *run.glob("checkpoint-*")]
+    assert (run / "trainer_state.json").is_file()
+    assert json.loads((run / "training.json").read_text())["stop_reason"] == "a gradient was not finite"
 
 
 def first_is_best(group: Sequence[Trajectory]) -> list[float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.support.packages import import_object
-from trainers.algorithms.credit import Credit, CreditBatch, CreditInputs, CreditOptions, prepare
+from trainers.algorithms.credit import Credit, CreditBatch, CreditInputs, CreditOptions, mean_turn_tokens, prepare
 from trainers.algorithms.process_group import SINGLE_PROCESS, ProcessGroup
 from trainers.config.presets import ALGORITHMS, REGISTERED, add_preset, make_preset
 
@@ -37,7 +37,7 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(_ESTIMATORS)
 GROUP_EPS = 1e-4
 """Added to standard deviations of returns, as in TRL."""
 MIN_STD = 1e-6
-"""Below this, returns count as equal, and turns that differ all the same are not divided by anything."""
+"""Below this, returns count as equal, and nothing is divided."""
 WHITEN_EPS = 1e-8
 """Minimum variance that whitening divides by."""
 
@@ -124,7 +124,8 @@ def estimate_credit(name: str, inputs: CreditInputs, options: CreditOptions) -> 
     """Run an estimator on a batch; check the result of a custom one.
 
     In a mixture every environment is its own batch, because rewards have different scales: what an estimator
-    takes over the batch (a mean, a deviation) is over the rollouts of one environment.
+    takes over the batch (a mean, a deviation) is over the rollouts of one environment. Only `mean_turn_tokens` is of
+    all: the loss divides by the tokens of all.
 
     Args:
         name: key in `ESTIMATORS`, or MODULE:NAME.
@@ -139,8 +140,9 @@ def estimate_credit(name: str, inputs: CreditInputs, options: CreditOptions) -> 
     """
     if inputs.environments is None:
         return _estimate(name, inputs, options)
-    all_gather = torch.unique(inputs.process_group.gather(inputs.environments)).to(inputs.environments.device)
-    parts = [inputs.environments == number for number in all_gather]
+    numbers = torch.unique(inputs.process_group.gather(inputs.environments)).to(inputs.environments.device)
+    parts = [inputs.environments == number for number in numbers]
+    inputs = replace(inputs, mean_turn_tokens=mean_turn_tokens(inputs))
     credits = [_estimate(name, inputs.select(row_mask), options) for row_mask in parts]
     tensors = ([getattr(credit, field.name) for credit in credits] for field in fields(Credit))
     return Credit(*(_merged(part, parts) for part in tensors))
@@ -219,8 +221,10 @@ def grpo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     n - 1. `scale="batch"` takes the deviation over the batch, `scale="none"` divides by nothing (Dr. GRPO,
     arXiv 2503.20783). These are TRL's advantages. A group of one gets 0.
 
-    With `turn_returns`, A_ik = (G_ik - mean_j G_jk) / (std_j R_j + 1e-4), where a trajectory that has ended stands for
-    later turns with its last return (see `turn_group`): unscaled, its expected gradient is (n - 1) / n of the true one.
+    With `turn_returns`, A_ik = (G_ik - mean_j G_jk) / (max_l std_j G_jl + 1e-4), where a trajectory that has ended
+    stands for later turns with its last return (see `turn_group`): unscaled, its expected gradient is (n - 1) / n of
+    the true one. The largest deviation of a turn divides all turns of the group, which keeps the balance between them:
+    whole returns may be all but equal where those of later turns differ, and dividing by std_j R_j would have no bound.
     """
     return _group_relative(inputs, options, by_turn=options.turn_returns, scale="group")
 
@@ -250,8 +254,8 @@ def turn_group(inputs: CreditInputs, options: CreditOptions) -> Credit:
     Normalising rewards at each turn index and then adding them up (verl issue 7244) is biased instead: it subtracts as
     many baselines as the trajectory chose to have turns, a hidden price on every further turn.
 
-    With rewards at the end only and gamma = 1 this is `rloo`. `scale` divides all turns of a group by the deviation of
-    R_j, which keeps the balance between turns; by default nothing is divided. A group of one gets 0.
+    With rewards at the end only and gamma = 1 this is `rloo`. `scale` divides all turns of a group by the largest
+    deviation of a turn, as in `grpo`; by default nothing is divided. A group of one gets 0.
     """
     return _group_relative(inputs, options, by_turn=True, leave_one_out=True)
 
@@ -361,7 +365,10 @@ def reinforce_plus_plus_baseline(inputs: CreditInputs, options: CreditOptions) -
     """REINFORCE++ with group baseline (arXiv 2501.03262): the group's mean comes off, the batch's deviation divides.
 
     A_i = (R_i - mean_j R_j), then whitened over all sampled tokens of the batch. A group of one takes the batch's mean
-    as its baseline; with one rollout for every prompt that leaves `reinforce++`. `turn_returns` as in `grpo`.
+    as its baseline; with one rollout for every prompt that leaves `reinforce++`. `turn_returns` credits as in `grpo`.
+
+    Whitening subtracts the mean over tokens, which is not 0 where rollouts differ in length: a group of equal returns
+    gets -mean / std, not 0.
     """
     episodes = prepare(inputs, options)
     returns = _turn_returns(episodes, options.gamma, by_turn=options.turn_returns)
@@ -411,10 +418,11 @@ def ppo(inputs: CreditInputs, options: CreditOptions) -> Credit:
 def steppo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     """Step-aligned policy optimisation (StepPO, arXiv 2604.18401): a turn is one action, and each counts once.
 
-    A_k is that of `ppo` by turn, whitened over the K turns of the batch instead of its T tokens. A token of a turn of
-    n_k tokens gets A_k (T / K) / n_k: the clipped objective is linear in a positive factor of the advantage, so a loss
-    that is the mean over tokens becomes the mean over turns of min(s_k A_k, clip(s_k) A_k), the paper's objective where
-    the ratio is per turn (see `turn_ratio`). The critic's targets are those of `ppo` by turn.
+    A_k is that of `ppo` by turn, whitened over the K turns of the batch instead of its T sampled tokens. A token of a
+    turn of n_k sampled tokens gets A_k (T / K) / n_k: the clipped objective is linear in a positive factor of the
+    advantage, so a loss that is the mean over tokens becomes the mean over turns of min(s_k A_k, clip(s_k) A_k), the
+    paper's objective where the ratio is per turn (see `turn_ratio`). In a mixture, T / K is that of all environments,
+    as the mean over tokens is. The critic's targets are those of `ppo` by turn.
 
     Raises:
         ConfigurationError: `values` are missing.
@@ -424,8 +432,8 @@ def steppo(inputs: CreditInputs, options: CreditOptions) -> Credit:
     by_turn, targets = _turn_gae(episodes, options)
     if options.whiten:
         by_turn = whiten(by_turn, episodes.turn_mask, episodes.process_group)
-    tokens = torch.zeros_like(by_turn).scatter_add(1, episodes.token_turns.clamp(min=0), episodes.active.double())
-    mean_tokens = episodes.process_group.moments(tokens[episodes.turn_mask]).mean
+    tokens = torch.zeros_like(by_turn).scatter_add(1, episodes.token_turns.clamp(min=0), episodes.sampled.double())
+    mean_tokens = inputs.mean_turn_tokens or mean_turn_tokens(inputs)
     weighted = by_turn * mean_tokens / tokens.clamp(min=1.0)
     return episodes.credit(episodes.broadcast_to_tokens(weighted), episodes.broadcast_to_tokens(targets))
 
@@ -565,7 +573,7 @@ def _normalise_by_group(
 ) -> Tensor:
     """Compare rows (N, C) with the mean of their group, column by column; 0 for rows that are not included.
 
-    The deviation is that of the first column, so that one number divides all columns of a row.
+    The largest deviation of a column divides all columns of a row.
     """
     count = _counts(groups, included)[:, None]
     centred = torch.where(included[:, None], returns - _group_sum(returns, groups, included) / count.clamp(min=1), 0.0)
@@ -573,13 +581,13 @@ def _normalise_by_group(
         centred = centred * torch.where(count > 1, count / (count - 1).clamp(min=1), 0.0)
     if scale == "none":
         return centred
-    deviation = _deviation(returns[:, :1], groups if scale == "group" else torch.zeros_like(groups), included)
-    # Equal returns of unequal turns: there is a difference, but nothing to measure it by.
+    deviations = _deviations(returns, groups if scale == "group" else torch.zeros_like(groups), included)
+    deviation = deviations.amax(1, keepdim=True)
     return centred / torch.where(deviation < MIN_STD, 1.0, deviation + GROUP_EPS)
 
 
-def _deviation(values: Tensor, groups: Tensor, included: Tensor) -> Tensor:
-    """(N, 1) standard deviation of each row's group, dividing by count - 1; 0 in a group of one."""
+def _deviations(values: Tensor, groups: Tensor, included: Tensor) -> Tensor:
+    """(N, C) standard deviations of each row's group, dividing by count - 1; 0 in a group of one."""
     count = _counts(groups, included)[:, None]
     mean = _group_sum(values, groups, included) / count.clamp(min=1)
     return (_group_sum((values - mean).square(), groups, included) / (count - 1).clamp(min=1)).sqrt()

@@ -44,6 +44,8 @@ class CreditInputs:
         token_mask: (B, T) bool, True for every token that is not padding; needed without advantage mask only.
         state_ids: (B, K) long, equal for equal states in which turns began, -1 for unknown; see `state_id`.
         environments: (B,) long, equal for rollouts of one environment of a mixture; None: there is only one.
+        mean_turn_tokens: mean number of sampled tokens in a turn of the whole batch, where these rollouts are those of
+            one environment of a mixture; None: they are the whole batch. See the function of this name.
         process_group: the processes that have the rest of the batch.
 
     Raises:
@@ -61,6 +63,7 @@ class CreditInputs:
     token_mask: Tensor | None = None
     state_ids: Tensor | None = None
     environments: Tensor | None = None
+    mean_turn_tokens: float | None = None
     process_group: ProcessGroup = SINGLE_PROCESS
 
     def __post_init__(self) -> None:
@@ -105,7 +108,7 @@ class CreditInputs:
         """Gather the rollouts of all processes, padded to one shape."""
         gather = self.process_group.gather
         whole: dict[str, Any] = {name: gather(part, pad=PADDING.get(name, 0)) for name, part in self.tensors.items()}
-        return CreditInputs(**whole)
+        return replace(self, **whole, process_group=SINGLE_PROCESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +119,8 @@ class CreditOptions:
         gamma: discount from one turn to the next, 0 to 1.
         lam: lambda of generalised advantage estimation, for each step of `level`, 0 to 1.
         level: unit of time of generalised advantage estimation, "token" or "turn".
-        scale: divide by the standard deviation of the returns of the "group" or of the "batch", or "none". None: as in
-            the estimator's paper.
+        scale: divide by the standard deviation of the returns of the "group" or of the "batch", by turn the largest one
+            of a turn, or "none". None: as in the estimator's paper.
         turn_returns: credit a turn with what came from it on, rather than with the whole trajectory.
         whiten: give the advantages mean 0 and variance 1 over the batch.
         normalise_process: divide process rewards by the batch's largest absolute return of process rewards.
@@ -183,6 +186,7 @@ class CreditBatch:
         rewards: (B, K), all that was earned in a turn, 0 elsewhere.
         process_rewards: (B, K), what process terms brought of it; None if outcomes were not given apart.
         token_rewards: (B, T), the same on tokens: a turn's reward on the last token sampled in it.
+        sampled: (B, T) bool, tokens that the model sampled in trajectories that take part.
         token_turns: (B, T) long, turn whose credit a token carries, -1 for none. A token of the environment (without
             advantage mask) belongs to the turn after it, the last ones to the last turn.
         turn_starts: (B, T) bool, first sampled token of each turn.
@@ -200,6 +204,7 @@ class CreditBatch:
     rewards: Tensor
     process_rewards: Tensor | None
     token_rewards: Tensor
+    sampled: Tensor
     token_turns: Tensor
     turn_starts: Tensor
     turn_ends: Tensor
@@ -264,6 +269,7 @@ def prepare(inputs: CreditInputs, options: CreditOptions) -> CreditBatch:
         rewards=rewards,
         process_rewards=process,
         token_rewards=token_rewards,
+        sampled=sampled,
         token_turns=token_turns,
         turn_starts=turn_starts,
         turn_ends=turn_ends,
@@ -272,6 +278,15 @@ def prepare(inputs: CreditInputs, options: CreditOptions) -> CreditBatch:
         like=like,
         process_group=inputs.process_group,
     )
+
+
+def mean_turn_tokens(inputs: CreditInputs) -> float:
+    """Return the mean number of sampled tokens in a turn, over the rollouts of all processes that take part."""
+    turn_mask = inputs.turn_mask.bool() & inputs.valid.bool()[:, None]
+    sampled = (inputs.turn_ids >= 0) & turn_mask.any(1, keepdim=True)
+    parts = inputs.process_group.all_gather((int(sampled.sum()), int(turn_mask.sum())))
+    tokens, turns = map(sum, zip(*parts, strict=True))
+    return float(tokens / max(1, turns))
 
 
 def turn_spans(turn_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from accelerate.utils import broadcast, patch_environment  # type: ignore[import
 from peft import PeftConfig, PeftModel, TaskType, get_peft_model
 from torch import Tensor
 from torch._utils import _take_tensors
-from transformers import AutoModelForTokenClassification, PreTrainedModel
+from transformers import AutoModelForTokenClassification, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from agent_r1_gym.errors import ConfigurationError
@@ -66,9 +67,15 @@ def build_value_model(
 
 
 def _without_dropout(model: torch.nn.Module) -> torch.nn.Module:
+    """Set all probabilities of dropout to 0: in modules for it, and where other modules or configurations hold one."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
+        config = getattr(module, "config", None)
+        for owner in (module, config) if isinstance(config, PreTrainedConfig) else (module,):
+            for name, value in list(vars(owner).items()):
+                if "drop" in name and isinstance(value, float):
+                    setattr(owner, name, 0.0)
     return model
 
 
@@ -203,7 +210,7 @@ class Critic:
         V_clip = V_old + clamp(V - V_old, -clip, clip).
 
         Returns:
-            Means over the steps: loss, clip_fraction, grad_norm.
+            Means over the steps: loss, clip_fraction, grad_norm; NaN, which TRL does not log, where nothing was fitted.
         """
         size = len(batch.input_ids)
         total = size * self.accelerator.num_processes
@@ -213,11 +220,12 @@ class Critic:
         for indices in torch.randperm(total, generator=self.generator).chunk(MINIBATCHES):
             local = indices[(indices >= offset) & (indices < offset + size)] - offset
             metrics.append(self._step(batch, local.to(batch.input_ids.device)))
-        mean = torch.stack(metrics).mean(0).tolist()
+        mean = torch.stack(metrics).nanmean(0).tolist()
         return dict(zip(("loss", "clip_fraction", "grad_norm"), mean, strict=True))
 
     def _step(self, batch: ValueBatch, indices: Tensor) -> Tensor:
-        tokens = self.accelerator.reduce(batch.mask[indices].sum().float(), reduction="sum").clamp(min=1.0)
+        count = self.accelerator.reduce(batch.mask[indices].sum().float(), reduction="sum")
+        tokens = count.clamp(min=1.0)
         sums = torch.zeros(2, device=batch.input_ids.device)
         for chunk in torch.split(indices, self.args.per_device_train_batch_size) if len(indices) else ():
             loss, clipped = self._loss(batch, chunk)
@@ -227,7 +235,8 @@ class Critic:
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.args.max_grad_norm or float("inf"))
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return torch.cat([self.accelerator.reduce(sums, reduction="sum") / tokens, norm.reshape(1)])
+        metrics = torch.cat([self.accelerator.reduce(sums, reduction="sum") / tokens, norm.reshape(1)])
+        return torch.where(count > 0, metrics, torch.nan)
 
     def _loss(self, batch: ValueBatch, chunk: Tensor) -> tuple[Tensor, Tensor]:
         mask, returns, old = batch.mask[chunk], batch.returns[chunk], batch.values[chunk]
@@ -258,7 +267,8 @@ class Critic:
             contexts = torch.nn.functional.pad(context_ids[chunk], (ids.size(1) - length, 0))
         own = None if prefixes is None else prefixes.select(chunk)
         layout = rows_layout(ids, attention_mask[chunk], torch.ones_like(ids, dtype=torch.bool), contexts, own)
-        with self.accelerator.autocast():
+        # In float16 small gradients would be 0: the policy's loss is scaled up for that, the critic's is not.
+        with nullcontext() if self.accelerator.mixed_precision == "fp16" else self.accelerator.autocast():
             logits = self.model(**layout.inputs).logits
         return layout.to_rows(logits[..., 0].float() * (layout.labels != IGNORE_INDEX))[:, -length:]
 

@@ -145,10 +145,11 @@ def compute_logprobs(
 def can_reorder_micro_batches(args: Any) -> bool:
     """Whether the update is independent of how rollouts of an optimiser step are divided into micro-batches.
 
-    bnpo, entropies and their quantiles are means over a micro-batch; and where batches of rollouts are no whole number
-    of optimiser steps, a micro-batch would be moved into another step.
+    bnpo, the entropy bonus and quantiles of entropies are taken over a micro-batch; and where batches of rollouts are
+    no whole number of optimiser steps, a micro-batch would be moved into another step.
     """
-    alone = args.loss_type == "bnpo" or args.entropy_coef or args.top_entropy_quantile < 1
+    bonus = args.entropy_coef or args.use_adaptive_entropy
+    alone = args.loss_type == "bnpo" or bonus or args.top_entropy_quantile < 1
     steps = args.steps_per_generation
     return not alone and steps > 1 and steps % args.gradient_accumulation_steps == 0
 
@@ -354,7 +355,7 @@ def packed_attention_forward(
         )
         return output, None
     groups, kind = getattr(module, "num_key_value_groups", 1), query.device.type
-    if torch.is_autocast_enabled(kind):  # which rotary positions undo, and which a mask that is no tensor gets around
+    if torch.is_autocast_enabled(kind):  # which rotary positions undo, and a mask that is not a tensor gets around
         query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     parts = [_one(query, key, value, segment, dropout, scaling) for segment in segments]

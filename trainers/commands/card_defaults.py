@@ -160,12 +160,14 @@ def _take_adapter(model_args: ModelConfig, folder: Path, explicit: Collection[st
     except (OSError, ValueError):
         recorded = None
     if not isinstance(recorded, dict):
-        raise ConfigurationError(f"{path} is no configuration of an adapter: expected a JSON object; copy it again.")
+        raise ConfigurationError(f"{path} is not a configuration of an adapter: expected a JSON object; copy it again.")
     shape = {}
     for option, (name, kind) in _ADAPTER.items():
         value = recorded.get(name)
         if not isinstance(value, kind | None):
-            raise ConfigurationError(f"{path} is no configuration of an adapter: {name}={value!r:.80}; copy it again.")
+            raise ConfigurationError(
+                f"{path} is not a configuration of an adapter: {name}={value!r:.80}; copy it again."
+            )
         if value:
             shape[option] = value
     chosen = {option: value for option, value in shape.items() if option not in explicit}

@@ -51,7 +51,7 @@ def read_config(argv: Sequence[str], config: type[Config], *, prog: str) -> tupl
     """Parse a command line; options that it does not set come from `--config FILE`.
 
     The environment may come first (`HotpotQA --dataset FILE --option top_k=3`), with the same options as in every
-    command: they are entries of `env_kwargs` and override it. An option of LoRA implies an adapter,
+    command: they are entries of `env_kwargs` and override it. An option of LoRA, DoRA among them, implies an adapter,
     unless `use_peft` is set.
 
     Args:
@@ -85,8 +85,11 @@ def read_config(argv: Sequence[str], config: type[Config], *, prog: str) -> tupl
     if overrides and isinstance(args.env_kwargs or {}, Mapping):  # anything else is rejected with the environment
         args.env_kwargs = {**(args.env_kwargs or {}), **overrides}
     explicit_options = parser.file_values.keys() | _names(argv)
+    if "warm_start" in _names(argv) and "model_name_or_path" not in _names(argv):
+        model_args.model_name_or_path = None  # the command line wins over the file, whose model the warm start was
     if "use_peft" not in explicit_options:  # TRL would ignore the options of the adapter and train all weights
-        model_args.use_peft = any(name.startswith("lora_") for name in explicit_options)
+        has_lora_option = any(name.startswith("lora_") for name in explicit_options)
+        model_args.use_peft = has_lora_option or model_args.use_dora or model_args.use_rslora
     apply_defaults(args, model_args, explicit=explicit_options, trust=trust)
     return args, model_args
 
@@ -150,16 +153,14 @@ class OptionParser(TrlParser):
         actions = {action.dest: action for action in reversed(self._actions)}  # --no_x shares the name of --x
         for name, value in config.items():
             if name in ("imports", "trust_card"):
-                raise ConfigurationError(
-                    f"The configuration file sets {name!r}: only a command line vouches for files."
-                )
+                raise ConfigurationError(f"The configuration file sets {name!r}, which only the command line may do.")
             if name in (*ENV_OPTION_NAMES, "option"):
                 raise ConfigurationError(
                     f"The configuration file sets {name!r}, an option of the environment: put it under env_kwargs."
                 )
             if name not in actions:
                 raise ConfigurationError(
-                    f"The configuration file sets {name!r}, which is no option. {_near(name, actions)}"
+                    f"The configuration file sets {name!r}, which is not an option. {_near(name, actions)}"
                 )
             config[name] = _converted(actions[name], value)
         config |= self.vet(config)
@@ -176,7 +177,7 @@ class OptionParser(TrlParser):
         if rest:
             known = {name.replace("_", "-") for action in self._actions for name in action.option_strings}
             word = rest[0].partition("=")[0].replace("_", "-")
-            raise ConfigurationError(f"{rest[0]!r} is no option. {_near(word, known)}")
+            raise ConfigurationError(f"{rest[0]!r} is not an option. {_near(word, known)}")
         return parsed, rest
 
     def format_help(self) -> str:

@@ -68,8 +68,11 @@ def play_demonstrations(
     bare = env.unwrapped
     has_tasks = isinstance(bare, ToolEnv)
     chosen = _tasks(bare, MAX_EPISODES if episodes is None else episodes, solved=policy == ORACLE)
-    # The fingerprint changes with the weights: episodes of an earlier model are not this model's own successes.
-    options = {} if model is None else {**asdict(model), "weights_fingerprint": weights_fingerprint(Path(model.model))}
+    options: dict[str, Any] = {}
+    if model is not None:
+        # It changes with the weights: episodes of an earlier model are not this model's own successes.
+        own = weights_fingerprint(Path(model.model)) or (None if model.revision == "main" else model.revision)
+        options = {**asdict(model), "weights_fingerprint": own}
     spec = AgentSpec(env=full_id(env_id), env_options=env_options, policy=name, model=options)
     jobs = evaluation_jobs(chosen, samples=samples, seed=seed, has_tasks=has_tasks)
     if not has_tasks:  # the seed is the task: take those of training, which come before the held-out ones

@@ -10,19 +10,21 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from trl.chat_template_utils import supports_tool_calling
 
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.run.model_folder import read_adapter
 from agent_r1_gym.run.token_session import NextTokens
-from trainers.config.hardware import cpu_has_bf16, cpu_prefers_bf16, free_memory
+from trainers.config.hardware import cpu_has_bf16, cpu_prefers_bf16, free_memory, gpu_has_bf16
 from trainers.monitoring.memory import GIB, ModelShape, Setup, estimate_memory
-from trainers.monitoring.preflight import ModelSource, check_model, load_tokenizer
-from trainers.rollouts.chat_format import ChatFormat
+from trainers.monitoring.preflight import ModelSource, check_model
+from trainers.rollouts.chat_format import ChatFormat, resolve_model_path
 from trainers.rollouts.gguf import convert_gguf
-from trainers.rollouts.local_model import LocalOptions, load_model
+from trainers.rollouts.local_model import LocalOptions, is_adapter, load_chat, load_model
 from trainers.rollouts.request_engine import SamplingOptions
 from trainers.rollouts.slot_engine import SlotEngine
 
@@ -57,16 +59,16 @@ def examine_model(name: str) -> dict[str, str]:
         ConfigurationError: it cannot be loaded, or its chat template cannot be used.
     """
     folder = convert_gguf(name)
-    source = ModelSource(folder)
-    tokenizer = load_tokenizer(source)
-    chat = ChatFormat.load(folder, tokenizer)
     dtype, precision = _precision()
-    model, _ = load_model(LocalOptions(model=folder, dtype=dtype))
+    local = LocalOptions(model=folder, dtype=dtype)
+    chat = load_chat(local)
+    model, tokenizer = load_model(local)
+    rank = (read_adapter(Path(folder)).get("r") or _LORA_RANK) if is_adapter(Path(folder)) else None
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     speed = measure_speed(model)
     return {
         "model": _describe(model) + (f"; converted from {name} into {folder}" if folder != name else ""),
-        "training": _trainable(source, tokenizer),
+        "training": _trainable(str(resolve_model_path(folder, "config.json")), tokenizer, adapter=rank is not None),
         "chat template": _template(chat),
         "tool format": _tools(chat),
         "turn ends at": ", ".join(repr(tokenizer.convert_ids_to_tokens(stop)) for stop in chat.stop_ids),
@@ -74,23 +76,30 @@ def examine_model(name: str) -> dict[str, str]:
         "precision": precision,
         "speed": f"{_EPISODES} episodes at a time, {dtype}: {speed.decoding:,.0f} tokens/s sampled, "
         f"{speed.reading:,.0f} tokens/s of prompts read",
-        **_memory_and_options(name, model, speed, positions or 8192, native=supports_tool_calling(tokenizer)),
+        **_memory_and_options(
+            name, model, speed, positions or 8192, native=supports_tool_calling(tokenizer), adapter_rank=rank
+        ),
     }
 
 
 def _describe(model: Any) -> str:
-    config = model.config.get_text_config()
-    parameters = sum(weight.numel() for weight in model.parameters())
+    config, parameters = model.config.get_text_config(), _base_parameters(model)
     size = f"{parameters / 1e9:.1f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.0f} million"
     return f"{type(model).__name__}, {size} parameters, {config.num_hidden_layers} layers"
 
 
-def _trainable(source: ModelSource, tokenizer: Any) -> str:
+def _base_parameters(model: Any) -> int:
+    """Count the parameters of a model without those of its LoRA adapter."""
+    return sum(weight.numel() for name, weight in model.named_parameters() if ".lora_" not in name)
+
+
+def _trainable(model: str, tokenizer: Any, *, adapter: bool) -> str:
+    """Return whether a model, or the base model of an adapter, can be trained."""
     try:
-        check_model(source, tokenizer)
+        check_model(ModelSource(model), tokenizer)
     except ConfigurationError as error:
         return f"not possible: {error}"
-    return "possible"
+    return f"possible: --warm-start merges the adapter into {model}, and trains a new one" if adapter else "possible"
 
 
 def _template(chat: ChatFormat) -> str:
@@ -115,8 +124,9 @@ def _tools(chat: ChatFormat) -> str:
 def _precision() -> tuple[str, str]:
     """Return the type to compute in, and why."""
     if torch.cuda.is_available():
-        fit = torch.cuda.is_bf16_supported()
-        return ("bfloat16", "bfloat16, which this GPU has") if fit else ("float32", "float32: no bfloat16 on this GPU")
+        if gpu_has_bf16():
+            return "bfloat16", "bfloat16, which this GPU has"
+        return "float32", "float32: no bfloat16 on this GPU"
     if cpu_prefers_bf16():
         return "bfloat16", "bfloat16, in which this CPU multiplies matrices faster than in float32"
     if cpu_has_bf16():
@@ -163,9 +173,20 @@ def measure_speed(model: Any, *, seconds: float = _SECONDS, episodes: int = _EPI
     return Speed(episodes * _PROMPT / reading, episodes * tokens / max(play(1 + tokens) - reading, 1e-6))
 
 
-def _memory_and_options(name: str, model: Any, speed: Speed, positions: int, *, native: bool) -> dict[str, str]:
-    """Return the estimated memory of training with the options that fit this machine, and a command with them."""
-    parameters = sum(weight.numel() for weight in model.parameters())
+def _memory_and_options(
+    name: str, model: Any, speed: Speed, positions: int, *, native: bool, adapter_rank: int | None
+) -> dict[str, str]:
+    """Return the estimated memory of training with the options that fit this machine, and a command with them.
+
+    Args:
+        name: folder, file or hub id of the model, or folder of an adapter.
+        model: the loaded model.
+        speed: measured on it.
+        positions: maximum number of tokens of a context.
+        native: whether its chat template has a tool format.
+        adapter_rank: rank of the adapter, which a warm start gives to the new one; None: it is a whole model.
+    """
+    parameters = _base_parameters(model)
     shape = ModelShape.of(model.config.get_text_config(), parameters)
     gpu = torch.cuda.is_available()
     free = free_memory(torch.device("cuda" if gpu else "cpu"))
@@ -173,13 +194,15 @@ def _memory_and_options(name: str, model: Any, speed: Speed, positions: int, *, 
     completion = min(completion, positions // 2)
     turn = min(turn, completion // 2)
     prompts = "--option parser=native" if native else "--option tool_style=signature --option shots=2"
-    base = f"agent-r1 train ENV --model {shlex.quote(name)} {prompts} --out runs/grpo"
+    start_from = "--model" if adapter_rank is None else "--warm-start"
+    base = f"agent-r1 train ENV {start_from} {shlex.quote(name)} {prompts} --out runs/grpo"
     if shape is None:
         budgets = f"--max-turn-tokens {turn} --max-completion-length {completion}"
-        return {"memory": "not estimated for this architecture", "suggested": f"{base} --lora-r {_LORA_RANK} {budgets}"}
+        lora = f" --lora-r {_LORA_RANK}" if adapter_rank is None else ""
+        return {"memory": "not estimated for this architecture", "suggested": f"{base}{lora} {budgets}"}
     prompt = min(512, positions - completion)
     start = Setup(
-        lora_rank=None if parameters <= _SMALL else _LORA_RANK,
+        lora_rank=adapter_rank or (None if parameters <= _SMALL else _LORA_RANK),
         weight_bytes=4 if parameters <= _SMALL else 2,
         compute_bytes=2 if _precision()[0] == "bfloat16" else 4,
         slots=64,
@@ -194,8 +217,9 @@ def _memory_and_options(name: str, model: Any, speed: Speed, positions: int, *, 
     completion = setup.length - prompt
     budgets = f"--max-turn-tokens {min(turn, completion // 2)} --max-completion-length {completion}"
     estimate = estimate_memory(shape, setup)
+    new_adapter = setup.lora_rank is not None and adapter_rank is None  # a warm start keeps the shape of the old one
     options = [
-        *(["--lora-r", f"{setup.lora_rank}", "--lora-target-modules", "all-linear"] if setup.lora_rank else []),
+        *(["--lora-r", f"{setup.lora_rank}", "--lora-target-modules", "all-linear"] if new_adapter else []),
         *("--num-generations", "8"),
         *("--per-device-train-batch-size", f"{setup.micro_batch}"),
         *("--gradient-accumulation-steps", f"{setup.slots // setup.micro_batch}"),
@@ -229,7 +253,7 @@ def _fast_enough(setup: Setup, speed: Speed, *, prompt: int) -> tuple[Setup, flo
 def _fitting(shape: ModelShape, setup: Setup, free: int | None) -> Setup:
     """Return a setup that fits the free memory: smaller passes first, then an adapter, then checkpointing."""
     passes = [replace(setup, micro_batch=size) for size in (16, 8)]
-    adapter = replace(setup, lora_rank=_LORA_RANK, weight_bytes=2 if setup.compute_bytes == 2 else 4)
+    adapter = replace(setup, lora_rank=setup.lora_rank or _LORA_RANK, weight_bytes=2 if setup.compute_bytes == 2 else 4)
     candidates = [*passes, *(replace(adapter, micro_batch=size) for size in (16, 8))]
     candidates += [replace(candidate, checkpointing=True) for candidate in candidates]
     last = replace(adapter, micro_batch=8, checkpointing=True, slots=16)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from transformers.utils.import_utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig  # type: ignore[attr-defined]
 
 from agent_r1_gym.errors import ConfigurationError, suggest
 from agent_r1_gym.run.mixture import EnvConfig, env_configs_from_args
 from trainers.config import options
-from trainers.config.hardware import has_accelerator
+from trainers.config.hardware import gpu_has_bf16, has_accelerator
 from trainers.config.options import Between, OneOf, constraints
 from trainers.config.presets import ALGORITHMS, CISPO_CLIP, Preset, find_preset
 
@@ -89,7 +89,7 @@ def prepare_defaults(config: Any, **fallbacks: Any) -> None:
     config.open_options = frozenset(name for name in names if getattr(config, name) is None)
     config.learning_rate_reason = "set by --learning-rate"
     if "bf16" in config.open_options:
-        config.bf16 = is_torch_bf16_gpu_available() and not config.use_cpu
+        config.bf16 = gpu_has_bf16() and not config.use_cpu
     for name in config.open_options - {"bf16"}:
         setattr(config, name, fallbacks[name])
 
@@ -132,10 +132,11 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
         return env_configs_from_args(self)
 
     @property
-    def device_batch(self) -> int:
-        """Rollouts of one generation batch on one device."""
+    def batch_as_group(self) -> int:
+        """Rollouts of one generation batch on one device, or on all devices where each has one."""
         steps = self.steps_per_generation or self.gradient_accumulation_steps
-        return self.generation_batch_size or self.per_device_train_batch_size * steps
+        device_batch = self.generation_batch_size or self.per_device_train_batch_size * steps
+        return device_batch if device_batch > 1 else _launched_processes()
 
     def __post_init__(self) -> None:
         prepare_defaults(
@@ -151,8 +152,8 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
         _check(self, _COMBINATIONS)
         self._check_json()
         rollouts = self.num_generations
-        if rollouts == 1:  # TRL wants two at least, in whole groups: show it the batch of a device as one group
-            self.num_generations = self.device_batch
+        if rollouts == 1:  # TRL wants two at least, in whole groups: show it a batch of several prompts as one group
+            self.num_generations = self.batch_as_group
         try:
             super().__post_init__()  # type: ignore[no-untyped-call]
         except ValueError as error:
@@ -166,7 +167,9 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
         usual_loss = settings["loss_type"]
         loss = self.loss_type or usual_loss
         if "cispo" in (loss, usual_loss) and loss != usual_loss:  # its clip range fits no other loss, nor theirs it
-            settings["epsilon_high"] = CISPO_CLIP if loss == "cispo" else None
+            settings["epsilon_high"] = None
+        if loss == "cispo" and settings["epsilon_high"] is None:
+            settings["epsilon_high"] = CISPO_CLIP
         for name, value in settings.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
@@ -182,7 +185,9 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
             if value is not None and not low <= value <= high:
                 raise ConfigurationError(f"{name} must lie between {low:g} and {high:.10g}, got {value}.")
         if self.use_vllm:
-            raise ConfigurationError("use_vllm=True: TRL's own vLLM waits for the slowest; set engine=vllm instead.")
+            raise ConfigurationError(
+                "use_vllm=True: with TRL's own vLLM, every turn waits for the slowest episode; set engine=vllm instead."
+            )
         self._require_off(
             _NO_EFFECT,
             "has no effect here: rewards and tool calls are the environment's. Leave it at {off!r} and set reward "
@@ -191,6 +196,17 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
         for engine in _ENGINE_OPTIONS.keys() - {self.engine}:
             self._require_off(_ENGINE_OPTIONS[engine], f"needs engine={engine}; engine={self.engine} lacks it.")
         self._require_off(_NO_EFFECT_ON_VLLM, "has no effect here. Leave it at {off!r}.")
+        if not self.distillation_weight:
+            self._require_preset(
+                ("distillation_placement", "distillation_failures_only"),
+                "has no effect with distillation_weight=0, which means no teacher. Leave it at {off!r}.",
+            )
+        if not self.beta or self.kl_placement == "reward":
+            self._require_preset(
+                ("use_bias_correction_kl",),
+                f"has no effect with beta={self.beta}, kl_placement={self.kl_placement}: it corrects the KL in the "
+                "loss. Leave it at {off!r}.",
+            )
         if self.engine == "trl":
             self._require_off(
                 dict.fromkeys(("rollout_deadline", "rollout_slots", "eval_temperature")),
@@ -202,6 +218,9 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
         for name, off in values.items():
             if getattr(self, name) != off:
                 raise ConfigurationError(f"{name}={getattr(self, name)!r} {problem.format(off=off)}")
+
+    def _require_preset(self, names: Sequence[str], problem: str) -> None:
+        self._require_off({name: self.preset.settings[name] for name in names}, problem)
 
     def _check_json(self) -> None:
         """Refuse what `TrainingArguments` would read as JSON and fail on without a name."""
@@ -258,6 +277,11 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
         return math.ceil(self.alarm_delay / self.save_steps) + 1
 
 
+def _launched_processes() -> int:
+    """Number of processes that a launcher started; `world_size` is known once TRL's base class has joined them."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 Check = tuple[Callable[[AgentConfig], Any], str]
 """A condition under which a configuration is refused, and the message; `{c.NAME}` in it is an option's value."""
 
@@ -303,6 +327,12 @@ _COMBINATIONS: tuple[Check, ...] = (
         "environment's tokens have no gradient. Do not set advantage_mask (it follows loss_mask).",
     ),
     (
+        lambda c: c.preset.estimator == "steppo" and not c.loss_mask,
+        "algorithm {c.algorithm} with loss_mask=False: a turn counts once by the tokens that the model sampled in it, "
+        "and the environment's would be in the loss as well. Leave loss_mask, or choose algorithm ppo with "
+        "gae_level=turn.",
+    ),
+    (
         lambda c: c.importance_sampling_level == "turn" and c.loss_type == "vespo",
         "importance_sampling_level=turn with loss_type=vespo changes nothing: that loss multiplies the ratios of all "
         "tokens of a sequence itself. Set importance_sampling_level=token.",
@@ -334,6 +364,11 @@ _COMBINATIONS: tuple[Check, ...] = (
         "choose an algorithm that learns from returns.",
     ),
     (
+        lambda c: c.preset.estimator == "opd" and c.kl_placement == "reward" and c.beta,
+        "kl_placement=reward with beta={c.beta} and algorithm {c.algorithm}, which reads no rewards: set kl_placement "
+        "to loss, or choose an algorithm that learns from returns.",
+    ),
+    (
         lambda c: c.group_reward and c.preset.estimator == "opd",
         "group_reward={c.group_reward} with algorithm {c.algorithm}, which reads no rewards: do not set it, or choose "
         "an algorithm that learns from returns.",
@@ -349,9 +384,9 @@ _COMBINATIONS: tuple[Check, ...] = (
         "evaluates greedily.",
     ),
     (
-        lambda c: c.num_generations == 1 and c.preset.single_rollout and c.device_batch < 2,
-        "num_generations=1 with one rollout per device and generation batch: there is nothing to compare it with. "
-        "Raise per_device_train_batch_size or gradient_accumulation_steps.",
+        lambda c: c.num_generations == 1 and c.preset.single_rollout and c.batch_as_group < 2,
+        "num_generations=1 with one rollout per generation batch: there is nothing to compare it with. Raise "
+        "per_device_train_batch_size or gradient_accumulation_steps.",
     ),
     (
         lambda c: c.num_generations == 1 and not c.preset.single_rollout,
@@ -406,6 +441,16 @@ _COMBINATIONS_WITH_BATCHES: tuple[Check, ...] = (
         lambda c: c.refill_groups and c.turn_returns,
         "refill_groups={c.refill_groups} replaces groups whose returns are equal, but with turn_returns=True their "
         "turns may still differ: set refill_groups=0.",
+    ),
+    (
+        lambda c: c.refill_groups and c.kl_placement == "reward" and c.beta,
+        "refill_groups={c.refill_groups} replaces groups whose returns are equal, but with kl_placement=reward and "
+        "beta={c.beta} they differ by the KL: set kl_placement=loss or refill_groups=0.",
+    ),
+    (
+        lambda c: c.refill_groups and c.normalise_process_rewards,
+        "refill_groups={c.refill_groups} replaces groups whose returns are equal, but normalise_process_rewards=True "
+        "scales a part of each return by the whole batch, and they may differ then: set refill_groups=0.",
     ),
     (
         lambda c: (

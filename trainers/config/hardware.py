@@ -29,6 +29,15 @@ def has_accelerator() -> bool:
     return torch.accelerator.is_available()
 
 
+def gpu_has_bf16() -> bool:
+    """Whether there is a GPU or another accelerator that computes in bfloat16; emulated (V100, T4) it is slow."""
+    if torch.cuda.is_available():
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    from transformers.utils.import_utils import is_torch_bf16_gpu_available
+
+    return bool(is_torch_bf16_gpu_available())
+
+
 @functools.cache
 def cpu_prefers_bf16() -> bool:
     """Whether this CPU multiplies matrices clearly faster in bfloat16 than in float32: has the instructions, and does.

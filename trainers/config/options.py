@@ -352,7 +352,7 @@ class TRLOptions:
     ] = _preset("Loss of TRL: grpo, bnpo, dr_grpo, dapo, cispo, sapo, luspo, vespo.")
     epsilon: Annotated[float, Preset(0.2)] = _preset("Clip range of the ratio below 1.")
     epsilon_high: Annotated[float | None, Preset(None)] = _preset(
-        "Clip range of the ratio above 1, in cispo the ratio itself; None: `epsilon`."
+        "Clip range of the ratio above 1, in cispo of the ratio itself; None: `epsilon`, in cispo 5."
     )
     importance_sampling_level: Annotated[str, Preset("token"), OneOf(("token", "turn", "sequence"))] = _preset(
         "Level of the importance ratio: token, turn (the geometric mean over the tokens of a model turn) or sequence."

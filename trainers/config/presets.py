@@ -18,7 +18,8 @@ PRESET_DEFAULTS: Mapping[str, Any] = MappingProxyType(
 Agent-R1's scripts (arXiv 2511.14460: 5 rollouts per prompt, KL 0.001 by the plain k3 estimator, a loss that is a mean
 over tokens), else TRL's."""
 CISPO_CLIP = 5.0
-"""Upper bound of the ratio in the loss `cispo`: of the ratio itself, where other losses bound its distance from 1."""
+"""Default of `epsilon_high` in the loss `cispo`: an upper bound of the ratio itself, where other losses bound its
+distance from 1."""
 REGISTERED = "registered_algorithm"
 """Attribute of a function that a user registered: the name of its algorithm."""
 PLUGINS = "agent_r1_gym.algorithms"
@@ -75,7 +76,7 @@ _ALGORITHMS = {
     "grpo": make_preset("grpo", return_based=True),
     "rloo": make_preset("rloo", return_based=True),
     "reinforce++": make_preset("reinforce++", single_rollout=True, kl_placement="reward"),
-    "reinforce++-baseline": make_preset("reinforce++-baseline", return_based=True),
+    "reinforce++-baseline": make_preset("reinforce++-baseline"),
     "ppo": make_preset("ppo", single_rollout=True, needs=["values"], kl_placement="reward", num_generations=1),
     "steppo": make_preset(
         "steppo",
@@ -98,7 +99,7 @@ _ALGORITHMS = {
         epsilon_high=4e-4,
         beta=0.0,
     ),
-    "cispo": make_preset("grpo", return_based=True, loss_type="cispo", epsilon_high=CISPO_CLIP, beta=0.0),
+    "cispo": make_preset("grpo", return_based=True, loss_type="cispo", beta=0.0),
     "turn_group": make_preset("turn_group"),
     "gigpo": make_preset("gigpo", needs=["state_ids"]),
     "gagpo": make_preset("gagpo", needs=["state_ids"], lam=0.95, importance_sampling_level="turn"),

@@ -114,7 +114,7 @@ REWARD_DROP_RULE = AlarmRule(
     -1,
     "too high a learning rate; tokens in the loss that the model did not sample; an entropy bonus or KL that outweighs "
     "the reward; rollouts from other weights than the trained ones (sampling/logprob_drift_mean); a tool that fails",
-    "look for metrics that went bad before the reward (docs/collapse.md); continue from an earlier checkpoint's "
+    "look for metrics that went bad before the reward (docs/debugging.md); continue from an earlier checkpoint's "
     "weights "
     "with a lower learning_rate (--on-alarm rollback does), or fix the cause",
 )
@@ -125,7 +125,9 @@ MAX_ANSWER_SHARE, MAX_GOLD_SHARE = 0.9, 0.7
 the same answer everywhere cannot be right."""
 CALLS_DROP_FACTOR, MIN_PEAK_CALLS = 0.1, 0.5
 """Warn if the mean number of calls falls to this share of its peak, if the peak was at least this high."""
-_ANSWERS, _FALL = "one answer", "calls have fallen"
+_ANSWERS, _FALL, _SKIPPED = "one answer", "calls have fallen", "skipped steps"
+_MAX_SKIPPED = 20
+"""Logs in a row whose step fp16 has skipped: each halves the loss scale, which then is below 1 and not too high."""
 _MAX_UNSEEN = 20
 """Logs without a sparse metric after which a warning reports that its alarm watches nothing."""
 
@@ -134,10 +136,10 @@ class CollapseAlarm(TrainerCallback):
     """Stop the run when a metric stays beyond its threshold for `alarm_patience` logs in a row.
 
     The state is saved first. A non-finite gradient stops at once and saves nothing: the weights are spoilt, and the
-    last checkpoint is from before. If the returns of no group differ for `alarm_zero_std_steps` logs in a row, it warns
-    once. `alarm_reward_drop_below` compares the reward with its own best. If nearly
-    all rollouts give the same answer, or hardly one calls a tool any more, it warns once. Each message lists likely
-    reasons and what to try.
+    last checkpoint is from before (with fp16, a step that was skipped because of it has spoilt nothing). If the returns
+    of no group differ for `alarm_zero_std_steps` logs in a row, it warns once, unless the algorithm compares prompts
+    with each other. `alarm_reward_drop_below` compares the reward with its own best. If nearly all rollouts give the
+    same answer, or hardly one calls a tool any more, it warns once. Each message lists likely reasons and what to try.
 
     Attributes:
         reason: why the run was stopped, None if it was not.
@@ -158,7 +160,7 @@ class CollapseAlarm(TrainerCallback):
         self._unseen = 0
         self._most_calls = 0.0  # since this process began: a resumed run measures from where it stands
         self.breached = dict.fromkeys(
-            (*ALARM_RULES, "alarm_zero_std_steps", "alarm_reward_drop_below", _ANSWERS, _FALL), 0
+            (*ALARM_RULES, "alarm_zero_std_steps", "alarm_reward_drop_below", _ANSWERS, _FALL, _SKIPPED), 0
         )
 
     def on_train_begin(self, *_arguments: Any, **_others: Any) -> None:
@@ -171,16 +173,21 @@ class CollapseAlarm(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: dict[str, Any] | None = None,
+        optimizer: Any = None,
         **_others: Any,
     ) -> None:
         """Check the metrics of an optimiser step; logs of evaluations and of the end are ignored."""
         if logs is None or "grad_norm" not in logs or "entropy" not in logs:
             return
         if not math.isfinite(logs["grad_norm"]):
+            skipped = bool(getattr(optimizer, "step_was_skipped", False))  # fp16: the loss scale was too high
+            if skipped and self._count(_SKIPPED, state, breached=True) < _MAX_SKIPPED:
+                return
             reason = f"grad_norm is {logs['grad_norm']}; lower learning_rate or max_grad_norm"
             self._stop(reason, state, control, last_good_step=self.last_good_step.get("grad_norm", 0), save=False)
             return
         self.last_good_step["grad_norm"] = state.global_step
+        self._count(_SKIPPED, state, breached=False)
         for option, rule in ALARM_RULES.items():
             self._watch(option, rule, logs, state, control)
         self._watch_signal(logs, state)
@@ -192,7 +199,9 @@ class CollapseAlarm(TrainerCallback):
         share = logs.get(ZERO_STD_RULE.metric)
         patience, args = self._args.alarm_zero_std_steps, self._args
         taught = args.distillation_weight and not args.distillation_failures_only  # whatever the returns are
-        if not patience or share is None or taught:
+        # No group is a baseline then, unless the whole batch is the group (see `group_stds`).
+        compares_prompts = args.preset.single_rollout and args.num_generations > 1
+        if not patience or share is None or taught or compares_prompts:
             return
         steps = self._count("alarm_zero_std_steps", state, breached=share == 1)
         if steps != patience:
@@ -308,7 +317,8 @@ class CollapseAlarm(TrainerCallback):
                 return
             reason = f"{reason}; {why}"
         self.reason = reason
-        control.should_save = control.should_save or save
+        control.should_save = save
+        control.should_evaluate = control.should_evaluate and save
         advice = "" if rule is None else f"\n{rule.advice}"
         logger.error("Stopped at step %d: %s.%s", state.global_step, reason, advice)
 

@@ -30,7 +30,7 @@ from agent_r1_gym.run.token_session import bind_chat
 from agent_r1_gym.support.files import atomic_directory
 from agent_r1_gym.support.packages import install_command
 from trainers.config.agent import AgentConfig
-from trainers.rollouts.chat_format import ChatFormat
+from trainers.rollouts.chat_format import ChatFormat, saved_date
 from trainers.rollouts.collect import job_of
 from trainers.rollouts.gguf import convert_gguf
 from trainers.rollouts.local_model import is_adapter, load_error, write_merged
@@ -207,7 +207,9 @@ def check_output(output_dir: str | None) -> None:
         ConfigurationError: it is not named, or cannot be created or written to.
     """
     if output_dir in (None, _UNNAMED_OUTPUT):
-        raise ConfigurationError("Name a folder for the run: --out runs/NAME. All runs would share a default.")
+        raise ConfigurationError(
+            "No output folder: pass --out runs/NAME. There is no default, so that no run overwrites another."
+        )
     folder = Path(output_dir or "")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -232,7 +234,7 @@ def load_tokenizer(source: ModelSource) -> Any:
     return tokenizer
 
 
-def load_chat(source: ModelSource, tokenizer: Any, args: AgentConfig) -> ChatFormat:
+def load_chat(source: ModelSource, tokenizer: Any, args: AgentConfig, *, checkpoint: str | None = None) -> ChatFormat:
     """Load the chat format saved with the model; `chat_template` and `chat_template_kwargs` of `args` override it.
 
     The tokenizer gets the same template, so that servers of the trained model render as in training.
@@ -241,13 +243,19 @@ def load_chat(source: ModelSource, tokenizer: Any, args: AgentConfig) -> ChatFor
         source: source of the model.
         tokenizer: the model's tokenizer.
         args: the configuration.
+        checkpoint: what the run resumes from: its prompts keep the date that they had.
 
     Raises:
         ConfigurationError: the template does not support episodes of several turns.
     """
     options = cast("Mapping[str, Any] | None", args.chat_template_kwargs)
     chat = ChatFormat.load(
-        source.name, tokenizer, template=args.chat_template, template_options=options, revision=source.revision
+        source.name,
+        tokenizer,
+        template=args.chat_template,
+        template_options=options,
+        revision=source.revision,
+        date=None if checkpoint is None else saved_date(checkpoint),
     )
     tokenizer.chat_template = chat.template.source
     return chat
@@ -303,7 +311,7 @@ def _check_head(targets: Iterable[str], model: torch.nn.Module) -> None:
 
 
 def _matches(pattern: str, model: torch.nn.Module) -> bool:
-    """Return whether a pattern matches the whole path of a module; text that is no pattern matches nothing."""
+    """Return whether a pattern matches the whole path of a module; text that is not a pattern matches nothing."""
     try:
         return any(re.fullmatch(pattern, path) for path, _ in model.named_modules())
     except re.error:

@@ -26,6 +26,7 @@ from accelerate import PartialState  # type: ignore[import-untyped]
 from accelerate.utils import broadcast_object_list, set_seed  # type: ignore[import-untyped]
 
 from agent_r1_gym.errors import AgentR1Error, CheckpointError, ConfigurationError
+from agent_r1_gym.run.agents import weights_fingerprint
 from agent_r1_gym.support.files import atomic_directory, atomic_file, locked
 from agent_r1_gym.support.json_data import parse_json
 from trainers.algorithms.critic import check_weights
@@ -307,8 +308,25 @@ def identity_of(trainer: Any) -> dict[str, Any]:
     }
     named = trainer.model.named_parameters()
     weights = {name: list(getattr(weight, "ds_shape", weight.shape)) for name, weight in named}
-    plain: dict[str, Any] = json.loads(json.dumps({"options": options, "weights": weights}, default=str))
+    identity = {"options": options, "weights": weights, "model": _model_identity(trainer)}
+    plain: dict[str, Any] = json.loads(json.dumps(identity, default=str))
     return plain
+
+
+def _model_identity(trainer: Any) -> dict[str, Any]:
+    """Return what names and shapes of weights do not show: the base model, and how its adapters are scaled."""
+    name = str(getattr(getattr(trainer.model, "config", None), "_name_or_path", ""))
+    revision = (trainer.args.model_init_kwargs or {}).get("revision") or "main"
+    weights = (weights_fingerprint(Path(name)) or f"revision {revision} of {name}") if name else None
+    adapters = getattr(trainer.model, "peft_config", {})
+    return {
+        "name": name,
+        "weights": weights,
+        "adapters": {
+            adapter: {option: getattr(config, option, None) for option in ("lora_alpha", "use_rslora")}
+            for adapter, config in adapters.items()
+        },
+    }
 
 
 def _environments(args: Any) -> dict[str, Any]:
@@ -346,6 +364,21 @@ def check_same_run(folder: Path, identity: Mapping[str, Any]) -> None:
             "from its weights: name it as model_name_or_path, without resume_from_checkpoint."
         )
     check_weights(folder, own=identity["weights"], saved=_record(folder)["identity"]["weights"], what="model")
+    _check_model(folder, own=identity.get("model"), saved=_record(folder)["identity"].get("model"))
+
+
+def _check_model(folder: Path, *, own: Any, saved: Any) -> None:
+    """Reject another base model, or another scale of its adapters; 0.3 recorded none."""
+    if own and saved and any(own[part] != saved[part] for part in ("weights", "adapters")):
+        was, now = (
+            f"{each['name'] or 'a given model'} (weights: {each['weights']}, adapters: {each['adapters']})"
+            for each in (saved, own)
+        )
+        raise ConfigurationError(
+            f"{folder} was saved by a run on another base model, or with adapters of another scale: {was}; this run "
+            f"has {now}. Resume with the saved ones, or start a new run from its weights: name it as "
+            "model_name_or_path, without resume_from_checkpoint."
+        )
 
 
 def changed_options_message(folder: Path, args: Any) -> str | None:
@@ -406,7 +439,7 @@ def _record(folder: Path) -> dict[str, Any]:
         return {}
     try:
         record = parse_json(path.read_text(encoding="utf-8"))
-    except ValueError:  # no JSON, or bytes that are no UTF-8
+    except ValueError:  # no JSON, or bytes that are not UTF-8
         record = None
     return record if isinstance(record, dict) and "complete" in record else {"damaged": True}
 

@@ -29,7 +29,14 @@ from trainers.monitoring.console import RolloutProgress
 from trainers.resume import checkpoints
 from trainers.resume.batch_partition import BatchPartition, repartition_state
 from trainers.resume.rollback import RollbackManager
+from trainers.resume.sharding import weights_are_finite
 from trainers.rollouts.prefetch import RolloutPrefetcher
+
+SPOILT = (
+    "its weights are no longer finite numbers; start a new run from an earlier checkpoint's weights, with a lower "
+    "learning_rate"
+)
+"""Why a model is not saved."""
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +149,9 @@ class ResumeState(TrainerCallback):
         if self._random_state is None or not trl_internals.between_steps(trainer):
             return  # no step has ended yet, or the failure lies inside a step, of which a checkpoint holds no state
         try:
+            if not trainer.weights_are_finite():
+                failure.add_note(f"The state of the last step is not saved: {SPOILT}.")
+                return
             if checkpoints.incomplete_reason(folder) is not None:
                 checkpoints.set_random_state(self._random_state)
                 trl_internals.save_checkpoint(trainer)
@@ -274,6 +284,9 @@ class ResumableTrainer(GRPOTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.rollbacks.pending is not None:
             return  # this step is about to be discarded; saved, it could push the good one out of save_total_limit
+        if not self.weights_are_finite():
+            logger.error("Step %d is not saved: %s.", self.state.global_step, SPOILT)
+            return
         folder = self.checkpoint_folder(trial)
         with checkpoints.write_checkpoint(folder, identity=self.identity, args=self.args, accelerator=self.accelerator):
             if not self.args.save_only_model:
@@ -284,6 +297,10 @@ class ResumableTrainer(GRPOTrainer):
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             rotate_checkpoints(str(folder.parent), self.args.save_total_limit, best, use_mtime=True)
+
+    def weights_are_finite(self) -> bool:
+        """Return whether all trained weights are finite numbers, on all processes, which call this together."""
+        return all(self.process_group.all_gather(weights_are_finite(self.model)))
 
     def checkpoint_folder(self, trial: Any = None) -> Path:
         """Folder for the checkpoint of this step."""

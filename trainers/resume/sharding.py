@@ -93,6 +93,16 @@ def unsharded(model: Any, *, reshard: bool) -> Iterator[None]:
             module.set_reshard_after_forward(reshard and module is not model, recurse=False)
 
 
+def weights_are_finite(model: Any) -> bool:
+    """Return whether all trained weights that this process holds are finite numbers.
+
+    Those that ZeRO-3 shards count as finite: its shards are padded with whatever was in memory.
+    """
+    trained = (weight.detach() for weight in model.parameters() if weight.requires_grad)
+    own = (weight.to_local() if hasattr(weight, "to_local") else weight for weight in trained)  # FSDP2's shards
+    return all(bool(weight.isfinite().all()) for weight in own)
+
+
 def save_whole_model(trainer: Any, folder: str | None) -> None:
     """Save model and tokenizer, of a sharded model too: with SHARDED_STATE_DICT the Trainer would write no model."""
     if trainer.is_fsdp_enabled:

@@ -8,6 +8,7 @@ records how; evaluation and further training read it back.
 from __future__ import annotations
 
 import copy
+import datetime
 import functools
 import itertools
 import json
@@ -51,6 +52,7 @@ class ChatFormat:
         template_options: further arguments of `apply_chat_template` (such as `enable_thinking`).
         more_stops: ids that end a turn in addition to the template's token and eos, such as those of a generation
             config.
+        date: the day that the template prints as today's, if it prints one; None: today (see `ChatTemplate`).
 
     Attributes:
         tokenizer: see above.
@@ -67,6 +69,7 @@ class ChatFormat:
         template: str | None = None,
         template_options: Mapping[str, Any] | None = None,
         more_stops: Iterable[int] = (),
+        date: str | None = None,
     ) -> None:
         _check_tokenizer(tokenizer, template)
         self.tokenizer = tokenizer
@@ -75,14 +78,14 @@ class ChatFormat:
         self._bound: dict[str, ChatFormat] = {}
         try:
             self.template = (
-                choose_template(tokenizer, template_options)
+                choose_template(tokenizer, template_options, date=date)
                 if template is None
-                else ChatTemplate(tokenizer, template, options=template_options)
+                else ChatTemplate(tokenizer, template, options=template_options, date=date)
             )
         except EndlessTemplateError:
             raise
         except ConfigurationError as refusal:  # gpt-oss: only its own tool format can be played
-            self.template = _only_with_tools(tokenizer, template, template_options, refusal)
+            self.template = _only_with_tools(tokenizer, template, template_options, refusal, date=date)
             self._refusal = refusal
         self._more_stops = tuple(more_stops)
         self._encode, self._decode = _codec(tokenizer)
@@ -116,11 +119,11 @@ class ChatFormat:
         """
         key = json.dumps(tools, ensure_ascii=False)
         if self._tools is None:
-            source, options = self.template.source, self.template.options
+            template = self.template
             self._tools = (
-                self.template
-                if isinstance(self.template, ToolTemplate)
-                else ToolTemplate(self.tokenizer, source, options=options)
+                template
+                if isinstance(template, ToolTemplate)
+                else ToolTemplate(self.tokenizer, template.source, options=template.options, date=template.date)
             )
         if key not in self._bound:
             chat = copy.copy(self)
@@ -207,8 +210,8 @@ class ChatFormat:
         rows = self.encode_rows(messages)
         if len(rows) > 1:
             raise ConfigurationError(
-                f"The chat template {self.template.note}, so a history of several turns is no single row. Take one row "
-                "for each turn (encode_rows), or another template."
+                f"The chat template {self.template.note}, so a history of several turns is not a single row. Take one "
+                "row for each turn (encode_rows), or another template."
             )
         return rows[0]
 
@@ -250,7 +253,8 @@ class ChatFormat:
         if not own:
             with atomic_file(Path(folder) / TEMPLATE_FILE) as temporary:
                 temporary.write_text(self.template.source, encoding="utf-8")
-        record = {"version": _VERSION, "template_file": None if own else TEMPLATE_FILE, **self._record()}
+        dated = {} if self.template.date is None else {"date": self.template.date}
+        record = {"version": _VERSION, "template_file": None if own else TEMPLATE_FILE, **dated, **self._record()}
         with atomic_file(Path(folder) / FILE) as temporary:
             temporary.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -263,6 +267,7 @@ class ChatFormat:
         template: str | None = None,
         template_options: Mapping[str, Any] | None = None,
         revision: str = "main",
+        date: str | None = None,
     ) -> ChatFormat:
         """Load the format that was saved with a model; where there is none, one built from the tokenizer.
 
@@ -275,6 +280,7 @@ class ChatFormat:
             template: takes the place of the saved one: a file, or the name of one of TRL's (see `read_template`).
             template_options: take the place of the saved ones.
             revision: revision of the hub's model.
+            date: takes the place of the saved one.
 
         Raises:
             ConfigurationError: the saved format cannot be read, or renders otherwise with this tokenizer.
@@ -287,7 +293,8 @@ class ChatFormat:
         elif record and source is None:
             source = str(tokenizer.get_chat_template()) if tokenizer.chat_template else None
         stops = record.get("stop_ids") if record else _generation_stops(name, revision)
-        chat = cls(tokenizer, template=source, template_options=options, more_stops=stops or ())
+        date = date or record.get("date")
+        chat = cls(tokenizer, template=source, template_options=options, more_stops=stops or (), date=date)
         if record and template is None and template_options is None:
             chat._check_record(record, str(name))
         return chat
@@ -323,11 +330,16 @@ def _check_tokenizer(tokenizer: Any, template: str | None) -> None:
 
 
 def _only_with_tools(
-    tokenizer: Any, source: str | None, options: Mapping[str, Any] | None, refusal: ConfigurationError
+    tokenizer: Any,
+    source: str | None,
+    options: Mapping[str, Any] | None,
+    refusal: ConfigurationError,
+    *,
+    date: str | None,
 ) -> ChatTemplate:
     """Return the template with its tool format, where it is refused without; else raise the refusal."""
     try:
-        return ToolTemplate(tokenizer, source or str(tokenizer.get_chat_template()), options=options)
+        return ToolTemplate(tokenizer, source or str(tokenizer.get_chat_template()), options=options, date=date)
     except ConfigurationError:
         raise refusal from None
 
@@ -356,6 +368,12 @@ def resolve_model_path(name: str | Path, file: str) -> str | Path:
     return str(read_adapter(adapter.parent)["base_model_name_or_path"])
 
 
+def saved_date(folder: str | Path) -> str | None:
+    """Return the day that the chat format of a folder prints as today's; None where it prints or records none."""
+    record, _ = _saved(folder, "main")
+    return record.get("date")
+
+
 def _saved(name: str | Path, revision: str) -> tuple[dict[str, Any], str | None]:
     """Return the record and the template that are saved with a model; empty and None where there is none."""
     path = _file_of(name, FILE, revision)
@@ -367,6 +385,7 @@ def _saved(name: str | Path, revision: str) -> tuple[dict[str, Any], str | None]
         if version == 1:
             record = {_OLD_KEYS.get(name, name): value for name, value in record.items()}
             version = _VERSION
+        datetime.date.fromisoformat(record.get("date", "2000-01-01"))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(f"{path} is damaged ({error!r:.100}): copy it again, or remove it.") from error
     if version != _VERSION:

@@ -19,6 +19,7 @@ A template that loses text, that ends no turn, or that leaves its header to the 
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import importlib.util
 import logging
@@ -51,6 +52,8 @@ _THINKING_FIELDS = (None, "reasoning_content")
 _PROBE_SECONDS, _PROBE_CHARACTERS, _PROBE_BYTES = 60, 1_000_000, 2 * 2**30
 _DUMMY = (Message("user", _USER), Message("assistant", _MODEL))
 _TRAINING = "_training.jinja"
+_TODAY = re.compile(r"strftime_now\(\s*(['\"])([%\w :,./-]*)\1\s*\)")
+"""How templates print the date (Llama 3.2, gpt-oss)."""
 _KEEPING = {
     "preserve_thinking": True,
     "keep_past_thinking": True,
@@ -83,10 +86,13 @@ class ChatTemplate:
         tokenizer: renders; its special tokens end turns.
         source: text of the template, in jinja.
         options: further arguments of `apply_chat_template` (such as `enable_thinking`).
+        date: the day that the template prints as today's, such as "2026-01-31"; None: today. It stays the same for as
+            long as the object lives: prompts must not change at midnight.
 
     Attributes:
         source: text of the template.
         options: see above.
+        date: see above; None where the template prints no date.
         stop_id: the token that the template puts after a model turn.
         stop_text: that token's text.
         system_role: "user" where the system prompt is the head of the first user turn.
@@ -100,11 +106,16 @@ class ChatTemplate:
         ConfigurationError: the template is refused; with the reason.
     """
 
-    def __init__(self, tokenizer: Any, source: str, *, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, source: str, *, options: Mapping[str, Any] | None = None, date: str | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         self._special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
         self.source, self.options = source, dict(options or {})
+        today = datetime.date.today() if date is None else datetime.date.fromisoformat(date)
+        self._dated_source = _TODAY.sub(lambda found: f"{found[1]}{today.strftime(found[2])}{found[1]}", source)
+        self.date = None if self._dated_source == source else today.isoformat()
         self.system_role: Role = "system"
         self.tool_role: Role = "tool"
         self.merges_same_role = False
@@ -165,7 +176,7 @@ class ChatTemplate:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    _joined(rows) if self.merges_same_role else rows, chat_template=self.source, **options
+                    _joined(rows) if self.merges_same_role else rows, chat_template=self._dated_source, **options
                 )
             )
         except MemoryError:
@@ -497,12 +508,15 @@ def _computes_powers(source: str) -> bool:
 logger = logging.getLogger(__name__)
 
 
-def choose_template(tokenizer: Any, options: Mapping[str, Any] | None = None) -> ChatTemplate:
+def choose_template(
+    tokenizer: Any, options: Mapping[str, Any] | None = None, *, date: str | None = None
+) -> ChatTemplate:
     """Return the tokenizer's own template if it is exact; else TRL's variant for training, if that is better.
 
     Args:
         tokenizer: has a template.
         options: further arguments of `apply_chat_template`.
+        date: see `ChatTemplate`.
 
     Raises:
         ConfigurationError: the tokenizer's template is refused, and TRL has none for it; with what to do.
@@ -510,7 +524,7 @@ def choose_template(tokenizer: Any, options: Mapping[str, Any] | None = None) ->
     source = str(tokenizer.get_chat_template())
     refusal: ConfigurationError | None = None
     try:
-        own = ChatTemplate(tokenizer, source, options=options)
+        own = ChatTemplate(tokenizer, source, options=options, date=date)
     except EndlessTemplateError:
         raise
     except ConfigurationError as error:
@@ -519,7 +533,7 @@ def choose_template(tokenizer: Any, options: Mapping[str, Any] | None = None) ->
         return own
     for name in _training_variants(tokenizer, source, options):
         try:
-            variant = ChatTemplate(tokenizer, trl_templates()[name], options=options)
+            variant = ChatTemplate(tokenizer, trl_templates()[name], options=options, date=date)
         except ConfigurationError:
             continue
         if variant.render_mode == "exact" or refusal is not None:

@@ -5,10 +5,13 @@ Where all rollouts of a task earned the same, none is better than the others: th
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from datasets import Dataset
 
 from agent_r1_gym.run.record import Trajectory
 from trainers.algorithms.metrics import ZERO_STD_EPS
@@ -32,9 +35,13 @@ class ResampleResult(NamedTuple):
     left: int
 
 
-def has_signal(group: Sequence[Trajectory]) -> bool:
-    """Whether the returns of a group differ; rollouts with an infrastructure failure do not count."""
-    returns = [record.episode_return for record in group if not record.infrastructure_error]
+def has_signal(group: Sequence[Trajectory], *, gamma: float = 1.0) -> bool:
+    """Whether the returns of a group, discounted from turn to turn, differ; those of failed backends do not count."""
+    returns = [
+        sum(gamma**number * turn.reward for number, turn in enumerate(record.turns))
+        for record in group
+        if not record.infrastructure_error
+    ]
     return len(returns) > 1 and max(returns) - min(returns) > ZERO_STD_EPS
 
 
@@ -46,6 +53,7 @@ def resample_groups(
     rounds: int,
     draw: Callable[[Row], Row],
     play: Callable[[list[Row], int], Sequence[Trajectory]],
+    gamma: float = 1.0,
     out_of_time: Callable[[], bool] = lambda: False,
 ) -> ResampleResult:
     """Replace groups without signal, in place, by groups of other tasks that have some.
@@ -60,12 +68,13 @@ def resample_groups(
         rounds: maximum number of times that a group is tried again.
         draw: returns another row, given the one to replace.
         play: plays rows, given the number of the round, counted from 1.
+        gamma: discount of returns.
         out_of_time: whether there is no time for another round.
     """
     if len(rows) % size:
         raise ValueError(f"{len(rows)} rows are no whole number of groups of {size}.")
     groups = [slice(start, start + size) for start in range(0, len(rows), size)]
-    without = [group for group in groups if not has_signal(records[group])]
+    without = [group for group in groups if not has_signal(records[group], gamma=gamma)]
     first, played = len(without), 0
     for attempt in range(1, rounds + 1):
         if not without or out_of_time():
@@ -76,7 +85,7 @@ def resample_groups(
         parts = [slice(start, start + size) for start in range(0, len(new), size)]
         still: list[slice] = []
         for group, part in zip(without, parts, strict=True):
-            if has_signal(new_records[part]):
+            if has_signal(new_records[part], gamma=gamma):
                 rows[group], records[group] = new[part], new_records[part]
             else:
                 still.append(group)
@@ -100,15 +109,20 @@ def make_row_sampler(
         part: number of this process, and of how many: each draws from different rows.
     """
     number, processes = part
-    indices_by_env: dict[Any, list[int]] = defaultdict(list)
-    for index in range(number, len(rows), processes):
-        indices_by_env[rows[index].get("env")].append(index)
-    rng, used = random.Random(seed), set(used_keys)
-    for candidates in indices_by_env.values():
-        rng.shuffle(candidates)
+    used = set(used_keys)
+
+    @functools.cache  # built once the first row is drawn
+    def indices_by_env() -> Mapping[Any, list[int]]:
+        indices: dict[Any, list[int]] = defaultdict(list)
+        for index, env in list(enumerate(_env_column(rows)))[number::processes]:
+            indices[env].append(index)
+        rng = random.Random(seed)
+        for candidates in indices.values():
+            rng.shuffle(candidates)
+        return indices
 
     def draw(row: Row) -> Row:
-        candidates = indices_by_env[row.get("env")]
+        candidates = indices_by_env()[row.get("env")]
         while candidates:
             drawn = rows[candidates.pop()]
             if task_key(drawn) not in used:
@@ -116,6 +130,13 @@ def make_row_sampler(
         return row  # there is no other: another try at this one
 
     return draw
+
+
+def _env_column(rows: Sequence[Row]) -> Sequence[Any]:
+    """Return the environment of each row, None where rows do not name it; a data set decodes no other column."""
+    if not isinstance(rows, Dataset):
+        return [row.get("env") for row in rows]
+    return rows["env"][:] if "env" in rows.column_names else [None] * len(rows)
 
 
 def task_key(row: Row) -> Key:

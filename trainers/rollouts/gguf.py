@@ -34,7 +34,8 @@ def convert_gguf(name: str) -> str:
     """Return the folder to load a model from: `name`, or the converted folder of a GGUF file.
 
     Raises:
-        ConfigurationError: the file is damaged, or of an architecture that transformers cannot read.
+        ConfigurationError: the file is damaged, a part of a split one, or of an architecture that transformers cannot
+            read.
     """
     path = find_gguf(name)
     if path is None:
@@ -73,12 +74,21 @@ def _convert(path: Path, folder: Path) -> None:
         # The header alone: most faults show here.
         config = AutoConfig.from_pretrained(source, gguf_file=file, **NO_CODE)
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file, **NO_CODE)
-        model: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=_dtype(config), **NO_CODE)
+        read: Any = AutoModelForCausalLM.from_pretrained(
+            source, gguf_file=file, dtype=_dtype(config), output_loading_info=True, **NO_CODE
+        )
+        model, loaded = read
     except Exception as error:  # the readers raise what their parsing runs into
         raise ConfigurationError(
             f"{path} cannot be converted ({type(error).__name__}: {error!s:.200}). It is damaged, or of an "
             "architecture that transformers does not read from GGUF: use the folder that it was made from."
         ) from error
+    # transformers would fill them with random numbers.
+    if missing := sorted(loaded["missing_keys"]):
+        raise ConfigurationError(
+            f"{path} lacks {len(missing)} weights of its model ({', '.join(missing[:3])} ...). It is damaged, or a "
+            "part of a split file: download it again, or merge the parts with llama-gguf-split --merge."
+        )
     # They would keep `save_pretrained` from writing the weights, which are no longer quantised.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

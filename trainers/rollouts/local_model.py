@@ -49,6 +49,8 @@ class LocalOptions:
 
     model: str
     """Folder or hub id of a causal language model or of a LoRA adapter, or a GGUF file."""
+    revision: str = "main"
+    """Revision of a hub's model."""
     temperature: float = 0.0
     """0 is greedy."""
     top_p: float = 1.0
@@ -75,7 +77,7 @@ class LocalOptions:
         kind = getattr(torch, self.dtype or "float32", None)
         if self.dtype != "auto" and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
             hint = suggest(str(self.dtype), _DTYPES)
-            raise ConfigurationError(f"dtype={self.dtype!r} is no type of floating-point numbers. {hint}")
+            raise ConfigurationError(f"dtype={self.dtype!r} is not a type of floating-point numbers. {hint}")
 
 
 def _check_device(name: str) -> None:
@@ -115,6 +117,7 @@ def load_chat(options: LocalOptions) -> ChatFormat:
         _load_tokenizer(options),
         template=options.chat_template,
         template_options=options.chat_template_kwargs,
+        revision=options.revision,
     )
 
 
@@ -199,7 +202,9 @@ def load_model(options: LocalOptions, *, rank: int = 0) -> tuple[Any, Any]:
     tokenizer = _load_tokenizer(options)
     try:
         with still_working(f"loading {options.model}"):
-            model = AutoModelForCausalLM.from_pretrained(convert_gguf(options.model), dtype=dtype, **NO_CODE)
+            model = AutoModelForCausalLM.from_pretrained(
+                convert_gguf(options.model), revision=options.revision, dtype=dtype, **NO_CODE
+            )
     except _UNLOADABLE as error:
         raise load_error(options.model, error) from error
     by_default = options.dtype is None and device == "cpu"
@@ -215,7 +220,7 @@ def load_model(options: LocalOptions, *, rank: int = 0) -> tuple[Any, Any]:
 def _load_tokenizer(options: LocalOptions) -> Any:
     folder = resolve_model_path(convert_gguf(options.model), "tokenizer_config.json")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **NO_CODE)
+        tokenizer = AutoTokenizer.from_pretrained(folder, revision=options.revision, **NO_CODE)
     except _UNLOADABLE as error:
         raise load_error(options.model, error) from error
     if tokenizer.pad_token_id is None:
@@ -228,7 +233,8 @@ def load_error(model: str, error: BaseException, *, part: str = "model") -> Conf
     if "trust_remote_code" in str(error):
         return ConfigurationError(
             f"{model} comes with code of its own, and only training runs such code: `agent-r1 train` and `sft` with "
-            "--trust-remote-code True. For other commands, use a model that transformers has the code of."
+            "--trust-remote-code True. For other commands, and for `sft --from self`, use a model that transformers "
+            "has the code of."
         )
     return ConfigurationError(f"No {part} can be loaded from {model!r}: {error}")
 

@@ -490,7 +490,7 @@ def rollout_dtype(args: Any, model: Any) -> torch.dtype | None:
     Args:
         args: the training arguments, whose `bf16` and `fp16` decide how the trainer computes.
         model: the unwrapped model. Quantised weights compute in their own way, and adapters other than LoRA may
-            keep weights that are no parameters (VeRA).
+            keep weights that are not parameters (VeRA).
     """
     adapters = getattr(model, "peft_config", {}).values()
     if getattr(model, "is_quantized", False) or not all(isinstance(adapter, LoraConfig) for adapter in adapters):

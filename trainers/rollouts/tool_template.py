@@ -67,6 +67,7 @@ class ToolTemplate(ChatTemplate):
         tokenizer: see `ChatTemplate`; so are `source` and `options`.
         source: see `ChatTemplate`.
         options: see `ChatTemplate`.
+        date: see `ChatTemplate`.
 
     Attributes:
         tools: schemas of the tools that prompts list (see `bind`).

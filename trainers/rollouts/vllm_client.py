@@ -54,6 +54,10 @@ _HEALTH_CHECK_SECONDS = 10.0
 """Seconds after which a server that has not answered yet gets a health request, again and again."""
 _HEALTH_TIMEOUT = 30.0
 """Seconds until it must answer; under load vLLM may need some."""
+_AS_LONG_AS_HEALTHY = 86_400.0
+"""Timeout of requests under such health checks, which no healthy server reaches."""
+_NO_PENALTIES = {"repetition_penalty": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""A server takes what a request does not set from the model's `generation_config.json`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +75,7 @@ class VLLMServerOptions:
     max_logprob_diff: float = math.inf
     """Log-probs of a server with its first weights may differ from the trainer's by so many nats, on average."""
     patience: float = 600.0
-    """Seconds to wait for a server where none answers; then episodes are lost."""
+    """Seconds that a turn waits in total for a server to be up; then its episode is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,23 +195,23 @@ class VLLMServerBackend:
         """Sample a turn on a server, with the current weights."""
         faults, deadline = 0, time.monotonic() + self.options.patience
         while True:
-            server = self._acquire_server(batch, deadline)
+            server, began = self._acquire_server(batch, deadline), time.monotonic()
             try:
-                seconds = max(deadline - time.monotonic(), 1.0)
-                return server.call_with_health_check(functools.partial(self._sample, server, request, seconds))
+                return server.call_with_health_check(functools.partial(self._sample, server, request))
             except InfrastructureError as error:
                 faults += 1
+                deadline += time.monotonic() - began  # patience is for waiting: the server may have worked for an hour
                 self._mark_down(server, error)
-                if faults >= _ATTEMPTS * len(self._servers) or time.monotonic() >= deadline:
+                if faults >= _ATTEMPTS * len(self._servers):
                     raise
             finally:
                 with self._change:
                     server.in_flight -= 1
 
-    def _sample(self, server: VLLMServerClient, request: TurnRequest, seconds: float) -> SampledTurn:
+    def _sample(self, server: VLLMServerClient, request: TurnRequest) -> SampledTurn:
         weights, name = self.weights, self._name_at(server)
         body = completion_request(name, request)
-        status, answer = server.request("POST", "/v1/completions", body, timeout=seconds)
+        status, answer = server.request("POST", "/v1/completions", body, timeout=_AS_LONG_AS_HEALTHY)
         if status == 404:
             raise _StaleWeights(f"{server.url} does not know {name!r}: it was started again.")
         if status != 200:
@@ -315,7 +319,7 @@ class VLLMServerBackend:
         """Has a server answer with these weights; several processes may ask for it at once."""
         if self.options.adapter_rank:
             body = {"lora_name": weights.name, "lora_path": weights.folder}
-            status, answer = server.request("POST", "/v1/load_lora_adapter", body, timeout=600.0)
+            status, answer = server.request("POST", "/v1/load_lora_adapter", body, timeout=_AS_LONG_AS_HEALTHY)
             if status != 200 and "max_lora_rank" in str(answer):  # whatever the status: another try would not help
                 raise ConfigurationError(
                     f"{server.url} does not take adapters of rank {self.options.adapter_rank} ({answer!s:.200}): start "
@@ -330,8 +334,8 @@ class VLLMServerBackend:
                     f"{self.options.adapter_rank} and --max-loras 2, and let it see {weights.folder}."
                 )
             return
-        kwargs = {"weights_path": weights.folder}
-        server.request_or_raise("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": kwargs})
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": weights.folder}}
+        server.request_or_raise("POST", "/collective_rpc", reload, timeout=_AS_LONG_AS_HEALTHY)
         server.request_or_raise("POST", "/reset_prefix_cache")
         server.request_or_raise("POST", "/update_weight_version", {"new_version": weights.name})
 
@@ -436,6 +440,9 @@ def _top_two_logprobs(server: VLLMServerClient, temperature: float) -> tuple[flo
         "logprobs": 2,
         "seed": 0,
         "ignore_eos": True,
+        "top_p": 1.0,
+        "top_k": 0,
+        **_NO_PENALTIES,
     }
     answer = server.request_or_raise("POST", "/v1/completions", {**body, "temperature": temperature})
     first, second = sorted(answer["choices"][0]["logprobs"]["top_logprobs"][0].values(), reverse=True)[:2]
@@ -548,6 +555,7 @@ def completion_request(name: str, request: TurnRequest) -> dict[str, Any]:
         "temperature": options.temperature,
         "top_p": options.top_p,
         "top_k": options.top_k,
+        **_NO_PENALTIES,
         "seed": request.seed,
         "stop_token_ids": list(options.stop_token_ids),
         "ignore_eos": True,  # only the chat format's tokens end a turn

@@ -65,6 +65,8 @@ TWO_TURNS = batch(("0.1", [0.5, 1.0]), ("0", [0.25]))
 """Returns 1.5, 1.0 and 0.25, which also stands at turn 1; means 0.875 and 0.625; deviation 1.25 / sqrt(2)."""
 CENTRED = numbers([0.625, 0.375, -0.625])
 DEVIATION = 1.25 / 2**0.5 + 1e-4
+NEARLY_EQUAL = batch(("0.1", [0.5, 0.5]), ("0.1", [1.001, 0.0]))
+"""Returns 1.0 and 1.001, at turn 1 0.5 and 0.0, with deviations 0.001 / sqrt(2) and 0.5 / sqrt(2)."""
 STATES = batch(("0.1", [0.0, 1.0]), ("0.1", [0.0, 0.0]), state_ids=[[7, 8], [7, 7]])
 """Episodes: 1 and 0. Steps, gamma 0.5: state 7 has returns 0.5, 0, 0 with mean 1/6; state 8 occurs once. Deviation of
 0.5, 0, 0: sqrt((1/9 + 2/36) / 2) = sqrt(1/12); of 1, 0: sqrt(1/2)."""
@@ -85,6 +87,7 @@ BY_HAND = [
     ("grpo", batch(("0.1", [0.2, 1.0]), ("0", [0.0])), HALF, [0.35, 0.35, -0.35]),
     ("grpo", TWO_TURNS, replace(UNSCALED, turn_returns=True), CENTRED),
     ("grpo", TWO_TURNS, BY_TURN, CENTRED / DEVIATION),
+    ("grpo", NEARLY_EQUAL, BY_TURN, numbers([-0.0005, 0.25, 0.0005, -0.25]) / (0.5 / 2**0.5 + 1e-4)),
     (
         "rloo",
         batch(("0", [1.0]), ("0.1", [0.0, 0.0]), ("0", [0.0])),
@@ -120,6 +123,13 @@ BY_HAND = [
     # By turn 0.0625 and 0.75 (below); 3 tokens in 2 turns, of 2 tokens and 1: weights 1.5 / 2 and 1.5 / 1.
     ("steppo", batch(OUTCOME_LAST, values=[[0.5, 7, 9, 0.25]]), GAE, [0.046875, 0.046875, 1.125]),
     ("steppo", batch(OUTCOME_LAST, values=[[0.5, 7, 9, 0.25]]), replace(GAE, whiten=True), [-0.75, -0.75, 1.5]),
+    # What tools said is not in the loss, and so in no weight.
+    (
+        "steppo",
+        batch(OUTCOME_LAST, values=[[0.5, 7, 9, 0.25]]),
+        replace(GAE, advantage_mask=False),
+        [[0.046875, 0.046875, 1.125, 1.125]],
+    ),
     # A perfect critic.
     ("ppo", batch(("0.1", [0.5, 1.0]), values=[[1.5, 0, 1.0]]), CreditOptions(lam=0.3, whiten=False), [0.0, 0.0]),
 ]
@@ -354,17 +364,32 @@ class TestGroups:
         assert close(sampled(name, inputs), [0.0] * 5) == (name in GROUP_RELATIVE + WITHOUT_REWARDS), name
 
     equal_returns = batch(
-        ("0.1", [0.25, 0.25]), ("0.1", [0.75, 0.25]), ("0", [0.0]), ("0.1", [0.0, 1.0]), ("0", [3.0]),
-        groups=[0, 0, 0, 1, 1], outcomes=[0.5, 0.0, 1.0, 2.0, 0.0], values=[[0.5, 0, 0.25]] * 5,
-        state_ids=[[1, 2], [1, 2], [1], [3, 3], [3]],
+        ("0.1", [0.25, 0.25]), ("0.1", [0.75, 0.25]), ("0", [0.0]), ("0.1", [0.0, 1.0]), ("0", [3.0]), ("00", [1.0]),
+        ("0", [0.0]), groups=[0, 0, 0, 1, 1, 2, 2], outcomes=[0.5, 0.0, 1.0, 2.0, 0.0, 0.0, 0.0],
+        values=[[0.5, 0, 0.25]] * 7, state_ids=[[1, 2], [1, 2], [1], [3, 3], [3], [4], [4]],
     )  # fmt: skip
+    """Those of two groups; those of the third, which has rollouts of unequal length, differ."""
 
     @samples("name", [name for name, preset in ALGORITHMS.items() if preset.estimator in ESTIMATORS])
     def test_a_preset_says_whether_equal_returns_give_zero(self, name):
         """If not, `refill_groups` is refused; rewards and states of the turns differ here."""
         preset = ALGORITHMS[name]
-        learned = sampled(preset.estimator, self.equal_returns)
+        learned = advantages(preset.estimator, self.equal_returns)[:5]
         assert preset.return_based == close(learned, torch.zeros_like(learned)), name
+
+    @pytest.mark.parametrize("scale", ["group", "batch"])
+    @quickly
+    @given(inputs=batches(), nearly=st.sampled_from([1.0, 1e-3, 1e-5]))
+    def test_advantages_by_turn_have_the_bound_of_those_by_rollout(self, scale, inputs, nearly):
+        """(n - 1) / sqrt(n), however little the whole returns of n rollouts differ, which turn 0 decides here."""
+        rewards = inputs.turn_rewards.clone()
+        rewards[:, 0] += (nearly - 1) * rewards.sum(1)
+        inputs = replace(inputs, turn_rewards=rewards, token_rewards=None)
+        found = advantages("grpo", inputs, CreditOptions(scale=scale, turn_returns=True))
+        for group in inputs.groups.unique():
+            rows = (inputs.groups == group) & inputs.valid
+            count = rows.sum() if scale == "group" else inputs.valid.sum()
+            assert (found[rows].abs() <= (count - 1) / count**0.5).all()
 
     @pytest.mark.parametrize("scale", ["group", "batch", "none"])
     @pytest.mark.parametrize("name", ["grpo", "rloo"])

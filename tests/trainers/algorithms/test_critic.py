@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from torch.testing import assert_close
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import FalconConfig, FalconForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from agent_r1_gym.errors import ConfigurationError
-from tests.kit.models import make_model
+from tests.kit.models import make_causal_lm, make_model
+from tests.kit.samples import samples
 from tests.kit.small_runs import make_args
 from trainers.algorithms import critic as critics
 from trainers.algorithms.critic import Critic, ValueBatch, build_value_model, policy_value_model
@@ -136,6 +139,25 @@ class TestModel:
         assert torch.all(first.logits == 0)
         assert torch.equal(first.hidden_states[-1], again.hidden_states[-1])
 
+    @samples(
+        "make_policy",
+        [
+            lambda: make_causal_lm("llama"),
+            lambda: FalconForCausalLM(
+                FalconConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+            ),
+        ],
+    )
+    def test_has_no_dropout_outside_the_modules_for_it(self, make_policy: Any) -> None:
+        """Llama's attention layers hold the probability; Falcon's layers read it in the configuration."""
+        policy = make_policy()
+        for name in [name for name in vars(policy.config) if "dropout" in name]:
+            setattr(policy.config, name, 0.5)
+        model = build_value_model(policy).train()
+        first, again = (model(torch.arange(4, 16)[None], output_hidden_states=True) for _ in range(2))
+        assert torch.equal(first.hidden_states[-1], again.hidden_states[-1])
+        assert policy.config.attention_dropout == 0.5  # the policy keeps its own
+
     def test_has_no_dropout_in_its_adapter_either(self) -> None:
         critic = make_critic(build_value_model(make_model(), peft_config=lora_config(lora_dropout=0.5)))
         batch = make_batch(critic)
@@ -207,6 +229,23 @@ class TestFit:
         assert metrics["loss"] == pytest.approx(0.9**2 / 2)
         assert metrics["clip_fraction"] == 1
         assert metrics["grad_norm"] == 0
+
+    def test_is_computed_in_float32_where_the_policy_is_in_float16(self) -> None:
+        critic, expected = make_critic(), make_critic()
+        critic.accelerator = Mock(
+            wraps=critic.accelerator,
+            **{"num_processes": 1, "process_index": 0, "mixed_precision": "fp16"},
+            autocast=lambda: torch.autocast("cpu", dtype=torch.float16),
+        )
+        batch = make_batch(expected)
+        assert critic.fit(batch) == expected.fit(batch)
+        assert_close(critic.model.state_dict(), expected.model.state_dict(), rtol=0, atol=0)
+
+    def test_reports_no_numbers_where_there_is_nothing_to_fit(self) -> None:
+        critic = make_critic()
+        batch = make_batch(critic)
+        metrics = critic.fit(dataclasses.replace(batch, mask=torch.zeros_like(batch.mask)))
+        assert all(math.isnan(number) for number in metrics.values())
 
     def test_gradient_is_scaled_down_to_the_norm(self) -> None:
         critic = make_critic(max_grad_norm=0.0)

@@ -132,6 +132,13 @@ class TestSelfDistillation:
         kl = trainer._metrics["train"]["distillation/kl"][-1]
         assert kl == pytest.approx(-torch.cat([ratio for row in by_hand for *_, ratio in row]).mean().item(), rel=1e-3)
 
+    def test_no_divergence_is_logged_of_a_batch_that_teaches_nothing(self, tmp_path: Path) -> None:
+        records = [replace(record, scores={"em": 1.0}) for record in with_answers(multi_turn_batch())]
+        teacher = {"teacher_privileged": "answer", "distillation_failures_only": True}
+        trainer, output = run(tmp_path, records, algorithm="opsd", **teacher, **OFF)
+        assert not output["advantages"].any()
+        assert "distillation/kl" not in trainer._metrics["train"]
+
     def test_joins_the_advantages_of_another_algorithm(self, tmp_path: Path) -> None:
         records = with_answers(multi_turn_batch())
         settings = {"logprob_check_steps": 0}

@@ -267,14 +267,15 @@ class TestLayouts:
             ({}, True),
             ({"loss_type": "bnpo"}, False),
             ({"entropy_coef": 0.1}, False),
+            ({"use_adaptive_entropy": True}, False),  # even where it begins at 0
             ({"top_entropy_quantile": 0.5}, False),
             ({"steps_per_generation": 3}, False),
             ({"steps_per_generation": 1}, False),
         ],
     )
     def test_when_micro_batches_may_be_put_together_anew(self, changes: dict[str, Any], may: bool) -> None:
-        options = {"loss_type": "dapo", "entropy_coef": 0.0, "top_entropy_quantile": 1.0, "steps_per_generation": 4}
-        args = SimpleNamespace(gradient_accumulation_steps=2, **{**options, **changes})
+        options = {"loss_type": "dapo", "entropy_coef": 0.0, "use_adaptive_entropy": False, "top_entropy_quantile": 1.0}
+        args = SimpleNamespace(gradient_accumulation_steps=2, **{**options, "steps_per_generation": 4, **changes})
         assert bool(can_reorder_micro_batches(args)) == may
 
     def test_passes(self) -> None:

@@ -300,7 +300,13 @@ class TestRefused:
             ({"teacher_model_name_or_path": "teacher"}, "nothing is learned from a teacher"),
             ({"distillation_weight": 1.0}, "would be its own teacher and read the same as itself"),
             ({"algorithm": "opd"}, "would be its own teacher"),
+            ({"distillation_failures_only": True}, "distillation_failures_only=True has no effect with .* no teacher"),
+            ({"distillation_placement": "reward"}, "distillation_placement='reward' has no effect .* at 'advantage'"),
             ({"algorithm": "opsd", "distillation_placement": "reward"}, "which reads no rewards"),
+            (
+                {"algorithm": "opsd", "kl_placement": "reward", "beta": 0.1},
+                "reads no rewards: set kl_placement to loss",
+            ),
             (
                 {"algorithm": "opsd", "refill_groups": 2, "num_generations": 4},
                 "a teacher scores their tokens all the same",
@@ -311,6 +317,9 @@ class TestRefused:
     def test_options_without_effect(self, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigurationError, match=message):
             make_args(tmp_path, **settings)
+
+    def test_what_a_preset_sets_may_stay_without_a_teacher(self, tmp_path: Path) -> None:
+        assert make_args(tmp_path, algorithm="dgpo", distillation_weight=0.0).distillation_placement == "reward"
 
     def test_gamma_of_an_algorithm_without_rewards(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match=r"gamma=0\.5 has no effect on opd"):

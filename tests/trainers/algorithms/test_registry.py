@@ -85,6 +85,16 @@ def test_groups_are_refilled_if_it_says_that_equal_returns_teach_nothing(tmp_pat
         make_args(tmp_path, algorithm="their_algorithms:median", **options)
 
 
+def test_a_preset_of_cispo_bounds_the_ratio_where_cispo_does(tmp_path: Path) -> None:
+    """As TRL reads None, every ratio would be cut to 0.2."""
+    for name, own in (("usual", {}), ("own", {"epsilon_high": 3.0})):
+        register_algorithm(name, loss_type="cispo", **own)(lambda inputs, options: None)
+    assert make_args(tmp_path, algorithm="usual").epsilon_high == 5.0
+    assert make_args(tmp_path, algorithm="usual", epsilon_high=2.0).epsilon_high == 2.0
+    assert make_args(tmp_path, algorithm="own").epsilon_high == 3.0
+    assert make_args(tmp_path, algorithm="own", loss_type="dapo").epsilon_high is None
+
+
 def test_the_algorithm_of_the_docs_computes_what_it_promises(tmp_path: Path) -> None:
     (page,) = blocks("docs/algorithms.md", "python")
     Path("my_algorithms.py").write_text(page.text)

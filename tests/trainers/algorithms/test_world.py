@@ -82,7 +82,7 @@ def test_mixtures_too_also_where_a_process_has_none_of_an_environment(shared, da
     inputs, sizes = shared
     kinds = data.draw(st.lists(st.integers(0, 2), min_size=len(inputs.valid), max_size=len(inputs.valid)))
     mixed = replace(inputs, environments=torch.tensor(kinds))
-    for name in ("grpo", "reinforce++", "gigpo", "gagpo", "mt_grpo", "ppo"):
+    for name in ("grpo", "reinforce++", "gigpo", "gagpo", "mt_grpo", "ppo", "steppo"):
         whole = estimate_credit(name, mixed, CreditOptions())
         assert_same(in_parts(name, mixed, sizes, CreditOptions()), whole, sizes, name)
 

@@ -169,7 +169,7 @@ def test_a_warm_start_from_an_adapter_trains_one_of_its_shape(capsys: pytest.Cap
     assert not model.use_peft
     for damaged in ("[", "[]", '{"r": "four"}', '{"r": 4, "target_modules": 3}'):
         Path("cold/adapter_config.json").write_text(damaged)
-        assert train(words) == 2 and "is no configuration of an adapter" in capsys.readouterr().err
+        assert train(words) == 2 and "is not a configuration of an adapter" in capsys.readouterr().err
 
 
 def test_demonstrations_bring_their_environment(model: str) -> None:

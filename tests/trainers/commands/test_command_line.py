@@ -54,6 +54,10 @@ def test_the_example_equals_its_command_line() -> None:
         ("{}\n", ["--lora_r=8", "--use_peft", "False"], False),
         ("use_peft: false\n", ["--lora_r", "8"], False),
         ("use_peft: true\n", [], True),
+        ("{}\n", ["--use-dora", "True"], True),
+        ("use_rslora: true\n", [], True),
+        ("{}\n", ["--use-dora", "False"], False),
+        ("use_dora: true\n", ["--use_peft", "False"], False),
     ],
 )
 def test_an_option_of_lora_means_an_adapter(text: str, words: list[str], adapter: bool, tmp_path: Path) -> None:
@@ -103,6 +107,14 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert (args.gamma, args.max_steps) == (0.25, 3)
 
 
+def test_a_warm_start_on_the_command_line_takes_the_place_of_a_files_model(tmp_path: Path) -> None:
+    words = [*written(tmp_path, "model_name_or_path: base\n"), "--warm-start", "cold"]
+    args, model_args = read_options(words)
+    assert (args.warm_start, model_args.model_name_or_path) == ("cold", None)
+    _, model_args = read_options([*words, "--model", "other"])  # which is refused where the model is looked for
+    assert model_args.model_name_or_path == "other"
+
+
 def test_null_is_none(tmp_path: Path) -> None:
     args, _ = read_options(written(tmp_path, "critic_clip: null\n"))
     assert args.critic_clip is None
@@ -111,9 +123,9 @@ def test_null_is_none(tmp_path: Path) -> None:
 @samples(
     ("text", "words"),
     [
-        ("learning_rat: 1\n", r"'learning_rat', which is no option\. Did you mean 'learning_rate'"),
+        ("learning_rat: 1\n", r"'learning_rat', which is not an option\. Did you mean 'learning_rate'"),
         ("dataset: x\n", "'dataset', an option of the environment: put it under env_kwargs"),
-        ("zzz: 1\n", r"'zzz', which is no option\. See --help"),
+        ("zzz: 1\n", r"'zzz', which is not an option\. See --help"),
         ("max_steps: 1.5\n", r"max_steps: 1\.5; expected a value of type int"),
         ("gamma: high\n", r"gamma: 'high'; expected a value of type float"),
         ("loss_mask: perhaps\n", r"loss_mask: 'perhaps'; expected true or false"),
@@ -131,10 +143,10 @@ def test_files_are_refused(text: str, words: str, tmp_path: Path) -> None:
 @samples(
     ("words", "message"),
     [
-        (["--learning_rat", "1e-3"], r"'--learning_rat' is no option\. Did you mean '--learning-rate'"),
-        (["--resume"], r"'--resume' is no option\. Did you mean '--resume-from-checkpoint'"),
-        (["--max_step=3"], r"'--max_step=3' is no option\. Did you mean '--max-steps'"),
-        (["--gama=0.9"], r"'--gama=0\.9' is no option\. Did you mean '--gamma'"),
+        (["--learning_rat", "1e-3"], r"'--learning_rat' is not an option\. Did you mean '--learning-rate'"),
+        (["--resume"], r"'--resume' is not an option\. Did you mean '--resume-from-checkpoint'"),
+        (["--max_step=3"], r"'--max_step=3' is not an option\. Did you mean '--max-steps'"),
+        (["--gama=0.9"], r"'--gama=0\.9' is not an option\. Did you mean '--gamma'"),
         (["--gamma", "high"], r"--gamma: invalid float value: 'high'"),
         (["--dtype", "float8"], r"--dtype: invalid choice: 'float8'"),
         (["--config", "missing.yaml"], r"missing\.yaml: no such file"),

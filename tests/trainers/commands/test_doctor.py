@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shlex
@@ -9,12 +10,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from agent_r1_gym.cli.main import main
 from tests.kit.models import make_model, make_tokenizer
 from trainers.commands import doctor
 from trainers.commands.command_line import read_options
 from trainers.commands.doctor import Speed, examine_model, measure_speed
+from trainers.config import hardware
 from trainers.monitoring.memory import QWEN25, Setup, estimate_memory
 
 
@@ -46,6 +51,32 @@ def test_the_suggested_command_is_one(report: dict[str, str], tmp_path: Path, mo
     args, model_args = read_options(["AgentR1/FictionQA-v0", *words[3:]])
     assert model_args.model_name_or_path
     assert args.max_turn_tokens * 2 <= args.max_completion_length
+
+
+@pytest.mark.slow
+def test_an_adapter_is_trained_on_from_a_warm_start(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_SECONDS", 0.05)
+    base = AutoModelForCausalLM.from_pretrained(model_folder)
+    adapter = str(tmp_path / "adapter")
+    get_peft_model(base, LoraConfig(r=4, target_modules="all-linear")).save_pretrained(adapter)
+    report = examine_model(adapter)
+    assert report["training"].startswith(f"possible: --warm-start merges the adapter into {model_folder}")
+    assert "an adapter of rank 4" in report["memory"]
+    words = shlex.split(report["suggested"])
+    args, model_args = read_options(["AgentR1/FictionQA-v0", *words[3:]])
+    assert (args.warm_start, model_args.model_name_or_path) == (adapter, None)
+    assert (model_args.use_peft, model_args.lora_r) == (True, 4)
+
+
+def test_a_gpu_that_only_emulates_bf16_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for has, dtype in ((False, "float32"), (True, "bfloat16")):
+        supported = functools.partial(lambda has, *, including_emulation=True: has or including_emulation, has)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+        assert hardware.gpu_has_bf16() is has
+        assert doctor._precision()[0] == dtype
 
 
 def test_speed_counts_tokens() -> None:

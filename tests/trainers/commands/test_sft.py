@@ -17,15 +17,19 @@ from trl import SFTConfig, SFTTrainer
 from trl.chat_template_utils import get_training_chat_template
 
 from agent_r1_gym.cli.main import main
+from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.run.evaluation.agent_card import AgentCard
 from agent_r1_gym.run.evaluation.run_folder import RunFolder
+from agent_r1_gym.run.mixture import EnvConfig
 from agent_r1_gym.run.record import Trajectory
 from tests.kit.chat_families import FAMILIES
 from tests.kit.models import make_model, make_tokenizer
 from tests.kit.reports import episodes, write_run
+from trainers.commands.command_line import read_config
 from trainers.commands.demonstrations import IGNORE_INDEX
 from trainers.commands.sft import command, run
-from trainers.commands.sft.command import FOLDER, describe_learning
+from trainers.commands.sft.command import FOLDER, DemonstrationConfig, describe_learning
+from trainers.monitoring.preflight import ModelSource
 from trainers.resume.signals import StopOnSignal
 from trainers.rollouts.chat_format import ChatFormat
 from trainers.rollouts.local_model import LocalOptions, load_model
@@ -130,7 +134,7 @@ def test_trl_trains_on_an_exported_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "problem"),
     [
-        (["--padding_free", "True"], "These options cannot be trained with. When `padding_free=True` without packing"),
+        (["--padding_free", "True"], "refused these options: When `padding_free=True` without packing"),
         (["--report_to", "foo"], "report_to=foo: foo is not supported"),
     ],
 )
@@ -218,7 +222,25 @@ def test_a_stopped_run_is_resumed_and_not_overwritten(
 
 def test_a_run_needs_a_folder(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SMALL, "--model", model, *QUICK]) == 2
-    assert "Name a folder for the run: --out" in capsys.readouterr().err
+    assert "No output folder: pass --out" in capsys.readouterr().err
+
+
+def test_processes_wait_for_the_first_one_to_play(tmp_path: Path) -> None:
+    words = ["FictionQA", "--output_dir", str(tmp_path), "--use_cpu", "True", "--bf16", "False"]
+    for more, seconds in (([], 14_400), (["--ddp_timeout", "60"], 60)):
+        args, _ = read_config([*words, *more], DemonstrationConfig, prog="sft")
+        assert args.ddp_timeout == seconds
+
+
+def test_a_model_plays_in_the_revision_that_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[LocalOptions] = []
+    monkeypatch.setattr(command, "play_demonstrations", lambda *_, model, **__: played.append(model))
+    monkeypatch.setattr(command, "RunFolder", lambda folder: folder)
+    words = ["FictionQA", "--from", "self", "--output_dir", str(tmp_path), "--use_cpu", "True", "--bf16", "False"]
+    args, _ = read_config(words, DemonstrationConfig, prog="sft")
+    env = make_text_env("FictionQA", {"questions": 4})
+    command._play(EnvConfig(env_id="FictionQA"), env, args, ModelSource("owner/model", "v2"))
+    assert [(own.model, own.revision) for own in played] == [("owner/model", "v2")]
 
 
 def test_the_last_line_shows_what_was_learned_and_warns_if_that_is_little() -> None:
@@ -255,7 +277,7 @@ def test_a_model_learns_from_its_own_successes(model: str, tmp_path: Path, capsy
         (["FictionQA", "--env_kwargs", "[1]"], "env_kwargs must be a JSON object"),
         (["FictionQA", "--samples", "0"], "samples must be at least 1"),
         (["FictionQA", "--max_length", "5"], "Every row is longer than max_length=5"),
-        (["FictionQA", "--modle", "x"], "'--modle' is no option"),
+        (["FictionQA", "--modle", "x"], "'--modle' is not an option"),
         (["FictionQA", "--model", "./nowhere"], "no such folder"),
     ],
 )

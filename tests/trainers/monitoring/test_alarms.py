@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,14 +26,13 @@ from trainers.monitoring.alarms import ALARM_RULES, CollapseAlarm, log_stuck_epi
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
 
-def feed(alarm: CollapseAlarm, *logs: dict[str, Any]) -> list[tuple[bool, bool]]:
+def feed(alarm: CollapseAlarm, *logs: dict[str, Any], **others: Any) -> list[tuple[bool, bool]]:
     """Returns for each log whether the alarm asked to stop and to save."""
     asked = []
     for each in logs:
         control = TrainerControl()
-        alarm.on_log(
-            None, TrainerState(), control, logs={"grad_norm": 1.0, "entropy": 1.0, "rollout/infra_failures": 0.0} | each
-        )
+        healthy = {"grad_norm": 1.0, "entropy": 1.0, "rollout/infra_failures": 0.0}
+        alarm.on_log(None, TrainerState(), control, logs=healthy | each, **others)
         asked.append((control.should_training_stop, control.should_save))
     return asked
 
@@ -50,6 +50,20 @@ def test_gradient_that_is_not_finite_stops_at_once_and_saves_nothing(tmp_path: P
     alarm = CollapseAlarm(make_args(tmp_path))
     assert feed(alarm, {"grad_norm": float("nan")}) == [(True, False)]
     assert "grad_norm is nan" in str(alarm.reason)
+    control = TrainerControl(should_save=True, should_evaluate=True)  # which are due at this step
+    alarm.on_log(None, TrainerState(), control, logs={"grad_norm": float("inf"), "entropy": 1.0})
+    assert (control.should_training_stop, control.should_save, control.should_evaluate) == (True, False, False)
+
+
+def test_steps_that_fp16_skips_stop_only_if_there_is_no_end_of_them(tmp_path: Path) -> None:
+    """The scale of the loss is found so: it is halved at each overflow, whose step changes nothing."""
+    skipped, taken = (SimpleNamespace(step_was_skipped=skips) for skips in (True, False))
+    alarm, overflow = CollapseAlarm(make_args(tmp_path)), {"grad_norm": float("inf")}
+    for _ in range(3):
+        assert feed(alarm, *[overflow] * 10, optimizer=skipped) == [(False, False)] * 10
+        assert feed(alarm, {}, optimizer=taken) == [(False, False)]
+    assert feed(alarm, *[overflow] * 20, optimizer=skipped) == [(False, False)] * 19 + [(True, False)]
+    assert feed(CollapseAlarm(make_args(tmp_path)), overflow, optimizer=taken) == [(True, False)]
 
 
 def test_number_that_nobody_brings(tmp_path: Path) -> None:
@@ -88,6 +102,22 @@ def test_groups_without_signal_for_many_steps_warn_once_and_say_why(
     assert record.levelname == "WARNING"
     for words in ("In 3 logged steps", "mean reward 0", "cannot call the tools", "too hard or too easy", "temperature"):
         assert words in record.getMessage()
+
+
+@samples(
+    ("algorithm", "warned"),
+    [
+        ({"algorithm": "reinforce++", "num_generations": 4}, False),  # prompts are compared with each other
+        ({"algorithm": "ppo", "num_generations": 4}, False),
+        ({"algorithm": "reinforce++", "num_generations": 1}, True),  # the batch is one group
+        ({"algorithm": "reinforce++-baseline", "num_generations": 4}, True),
+    ],
+)
+def test_groups_without_signal_are_left_alone_where_no_group_is_a_baseline(
+    tmp_path: Path, algorithm: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed(CollapseAlarm(make_args(tmp_path, alarm_zero_std_steps=3, **algorithm)), *[SAME] * 3)
+    assert bool(caplog.records) == warned
 
 
 @pytest.mark.parametrize(

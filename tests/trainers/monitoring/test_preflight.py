@@ -21,10 +21,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl import ModelConfig, SFTConfig
 
 from agent_r1_gym.core.tool_env import ToolEnv
-from agent_r1_gym.core.types import Task
+from agent_r1_gym.core.types import Message, Task
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.run.model_folder import HUB_SECONDS
+from tests.kit.chat_families import FAMILIES
 from tests.kit.models import make_model, make_tokenizer
 from tests.trainers.rollouts.test_chat_format import CHATML, tokenizer_with
 from tests.trainers.test_train import config
@@ -135,6 +136,17 @@ class TestTokenizer:
         (tmp_path / "mine.jinja").write_text(CHATML)
         chat = self.load_chat(tokenizer_with(QWEN3), tmp_path, chat_template=str(tmp_path / "mine.jinja"))
         assert chat.template.source == chat.tokenizer.chat_template == CHATML
+
+    def test_a_resumed_run_has_the_date_in_its_prompts_that_it_began_with(self, tmp_path: Path) -> None:
+        tokenizer = FAMILIES["TRL llama3_2.jinja"].tokenizer(tmp_path / "model")
+        checkpoint = tmp_path / "run" / "checkpoint-1"
+        checkpoint.mkdir(parents=True)
+        args, source = config(tmp_path / "run"), ModelSource(str(tmp_path / "model"))
+        for saved, shown in ((False, False), (True, True)):  # one of sharded weights may have no chat format
+            if saved:
+                ChatFormat(tokenizer, date="2026-01-31").save(checkpoint)
+            chat = preflight.load_chat(source, tokenizer, args, checkpoint=str(checkpoint))
+            assert ("Today Date: 31 Jan 2026" in chat.template.text([Message("user", "a")])) is shown
 
 
 def change(folder: Path, **values: Any) -> None:

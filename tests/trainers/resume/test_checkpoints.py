@@ -18,13 +18,15 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch.testing import assert_close
-from transformers import TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 import trainers
 from agent_r1_gym.errors import CheckpointError, ConfigurationError
 from tests.kit.commands import run_script
 from tests.kit.killed_runs import timeless
+from tests.kit.models import make_model
 from tests.kit.small_runs import StopAfterTwo, make_args, make_trainer, play
 from trainers.resume import checkpoints
 from trainers.resume.resumable import _read_state
@@ -230,6 +232,56 @@ class TestFaults:
             trainer.train(resume_from_checkpoint=str(saved / "checkpoint-2"))
 
     @pytest.mark.slow
+    def test_checkpoint_of_another_base_model_or_another_scale_of_its_adapter(self, tmp_path: Path) -> None:
+        """Names and shapes of the weights are the same."""
+        for seed, name in enumerate(("one", "two")):
+            make_model(seed=seed).save_pretrained(tmp_path / name)
+        shutil.copytree(tmp_path / "one", tmp_path / "moved")
+
+        def made(name: str, **lora: Any) -> AgentTrainer:
+            base = AutoModelForCausalLM.from_pretrained(tmp_path / name)
+            model = get_peft_model(base, LoraConfig(r=8, target_modules="all-linear", **lora))
+            return make_trainer(tmp_path / "run", play, model=model, save_strategy="steps", save_steps=1)
+
+        made("one").train()
+        folder = tmp_path / "run" / "checkpoint-1"
+        checkpoints.check_same_run(folder, made("moved").identity)
+        others = [made("two").identity, made("one", lora_alpha=64).identity, made("one", use_rslora=True).identity]
+        for other in others:
+            with pytest.raises(ConfigurationError, match="another base model, or with adapters of another scale"):
+                checkpoints.check_same_run(folder, other)
+        record = json.loads((folder / "checkpoint.json").read_text())
+        del record["identity"]["model"]  # as 0.3 saved it
+        (folder / "checkpoint.json").write_text(json.dumps(record))
+        checkpoints.check_same_run(folder, others[0])
+
+    def test_a_model_of_the_hub_is_known_by_name_and_revision(self, tmp_path: Path) -> None:
+        model = make_model()
+        model.config._name_or_path = "owner/model"
+        first, same, later = (
+            make_trainer(tmp_path, play, model=model, model_init_kwargs=options).identity["model"]
+            for options in (None, {"revision": "main"}, {"revision": "v2"})
+        )
+        assert first == same != later
+
+    @pytest.mark.slow
+    def test_weights_that_are_not_finite_are_not_saved(self, tmp_path: Path) -> None:
+        """Not when a save is due, and not after the rollouts that fail of them; the log has not shown them yet."""
+
+        class Spoil(TrainerCallback):
+            def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+                if state.global_step == 2:
+                    with torch.no_grad():
+                        next(model.parameters()).fill_(torch.nan)
+
+        trainer = make_trainer(tmp_path, play, max_steps=4, save_strategy="steps", save_steps=1, logging_steps=9)
+        trainer.add_callback(Spoil())
+        with pytest.raises(RuntimeError, match="probability") as caught:
+            trainer.train()
+        assert "is not saved: its weights are no longer finite" in caught.value.__notes__[-1]
+        assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
+
+    @pytest.mark.slow
     def test_a_reference_that_moves_is_not_resumed(self, tmp_path: Path) -> None:
         settings = {"max_steps": 3, "sync_ref_model": True, "beta": 0.1, "save_strategy": "steps", "save_steps": 2}
         trainer = make_trainer(tmp_path, play, **settings)
@@ -314,13 +366,15 @@ def test_a_resumed_run_is_told_of_every_option_of_the_objective(tmp_path: Path) 
     changes: dict[str, Any] = {
         **{"loss_mask": False, "turn_returns": True, "normalise_process_rewards": True, "kl_placement": "reward"},
         **{"mask_truncated_completions": True, "group_reward": "judges:compare", "step_weight": 0.5, "delta": 2.0},
-        **{"gae_level": "turn", "critic_clip": None, "use_bias_correction_kl": True, "entropy_coef": 0.1},
+        **{"gae_level": "turn", "critic_clip": None, "entropy_coef": 0.1},
         **{"top_entropy_quantile": 0.5, "max_grad_norm": 0.5, "off_policy_mask_threshold": 1.0},
     }
     record = {"complete": True, "settings": json.loads(make_args(tmp_path).to_json_string())}
     (tmp_path / "checkpoint.json").write_text(json.dumps(record))
-    message = str(checkpoints.changed_options_message(tmp_path, make_args(tmp_path, **changes)))
-    assert [name for name in changes if f" {name} " not in message] == []
+    in_the_loss = {"beta": 0.1, "use_bias_correction_kl": True}  # not together with kl_placement=reward
+    for each in (in_the_loss, changes):
+        message = str(checkpoints.changed_options_message(tmp_path, make_args(tmp_path, **each)))
+        assert [name for name in each if f" {name} " not in message] == []
     assert "advantage_mask True -> False" in message  # which follows loss_mask
 
 

@@ -219,6 +219,20 @@ def test_template_and_options_come_back_from_a_folder(tmp_path: Path) -> None:
     assert tokenizer.decode(thinking.prompt_ids(QUESTION)).endswith("assistant\n")
 
 
+def test_the_date_that_a_template_prints_comes_back_from_a_folder(tmp_path: Path) -> None:
+    tokenizer = FAMILIES["TRL llama3_2.jinja"].tokenizer(tmp_path)
+    ChatFormat(tokenizer, date="2026-01-31").save(tmp_path)
+    again = ChatFormat.load(tmp_path, tokenizer)
+    assert "\nToday Date: 31 Jan 2026\n" in tokenizer.decode(again.prompt_ids(QUESTION))
+    again.save(tmp_path)
+    assert json.loads((tmp_path / "chat_format.json").read_text())["date"] == "2026-01-31"
+    later = ChatFormat.load(tmp_path, tokenizer, date="2026-02-01")
+    assert "\nToday Date: 01 Feb 2026\n" in tokenizer.decode(later.prompt_ids(QUESTION))
+    path = tmp_path / "chat_format.json"  # as an earlier version saved it
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "date"}))
+    assert ChatFormat.load(tmp_path, tokenizer).stop_ids == again.stop_ids
+
+
 def test_another_template_may_be_named_by_file_or_as_one_of_trls(tmp_path: Path) -> None:
     tokenizer = FAMILIES["TRL qwen3.jinja"].tokenizer(tmp_path)
     (tmp_path / "mine.jinja").write_text(CHATML)
@@ -249,6 +263,7 @@ def test_an_adapter_without_a_format_has_that_of_its_base_model(tmp_path: Path) 
         ({"template_file": "chat_format.jinja"}, "which is missing"),
         (None, "is damaged"),
         ({"template_options": "x"}, "is damaged"),
+        ({"date": "soon"}, "is damaged"),
     ],
 )
 def test_a_format_that_does_not_hold_any_more_is_refused(change: Any, words: str, tmp_path: Path) -> None:

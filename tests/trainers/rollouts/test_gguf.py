@@ -26,8 +26,8 @@ TEMPLATE = (
 )
 
 
-def write_gguf(path: Path, *, architecture: str = "llama", seed: int = 0) -> Path:
-    """Writes a tiny Llama with a byte-level tokenizer, quantised to Q8_0."""
+def write_gguf(path: Path, *, architecture: str = "llama", seed: int = 0, without: str = "") -> Path:
+    """Writes a tiny Llama with a byte-level tokenizer, quantised to Q8_0; one weight may be missing."""
     letters = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324))]
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *letters, "ab"]
     writer = gguf.GGUFWriter(str(path), architecture)
@@ -55,6 +55,7 @@ def write_gguf(path: Path, *, architecture: str = "llama", seed: int = 0) -> Pat
             ("ffn_up", (INNER, WIDTH)), ("ffn_down", (WIDTH, INNER)),
         ):  # fmt: skip
             shapes[f"blk.{layer}.{name}"] = shape
+    shapes.pop(without, None)
     for name, dims in shapes.items():
         values = generator.normal(size=dims).astype(np.float32)
         if len(dims) == 1:
@@ -108,6 +109,10 @@ def test_it_plays(file: Path) -> None:
         (lambda path: path.write_bytes(path.read_bytes()[:3000]), "cannot be converted"),
         (lambda path: path.write_bytes(path.read_bytes()[:-9000]), "cannot be converted"),
         (lambda path: write_gguf(path, architecture="strange"), "architecture strange is not supported"),
+        (
+            lambda path: write_gguf(path, without="blk.0.ffn_up"),  # the first part of a split file, renamed
+            r"lacks 1 weights of its model \(model.layers.0.mlp.up_proj.weight",
+        ),
     ],
 )
 def test_file_that_cannot_be_read(damage: Any, words: str, file: Path, tmp_path: Path) -> None:

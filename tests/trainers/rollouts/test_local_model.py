@@ -25,6 +25,7 @@ from agent_r1_gym.run.player import Player, evaluation_jobs
 from agent_r1_gym.run.policies import make_prompt_method
 from agent_r1_gym.run.record import Trajectory
 from tests.kit.samples import samples
+from trainers.rollouts import local_model
 from trainers.rollouts.chat_template import trl_templates
 from trainers.rollouts.local_model import LocalOptions, load_model, open_model, wrap_model
 from trainers.toy.model import build_model, build_tokenizer
@@ -196,9 +197,27 @@ def test_the_devices_that_are_here_are_named(number, monkeypatch):
         LocalOptions(model="any", device=device)
 
 
+def test_all_parts_of_a_hub_model_are_of_its_revision(monkeypatch):
+    asked, tokenizer = [], build_tokenizer()
+
+    def load(name, *, revision, **options):
+        asked.append((name, revision))
+        if "dtype" in options:
+            raise OSError("offline")
+        return tokenizer
+
+    for auto in (local_model.AutoTokenizer, local_model.AutoModelForCausalLM):
+        monkeypatch.setattr(auto, "from_pretrained", load)
+    with pytest.raises(ConfigurationError, match="No model can be loaded from 'owner/model'"):
+        load_model(LocalOptions(model="owner/model", revision="v2"))
+    assert asked == [("owner/model", "v2")] * 2
+
+
 @pytest.mark.parametrize("dtype", ["float33", "int8", "nn"])
 def test_a_dtype_that_is_none_is_refused(dtype):
-    with pytest.raises(ConfigurationError, match=f"dtype='{dtype}' is no type of floating-point numbers.*'bfloat16'"):
+    with pytest.raises(
+        ConfigurationError, match=f"dtype='{dtype}' is not a type of floating-point numbers.*'bfloat16'"
+    ):
         LocalOptions(model="any", dtype=dtype)
 
 

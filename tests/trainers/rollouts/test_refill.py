@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.run.player import Player
@@ -35,6 +36,15 @@ def test_signal() -> None:
     assert not has_signal([record(1.0), record(1.0)])
     assert not has_signal([record(1.0), lost()])
     assert not has_signal([lost(), lost()])
+
+
+def test_signal_is_that_of_discounted_returns() -> None:
+    """Of two that win, the quicker one is the better one."""
+    group = [record(1.0), make_trajectory([4], [([5], 0.0, [6]), ([5], 1.0, [])])]
+    assert not has_signal(group)
+    assert has_signal(group, gamma=0.9)
+    rows = [TASKS[0]] * 2
+    assert resample_groups(rows, group, size=2, rounds=1, draw=TASKS.__getitem__, play=played(0), gamma=0.9).played == 0
 
 
 def played(hopeful: int) -> Any:
@@ -104,6 +114,23 @@ def test_tasks_are_drawn_once_and_of_the_same_environment() -> None:
     assert make_row_sampler(rows[:1], used_keys[:1], seed=1)(rows[0]) == rows[0]  # there is no other
     rare = [{**row, "env": "rare" if index == 7 else "common"} for index, row in enumerate(TASKS)]
     assert make_row_sampler(rare, [], seed=1)({"env": "rare"}) == rare[7]
+
+
+def test_a_data_set_is_not_read_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = [{**row, "env": "ab"[index % 2]} for index, row in enumerate(TASKS)]
+    read, get = list[Any](), Dataset.__getitem__
+
+    def counted(own: Dataset, key: Any) -> Any:
+        read.append(key)
+        return get(own, key)
+
+    monkeypatch.setattr(Dataset, "__getitem__", counted)
+    for rows, wanted in ((named, {"env": "b"}), (TASKS, {})):
+        read.clear()
+        draw = make_row_sampler(Dataset.from_list(rows), [], seed=1)  # type: ignore[arg-type]  # a sequence of rows
+        assert not read
+        assert draw(wanted) == make_row_sampler(rows, [], seed=1)(wanted)
+        assert sum(isinstance(key, int) for key in read) == 1
 
 
 def test_processes_draw_other_tasks() -> None:

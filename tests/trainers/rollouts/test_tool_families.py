@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from datetime import datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -586,6 +587,26 @@ def test_feedback_shows_a_call_as_the_model_writes_it() -> None:
     assert "<answer>your answer</answer>" not in feedback  # not before the first call
     _, _, _, _, info = env.step(json.dumps({"content": "<answer>Ada"}))
     assert "<answer>your answer</answer>" in info["new_messages"][-1].content
+
+
+class Tomorrow(datetime):
+    """The clock of transformers' templates, after midnight."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> Any:
+        return datetime.now(tz) + timedelta(days=1)
+
+
+@pytest.mark.parametrize("name", ["TRL llama3_2.jinja", "TRL gptoss.jinja"])
+def test_a_run_goes_on_after_midnight_where_a_template_prints_the_date(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = chat_of(name).with_tools([SEARCH])
+    call, question = ToolCall("search", {"query": "x"}), [Message("user", "a question")]
+    written, text = chat.write_call(call), chat.template.text(question)
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Tomorrow)
+    assert chat.write_call(call) == written
+    assert chat.template.text(question) == text
 
 
 def test_calls_that_a_format_cannot_express_are_found() -> None:

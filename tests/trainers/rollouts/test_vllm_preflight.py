@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,20 @@ class TestRefusals:
             servers.sync(model)
             assert len(stub.turns) == 1  # later the rollouts tell
         assert model.training
+
+    def test_a_server_is_tested_without_the_penalties_of_the_models_configuration(self, tmp_path: Path) -> None:
+        class Probed(StubVLLM):
+            def answer(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
+                if path == "/v1/completions":
+                    probes.append(body)
+                return super().answer(path, body)
+
+        probes: list[Mapping[str, Any]] = []
+        with Probed() as stub:
+            fleet(tmp_path, [stub])
+        off = {"repetition_penalty": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+        assert len(probes) == 2
+        assert all(body.items() >= {**off, "top_p": 1.0, "top_k": 0}.items() for body in probes)
 
     def test_no_server(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="No server is named"):

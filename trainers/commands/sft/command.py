@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,7 +42,7 @@ from trainers.commands.demonstrations import (
 from trainers.commands.train.building import model_init_kwargs
 from trainers.commands.train.environments import check_training_split
 from trainers.config.agent import prepare_defaults
-from trainers.config.options import DemonstrationOptions
+from trainers.config.options import DemonstrationOptions, TRLOptions
 from trainers.monitoring.console import end_summary, optimiser_lines, screen, silence_libraries
 from trainers.monitoring.defaults import estimate_update, settle_defaults
 from trainers.monitoring.memory import GIB
@@ -74,6 +74,11 @@ class DemonstrationConfig(DemonstrationOptions, SFTConfig):  # type: ignore[misc
     """Arguments of `sft`: all of `trl.SFTConfig`'s, and those of `DemonstrationOptions`."""
 
     _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "env_kwargs"]  # noqa: RUF012
+
+    ddp_timeout: int = field(
+        default=TRLOptions.ddp_timeout,
+        metadata={"help": "Seconds that a process waits for others, as while the first one plays; then it fails."},
+    )
 
     def __post_init__(self) -> None:
         prepare_defaults(self, learning_rate=2e-5, gradient_checkpointing=True)
@@ -125,7 +130,7 @@ def _sft(args: DemonstrationConfig, model_args: ModelConfig) -> None:
 
     for member in environments:
         if member.name not in selected:
-            played = _play(member, envs[member.name], args, name)
+            played = _play(member, envs[member.name], args, model)
             selected[member.name] = _select_episodes(played.episodes(), args, played.path)
     per_env = [_rows(selected[each.name], envs[each.name], chat, max_length=args.max_length) for each in environments]
     pooled = list(itertools.chain.from_iterable(per_env))
@@ -314,12 +319,13 @@ def _check_window(run: RunFolder, member: EnvConfig) -> None:
         )
 
 
-def _play(member: EnvConfig, env: TextEnv, args: DemonstrationConfig, model: str) -> RunFolder:
+def _play(member: EnvConfig, env: TextEnv, args: DemonstrationConfig, model: ModelSource) -> RunFolder:
     """Let the source play; the main process plays for all."""
     own = None
     if args.source == SELF:
         own = LocalOptions(
-            model=model,
+            model=model.name,
+            revision=model.revision,
             temperature=args.sampling_temperature,
             max_turn_tokens=args.max_turn_tokens,
             chat_template=args.chat_template,

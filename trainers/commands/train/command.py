@@ -33,6 +33,7 @@ from trainers.monitoring.preflight import (
 )
 from trainers.monitoring.provenance import write_end, write_start
 from trainers.resume.checkpoints import check_no_checkpoints, lock_run, resolve_checkpoint
+from trainers.resume.resumable import SPOILT
 from trainers.resume.sharding import save_whole_model
 from trainers.resume.signals import StopOnSignal
 from trainers.trainer import AgentTrainer
@@ -57,7 +58,7 @@ def _train(args: AgentConfig, model_args: ModelConfig) -> None:
     check_no_checkpoints(args.resume_from_checkpoint, directory=args.output_dir or "")
     checkpoint = resolve_checkpoint(args.resume_from_checkpoint, directory=args.output_dir or "")
     with still_working("preparing the run: model and environments"):
-        trainer, name = _build(args, model_args)
+        trainer, name = _build(args, model_args, checkpoint)
     if trainer.accelerator.is_main_process:
         print_line(_first_screen(trainer, name))
         trainer.add_callback(ConsoleCallback(trainer))
@@ -65,21 +66,24 @@ def _train(args: AgentConfig, model_args: ModelConfig) -> None:
     with StopOnSignal(trainer.accelerator) as stop, closing(trainer.backend) if trainer.backend else nullcontext():
         trainer.add_callback(stop)
         trainer.train(resume_from_checkpoint=checkpoint)
-    stop.exit_if_stopped(trainer.checkpoint_folder(), resumable=not args.save_only_model)
-    trainer.save_state()  # the log, which `agent-r1 report` draws
-    save_whole_model(trainer, args.output_dir)
+    alarm, left = trainer.alarm.reason, f"The state is in {args.output_dir}"
+    if trainer.weights_are_finite():
+        stop.exit_if_stopped(trainer.checkpoint_folder(), resumable=not args.save_only_model)
+        trainer.save_state()  # the log, which `agent-r1 report` draws
+        save_whole_model(trainer, args.output_dir)
+    else:
+        trainer.save_state()
+        alarm, left = alarm or "a gradient was not finite", f"The model is not saved: {SPOILT}"
     if trainer.accelerator.is_main_process:
-        write_end(args, trainer.alarm.reason)
-    if trainer.alarm.reason is not None:
-        raise SystemExit(
-            f"Training was stopped by an alarm: {trainer.alarm.reason}. The state is in {args.output_dir}."
-        )
+        write_end(args, alarm)
+    if alarm is not None:
+        raise SystemExit(f"Training was stopped by an alarm: {alarm}. {left}.")
     if trainer.accelerator.is_main_process and trainer.card is not None:
         warning = nothing_parsed(trainer.progress.turns)
         print_line(f"{warning or 'trained;'} {end_summary(args.output_dir, trainer.card)}")
 
 
-def _build(args: AgentConfig, model_args: ModelConfig) -> tuple[AgentTrainer, str]:
+def _build(args: AgentConfig, model_args: ModelConfig, checkpoint: str | None) -> tuple[AgentTrainer, str]:
     """Check what can be checked without the model, then build the trainer; also return the name of the model."""
     name = find_model(
         model_to_train(args.warm_start, model_args.model_name_or_path), revision=model_args.model_revision
@@ -87,7 +91,7 @@ def _build(args: AgentConfig, model_args: ModelConfig) -> tuple[AgentTrainer, st
     source = ModelSource(name, model_args.model_revision, args.trust_remote_code)
     check_files(source, model_args, needs_template=args.chat_template is None)
     tokenizer = load_tokenizer(source)
-    chat = load_chat(source, tokenizer, args)
+    chat = load_chat(source, tokenizer, args, checkpoint=checkpoint)
     check_model(source, tokenizer)
     peft_config = get_peft_config(model_args)
     check_adapter(peft_config, source)

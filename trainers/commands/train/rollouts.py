@@ -122,6 +122,7 @@ class RolloutRunner:
                     records,
                     size=args.num_generations,
                     rounds=args.refill_groups,
+                    gamma=args.gamma,
                     draw=make_row_sampler(
                         self._train_rows,
                         itertools.chain.from_iterable(used_keys),
