@@ -263,6 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU here")
+    measure.check_commit(options.out)
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     warnings.filterwarnings("ignore", category=FutureWarning)
     sizes = QUICK if options.quick else FULL

@@ -2,8 +2,8 @@
 
     python own_loop.py --steps 20     # the mean reward rises within minutes on a CPU
 
-A turn is trained as the model saw it and sampled it: (prompt ids, sampled ids); no text is ever turned into tokens
-again. Any model with a chat template does; the default is the tiny policy that comes with the project.
+A turn is trained as the model saw it and sampled it: (prompt ids, sampled ids). The history in the next prompt is
+tokenised again. Any model with a chat template does; the default is the tiny policy that comes with the project.
 """
 
 import argparse

@@ -30,7 +30,7 @@ from agent_r1_gym.support.json_data import read_objects
 from agent_r1_gym.support.terminal import Progress, print_line, print_note
 from benchmarks.audit.environments import LIBRARIES, Entry, entries, installed, version
 from benchmarks.audit.reviews import REVIEWS, Judgement
-from benchmarks.common.measure import commit
+from benchmarks.common.measure import check_commit, commit
 from benchmarks.common.tables import markdown
 
 RESULTS = Path(__file__).parent / "results.jsonl"
@@ -74,7 +74,8 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def audit_all(options: argparse.Namespace) -> None:
-    """Audit every environment that is asked for and has no row of the installed version."""
+    """Audit every environment that is asked for and has no row of the installed version (see `check_commit`)."""
+    check_commit(options.results, option="--results")
     chosen: list[Entry] = []
     for library in options.library or LIBRARIES:
         if installed(library):

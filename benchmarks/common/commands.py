@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.run.evaluation.run_folder import RunFolder
 from agent_r1_gym.support.files import atomic_file, locked
 from agent_r1_gym.support.terminal import print_line
-from benchmarks.common.experiment import Profile, Run, Start
+from benchmarks.common.experiment import START_FACTS, Profile, Run, Start
 from benchmarks.common.policy import episode_row, marks
 from benchmarks.common.results import EPISODES
 from trainers.rollouts.gguf import convert_gguf
@@ -38,6 +39,8 @@ CONTROLS = "controls"
 """Key of a cell: marks of the sets that no contrast takes."""
 F1 = "f1"
 """Key of a cell: F1 of each answer, by test set, where it is not exact match again."""
+DATA = "data"
+"""Key of a cell: hash of its data; older cells have none."""
 _ROOT = Path(__file__).parents[2]
 _LOCK_SECONDS = 24 * 3600.0
 
@@ -52,15 +55,22 @@ class Pretrained:
 
     name: str
 
+    def __repr__(self) -> str:
+        """Names what is in the model's files too: each model has a cached folder of its own."""
+        named = os.environ.get(MODEL)
+        content = f", {content_hash(Path(named))}" if named and Path(named).exists() else ""
+        return f"Pretrained({self.name!r}{content})"
+
     def teach(self, folder: Path) -> Mapping[str, Any]:
         """Copies the model.
 
         Raises:
-            ConfigurationError: no model is named.
+            ConfigurationError: no model is named, or there is none at this place.
         """
         named = os.environ.get(MODEL)
-        if named is None:
-            raise ConfigurationError(f"Set {MODEL} to the folder or the GGUF file of {self.name}.")
+        if not named or not Path(named).exists():
+            missing = f" There is no file or folder {named}." if named else ""
+            raise ConfigurationError(f"Set {MODEL} to the folder or the GGUF file of {self.name}.{missing}")
         shutil.copytree(convert_gguf(named), folder, dirs_exist_ok=True)
         return {"source": Path(named).name}
 
@@ -86,7 +96,7 @@ class Commands:
     Attributes:
         steps: words of each command, without `agent-r1`.
         test: words of the evaluations, in addition to the options of each test set.
-        data: script of this repository that writes the data into a new folder; "": none is needed.
+        data: script of this repository that writes the data into a new folder, and its options; "": none is needed.
         controls: by title, words of the evaluation of a further test set, which no contrast takes.
     """
 
@@ -99,9 +109,10 @@ class Commands:
         """Carries the commands out, and the evaluations; returns the final model, and facts for the cell."""
         profile = run.profile
         assert isinstance(profile, CommandProfile)
-        data = self._data(run.cache) if self.data else ""
-        words = {"steps": profile.steps, "seed": run.seed, **profile.words, "data": data}
-        folder, key = run.folder, ""
+        data = self._data(run.cache) if self.data else None
+        words = {"steps": profile.steps, "seed": run.seed, **profile.words, "data": data or ""}
+        hashed = {DATA: content_hash(data)} if data else {}
+        folder, key = run.folder, f"{content_hash(run.folder)} {hashed}"
         costs: dict[str, dict[str, float]] = {}
         for step in self.steps:
             folder, key = self._carry_out(run, step, {**words, "model": folder}, key)
@@ -126,21 +137,26 @@ class Commands:
         graded = {title: scores for title, scores in f1.items() if scores != [float(mark) for mark in exact[title]]}
         facts |= {F1: graded} if graded else {}
         controls = {CONTROLS: {title: exact.pop(title) for title in self.controls}} if self.controls else {}
-        return loaded, {**facts, "exact": exact, **controls, EPISODES: rows, COSTS: costs}
+        return loaded, {**facts, **hashed, "exact": exact, **controls, EPISODES: rows, COSTS: costs}
 
     def _data(self, cache: Path) -> Path:
-        script = _ROOT / self.data
-        folder = cache / f"data-{blake2b(script.read_bytes(), digest_size=4).hexdigest()}"  # another script, other data
+        script, *words = shlex.split(self.data)
+        words += _local_data()
+        made_by = (_ROOT / script).read_bytes() + repr(words).encode()  # another script or source, other data
+        folder = cache / f"data-{blake2b(made_by, digest_size=4).hexdigest()}"
         with locked(folder, timeout=_LOCK_SECONDS):
             if not folder.exists():
                 partial = folder.with_name(f"{folder.name}.partial")
                 shutil.rmtree(partial, ignore_errors=True)
-                subprocess.run([sys.executable, str(script), str(partial), *_local_data()], check=True)
+                subprocess.run([sys.executable, str(_ROOT / script), str(partial), *words], check=True)
                 partial.rename(folder)
         return folder
 
     def _carry_out(self, run: Run, step: Sequence[str], words: Mapping[str, Any], key: str) -> tuple[Path, str]:
-        """Carries out a command unless its folder is complete; returns the folder and the key of all until then."""
+        """Carries out a command unless its folder is complete; returns the folder and the key of all until then.
+
+        The first key stands for what is in the files of model and data, so that their places do not count.
+        """
         values = [value for name, value in sorted(words.items()) if name not in _PATHS]
         key = blake2b(f"{key} {step} {values}".encode()).hexdigest()
         folder = run.cache / f"{step[0]}-{run.seed}-{key[:8]}"
@@ -276,6 +292,18 @@ def recipe_profiles(
 
 _DONE = "cost.json"
 _PATHS = ("model", "data")
+
+
+def content_hash(path: Path) -> str:
+    """Hashes a file, or names and contents of all files of a folder but for `START_FACTS`."""
+    hashed = blake2b(digest_size=16)
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file() and file.name != START_FACTS:
+            hashed.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
+            with file.open("rb") as stream:
+                while block := stream.read(2**20):
+                    hashed.update(block)
+    return f"blake2b:{hashed.hexdigest()}"
 
 
 def _local_data() -> list[str]:

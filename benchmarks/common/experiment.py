@@ -32,7 +32,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.files import atomic_directory, atomic_file, locked
 from agent_r1_gym.support.terminal import print_line
 from benchmarks.common.contrasts import Contrast
-from benchmarks.common.measure import CHANGES, UNKNOWN, commit, platform, provenance
+from benchmarks.common.measure import check_commit, commit, platform, provenance
 from benchmarks.common.policy import (
     Measure,
     Meter,
@@ -69,6 +69,8 @@ TIMES = frozenset({"cpu_seconds", "costs"})
 _BENCHMARKS = Path(__file__).parents[1]
 _CACHE = _BENCHMARKS.parent / "runs" / "benchmarks"
 _LOCK_SECONDS = 6 * 3600.0
+START_FACTS = "start.json"
+"""File next to the model of a warm start: how, when and where it was made."""
 
 
 # --- warm starts: the models that cells begin with --------------------------------------------------------------------
@@ -402,21 +404,19 @@ def run(
         made_by: commit of the files here, as it was at the beginning: a later one did not make the cells.
 
     Raises:
-        ConfigurationError: `path` is committed, and files differ from the last commit; or its cells were made with
-            other settings or from other weights.
+        ConfigurationError: see `check_commit`; or the cells in `path` were made with other settings or from other
+            weights.
     """
-    if path.resolve().is_relative_to(_BENCHMARKS) and (made_by.endswith(CHANGES) or made_by == UNKNOWN):
-        raise ConfigurationError(
-            f"Cells in {path} name the commit that made them, and files here differ from the last one. Commit first, "
-            "or write elsewhere with --results."
-        )
+    check_commit(path, made_by, option="--results")
     profile = experiment.profiles[profile_name]
     settings = json.loads(json.dumps(plain({"profile": profile, "arms": experiment.arms})))
     command = f"python -m benchmarks.learning {experiment.name} run --profile {profile_name}"
+    there = 0
     for number, (arm, start, seed) in enumerate(cells, start=1):
         shared, finished = read_results(path)
         check_settings(path, shared, settings)
         if any((arm, start, seed) == (cell["arm"], cell["start"], cell["seed"]) for cell in finished):
+            there += 1
             continue
         print_line(f"cell {number} of {len(cells)}: {arm}, warm start {start}, seed {seed}")
         folder, weights, known = _prepare_start(experiment, profile, arm, start, finished)
@@ -430,6 +430,11 @@ def run(
         key = {"arm": arm, "start": start, "seed": seed, "start_weights": weights}
         made = dict(zip(MADE, (made_by, command, platform()), strict=True))
         add_result(path, key | cell, settings=settings, made=made)
+    if there:
+        print_line(
+            f"already there: {there} of {len(cells)} cells, in {path}; `replay` makes one of them again, and "
+            "`run --results FILE` makes them into another file"
+        )
 
 
 def replay(
@@ -538,5 +543,5 @@ def _prepare_start(
             print_line(f"warm start, cached in {folder}: {teaching}")
             with atomic_directory(folder) as temporary:
                 facts = {"start": repr(teaching), **teaching.teach(temporary), **provenance([experiment.name])}
-                (temporary / "start.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
+                (temporary / START_FACTS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
     return folder, digest(load_start(folder)), known

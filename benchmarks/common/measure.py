@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import gc
 import os
 import statistics
@@ -15,9 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.json_data import JsonLinesWriter
 from agent_r1_gym.support.packages import installed_version
-from agent_r1_gym.support.terminal import Progress
+from agent_r1_gym.support.terminal import Progress, print_note
 
 T = TypeVar("T")
 CHANGES = "+changes"
@@ -211,7 +213,7 @@ def run_claims(
     settings: Any,
     words: Sequence[str] | None,
 ) -> None:
-    """Measures the chosen claims, prints each, and appends it to the results.
+    """Measures the chosen claims, prints each, and appends it to the results (see `check_commit`).
 
     Args:
         options: of `add_claim_options`.
@@ -221,6 +223,7 @@ def run_claims(
         words: the command line; None: that of this process.
     """
     out = options.out or (None if options.quick else results_of(name))
+    check_commit(out)
     command = ["python", "-m", f"benchmarks.speed.{name}", *(sys.argv[1:] if words is None else words)]
     for claim in options.claim or claims:
         report = claims[claim]()
@@ -240,8 +243,10 @@ def add_round_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="file to append the row to (default: none)")
 
 
-def append_report(report: Report, options: argparse.Namespace, *, name: str) -> None:
-    """Prints a report, and appends it to the file that the options name."""
+def append_report(measure: Callable[[], Report], options: argparse.Namespace, *, name: str) -> None:
+    """Measures, prints the report, and appends it to the file that the options name (see `check_commit`)."""
+    check_commit(options.out)
+    report = measure()
     print(to_table(report))
     if options.out is not None:
         settings = {key: value for key, value in vars(options).items() if key != "out"}
@@ -257,8 +262,33 @@ def _round(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+def check_commit(path: Path | None, made_by: str | None = None, *, option: str = "--out") -> None:
+    """Warns if rows of a file will not name the commit that made them; call it before anything is measured.
+
+    Args:
+        path: the file of the rows; None: nothing is written.
+        made_by: their commit; None: that of the working tree.
+        option: what names another file on the command line.
+
+    Raises:
+        ConfigurationError: it would warn, and the file is one of those that are committed.
+    """
+    made_by = commit() if made_by is None else made_by
+    if path is None or not (made_by.endswith(CHANGES) or made_by == UNKNOWN):
+        return
+    why = "git names no commit here" if made_by == UNKNOWN else "files here differ from the last one"
+    rows = f"Rows in {path} name the commit that made them, and {why}."
+    if path.resolve().is_relative_to(_ROOT / "benchmarks"):
+        raise ConfigurationError(f"{rows} Commit first, or write elsewhere with {option}.")
+    print_note(f"{rows} They will say {made_by!r}: commit first if the numbers are to be published.")
+
+
+@functools.cache
 def commit() -> str:
-    """Returns the commit of the working tree, with `CHANGES` if files other than results differ from it."""
+    """Returns the commit of the working tree, with `CHANGES` if files other than results differ from it.
+
+    It is read once: files that change while a measurement runs did not make its numbers.
+    """
     try:
         head = _git("rev-parse", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":!benchmarks/**/*.jsonl")

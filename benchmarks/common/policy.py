@@ -98,8 +98,9 @@ def digest(model: Any) -> str:
 
 
 def marks(episodes: Iterable[Trajectory]) -> str:
-    """One character per episode: 1 if it is solved, else 0."""
-    return "".join(str(int(bool(episode.solved))) for episode in episodes)
+    """One character per episode, in the order of the tasks: 1 if it is solved, else 0."""
+    by_task = sorted(episodes, key=lambda episode: episode.task_index)  # intervals compare cells question by question
+    return "".join(str(int(bool(episode.solved))) for episode in by_task)
 
 
 def episode_row(title: str, episode: Trajectory) -> dict[str, Any]:

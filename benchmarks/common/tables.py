@@ -187,9 +187,13 @@ def contrasts_of(family: str) -> Callable[[Cells], str]:
 
 
 def contrasts(cells: Cells, chosen: Sequence[Contrast]) -> str:
-    """The contrasts that have cells, with Holm's p-values over those, and verdicts."""
-    found = {contrast: each for contrast in chosen if (each := cells.contrast(contrast)) is not None}
-    corrected, strict = holm([each.p_value for each in found.values()]), SIGNIFICANT / max(1, len(found))
+    """The contrasts that have cells, with verdicts and Holm's p-values over all of `chosen`.
+
+    One without cells counts as p = 1: a family is what was named beforehand, not what has run so far.
+    """
+    found = {contrast: cells.contrast(contrast) for contrast in chosen}
+    corrected = holm([1.0 if each is None else each.p_value for each in found.values()])
+    strict = SIGNIFICANT / max(1, len(chosen))
     rows = [
         (
             contrast.title,
@@ -201,9 +205,10 @@ def contrasts(cells: Cells, chosen: Sequence[Contrast]) -> str:
             _smallest(each.pairs, each.sd, strict),
         )
         for (contrast, each), p_value in zip(found.items(), corrected, strict=True)
+        if each is not None
     ]
     header = ("contrast", "measure", "pairs", "difference [95 %]", "p (Holm)", "verdict")
-    return markdown((*header, f"smallest that these decide, at .05 / {len(found)}"), rows)
+    return markdown((*header, f"smallest that these decide, at .05 / {len(chosen)}"), rows)
 
 
 def contrasts_by_set(cells: Cells, chosen: Sequence[Contrast], titles: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from agent_r1_gym.support.terminal import print_line
-from benchmarks.common.measure import append_row, provenance
+from benchmarks.common.measure import append_row, check_commit, provenance
 from benchmarks.common.servers import free_port
 from benchmarks.endurance.worker import PORT, Settings, schedule, serve, train
 
@@ -250,6 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.steps < 4 * options.save_steps or min(options.events, options.processes, options.save_steps) < 1:
         parser.error("expected at least 1 event, process and step between checkpoints, and 4 checkpoints at least")
+    check_commit(options.out)
     sizes = {name: getattr(options, name) for name in ("steps", "events", "processes", "save_steps")}
     settings = replace(default, **sizes, warm_up=min(default.warm_up, options.steps // 5))
     torch.set_num_threads(1)

@@ -39,7 +39,7 @@ from agent_r1_gym.run.policies import Policy, PolicyInput
 from agent_r1_gym.run.record import Trajectory
 from agent_r1_gym.run.session import Job
 from agent_r1_gym.support.terminal import print_line
-from benchmarks.common.measure import append_row, provenance
+from benchmarks.common.measure import append_row, check_commit, provenance
 
 RESULTS = Path(__file__).parent / "programs.jsonl"
 PROGRAM = Path(__file__).parent / "unruly_program.py"
@@ -182,6 +182,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the disturbances (default: 0)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="file of the results (default: programs.jsonl here)")
     options = parser.parse_args()
+    check_commit(options.out)
     endured = endure(options.seconds, options.programs, options.seed)
     times = overhead(options.timed)
     settings = {name: getattr(options, name) for name in ("seconds", "programs", "timed", "seed")}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -222,7 +223,8 @@ def main() -> None:
         "--passes", type=int, default=4, help="passes over 50 questions per value (default: %(default)s)"
     )
     options = parser.parse_args()
-    append_report(measure(SYSTEMS, rounds=options.rounds, passes=options.passes), options, name="adapters")
+    sizes = {"rounds": options.rounds, "passes": options.passes}
+    append_report(functools.partial(measure, SYSTEMS, **sizes), options, name="adapters")
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ def main() -> None:
     parser.add_argument("--max-concurrent", type=int, default=64, help="episodes at once (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=results_of("eval_speed"), help="file to append to")
     options = parser.parse_args()
-    report = measure(rounds=options.rounds, questions=options.questions, max_concurrent=options.max_concurrent)
-    append_report(report, options, name="eval_speed")
+    sizes = {"rounds": options.rounds, "questions": options.questions, "max_concurrent": options.max_concurrent}
+    append_report(functools.partial(measure, **sizes), options, name="eval_speed")
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a measurement (default: %(default)g)")
     options = parser.parse_args()
     library("openenv.core", package="openenv", tested_version="0.10")
-    report = measure(rounds=options.rounds, seconds=options.seconds)
+    report = functools.partial(measure, rounds=options.rounds, seconds=options.seconds)
     append_report(report, options, name="openenv")
 
 

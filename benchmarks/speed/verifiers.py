@@ -73,6 +73,17 @@ def theirs(url: str, episodes: int, max_concurrent: int) -> float:
     return float(sum(turns) / (max(trace["timing"]["scoring"]["end"] for trace in traces) - first))
 
 
+def measure(*, rounds: int, episodes: int, max_concurrent: int) -> Report:
+    """Plays episodes with both, in turn."""
+    with served_by_process("benchmarks.speed.chat_server") as url:
+        measures = {
+            name: functools.partial(play, url, episodes, max_concurrent)
+            for name, play in (("agent-r1 eval", ours), ("vf-eval", theirs))
+        }
+        figures = interleave(measures, rounds=rounds, unit="turns/s")
+    return Report("verifiers", tuple(figures.values()), (), {})
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(
@@ -84,13 +95,8 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=50, help="per value (default: %(default)s)")
     parser.add_argument("--max-concurrent", type=int, default=16, help="episodes at once (default: %(default)s)")
     options = parser.parse_args()
-    with served_by_process("benchmarks.speed.chat_server") as url:
-        measures = {
-            name: functools.partial(play, url, options.episodes, options.max_concurrent)
-            for name, play in (("agent-r1 eval", ours), ("vf-eval", theirs))
-        }
-        figures = interleave(measures, rounds=options.rounds, unit="turns/s")
-    append_report(Report("verifiers", tuple(figures.values()), (), {}), options, name="verifiers")
+    sizes = {"rounds": options.rounds, "episodes": options.episodes, "max_concurrent": options.max_concurrent}
+    append_report(functools.partial(measure, **sizes), options, name="verifiers")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from benchmarks.learning.collapse.report import (
     Fall,
     fall_of,
     flags_of,
+    from_the_first_batch,
     recovered,
     write_chart,
 )
@@ -98,6 +99,16 @@ def test_drift_is_flagged_at_once_and_the_earliest_flag_comes_first() -> None:
     assert flags_of(log) == {"alarm_entropy_below": PATIENCE, DRIFT_OPTION: 3}
     log["drift"][0] = 2 * DRIFT
     assert list(flags_of(log)) == [DRIFT_OPTION, "alarm_entropy_below"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "begin", "expected"),
+    [("entropy", 0, True), ("entropy", 1, False), ("drift", 0, True), ("drift", 2, False)],
+)
+def test_what_is_beyond_a_limit_from_the_first_batch_is_not_a_lead(metric: str, begin: int, expected: bool) -> None:
+    log = healthy_log()
+    log[metric][begin:] = [bad("alarm_entropy_above") if metric == "entropy" else 2 * DRIFT] * (20 - begin)
+    assert from_the_first_batch(flags_of(log)) is expected
 
 
 def request(batch: int, *, model: Any = None, rollbacks: int = 0) -> RolloutRequest:
@@ -202,7 +213,7 @@ def test_tables_and_chart_are_of_the_cells(tmp_path: Path) -> None:
     warned, saved, healthy, outage, paired = (part.split("\n\n")[1] for part in cells.report().split("## ")[1:])
     title = CAUSES[cause].title
     assert warned.splitlines()[2:] == [f"| {title} | 2 | `alarm_entropy_below` 2 | 20 19 | 30 30 | 10 11 | 2 of 2 |"]
-    assert saved.splitlines()[2:] == [f"| {title} | 2 | 0 0 | 2 of 2 | 2 of 2 | 0.90 (0.90 to 0.90) |"]
+    assert saved.splitlines()[2:] == [f"| {title} | 2 | 0 0 | 0 of 0 | 2 of 2 | 2 of 2 | 0.90 (0.90 to 0.90) |"]
     assert healthy.splitlines()[2:] == ["| grpo | 2 | 0 | 0 | 0.90 (0.90 to 0.90) |"]
     assert [line.rsplit(" | ", 1)[1] for line in outage.splitlines()[2:]] == [
         "0.90 (0.90 to 0.90) |",
@@ -224,6 +235,19 @@ def test_tables_and_chart_are_of_the_cells(tmp_path: Path) -> None:
     drawn = [element.get("class") for element in root.iter() if element.get("class")]
     assert drawn.count("run") == 2  # and one in the legend
     assert {"flag", "fall", "healthy", "dropped", "zeroed", "outage"} <= set(drawn)
+
+
+def test_runs_that_are_flagged_from_the_first_batch_are_counted_apart(tmp_path: Path) -> None:
+    at_once, later = made_up("masks", 0), made_up("masks", 1)
+    at_once["log"]["entropy"] = [bad("alarm_entropy_above")] * 40
+    back = {**made_up(f"masks{BACK}", 0), "rollbacks": [{"at": 3, "to": 0}] * 3, "stopped": True}
+    write(tmp_path / "results.jsonl", at_once, later, back, {**back, "seed": 1, "rollbacks": [{"at": 9, "to": 6}]})
+    cells = Cells(tmp_path / "results.jsonl", EXPERIMENT, EXPERIMENT.profiles["cpu"])
+    warned, saved = (part.split("\n\n")[1].splitlines()[2] for part in cells.report().split("## ")[1:3])
+    title = CAUSES["masks"].title
+    assert warned.startswith(f"| {title} | 2 | ")
+    assert warned.endswith("| 3 19 | 30 30 | - 11 | 1 of 1, 1 from the first batch |")
+    assert saved.startswith(f"| {title} | 2 | 3 1 | 3 of 4 | 0 of 2 |")
 
 
 def test_recovered_means_to_the_end_without_a_fall_and_better_than_at_first() -> None:

@@ -142,6 +142,23 @@ def test_a_difference_is_decided_by_the_test_and_the_interval() -> None:
     assert verdict(Effect(0.1, -0.01, 0.2, 0.02, 15, 0.001), 0.02) == "undecided"
 
 
+FAMILY = [each for each in CONTRASTS if each.title in ("PPO - GRPO", "both masks, GRPO", "REINFORCE++ - GRPO")]
+"""The last one has no cells here."""
+
+
+def test_a_family_counts_the_contrasts_that_have_not_run(tmp_path: Path) -> None:
+    """What was named beforehand is tested together, however few cells there are."""
+    path = tmp_path / "results.jsonl"
+    shares = {"grpo": 0.6, "grpo-no-loss-mask": 0.2}
+    write(path, *(_cell(name, 0, seed, share) for name, share in shares.items() for seed in range(3)))
+    cells = Cells(path, replace(EXPERIMENT, cluster=None), PROFILES["cpu"])
+    header, _, row = contrasts(cells, FAMILY).splitlines()
+    assert header.endswith("at .05 / 3 |")
+    assert "| area | 3 |" in row
+    assert "| 0.7500 | undecided |" in row  # three pairs give .25 at the least
+    assert contrasts(cells, []) == ""
+
+
 def _cell(name: str, start: int, seed: int, share: float) -> dict[str, Any]:
     profile = PROFILES["cpu"]
     ranks = ((number * 37 + seed) % 100 for number in range(profile.test_questions))
@@ -173,7 +190,7 @@ def test_tables_keep_the_pilot_apart_and_give_verdicts(tmp_path: Path) -> None:
     cells_found, pilot = (Cells(path, EXPERIMENT, profile, pilot=pilot) for pilot in (False, True))
     assert {len(found) for found in cells_found.by_arm.values()} == {9}
     assert {len(found) for found in pilot.by_arm.values()} == {6}
-    lines = contrasts(cells_found, CONTRASTS).splitlines()
+    lines = contrasts(cells_found, FAMILY).splitlines()
     [mask] = [line for line in lines if line.startswith("| both masks, GRPO")]
     assert "| area | 9 |" in mask
     assert "| higher |" in mask

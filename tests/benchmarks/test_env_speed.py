@@ -1,5 +1,6 @@
 """The benchmarks run and say what they must; their speed is not judged here."""
 
+import argparse
 import dataclasses
 import json
 import threading
@@ -7,6 +8,7 @@ import threading
 import gymnasium
 import pytest
 
+from agent_r1_gym.errors import ConfigurationError
 from benchmarks.common import measure
 from benchmarks.common.measure import Check, Figure, Report
 from benchmarks.speed import env_peers as peers
@@ -107,6 +109,55 @@ def test_a_check_compares_in_its_own_sense():
 def test_a_claim_is_met_if_all_its_targets_are(values, met):
     report = Report("x", (), tuple(Check("c", 1.0, value) for value in values), {})
     assert measure.to_row(report, settings={}, command=[])["met"] is met
+
+
+@pytest.fixture
+def heads(monkeypatch):
+    """Stands for git: its first item is the commit of the working tree, the second whether files differ from it."""
+    head = ["5eed", ""]
+    monkeypatch.setattr(measure, "_git", lambda *words: head[words[0] == "status"])
+    measure.commit.cache_clear()
+    yield head
+    measure.commit.cache_clear()
+
+
+def options(out):
+    parser = argparse.ArgumentParser()
+    measure.add_claim_options(parser, ["x"])
+    return parser.parse_args(["--out", str(out)])
+
+
+def test_a_row_names_the_commit_at_the_start(heads, tmp_path, capsys):
+    """Files that change, or are committed, while it measures did not make its numbers."""
+
+    def claim():
+        heads[:] = ["1a7e", " M README.md"]
+        return Report("x", (), (), {})
+
+    path = tmp_path / "rows.jsonl"
+    measure.run_claims(options(path), {"x": claim, "y": claim}, name="x", settings=TINY, words=[])
+    assert [json.loads(line)["commit"] for line in path.read_text().splitlines()] == ["5eed", "5eed"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_committed_file_is_refused_while_files_differ_and_another_one_is_warned_of(heads, tmp_path, capsys):
+    heads[1] = " M README.md"
+    measured = []
+
+    def claim():
+        measured.append(1)
+        return Report("x", (), (), {})
+
+    for out in (measure.results_of("made_up"), measure.results_of("env_speed")):
+        with pytest.raises(ConfigurationError, match="Commit first, or write elsewhere with --out"):
+            measure.run_claims(options(out), {"x": claim}, name="x", settings=TINY, words=[])
+        with pytest.raises(ConfigurationError, match="Commit first"):
+            measure.append_report(claim, options(out), name="x")
+    assert not measured  # before minutes are lost
+    path = tmp_path / "rows.jsonl"
+    measure.append_report(claim, options(path), name="x")
+    assert json.loads(path.read_text())["commit"] == "5eed+changes"
+    assert "They will say '5eed+changes': commit first" in capsys.readouterr().err
 
 
 def test_rows_are_appended_whole(tmp_path):

@@ -114,6 +114,7 @@ def test_cells_are_made_once_and_balanced(tmp_path: Path, capsys: pytest.Capture
     FACTS["curve"] = []
     assert main(EXPERIMENT, ["run", *words]) == 0
     assert path.read_bytes() == written
+    assert f"already there: 4 of 4 cells, in {path}; `replay` makes one" in capsys.readouterr().out
     assert main(EXPERIMENT, ["table", *words]) == 0
     assert capsys.readouterr().out.startswith("## Arms\n\na b\n\nAll cells: commit ")
     first, second, *_ = read_results(path)[1]

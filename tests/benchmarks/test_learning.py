@@ -22,8 +22,8 @@ from agent_r1_gym.registry import make_text_env, make_tool_env
 from agent_r1_gym.run.policies import OraclePolicy, ScriptPolicy
 from agent_r1_gym.run.record import Trajectory
 from agent_r1_gym.tools.search import NOTHING_FOUND
-from benchmarks.common import experiment
-from benchmarks.common.contrasts import FIRST_PILOT_SEED
+from benchmarks.common import experiment, policy
+from benchmarks.common.contrasts import FIRST_PILOT_SEED, SIGNIFICANT, least_pairs
 from benchmarks.common.experiment import Experiment, Run, WarmStart, main, make_cell
 from benchmarks.common.policy import Policy, retries
 from benchmarks.common.results import read_results
@@ -158,6 +158,30 @@ def test_arms_of_ratios_and_of_privileged_information_are_what_they_say(tmp_path
     teachers = {Path(str(made[arm].teacher_model_name_or_path)).resolve() for arm in taught}
     assert teachers == {SHIPPED.resolve()}
     assert {run_of(PRIVILEGED, arm, tmp_path).training["reward"] for arm in PRIVILEGED.arms} == {"em"}
+
+
+def test_a_batch_that_is_trained_on_twice_takes_two_steps() -> None:
+    """A run has as many batches as one of `credit`, and is evaluated after the same ones."""
+    for name, profile in STEPPO.profiles.items():
+        credited, passes = CREDIT.profiles[name], profile.trainer["num_iterations"]
+        assert profile.every is not None and credited.every is not None
+        assert profile.steps == passes * credited.steps
+        assert profile.every == passes * credited.every
+        assert profile.trainer["warmup_steps"] == passes * credited.trainer["warmup_steps"]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_planned_pairs_can_decide_what_is_tested_together(name: str) -> None:
+    each = EXPERIMENTS[name]
+    profile = each.profiles["cpu"]
+    for family in each.contrasts.values():
+        assert len(profile.starts) * len(profile.seeds) >= least_pairs(SIGNIFICANT / len(family))
+
+
+def test_contrasts_of_privileged_have_equal_rollouts_and_the_hardest_questions() -> None:
+    named = {arm for one in PRIVILEGED.contrasts["Contrasts"] for arm in (one.ours, one.theirs)}
+    assert named == set(PRIVILEGED.arms) - {"grpo-refill"}
+    assert all(len(profile.validation) == 1 for profile in PRIVILEGED.profiles.values())
 
 
 def test_arms_of_credit_differ_in_the_estimator_alone(tmp_path: Path) -> None:
@@ -405,6 +429,12 @@ def test_tables_of_credit_weigh_area_and_end_by_their_own_questions(tmp_path: Pa
     [line] = [line for line in tables["Contrasts"] if line.startswith("| process - outcome")]
     assert "| area | 9 | +0.250 " in line
     assert "| higher |" in line
+
+
+def test_marks_are_in_the_order_of_the_tasks() -> None:
+    """Episodes of `held_out.play` come as they end, and intervals compare cells question by question."""
+    ended = [Trajectory(task_index=index, scores={"em": float(index != 1)}) for index in (2, 0, 3, 1)]
+    assert policy.marks(ended) == "1011"
 
 
 def test_scores_of_refill_are_over_kinds_seeds_and_questions() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from agent_r1_gym.cli.main import build_parser
 from agent_r1_gym.cli.main import main as agent_r1
@@ -21,10 +24,23 @@ from agent_r1_gym.envs.bfcl.env import BFCLEnv
 from agent_r1_gym.envs.bfcl.tasks import FunctionCallingTask
 from agent_r1_gym.envs.maths.env import SVAMPEnv
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.registry import make_tool_env
 from agent_r1_gym.run.record import Trajectory
 from benchmarks.common import commands, experiment
-from benchmarks.common.commands import CONTROLS, COSTS, F1, MODEL, CommandProfile, Commands, Pretrained, _cost, _execute
-from benchmarks.common.experiment import main
+from benchmarks.common.commands import (
+    CONTROLS,
+    COSTS,
+    DATA,
+    F1,
+    MODEL,
+    CommandProfile,
+    Commands,
+    Pretrained,
+    _cost,
+    _execute,
+)
+from benchmarks.common.experiment import Arm, Run, Start, main
+from benchmarks.common.policy import Policy
 from benchmarks.common.results import read_results
 from benchmarks.learning.context import settings as context
 from benchmarks.learning.function_calling import settings as function_calling
@@ -104,6 +120,63 @@ def test_without_a_model_it_says_what_to_set(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv(MODEL, raising=False)
     with pytest.raises(ConfigurationError, match=f"Set {MODEL} to the folder or the GGUF file of Smol"):
         Pretrained("Smol").teach(tmp_path)
+    monkeypatch.setenv(MODEL, "missing.gguf")
+    with pytest.raises(ConfigurationError, match=r"There is no file or folder missing\.gguf"):
+        Pretrained("Smol").teach(tmp_path)
+
+
+def test_each_model_has_a_cached_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their name is that of the teaching (`Teaching`): by what is in the files, not by where they are."""
+    names = {}
+    for name, content in (("a", b"one"), ("b", b"two"), ("c", b"one")):
+        (tmp_path / name).write_bytes(content)
+        monkeypatch.setenv(MODEL, str(tmp_path / name))
+        names[name] = repr(Pretrained("Smol"))
+    assert names["a"] == names["c"] != names["b"]
+    assert str(tmp_path) not in names["a"]
+
+
+def test_other_data_or_another_model_are_not_taken_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executed: list[str] = []
+
+    def execute(argv: Sequence[str], folder: Path) -> None:
+        executed.append(folder.name)
+        folder.mkdir(parents=True)
+        (folder / "cost.json").write_text(json.dumps({"wall": 1.0, "cpu": 1.0, "gib": 1.0}))
+
+    monkeypatch.setattr(commands, "_execute", execute)
+    monkeypatch.setattr(commands.AutoModelForCausalLM, "from_pretrained", lambda *_args, **_: torch.nn.Linear(1, 1))
+    monkeypatch.delenv("AGENT_R1_SHARED", raising=False)
+    script, model = tmp_path / "get_data.py", tmp_path / "start"
+    model.mkdir()
+    profile = CommandProfile(starts=(Start(),), seeds=(0,), steps=1)
+
+    def make(weights: str, rows: str, words: str = "") -> str:
+        (model / "weights").write_text(weights)
+        (model / "start.json").write_text(f"made now, {len(executed)}")  # another day is not another model
+        script.write_text(
+            "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); folder.mkdir(); "
+            f"(folder / 'train').write_text({rows!r} + ''.join(sys.argv[2:]))"
+        )
+        learn = Commands([("sft", "--dataset", "{data}", "--model", "{model}")], (), f"{script} {words}")
+        run = Run(
+            profile, Arm("a", learn=learn), Start(), 0, Policy(None, None, 0), tmp_path, model, tmp_path / "cache"
+        )
+        return str(learn(run)[1][DATA])
+
+    first = make("1", "1")
+    assert (make("1", "1"), len(executed)) == (first, 1)
+    assert (make("2", "1"), len(executed)) == (first, 2)
+    assert make("1", "2") != first
+    assert make("1", "1", "--split-by text") != first
+    assert len({*executed}) == len(executed) == 4
+    assert (make("1", "1"), len(executed)) == (first, 4)
+    [folder] = {path.parent for path in (tmp_path / "cache").glob("data-*/train") if path.read_text() == "1"}
+    (folder / "train").write_text("edited")
+    assert make("1", "1") != first
+    assert len(executed) == 5
 
 
 @pytest.mark.slow
@@ -137,6 +210,54 @@ def problems(folder: Path) -> None:
     row = {"Question": "How many are left?", "Equation": "( 30.0 - 7.0 )", "Answer": 23.0, "Type": "Subtraction"}
     tested = [{**row, "ID": f"chal-{n}", "Body": f"Bo has 30 cups and breaks 7 on day {n}"} for n in range(8)]
     (folder / "svamp_8.json").write_text(json.dumps(tested))
+
+
+def get_word_problems(source: Path, folder: Path, *words: str) -> dict[str, list[str]]:
+    """Texts by split, as the script of the recipe writes them."""
+    script = Path(__file__).parents[2] / "examples" / "smollm2" / "get_data.py"
+    subprocess.run([sys.executable, str(script), str(folder), "--from", str(source), *words], check=True)
+    rows = {split: (folder / f"{split}.jsonl").read_text().splitlines() for split in ("train", "validation")}
+    return {split: [json.loads(row)["input"] for row in lines] for split, lines in rows.items()}
+
+
+def test_word_problems_are_split_as_published_or_by_text(tmp_path: Path) -> None:
+    """By text, problems that differ in their numbers alone are in one file, and a comma makes no other number."""
+    problems(tmp_path / "source")
+    stories = [f"{name} has {{}} cats and buys {{}}. How many?" for name in ("Al", "Bo", "Cy", "Di", "Ed", "Flo")]
+    numbers = [("1,200", 7), ("1200", 7), *((n, 2 * n) for n in range(10))]
+    rows = [{"input": story.format(*pair), "target": 0} for story in stories for pair in numbers]
+    (tmp_path / "source" / "singleop_20.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for words, copies in (((), 1), (("--split-by", "problem"), 1), (("--split-by", "text"), 0)):
+        parts = get_word_problems(tmp_path / "source", tmp_path / "-".join(("data", *words)), *words)
+        texts = [*parts["train"], *parts["validation"]]
+        assert len(texts) == len({*texts}) == 60 + len(stories) * (11 + copies)
+        assert sum("1,200" in text or "1200" in text for text in texts) == len(stories) * (1 + copies)
+        kinds = {part: {re.sub(r"[\d,]+", "0", text) for text in part_texts} for part, part_texts in parts.items()}
+        assert bool(kinds["train"] & kinds["validation"]) is bool(copies)
+        assert len(parts["validation"]) >= len(texts) // 2
+
+
+def test_the_published_word_problems_can_be_made_again(tmp_path: Path) -> None:
+    source = shared_file("singleop_562.jsonl").parent
+    parts = get_word_problems(source, tmp_path / "data")
+    assert {part: len(texts) for part, texts in parts.items()} == {"train": 1665, "validation": 200}
+    hashes = {
+        "train": "d19d1eb7534701129738b289c3c023df4259f14ddbccaa815f21097e0606b02a",
+        "validation": "2cfb27a7827ea89681cb60827c64cf69f882c75e94fc3796c890bc631e80bc70",
+    }
+    for part, expected in hashes.items():
+        assert hashlib.sha256((tmp_path / "data" / f"{part}.jsonl").read_bytes()).hexdigest() == expected
+
+
+def test_questions_about_one_item_are_a_cluster() -> None:
+    """Of the test questions of `context`, which are of the ledgers that its commands name."""
+    profile = context.PROFILES["gpu"]
+    options = {**profile.tests["LongRead"], **profile.starts[0].env}
+    assert {word for word in context.RECIPE.options if word.startswith(("pages", "facts"))} == {"pages=5", "facts=4"}
+    assert profile.starts[0].env == {"pages": 5, "facts": 4}
+    assert context.EXPERIMENT.cluster is not None
+    env = make_tool_env(profile.env, options)
+    assert len({context.EXPERIMENT.cluster(env, index) for index in range(profile.test_questions)}) == 266
 
 
 def test_the_questions_of_hotpotqa_are_found_or_missed(tmp_path: Path) -> None:
@@ -300,6 +421,7 @@ def test_cells_are_commands_that_share_what_they_have_in_common(
     assert len({cell["start_weights"] for cell in cells}) == 1
     assert by_arm["untrained"]["weights"] == by_arm["untrained"]["start_weights"]
     assert by_arm["grpo"][COSTS]["1 sft"] == by_arm["sft"][COSTS]["1 sft"]  # it ran once
+    assert len({cell[DATA] for cell in cells}) == 1
     controls = {"without the question", "changed results"}
     assert by_arm["grpo"][COSTS].keys() == {"1 sft", "2 train", "eval SVAMP", *(f"eval {name}" for name in controls)}
     assert {name: len(marks) for name, marks in by_arm["grpo"][CONTROLS].items()} == dict.fromkeys(controls, 4)

@@ -98,6 +98,15 @@ def flags_of(log: Log) -> dict[str, int]:
     return dict(sorted(flags.items(), key=lambda flag: flag[1]))
 
 
+def from_the_first_batch(flags: Mapping[str, int]) -> bool:
+    """Returns whether an alarm stops as early as it can, so that its metric is beyond the limit from the first batch.
+
+    Then the cause shows in how the metric is counted, whatever the policy does: the steps until the reward falls are
+    not a lead, and a rollback, which goes back to the first batch, meets the same alarm again.
+    """
+    return any(step == (1 if option == DRIFT_OPTION else PATIENCE) for option, step in flags.items())
+
+
 def drift_above(limit: float, log: Log) -> int | None:
     """Returns the first step whose log-probs drift by more than so many nats, None if none does."""
     means = enumerate(log.get("drift", ()), start=1)
@@ -156,7 +165,10 @@ def _rows(
 
 
 def warned(cells: Cells, *, arms: Iterable[str]) -> str:
-    """Per cause the first alarm, when it flags, when the reward falls, and the steps between."""
+    """Per cause the first alarm, when it flags, when the reward falls, and the steps between.
+
+    Runs that are flagged `from_the_first_batch` have no lead, and are counted apart.
+    """
 
     def row(found: Sequence[Cell]) -> Iterator[str]:
         flags = [flags_of(cell["log"]) for cell in found]
@@ -166,9 +178,15 @@ def warned(cells: Cells, *, arms: Iterable[str]) -> str:
         at = [min(options.values(), default=None) for options in flags]
         yield _listed(at)
         yield _listed(falls)
-        leads = [None if flag is None or fall is None else fall - flag for flag, fall in zip(at, falls, strict=True)]
+        at_once = [*map(from_the_first_batch, flags)]
+        leads = [
+            None if flag is None or fall is None or first else fall - flag
+            for flag, fall, first in zip(at, falls, at_once, strict=True)
+        ]
         yield _listed(leads)
-        yield f"{sum(lead is not None and lead >= EARLY for lead in leads)} of {len(leads)}"
+        later = len(found) - sum(at_once)
+        early = f"{sum(lead is not None and lead >= EARLY for lead in leads)} of {later}" if later else ""
+        yield ", ".join(filter(None, [early, f"{sum(at_once)} from the first batch" if any(at_once) else ""]))
 
     header = ("cause", "seeds", "warns first", "flagged at", "falls at", "lead", f"{EARLY} or more before")
     return markdown(header, _rows(cells, arms, row))
@@ -179,11 +197,13 @@ def saved(cells: Cells, *, arms: Iterable[str]) -> str:
 
     def row(found: Sequence[Cell]) -> Iterator[str]:
         yield _listed([len(cell["rollbacks"]) for cell in found])
+        back = [rollback["to"] for cell in found for rollback in cell["rollbacks"]]
+        yield f"{back.count(0)} of {len(back)}"
         yield f"{sum(not cell['stopped'] for cell in found)} of {len(found)}"
         yield f"{sum(recovered(cell, steps=cells.profile.steps) for cell in found)} of {len(found)}"
         yield spread([end(cell) for cell in found])
 
-    header = ("with a rollback", "seeds", "rollbacks", "takes all steps", "recovers", "EM at the end")
+    header = ("with a rollback", "seeds", "rollbacks", "to step 0", "takes all steps", "recovers", "EM at the end")
     return markdown(header, _rows(cells, arms, row))
 
 

@@ -14,10 +14,15 @@ from benchmarks.common.commands import CommandProfile, Recipe, recipe_profiles
 from benchmarks.common.contrasts import Contrast
 from benchmarks.common.experiment import Arm, Experiment
 from benchmarks.common.tables import arms, contrasts_of
+from benchmarks.learning.credit.warm_starts import key_of
 
+LEDGER = {"pages": 5, "facts": 4}
 RECIPE = Recipe(
     env="LongRead",
-    options=("--option", "tool_style=signature", "--option", "pages=5", "--option", "facts=4"),
+    options=(
+        *("--option", "tool_style=signature"),
+        *(word for name, value in LEDGER.items() for word in ("--option", f"{name}={value}")),
+    ),
     turn_tokens=96,
     max_completion_length=1536,
 )
@@ -50,7 +55,8 @@ ARMS: Mapping[str, Arm] = {key: arm for name in CONTEXTS for key, arm in _arms(n
 def _few_rows(profile: CommandProfile) -> CommandProfile:
     """Divides an update into passes of 4 rollouts: each has several contexts, and 16 were estimated at 38 GiB."""
     rollouts = profile.words["rows"] * profile.words["micro_batches"]
-    return replace(profile, words={**profile.words, "rows": 4, "micro_batches": rollouts // 4, "recompute": False})
+    words = {**profile.words, "rows": 4, "micro_batches": rollouts // 4, "recompute": False}
+    return replace(profile, starts=tuple(replace(start, env=LEDGER) for start in profile.starts), words=words)
 
 
 _SIZES = {"questions": 500, "validated": 50, "tasks": 200, "many": 200}
@@ -78,5 +84,6 @@ EXPERIMENT = Experiment(
     profiles=PROFILES,
     also_committed=("cpu",),
     contrasts=CONTRASTS,
+    cluster=key_of,  # the 500 test questions have 364 texts, about 266 items and people
     tables={"Arms": arms, **{title: contrasts_of(title) for title in CONTRASTS}},
 )

@@ -1,1 +1,1 @@
-"""Does a pretrained model of 135M parameters learn to call functions that it has never seen?"""
+"""Does a pretrained model of 135M parameters learn to call functions whose names it was not trained on?"""

@@ -1,8 +1,9 @@
-"""Does a pretrained model of 135M parameters learn to call functions that it has never seen? BFCL v4, one turn.
+"""Does a pretrained model of 135M parameters learn to call functions whose names it was not trained on? BFCL v4.
 
-SmolLM2-135M-Instruct, dequantised from Q4_1; the categories simple_python, multiple and irrelevance. No function of a
-test row is in a training row, not even as one to avoid. Scored by the official AST rules. All of it was fixed before
-the cells ran.
+SmolLM2-135M-Instruct, dequantised from Q4_1; the categories simple_python, multiple and irrelevance, one turn. No
+function of a test row is in a training row, not even as one to avoid; but full names decide, so that `math.gcd` is
+tested and `number_theory.gcd` trained on: about nine of the 42 test rows with a right call have such a near twin.
+Scored by the official AST rules. All of it was fixed before the cells ran.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def train(run: Run) -> tuple[Any, dict[str, Any]]:
     questions = run.profile.validation_questions
 
     def evaluate() -> dict[str, str]:
-        """Marks in the order in which episodes end, with the same sampling seed in all cells."""
+        """Marks, with the same sampling seed in all cells."""
         played = {
             kind: play(trainer.model, run.policy.tokenizer, options, questions=questions)
             for kind, options in SETS.items()

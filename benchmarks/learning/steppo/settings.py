@@ -1,8 +1,9 @@
 """Which half of StepPO matters: advantages by turn, or one ratio per turn?
 
 The task and the warm starts are those of `credit`: LongRead, page by page with notes, up to 12 turns. Each batch is
-trained on twice (`num_iterations`), since before the first update every ratio is 1. PPO with both halves still counts
-a turn by its tokens; StepPO counts each turn once. All of it was fixed before any cell ran.
+trained on twice (`num_iterations`), since before the first update every ratio is 1, so a run has twice the steps of
+`credit` and as many batches. PPO with both halves still counts a turn by its tokens; StepPO counts each turn once. All
+of it was fixed before any cell ran.
 """
 
 from __future__ import annotations
@@ -40,9 +41,17 @@ CONTRASTS = (
     Contrast("ratios by turn, GAGPO", "gagpo", "gagpo-token"),
 )
 """Tested together: their p-values are Holm's. All by the area, the main measure."""
-PROFILES: Mapping[str, Profile] = {
-    name: replace(profile, trainer={**profile.trainer, "num_iterations": 2}) for name, profile in CREDIT.items()
-}
+_PASSES = 2
+
+
+def _profile(credit: Profile) -> Profile:
+    """Trains on each batch twice, with the batches of `credit` and evaluations after the same ones."""
+    trainer = {**credit.trainer, "num_iterations": _PASSES, "warmup_steps": _PASSES * credit.trainer["warmup_steps"]}
+    assert credit.every is not None
+    return replace(credit, trainer=trainer, steps=_PASSES * credit.steps, every=_PASSES * credit.every)
+
+
+PROFILES: Mapping[str, Profile] = {name: _profile(profile) for name, profile in CREDIT.items()}
 
 EXPERIMENT = Experiment(
     name="steppo",
