@@ -13,7 +13,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-# A busy machine is no fault of the code: no property fails because an example took long.
+# A busy machine is not a fault of the code: no property fails because an example took long.
 hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("suite")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import importlib
 import io
 import itertools
 import re
@@ -187,25 +186,3 @@ def test_the_site_builds_offline_without_a_warning(tmp_path: Path) -> None:
     page = (tmp_path / "site/environments/FictionQA-v0.html").read_text(encoding="utf-8")
     assert "oracle (ceiling)" in page and "1.00 [" in page  # scores that were played for it
     assert '<script src="http' not in page and "googleapis" not in page  # the site loads nothing from elsewhere
-
-
-def test_renames_name_where_things_are_today() -> None:
-    row = re.compile(r"^\| `((?:agent_r1_gym|trainers)[^`]*)` \| `([^`]+)` \|$", re.MULTILINE)
-    now = dict(row.findall(PAGES["docs/renames.md"])).values()
-    assert len(now) > 50
-    assert not [name for names in now for name in in_full(names) if not exists(name)]
-
-
-def in_full(name: str) -> list[str]:
-    """Returns the names that `a.{b,c}` stands for."""
-    match = re.fullmatch(r"(.*)\{(.*)\}", name)
-    return [f"{match[1]}{part}" for part in match[2].split(",")] if match else [name]
-
-
-def exists(name: str) -> bool:
-    """Whether there is a module of that name, or a name in a module."""
-    parent, _, last = name.rpartition(".")
-    with contextlib.suppress(ModuleNotFoundError):  # the parent is no package
-        if find_spec(name):
-            return True
-    return hasattr(importlib.import_module(parent), last)
