@@ -194,8 +194,10 @@ class Mutator:
 def said_as_answer(action: str, parser: str) -> list[str]:
     """Returns every text between answer tags in what the model itself wrote outside its thoughts."""
     if parser == "openai" and action.lstrip().startswith("{"):
-        content = json.loads(action).get("content")
-        action = content if isinstance(content, str) else ""
+        message = json.loads(action)
+        if "content" in message or "tool_calls" in message:  # other JSON is a text
+            content = message.get("content")
+            action = content if isinstance(content, str) else ""
     shown, thinking = "", False
     for position, piece in enumerate(re.split("(?i)(<think>|</think>)", action)):
         if piece.lower() == "<think>":

@@ -110,7 +110,7 @@ def scorer_error(env: str, game: str, error: Exception) -> dict[str, str]:
     if env not in _LOGGED:
         _LOGGED.add(env)
         logger.warning(
-            "%s, %s: the scorer raised %s; the turn is scored 0, as will others like it be.", env, game, text
+            "%s, %s: the scorer raised %s; the turn is scored 0, and so are others like it.", env, game, text
         )
     return {"scorer_error": text}
 

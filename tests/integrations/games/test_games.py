@@ -370,7 +370,7 @@ def test_a_scorer_that_raises_costs_its_turn_and_is_logged_once(gem_env, monkeyp
         env.reset(seed=seed)
         assert env.step("I do not know")[1:] == (0.0, True, False, {"scorer_error": "ValueError: no answer"})
     assert [record.getMessage() for record in caplog.records] == [
-        "GEMEnv, game:Board: the scorer raised ValueError: no answer; the turn pays 0, as will others like it."
+        "GEMEnv, game:Board: the scorer raised ValueError: no answer; the turn is scored 0, and so are others like it."
     ]
 
 
