@@ -206,7 +206,7 @@ class ChatEndpoint:
     def _send(self, request: Mapping[str, Any]) -> Response:
         body = json.dumps(request).encode()
         with self._breaker.guard():
-            answer = self._http.request(
+            answer, _, _ = self._http.request_in_full(
                 "POST", "/chat/completions", body, timeout=self.options.timeout, status_of=actual_status
             )
             # Only these count against the server: other statuses may be the fault of this one request.

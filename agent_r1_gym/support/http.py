@@ -100,10 +100,9 @@ class HTTPClient:
         *,
         timeout: float,
         total: float | None = None,
-        status_of: Callable[[Response], int] | None = None,
     ) -> Response:
         """Send a request, with retries, and return the last answer: see `request_in_full`."""
-        return self.request_in_full(method, path, body, timeout=timeout, total=total, status_of=status_of).answer
+        return self.request_in_full(method, path, body, timeout=timeout, total=total).answer
 
     def request_in_full(
         self,

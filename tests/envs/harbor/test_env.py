@@ -84,13 +84,13 @@ class TestPlaying:
 
     def test_files_folder_and_variables_are_those_of_the_dockerfile(self, tmp_path):
         dockerfile = (
-            "# comment\nFROM docker.io/library/python:3.13-slim\nLABEL a=b\nWORKDIR /srv\nWORKDIR work\n"
+            "# comment\nFROM docker.io/library/python:3.13-slim\nLABEL a=b\nWORKDIR /srv\nWORKDIR app\n"
             'ENV A=1 \\\n    B="two words"\nENV C three\nCOPY data here\nCOPY one.txt data/two.txt ./\nCMD ["bash"]\n'
         )
         path = write_task(
             tmp_path / "a",
             dockerfile=dockerfile,
-            tests='[ "$(pwd) $A $B $C $T $(cat one.txt)" = "/srv/work 1 two words three 4 one" ]\n'
+            tests='[ "$(pwd) $A $B $C $T $(cat one.txt)" = "/srv/app 1 two words three 4 one" ]\n'
             "echo $((1 - $?)) > /logs/verifier/reward.txt",
             config='[verifier.env]\nT = "4"\n',
             **{"environment__one.txt": "one", "environment__data__two.txt": "two"},
@@ -98,13 +98,13 @@ class TestPlaying:
         env = make(path)
         env.reset(seed=0)
         shown = env.step(env.parser.format_call(ToolCall("bash", {"command": "pwd; ls; ls here; echo $B"})))[4]
-        assert shown["tool_outcomes"][0].content == "/srv/work\nhere\none.txt\ntwo.txt\ntwo.txt\ntwo words"
+        assert shown["tool_outcomes"][0].content == "/srv/app\nhere\none.txt\ntwo.txt\ntwo.txt\ntwo words"
         assert env.step(env.parser.format_answer("done"))[1] == 1.0
         env.close()
 
     def test_a_file_that_is_copied_to_a_folder_keeps_its_name(self, tmp_path):
         dockerfile = (
-            "FROM debian\nWORKDIR /srv/work/deep\nCOPY one.txt /srv/work\nCOPY one.txt /root\nCOPY one.txt ..\n"
+            "FROM debian\nWORKDIR /srv/app/deep\nCOPY one.txt /srv/app\nCOPY one.txt /root\nCOPY one.txt ..\n"
             "COPY one.txt .\nCOPY data /data\nCOPY one.txt /data\nCOPY one.txt /data/inner\nCOPY one.txt /opt\n"
             "COPY one.txt /made/two.txt\nCOPY one.txt /made\nCOPY one.txt /file\n"
         )
@@ -113,7 +113,7 @@ class TestPlaying:
             dockerfile=dockerfile,
             **{"environment__one.txt": "one", "environment__data__inner__two.txt": "two"},
         )
-        targets = ["/srv/work/one.txt", "/root/one.txt", "/srv/work/one.txt", "/srv/work/deep/one.txt", "/data"]
+        targets = ["/srv/app/one.txt", "/root/one.txt", "/srv/app/one.txt", "/srv/app/deep/one.txt", "/data"]
         targets += ["/data/one.txt", "/data/inner/one.txt", "/opt/one.txt", "/made/two.txt", "/made/one.txt", "/file"]
         assert [target for _, target in read_task(path).copies] == targets
         env = make(path)
