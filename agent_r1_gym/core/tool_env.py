@@ -39,8 +39,8 @@ from agent_r1_gym.core.tool import PendingCall, Tool, execute_calls
 from agent_r1_gym.core.toolbox import Toolbox
 from agent_r1_gym.core.types import (
     MAX_CALLS_PER_TURN,
-    CutTurn,
     Message,
+    ModelAction,
     ParsedTurn,
     ParseError,
     ScriptedPolicy,
@@ -265,6 +265,7 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
         self._shots_max_chars = shots_max_chars
         self.shots = self._take_shots(read_shots(shots), shots_seed)
         """The worked episodes before each task."""
+        self.toolbox = Toolbox(())
         self._set_tools(self.tools)
 
     def _load_tasks(
@@ -450,8 +451,12 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
 
     def _set_tools(self, tools: tuple[Tool, ...]) -> None:
         """Index the tools and write the system turn and the shots, once for all episodes with the same tools."""
-        self.toolbox = Toolbox(tools)
-        system, shots = self._system_and_shots("")
+        previous, self.toolbox = self.toolbox, Toolbox(tools)
+        try:
+            system, shots = self._system_and_shots("")
+        except BaseException:
+            self.toolbox = previous  # whose opening is still in place
+            raise
         self._opening = opening_turns((*system, *shots))
 
     def _system_and_shots(self, row_system: str) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
@@ -547,7 +552,8 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
         history = self._history
         if history is None or history.ended:
             raise EpisodeError("No episode is running: call reset() before the first step and after an episode ended.")
-        is_cut, action = isinstance(action, CutTurn), encodable(str(action))
+        is_cut = isinstance(action, ModelAction) and action.is_cut
+        action = encodable(str(action))
         over_budget = len(history.text) + len(action) > self.max_history_chars
         parsed = self.parse(action)
         if is_cut and parsed.errors:

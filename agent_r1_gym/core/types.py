@@ -185,10 +185,28 @@ PARSE_ERROR_CODES = (
 """Every mistake a parser can report."""
 
 
-class CutTurn(str):
-    """A model turn that the token limit cut: like its text, and `ToolEnv` names the limit in feedback on a mistake."""
+class ModelAction(str):
+    """A turn of a model as an action: its text, with what only the engine that sampled it knows.
 
-    __slots__ = ()
+    Args:
+        text: the turn.
+        is_cut: whether the token limit cut it; `ToolEnv` names the limit in feedback on a mistake.
+        prompt_tokens: number of tokens that the model read; None: not known.
+        completion_tokens: number of sampled tokens; None: not known.
+    """
+
+    __slots__ = ("completion_tokens", "is_cut", "prompt_tokens")
+    is_cut: bool
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+    def __new__(
+        cls, text: str, *, is_cut: bool = False, prompt_tokens: int | None = None, completion_tokens: int | None = None
+    ) -> ModelAction:
+        """See the class."""
+        turn = super().__new__(cls, text)
+        turn.is_cut, turn.prompt_tokens, turn.completion_tokens = is_cut, prompt_tokens, completion_tokens
+        return turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,16 @@ from agent_r1_gym.core.rewards import StepReward
 from agent_r1_gym.core.text import encodable, render_message, render_text
 from agent_r1_gym.core.tool import Arguments, PendingCall, Tool, execute_calls
 from agent_r1_gym.core.tool_env import PendingStep, StepReturn, ToolEnv
-from agent_r1_gym.core.types import CutTurn, Message, ParsedTurn, ScriptedTurn, Task, ToolCall, ToolOutcome, Transition
+from agent_r1_gym.core.types import (
+    Message,
+    ModelAction,
+    ParsedTurn,
+    ScriptedTurn,
+    Task,
+    ToolCall,
+    ToolOutcome,
+    Transition,
+)
 from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeError, InfrastructureError
 from agent_r1_gym.gateway.episode import Episode, ModelRequest, ModelTurn, ProgramEnd
 from agent_r1_gym.gateway.programs import Program, ProgramJob, Stop, make_program
@@ -151,7 +160,8 @@ class ProgramEnv(ToolEnv):
         self._lost_tool: str | None = None
         """The failure of a tool's backend, in a call of the model or of the program."""
         self._tool_thread = ToolThread()
-        self._is_cut = False
+        self._action = ModelAction("")
+        """The turn that was begun last."""
         self._gateway = running_gateway()
 
     # --- what comes from the task environment ------------------------------------------------------------------------
@@ -255,7 +265,8 @@ class ProgramEnv(ToolEnv):
             raise ActionTypeError(f"An action must be a string (one model turn), got {type(action).__name__}.")
         if self._history is None or self._history.ended or self._episode is None:
             raise EpisodeError("No episode is running: call reset() before the first step and after an episode ended.")
-        self._is_cut, action = isinstance(action, CutTurn), encodable(str(action))
+        self._action = action if isinstance(action, ModelAction) else ModelAction(action)
+        action = encodable(str(action))
         self._pending = PendingStep(action, self.parse(action), (), {}, over_budget=False)
         call = PendingCall(_NEXT_REQUEST, ToolCall(_NEXT_REQUEST.name, {"env": self}), id(self))
         self._pending.calls = (call,)
@@ -475,10 +486,12 @@ class ProgramEnv(ToolEnv):
         parsed_calls = enumerate(pending.parsed.calls)
         calls = tuple(replace(call, id=f"call_{number}_{position}") for position, call in parsed_calls)
         marked = self.parser.parse(pending.action).answer if self._offered and not calls else None
+        action = self._action
+        counts = action.prompt_tokens or 0, action.completion_tokens or 0
         if marked is not None:
-            return ModelTurn(marked)
+            return ModelTurn(marked, (), False, *counts)
         content = own.content if own.tool_calls or not calls else self.parser.split_calls(own.content)[0]
-        return ModelTurn(visible_text(content).strip(), calls, self._is_cut)
+        return ModelTurn(visible_text(content).strip(), calls, action.is_cut, *counts)
 
     def _text(self, history: History, own: Message, end_reason: str | None) -> str:
         if end_reason is None and self._context.reason:

@@ -54,11 +54,15 @@ class ModelTurn:
         content: the text, without reasoning and calls.
         calls: the tool calls, each with an id that is unique in the episode.
         is_cut: whether the limit of tokens cut it.
+        prompt_tokens: number of tokens that the model read; 0: not known.
+        completion_tokens: number of sampled tokens, reasoning included; 0: not known.
     """
 
     content: str
     calls: tuple[ToolCall, ...] = ()
     is_cut: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from agent_r1_gym.core.parsing import OpenAIParser
-from agent_r1_gym.core.types import CutTurn
 from agent_r1_gym.core.vector import AnyStepReturn, step_together
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.run.endpoint import ChatEndpoint, Completion, ContextLengthError, infra_error_text
@@ -215,9 +214,9 @@ class EndpointEngine:
                 raise reply
         turns: list[tuple[Session, str, TokenUsage]] = []
         for session, reply in completions:
-            action = session.action_from_text(reply.text(session.parser))
             usage = TokenUsage(reply.prompt_tokens, reply.completion_tokens)
-            turn = (session, CutTurn(action) if reply.is_cut else action, usage)
+            action = session.action_from_text(reply.text(session.parser), usage, is_cut=reply.is_cut)
+            turn = (session, action, usage)
             if getattr(session.env.unwrapped, "waits_at_reset", False):
                 self._stepping.add(session)
                 threading.Thread(target=self._step_apart, args=turn, name="agent-r1-program-step", daemon=True).start()

@@ -16,7 +16,7 @@ from agent_r1_gym.core.rewards import new_support
 from agent_r1_gym.core.scoring import sub_exact_match
 from agent_r1_gym.core.text import encodable
 from agent_r1_gym.core.tool_env import ToolEnv
-from agent_r1_gym.core.types import Message, ScriptedTurn, Task, Transition
+from agent_r1_gym.core.types import Message, ModelAction, ScriptedTurn, Task, Transition
 from agent_r1_gym.core.vector import step_together
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.registry import TextEnv
@@ -174,9 +174,20 @@ class Session:
         """Return the prompt for the model, or the action of a turn that needs no model."""
         return self.method.next_prompt(self.state())
 
-    def action_from_text(self, text: str) -> str:
-        """Convert the text of a model into an action."""
-        return self.method.action(self.state(), text)
+    def action_from_text(self, text: str, usage: TokenUsage, *, is_cut: bool) -> str:
+        """Convert the text of a model into an action; other environments than a `ToolEnv` get a plain string.
+
+        Args:
+            text: the model's turn.
+            usage: its token counts.
+            is_cut: whether the token limit cut it.
+        """
+        action = self.method.action(self.state(), text)
+        if self.tool_env is None:
+            return action
+        return ModelAction(
+            action, is_cut=is_cut, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+        )
 
     def is_io_bound(self, action: str) -> bool:
         """Return whether a step only waits for backends, so that any thread may run it.

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from agent_r1_gym.core.parsing import NativeParser
 from agent_r1_gym.core.tool import PendingCall, execute_calls, has_instant_call_that_waits
 from agent_r1_gym.core.tool_env import ToolEnv
-from agent_r1_gym.core.types import CutTurn, Message, ToolCall, ToolOutcome
+from agent_r1_gym.core.types import Message, ToolCall, ToolOutcome
 from agent_r1_gym.core.vector import step_together, supports_split_step
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.registry import TextEnv
@@ -241,8 +241,7 @@ class TokenSession(Session):
             self._ids += ids
             self._logprobs += logprobs
             self._spans.append((start, len(self._ids)))
-            action = self.action_from_text(self._chat.action(ids))
-            action = action if stopped else CutTurn(action)
+            action = self.action_from_text(self._chat.action(ids), self._usage(), is_cut=not stopped)
             self.stepping, self.phase_started_at = True, time.monotonic()
             return self._take_step(action)
 
@@ -306,11 +305,15 @@ class TokenSession(Session):
             return self._record_turn(action, self.env.finish_step(outcomes))
 
     def _record_turn(self, action: str, step: Step) -> NextTokens:
-        start, end = self._spans[-1]
-        context = self._context_starts[-1] if self._context_starts else -len(self.prompt_ids)
-        self.record_step(action, step, model_usage=TokenUsage(start - context, end - start))
+        self.record_step(action, step, model_usage=self._usage())
         self.stepping, self.phase_started_at = False, time.monotonic()
         return None if self.ended else self._next_context(step[0], step[4])
+
+    def _usage(self) -> TokenUsage:
+        """Count the tokens of the latest turn and of the context before it."""
+        start, end = self._spans[-1]
+        context = self._context_starts[-1] if self._context_starts else -len(self.prompt_ids)
+        return TokenUsage(start - context, end - start)
 
     def _next_context(self, observation: str, info: Any) -> NextTokens:
         """Return the context of the next turn, or None if the token limits leave no room for it.

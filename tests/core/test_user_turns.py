@@ -9,7 +9,7 @@ import pytest
 
 from agent_r1_gym.core.tool import Arguments, Tool
 from agent_r1_gym.core.tool_env import ToolEnv
-from agent_r1_gym.core.types import ToolCall, ToolOutcome, Transition
+from agent_r1_gym.core.types import Task, ToolCall, ToolOutcome, Transition
 from agent_r1_gym.env_checker import check_tool_env
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.tools.mcp_export import ServedTools
@@ -41,6 +41,24 @@ def make(**options: Any) -> ParrotEnv:
     env = ParrotEnv(tasks=TASKS, tools=[EchoTool(), Parrot()], **{"plain_turn": "answer", **options})
     env.reset(seed=0)
     return env
+
+
+PARROT = Parrot()
+
+
+class FirstTaskWithUser(ToolEnv):
+    def make_tools(self, task: Task) -> list[Tool]:
+        return [*self.tools, PARROT] if task is self.tasks[0] else [*self.tools]
+
+
+def test_a_reset_with_tools_that_do_not_fit_the_shots_is_refused_each_time() -> None:
+    shot = {"task_id": "x", "prompt": "Hi", "turns": [{"answer": "to a user this is a message"}]}
+    env = FirstTaskWithUser(tasks=TASKS, tools=[EchoTool()], shots=[shot])
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="cannot express a turn of the shot 'x'"):
+            env.reset(options={"task_index": 0})
+    _, info = env.reset(options={"task_index": 1})
+    assert [message.role for message in info["messages"]] == ["system", "user", "assistant", "user"]
 
 
 @pytest.mark.parametrize("action", ["Hello!", answer("Hello!"), "<think>hm</think>Hello!"])

@@ -12,7 +12,7 @@ import pytest
 from agent_r1_gym import tool
 from agent_r1_gym.core.parsing import SearchR1Parser
 from agent_r1_gym.core.rewards import RewardTerm
-from agent_r1_gym.core.types import CutTurn, Message, Task, ToolCall
+from agent_r1_gym.core.types import Message, ModelAction, Task, ToolCall
 from agent_r1_gym.core.vector import step_together
 from agent_r1_gym.errors import ConfigurationError, EpisodeError, InfrastructureError
 from agent_r1_gym.gateway.env import ProgramEnv
@@ -750,7 +750,7 @@ def test_a_turn_that_the_token_limit_cut_says_so():
         got.append(Client(base_url, key).send("/chat/completions", body)[1]["choices"][0]["finish_reason"])
 
     env = program_env(program)
-    for turn in (CutTurn("half a"), "whole"):
+    for turn in (ModelAction("half a", is_cut=True), "whole"):
         env.reset(seed=0)
         env.step(turn)
     env.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -246,17 +247,20 @@ def test_a_refusal_in_the_history_is_a_text():
         assert request.messages[-2] == Message("assistant", "No.")
 
 
-def test_clients_that_read_token_counts_find_zeros():
-    chat, response, message = (json.loads(each.write(each.read(body), TURN, "1"))["usage"] for each, body in PROTOCOLS)
-    assert chat == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-    assert (response["input_tokens"], response["output_tokens"], response["total_tokens"]) == (0, 0, 0)
-    assert message == {"input_tokens": 0, "output_tokens": 0}
+def test_token_counts_are_those_of_the_turn():
+    turn = replace(TURN, prompt_tokens=70, completion_tokens=8)
+    chat, response, message = (json.loads(each.write(each.read(body), turn, "1"))["usage"] for each, body in PROTOCOLS)
+    assert chat == {"prompt_tokens": 70, "completion_tokens": 8, "total_tokens": 78}
+    assert (response["input_tokens"], response["output_tokens"], response["total_tokens"]) == (70, 8, 78)
+    assert message == {"input_tokens": 70, "output_tokens": 8}
     body = changed(CHAT, stream=True, stream_options={"include_usage": True})
-    *parts, last = events(b"".join(chat_completions.stream(chat_completions.read(body), TURN, "1")))
+    *parts, last = events(b"".join(chat_completions.stream(chat_completions.read(body), turn, "1")))
     assert (last["choices"], last["usage"]) == ([], chat)
     assert all(part["choices"] and part["usage"] is None for part in parts)
-    last = events(b"".join(responses.stream(responses.read(RESPONSES), TURN, "1")))[-1]
+    last = events(b"".join(responses.stream(responses.read(RESPONSES), turn, "1")))[-1]
     assert last["response"]["usage"] == response
+    begin, *_, end, _ = events(b"".join(anthropic.stream(anthropic.read(ANTHROPIC), turn, "1")))
+    assert begin["message"]["usage"] == end["usage"] == message
 
 
 def test_a_turn_that_was_cut_ends_as_the_protocols_say():

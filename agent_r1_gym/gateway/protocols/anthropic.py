@@ -20,8 +20,6 @@ from agent_r1_gym.gateway.protocols.fields import (
 )
 from agent_r1_gym.support.http_server import RequestError
 
-_NO_USAGE = {"input_tokens": 0, "output_tokens": 0}
-"""The protocol requires counts, which the gateway does not know."""
 _THINKING = ("thinking", "redacted_thinking")
 
 
@@ -54,7 +52,7 @@ def read(body: Mapping[str, Any]) -> ModelRequest:
 def write(request: ModelRequest, turn: ModelTurn, identifier: str) -> bytes:
     """Format the response as one object."""
     blocks = _blocks(turn)
-    return json.dumps({**_head(request, identifier), "content": blocks, "stop_reason": _reason(turn)}).encode()
+    return json.dumps({**_head(request, turn, identifier), "content": blocks, "stop_reason": _reason(turn)}).encode()
 
 
 def stream(request: ModelRequest, turn: ModelTurn, identifier: str) -> Iterator[bytes]:
@@ -63,7 +61,7 @@ def stream(request: ModelRequest, turn: ModelTurn, identifier: str) -> Iterator[
     def named(kind: str, **fields: Any) -> bytes:
         return event({"type": kind, **fields}, kind)
 
-    yield named("message_start", message={**_head(request, identifier), "content": [], "stop_reason": None})
+    yield named("message_start", message={**_head(request, turn, identifier), "content": [], "stop_reason": None})
     for index, block in enumerate(_blocks(turn)):
         if block["type"] == "text":
             empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
@@ -74,7 +72,7 @@ def stream(request: ModelRequest, turn: ModelTurn, identifier: str) -> Iterator[
         yield named("content_block_delta", index=index, delta=delta)
         yield named("content_block_stop", index=index)
     end = {"stop_reason": _reason(turn), "stop_sequence": None}
-    yield named("message_delta", delta=end, usage=_NO_USAGE)
+    yield named("message_delta", delta=end, usage=_usage(turn))
     yield named("message_stop")
 
 
@@ -112,6 +110,10 @@ def _reason(turn: ModelTurn) -> str:
     return "tool_use" if turn.calls else "max_tokens" if turn.is_cut else "end_turn"
 
 
-def _head(request: ModelRequest, identifier: str) -> dict[str, Any]:
+def _usage(turn: ModelTurn) -> dict[str, int]:
+    return {"input_tokens": turn.prompt_tokens, "output_tokens": turn.completion_tokens}
+
+
+def _head(request: ModelRequest, turn: ModelTurn, identifier: str) -> dict[str, Any]:
     head = {"id": f"msg_{identifier}", "type": "message", "role": "assistant", "model": request.model}
-    return {**head, "stop_sequence": None, "usage": _NO_USAGE}
+    return {**head, "stop_sequence": None, "usage": _usage(turn)}

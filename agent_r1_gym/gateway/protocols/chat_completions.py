@@ -46,10 +46,6 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-_NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-"""Clients read the counts, which the gateway does not know."""
-
-
 def read(body: Mapping[str, Any]) -> ModelRequest:
     """Read a request.
 
@@ -73,7 +69,7 @@ def write(request: ModelRequest, turn: ModelTurn, identifier: str) -> bytes:
         message["content"] = ""
     choice = {"index": 0, "message": message, "finish_reason": _reason(turn), "logprobs": None}
     head = _head(request, identifier, "chat.completion")
-    return json.dumps({**head, "choices": [choice], "usage": _NO_USAGE, **_ignored(request)}).encode()
+    return json.dumps({**head, "choices": [choice], "usage": _usage(turn), **_ignored(request)}).encode()
 
 
 def stream(request: ModelRequest, turn: ModelTurn, identifier: str) -> Iterator[bytes]:
@@ -89,7 +85,7 @@ def stream(request: ModelRequest, turn: ModelTurn, identifier: str) -> Iterator[
         yield chunk({"tool_calls": [{"index": number, **call}]})
     yield chunk({}, _reason(turn), **_ignored(request))
     if request.stream_usage:
-        yield event({**head, "choices": [], "usage": _NO_USAGE})
+        yield event({**head, "choices": [], "usage": _usage(turn)})
     yield b"data: [DONE]\n\n"
 
 
@@ -126,6 +122,11 @@ def _calls(turn: ModelTurn) -> list[dict[str, Any]]:
 
 def _reason(turn: ModelTurn) -> str:
     return "tool_calls" if turn.calls else "length" if turn.is_cut else "stop"
+
+
+def _usage(turn: ModelTurn) -> dict[str, int]:
+    read, sampled = turn.prompt_tokens, turn.completion_tokens
+    return {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled}
 
 
 def _head(request: ModelRequest, identifier: str, kind: str) -> dict[str, Any]:

@@ -34,16 +34,6 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-_NO_USAGE = {
-    "input_tokens": 0,
-    "input_tokens_details": {"cached_tokens": 0},
-    "output_tokens": 0,
-    "output_tokens_details": {"reasoning_tokens": 0},
-    "total_tokens": 0,
-}
-"""Clients read the counts, which the gateway does not know."""
-
-
 def read(body: Mapping[str, Any]) -> ModelRequest:
     """Read a request.
 
@@ -113,6 +103,16 @@ def stream(request: ModelRequest, turn: ModelTurn, identifier: str) -> Iterator[
     yield numbered(f"response.{whole['status']}", response=whole)
 
 
+def _usage(turn: ModelTurn) -> dict[str, Any]:
+    """Return the counts; the details, which clients require, are not known."""
+    read, sampled = turn.prompt_tokens, turn.completion_tokens
+    return {
+        **{"input_tokens": read, "input_tokens_details": {"cached_tokens": 0}},
+        **{"output_tokens": sampled, "output_tokens_details": {"reasoning_tokens": 0}},
+        "total_tokens": read + sampled,
+    }
+
+
 def _message(location: str, item: Mapping[str, Any]) -> Message | None:
     """Read an item of the input; None for one that holds nothing for the model."""
     kind = item.get("type", "message")
@@ -157,7 +157,7 @@ def _response(request: ModelRequest, turn: ModelTurn, identifier: str) -> dict[s
         "status": status,
         "model": request.model,
         "output": output,
-        **{"error": None, "incomplete_details": why, "instructions": None, "metadata": {}, "usage": _NO_USAGE},
+        **{"error": None, "incomplete_details": why, "instructions": None, "metadata": {}, "usage": _usage(turn)},
         **{"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "temperature": None, "top_p": None},
         **({"ignored": list(request.ignored)} if request.ignored else {}),
     }

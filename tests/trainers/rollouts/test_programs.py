@@ -20,6 +20,7 @@ from agent_r1_gym.run.player import Player, evaluation_jobs
 from agent_r1_gym.run.record import Trajectory
 from agent_r1_gym.run.session import Job
 from agent_r1_gym.run.token_session import TokenLimits
+from tests.kit import programs
 from tests.kit.chat_families import FAMILIES
 from tests.kit.helpers import EchoTool
 from tests.kit.programs import ECHO, Client, loop, program_env, user
@@ -89,6 +90,23 @@ def test_tokens_are_those_of_the_own_loop(model, tokenizer):
         sampled = [logprob for logprob in record.tokens.logprobs if logprob is not None]
         assert sampled == pytest.approx([p for p in expected.tokens.logprobs if p is not None], abs=1e-5)
         assert (record.messages, record.turns, record.scores) == (expected.messages, expected.turns, expected.scores)
+
+
+def test_token_counts_are_those_of_the_record(model, tokenizer, monkeypatch):
+    counts = list[tuple[int, int]]()
+
+    class CountingClient(Client):
+        def send(self, path: str, body: Any = None, *, raw: bytes | None = None) -> tuple[int, Any]:
+            status, answer = super().send(path, body, raw=raw)
+            if path == "/chat/completions":
+                counts.append((answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]))
+            return status, answer
+
+    monkeypatch.setattr(programs, "Client", CountingClient)
+    (record,) = play(model, tokenizer, 1, agent=loop)
+    assert len(record.turns) > 1
+    assert counts == [(turn.prompt_tokens, turn.completion_tokens) for turn in record.turns]
+    assert counts == [(start, len(ids) - start) for ids, start in contexts(record)]
 
 
 class OneByOne:
