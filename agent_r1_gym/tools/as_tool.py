@@ -39,8 +39,8 @@ def as_tool(obj: Any, **options: Any) -> Tool:
     Args:
         obj: a `Tool` (returned as it is); a documented function, `async` or not, with annotations that pydantic
             supports; an object with a documented `__call__`; a tool of LangChain (`BaseTool`), of LlamaIndex
-            (`FunctionTool` and others with `metadata`), or of the OpenAI Agents SDK (`FunctionTool`). Callbacks,
-            guardrails, memory and approval of these frameworks do not run.
+            (`FunctionTool` and others with `metadata`), of the OpenAI Agents SDK (`FunctionTool`), or of smolagents
+            (`Tool`). Callbacks, guardrails, memory and approval of these frameworks do not run.
         **options: `name`, `description`, `timeout`, `max_output_chars`, `deterministic` of `Tool`.
 
     Raises:
@@ -54,7 +54,7 @@ def as_tool(obj: Any, **options: Any) -> Tool:
             raise ConfigurationError(f"{obj.name!r} is a Tool already; as_tool() cannot change its {[*options]}.")
         return obj
     if not inspect.isclass(obj) and not isinstance(obj, functools.partial):
-        for convert in (_from_agents_sdk, _from_langchain, _from_llama_index, _from_callable):
+        for convert in (_from_agents_sdk, _from_langchain, _from_llama_index, _from_smolagents, _from_callable):
             try:
                 tool = convert(obj, options)
             except AgentR1Error:
@@ -65,8 +65,8 @@ def as_tool(obj: Any, **options: Any) -> Tool:
             if tool is not None:
                 return tool
     raise ConfigurationError(
-        "as_tool() takes a Tool, a function, a callable object, or a tool (not its class) of LangChain, LlamaIndex or "
-        f"the OpenAI Agents SDK; got {obj!r:.120}."
+        "as_tool() takes a Tool, a function, a callable object, or a tool (not its class) of LangChain, LlamaIndex, "
+        f"the OpenAI Agents SDK or smolagents; got {obj!r:.120}."
     )
 
 
@@ -142,15 +142,55 @@ def _from_agents_sdk(obj: Any, options: Mapping[str, Any]) -> Tool | None:
         return None
     if getattr(obj, "needs_approval", False) is not False:
         raise ConfigurationError(f"Tool {obj.name!r} needs a person's approval, which an environment cannot give.")
+    if (enabled := getattr(obj, "is_enabled", True)) is not True:
+        raise ConfigurationError(
+            f"Tool {obj.name!r} has is_enabled={enabled!r:.80}, so the SDK hides it from the model, or decides that in "
+            "a run of its own. Leave the tool out, or make it with is_enabled=True."
+        )
     invoke = functools.partial(_call_agents_sdk, obj)
     return ExternalTool(obj.name, obj.description, obj.params_json_schema, invoke, **options)
 
 
-def _call_agents_sdk(tool: Any, arguments: dict[str, Any]) -> Any:
+async def _call_agents_sdk(tool: Any, arguments: dict[str, Any]) -> Any:
     text = json.dumps(arguments)
     module = importlib.import_module(f"{type(tool).__module__.partition('.')[0]}.tool_context")
     context = module.ToolContext(context=None, tool_name=tool.name, tool_call_id="call", tool_arguments=text)
-    return tool.on_invoke_tool(context, text)
+    output = await tool.on_invoke_tool(context, text)
+    parts = output if isinstance(output, list | tuple) else [output]
+    texts = [text for text in map(_agents_sdk_text, parts) if text is not None]
+    return "\n".join(texts) if texts and len(texts) == len(parts) else output
+
+
+def _agents_sdk_text(output: Any) -> str | None:
+    """Return the text of an output that the SDK shows as text, None for any other."""
+    if type(output).__name__ == "ToolOutputText":
+        return str(output.text)
+    is_text = isinstance(output, dict) and output.get("type") == "text" and isinstance(output.get("text"), str)
+    return str(output["text"]) if is_text else None
+
+
+# --- smolagents ------------------------------------------------------------------------------------------------------
+
+
+def _from_smolagents(obj: Any, options: Mapping[str, Any]) -> Tool | None:
+    if not all(hasattr(obj, name) for name in ("name", "description", "inputs", "output_type", "forward")):
+        return None
+    required = [name for name, value in obj.inputs.items() if not value.get("nullable")]
+    schema = {"type": "object", "properties": _without_any(obj.inputs), "required": required}
+    return ExternalTool(obj.name, obj.description, schema, functools.partial(_call_smolagents, obj), **options)
+
+
+def _without_any(schema: Any) -> Any:
+    """Drop the type "any", which JSON Schema does not have, from a schema and those in it."""
+    if isinstance(schema, list):
+        return [_without_any(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {key: _without_any(value) for key, value in schema.items() if (key, value) != ("type", "any")}
+
+
+def _call_smolagents(tool: Any, arguments: dict[str, Any]) -> Any:
+    return tool(**arguments)
 
 
 # --- functions -------------------------------------------------------------------------------------------------------

@@ -51,8 +51,12 @@ _INVALID_PARAMS = -32602
 _CONNECTION_CLOSED = -32000
 _SESSION_CODES = (-32600, -32001, -32000)
 """Of "Session terminated" (as the library reports HTTP 404), "Session not found", "No valid session ID"."""
+_NO_HANDSHAKE = (-32022, -32601, -32600)
+"""Of "Unsupported protocol version", "Method not found", "Invalid request": how servers answer `initialize` that speak
+only revisions without it, from 2026-07-28 on."""
 _LOGIN = (401, 403, 407)
 _NO_CONTENT = "(no content)"
+_NO_INPUT = "The tool asks its caller for further input, which cannot be given here."
 _TEXT_TYPES = ("/json", "+json", "/xml", "+xml", "/yaml", "/javascript")
 _LOOP = EventLoop("agent-r1-mcp")
 _log = logging.getLogger(__name__)
@@ -520,9 +524,12 @@ class McpSession:
 
     async def _call(self, name: str, arguments: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         import anyio
+        from mcp.types import InputRequiredResult
 
         with anyio.fail_after(timeout):
-            result = await self._session.call_tool(name, dict(arguments))
+            result = await self._session.call_tool(name, dict(arguments), allow_input_required=True)
+        if isinstance(result, InputRequiredResult):
+            return {"isError": True, "content": [{"type": "text", "text": _NO_INPUT}]}
         wire: dict[str, Any] = result.model_dump(by_alias=True, mode="json", exclude_none=True)
         return wire
 
@@ -542,7 +549,7 @@ class McpSession:
             ):
                 self._session = session
                 with anyio.fail_after(self._address.connect_timeout):
-                    await session.initialize()
+                    await _negotiate(session)
                     self.tools = await _listed(session)
                 ready.set_result(None)
                 await self._stop.wait()
@@ -611,6 +618,24 @@ class McpSession:
         details = [late if isinstance(cause, TimeoutError) else _first_line(cause), self._server_detail]
         failure.add_note(self.secrets.redact("; ".join(filter(None, details))))
         return failure
+
+
+async def _negotiate(session: Any) -> None:
+    """Agree on a revision of the protocol: the newest with sessions, or one without, if the server has no sessions.
+
+    A server that has both keeps the memory of an episode in its session.
+    """
+    from mcp import MCPError
+
+    try:
+        await session.initialize()
+    except MCPError as refusal:
+        if refusal.code not in _NO_HANDSHAKE:
+            raise
+        try:
+            await session.discover()
+        except MCPError:
+            raise refusal from None
 
 
 async def _listed(session: Any) -> list[dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 It is started as a program by tests. Its behaviour is set by environment variables: `LOGIN` (the token that it wants),
 `FAULT` (how it fails over HTTP), `STUBBORN` (it outlives its closed input), `SILENT` (it never answers), `TOOLS` (a
-file with the names that it lists).
+file with the names that it lists), `MODERN` (it speaks the revision 2026-07-28 alone, which has no `initialize`, and
+answers it with the error of this code).
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ RESULTS: dict[str, dict[str, Any]] = {
         ]
     },
     "unlike": {"content": "no list"},
+    "ask": {"resultType": "input_required", "requestState": "s"},
 }
 """Results as servers send them, by tool."""
 
 
 class RequestError(Exception):
-    """An error of the protocol: code and message."""
+    """An error of the protocol: code, message and data."""
 
 
 class Session:
@@ -69,6 +71,8 @@ class Session:
         self.calls = 0
 
     def answer(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        if modern := os.environ.get("MODERN"):
+            return self.answer_modern(method, params, int(modern))
         if method == "initialize":
             capabilities = {"tools": {"listChanged": True}}
             about = {"name": "plain", "version": "1"}
@@ -77,6 +81,21 @@ class Session:
             return self.listed(params.get("cursor"))
         if method == "tools/call":
             return self.call(params["name"], params.get("arguments", {}))
+        raise RequestError(-32601, f"no method {method}")
+
+    def answer_modern(self, method: str, params: dict[str, Any], refusal: int) -> dict[str, Any]:
+        """Answers in the revision that names itself in each request."""
+        version, cached = "2026-07-28", {"ttlMs": 0, "cacheScope": "private"}
+        if method == "initialize":
+            raise RequestError(refusal, "no initialize here", {"supported": [version], "requested": "2025-11-25"})
+        if params["_meta"]["io.modelcontextprotocol/protocolVersion"] != version:
+            raise RequestError(-32022, "another version", {"supported": [version]})
+        if method == "server/discover":
+            return {"resultType": "complete", "supportedVersions": [version], "capabilities": {"tools": {}}, **cached}
+        if method == "tools/list":
+            return {"resultType": "complete", **self.listed(params.get("cursor")), **cached}
+        if method == "tools/call":
+            return {"resultType": "complete", **self.call(params["name"], params.get("arguments", {}))}
         raise RequestError(-32601, f"no method {method}")
 
     def listed(self, cursor: str | None) -> dict[str, Any]:
@@ -151,7 +170,7 @@ def reply(session: Session, message: dict[str, Any]) -> dict[str, Any] | None:
     try:
         return answer | {"result": session.answer(message["method"], message.get("params") or {})}
     except RequestError as refusal:
-        return answer | {"error": {"code": refusal.args[0], "message": refusal.args[1]}}
+        return answer | {"error": dict(zip(("code", "message", "data"), refusal.args, strict=False))}
 
 
 def serve_stdio() -> None:

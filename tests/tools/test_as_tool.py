@@ -6,9 +6,11 @@ import asyncio
 import enum
 import functools
 import pickle
+import sys
 from collections.abc import Sequence
 from datetime import date, datetime
-from typing import Annotated, Any
+from types import SimpleNamespace
+from typing import Annotated, Any, ClassVar
 
 import pytest
 
@@ -135,6 +137,77 @@ def test_the_error_for_anything_else_names_the_problem() -> None:
             as_tool(thing, **options)
 
 
+class SDKTool:
+    """A tool as the OpenAI Agents SDK has it."""
+
+    name, description = "look", "Looks."
+    params_json_schema: ClassVar[dict[str, Any]] = {"type": "object", "properties": {}}
+    is_enabled: Any = True
+
+    def __init__(self, output: Any, **attributes: Any) -> None:
+        self.output = output
+        vars(self).update(attributes)
+
+    async def on_invoke_tool(self, context: Any, text: str) -> Any:
+        return self.output
+
+
+class ToolOutputText(pydantic.BaseModel):  # type: ignore[name-defined,misc]
+    type: str = "text"
+    text: str
+
+
+@pytest.mark.parametrize(
+    ("output", "shown"),
+    [
+        (ToolOutputText(text="fog"), "fog"),
+        ({"type": "text", "text": "fog"}, "fog"),
+        ([ToolOutputText(text="fog"), {"type": "text", "text": "rain"}], "fog\nrain"),
+        ({"type": "weather", "text": "fog"}, '{"type": "weather", "text": "fog"}'),
+        ([{"type": "text", "text": "fog"}, 3], '[{"type": "text", "text": "fog"}, 3]'),
+        ([], "[]"),
+        ("fog", "fog"),
+    ],
+)
+def test_text_outputs_of_the_agents_sdk_are_their_text(
+    output: Any, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tests.tool_context", SimpleNamespace(ToolContext=dict))  # where the SDK has it
+    assert outcome(as_tool(SDKTool(output))).content == shown
+
+
+@pytest.mark.parametrize("enabled", [False, lambda context, agent: True])
+def test_a_tool_of_the_agents_sdk_that_may_be_disabled_is_refused(enabled: Any) -> None:
+    with pytest.raises(ConfigurationError, match="'look' has is_enabled="):
+        as_tool(SDKTool("", is_enabled=enabled))
+
+
+class SmolTool:
+    """A tool as smolagents has it."""
+
+    name, description, output_type = "sail", "Sails.", "string"
+    inputs: ClassVar[dict[str, Any]] = {
+        "to": {"type": "string", "description": "where"},
+        "cargo": {"type": "object", "description": "what", "additionalProperties": {"type": "any"}},
+        "days": {"type": "integer", "description": "how long", "nullable": True},
+    }
+
+    def forward(self, to: str, cargo: Any, days: int | None = None) -> str:
+        return f"{to} {cargo} {days}"
+
+    def __call__(self, *args: Any, sanitize_inputs_outputs: bool = False, **kwargs: Any) -> str:
+        return self.forward(*args, **kwargs)
+
+
+def test_a_tool_of_smolagents_has_its_inputs_as_schema() -> None:
+    tool = as_tool(SmolTool())
+    assert (tool.name, tool.description, tool.parameters["required"]) == ("sail", "Sails.", ["to", "cargo"])
+    assert tool.parameters["properties"]["to"] == {"type": "string", "description": "where"}
+    assert outcome(tool, to="Oslo", cargo={"salt": 3}).content == "Oslo {'salt': 3} None"
+    assert outcome(tool, to="Oslo", cargo={"salt": "x"}, days=None).ok
+    assert outcome(tool, to="Oslo").error == outcome(tool, to=3, cargo={}).error == "bad_arguments"
+
+
 # --- the real libraries ----------------------------------------------------------------------------------------------
 
 
@@ -218,13 +291,56 @@ def test_openai_agents_sdk() -> None:
         """Harms."""
         return ""
 
+    @agents.function_tool
+    def look() -> Any:
+        """Looks."""
+        return agents.ToolOutputText(text="fog")
+
+    @agents.function_tool(is_enabled=False)
+    def hide() -> str:
+        """Hides."""
+        return ""
+
     tool = as_tool(add)
+    assert outcome(as_tool(look)).content == "fog"
+    with pytest.raises(ConfigurationError, match="is_enabled=False"):
+        as_tool(hide)
     assert tool.parameters["properties"]["a"]["description"] == "the first"
     assert outcome(tool, a=1, b=2).content == "3"
     failed = outcome(as_tool(fail), a=1)
     assert failed.error == "tool_error" and "no 1" in failed.content
     with pytest.raises(ConfigurationError, match="approval"):
         as_tool(harm)
+
+
+@pytest.mark.adapters
+def test_smolagents() -> None:
+    smolagents = pytest.importorskip("smolagents", reason="smolagents is not installed")
+
+    @smolagents.tool
+    def sail(to: str, cargo: dict[str, Any], days: int = 3) -> dict[str, Any]:
+        """Sails.
+
+        Args:
+            to: where
+            cargo: what
+            days: how long
+        """
+        return {"to": to, "days": days}
+
+    class Look(smolagents.Tool):  # type: ignore[name-defined,misc]
+        name, description, output_type = "look", "Looks.", "string"
+        inputs: ClassVar[dict[str, Any]] = {"picture": {"type": "image", "description": "what"}}
+
+        def forward(self, picture: Any) -> str:
+            return "fog"
+
+    tool = as_tool(sail)
+    assert (tool.name, tool.description, tool.parameters["required"]) == ("sail", "Sails.", ["to", "cargo"])
+    assert outcome(tool, to="Oslo", cargo={"salt": 3}).content == '{"to": "Oslo", "days": 3}'
+    assert outcome(tool, to=3, cargo={}).error == "bad_arguments"
+    with pytest.raises(ConfigurationError, match="'look' are not a valid JSON schema"):
+        as_tool(Look())
 
 
 def test_fields_as_defaults_bound_a_parameter() -> None:

@@ -543,11 +543,11 @@ def test_another_version_of_the_package_is_a_one_line_error(monkeypatch: pytest.
 # --- what servers really send ----------------------------------------------------------------------------------------
 
 
-def made_of(tmp_path: Path, *names: str) -> ToolEnv:
-    """An environment with these tools of the server."""
+def made_of(tmp_path: Path, *names: str, **variables: str) -> ToolEnv:
+    """An environment with these tools of the server, which has these variables."""
     listed = tmp_path / "tools"
     listed.write_text(" ".join(names))
-    env = ToolEnv(tasks=TASKS, tools=mcp_tools(COMMAND, env={"TOOLS": str(listed)}), max_turns=30)
+    env = ToolEnv(tasks=TASKS, tools=mcp_tools(COMMAND, env={"TOOLS": str(listed), **variables}), max_turns=30)
     env.reset(seed=0)
     return env
 
@@ -570,6 +570,21 @@ def test_results_reach_the_model_whole_and_once(tmp_path: Path, name: str, conte
     result = outcome(env, name)
     assert result.ok and result.content == content
     env.close()
+
+
+@pytest.mark.parametrize("refusal", [-32022, -32601, -32600])
+def test_a_server_without_initialize_is_discovered(tmp_path: Path, refusal: int) -> None:
+    env = made_of(tmp_path, "add", "count", "ask", MODERN=str(refusal))
+    assert outcome(env, "add", a=1, b=2).content == "3"
+    asked = outcome(env, "ask")
+    assert asked.error == "tool_error" and "further input" in asked.content
+    assert outcome(env, "count").content == "3"  # the same server, in the same session
+    env.close()
+
+
+def test_a_server_that_refuses_initialize_for_another_reason_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureError, match=r"did not start.*no initialize here"):
+        made_of(tmp_path, "add", MODERN="-32603")
 
 
 def test_a_result_of_another_kind_is_named(tmp_path: Path) -> None:
