@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +16,7 @@ from trainers import trl_internals
 from trainers.monitoring.console import RolloutProgress
 from trainers.monitoring.memory import HeapGuard
 from trainers.resume import checkpoints
+from trainers.resume.sharding import settle_fsdp2
 
 FIXED = ("learning_rate", "weight_decay", "optim", "seed", "num_train_epochs", "max_steps", "lr_scheduler_type")
 """Options that a resume cannot change: the restored state depends on them."""
@@ -65,6 +67,11 @@ class SupervisedTrainer(SFTTrainer):
             self.remove_callback(ProgressCallback)
             self.add_callback(self._bar)
 
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make the accelerator like the base class, with FSDP2 set as `settle_fsdp2` describes."""
+        super().create_accelerator_and_postprocess()
+        settle_fsdp2(self)
+
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> TrainOutput:
         """Train like the base class, from a checkpoint of this run if one is named.
 
@@ -90,7 +97,7 @@ class SupervisedTrainer(SFTTrainer):
         with trl_internals.labels_only(self.args.device, vocab_size=vocab_size) if is_large else nullcontext():
             return super().compute_loss(model, inputs, *arguments, **options)  # type: ignore[no-untyped-call]
 
-    @property
+    @functools.cached_property
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must share with this run to be resumed from."""
         rows, model, processes = (
@@ -102,7 +109,9 @@ class SupervisedTrainer(SFTTrainer):
         options = {name: getattr(self.args, name) for name in FIXED}
         options |= {"rows": len(rows) if hasattr(rows, "__len__") else None, "rows of a step": batch}
         weights = {name: list(getattr(weight, "ds_shape", weight.shape)) for name, weight in model.named_parameters()}
-        plain: dict[str, Any] = json.loads(json.dumps({"options": options, "weights": weights}, default=str))
+        base = checkpoints.model_identity(model, self.args)
+        identity = {"options": options, "weights": weights, "model": base}
+        plain: dict[str, Any] = json.loads(json.dumps(identity, default=str))
         return plain
 
     def checkpoint_folder(self, trial: Any = None) -> Path:

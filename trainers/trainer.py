@@ -245,8 +245,7 @@ class AgentTrainer(ResumableTrainer):
             self._log_rollouts(batch)
             progress.eval_batches += 1
             return output
-        with self.resume_state.propagate_failure():
-            self._assign_credit(batch, output)
+        self._assign_credit(batch, output)
         self.batches += 1
         return output
 
@@ -305,10 +304,32 @@ class AgentTrainer(ResumableTrainer):
     # Credit
 
     def _assign_credit(self, batch: Batch, output: dict[str, Any]) -> None:
-        """Put advantages into TRL's batch, log the batch, and fit the critic."""
+        """Put advantages into TRL's batch, log the batch, and fit the critic.
+
+        What may fail on one rank alone (an environment's or an algorithm's code) is kept apart from passes over sharded
+        weights and from the critic's steps, see `ResumeState.propagate_failure`.
+        """
+        with self.resume_state.propagate_failure():
+            critic_prefixes = self._prefixes(self.args.critic_privileged, batch)
+            teacher_prefixes = self._prefixes(self.args.teacher_privileged, batch)
         logps = self._policy_logps(output)
-        critic_prefixes = self._prefixes(self.args.critic_privileged, batch)
-        log_ratios = self._teacher_log_ratios(batch, output, logps)
+        log_ratios = self._teacher_log_ratios(batch, output, logps, teacher_prefixes)
+        with self.resume_state.propagate_failure():
+            values = self._score(batch, output, logps, critic_prefixes, log_ratios)
+        if self.critic is not None:
+            assert values is not None
+            for name, value in self.critic.fit(values).items():
+                self._log(f"critic/{name}", value)
+
+    def _score(
+        self,
+        batch: Batch,
+        output: dict[str, Any],
+        logps: Tensor | None,
+        critic_prefixes: Prefixes | None,
+        log_ratios: Tensor | None,
+    ) -> ValueBatch | None:
+        """Compute advantages and log the batch; return what the critic is fitted to, None without one."""
         as_reward = self.args.distillation_placement == "reward"
         inputs = self._credit_inputs(batch, output, logps, critic_prefixes, log_ratios if as_reward else None)
         credit = estimate_credit(self.args.preset.estimator, inputs, self.credit_options)
@@ -330,13 +351,12 @@ class AgentTrainer(ResumableTrainer):
             tokenizer = trl_internals.tokenizer_of(self)
             lines = [trace_line(*rollout, tokenizer) for rollout in itertools.islice(traced, TRACED_ROLLOUTS)]
             write_traces(Path(self.args.output_dir or "."), lines, step=self.state.global_step, batch=self.batches)
-        if self.critic is not None:
-            assert inputs.values is not None
-            assert credit.returns is not None
-            targets = credit.credited, credit.returns, inputs.values
-            values = ValueBatch(*_model_inputs(output), *targets, output.get("context_ids"), critic_prefixes)
-            for name, value in self.critic.fit(values).items():
-                self._log(f"critic/{name}", value)
+        if self.critic is None:
+            return None
+        assert inputs.values is not None
+        assert credit.returns is not None
+        targets = credit.credited, credit.returns, inputs.values
+        return ValueBatch(*_model_inputs(output), *targets, output.get("context_ids"), critic_prefixes)
 
     def _policy_logps(self, output: dict[str, Any]) -> Tensor | None:
         """Compute log-probs (B, T) of the batch by a log-prob pass of the trainer; None where nothing needs them.
@@ -366,14 +386,15 @@ class AgentTrainer(ResumableTrainer):
         tokenizer, device = trl_internals.tokenizer_of(self), self.accelerator.device
         return self.privileged.prefixes(kind, batch.rows, batch.records, tokenizer=tokenizer, device=device)
 
-    def _teacher_log_ratios(self, batch: Batch, output: dict[str, Any], logps: Tensor | None) -> Tensor | None:
+    def _teacher_log_ratios(
+        self, batch: Batch, output: dict[str, Any], logps: Tensor | None, prefixes: Prefixes | None
+    ) -> Tensor | None:
         """Compute by how much (B, T) the teacher prefers each sampled token, in nats; None without a teacher."""
         if not self.args.distillation_weight:
             return None
         assert logps is not None
         nothing = torch.zeros((len(batch.records), 1), dtype=torch.long, device=logps.device)
-        own = self._prefixes(self.args.teacher_privileged, batch)
-        self.progress.prefixes = own or Prefixes(nothing, nothing[:, 0])
+        self.progress.prefixes = prefixes or Prefixes(nothing, nothing[:, 0])
         try:
             teacher_logps = self._logprobs(self.model if self.teacher is None else self.teacher, output)
         finally:
@@ -560,6 +581,8 @@ class AgentTrainer(ResumableTrainer):
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save model, tokenizer, chat format and agent card; checkpoints come this way too."""
         super()._save(output_dir, state_dict)
+        if not self.args.should_save:
+            return
         folder = Path(output_dir or self.args.output_dir or ".")
         if self.chat is not None:
             self.chat.save(folder)

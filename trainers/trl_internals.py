@@ -1,4 +1,4 @@
-"""Every private name of TRL's and transformers' trainers that this one leans on.
+"""Every private name of TRL's and transformers' trainers, and of FSDP2, that this one leans on.
 
 Those that are read, set or called are used here only, through the functions below. Methods that are overridden stay in
 `trainer.py` and `resume/resumable.py`; `OVERRIDDEN` names them with the parameters that the overrides expect.
@@ -39,6 +39,7 @@ OVERRIDDEN: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "_save_checkpoint": ("self", "model", "trial"),
         "log": ("self", "logs", "start_time"),
         "train": ("self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"),
+        "create_accelerator_and_postprocess": ("self",),
     }
 )
 """Methods of `GRPOTrainer` that are overridden, and the parameters they are called with; `...`: further ones, which are
@@ -324,6 +325,13 @@ def preserve_trainer_state(trainer: Any) -> Iterator[None]:
     finally:
         vars(trainer).clear()
         vars(trainer).update(before)
+
+
+def fsdp2_groups(module: Any) -> list[Any]:
+    """Return the groups of weights of a module of FSDP2: each is gathered, and freed, at once."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # one in torch 2.7
+    return [group for group in groups if group is not None]
 
 
 def _set(values_of: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:

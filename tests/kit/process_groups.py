@@ -1,7 +1,8 @@
 """The processes of a run, on a CPU: threads, forks, and a launch by `accelerate`.
 
 As a program, run by `accelerate launch`, it is `trainers.commands.train` as on two GPUs, but by gloo on the CPU.
-Several command lines, separated by `--then`, run one after another. Accelerate knows FSDP on accelerators only; with
+Several command lines, separated by `--then`, run one after another; one that begins with `sft` is of
+`trainers.commands.sft`. Accelerate knows FSDP on accelerators only; with
 the CPU declared to be one, it shards there as well.
 """
 
@@ -99,13 +100,16 @@ def under_fsdp2(form: str) -> None:
 
 if __name__ == "__main__":
     PartialState._prepare_backend = as_on_gpus
-    from trainers.commands.train import main
+    from trainers.commands import sft, train
 
     words = sys.argv[1:]
     while words:
         line = words[: words.index("--then")] if "--then" in words else words
         words = words[len(line) + 1 :]
-        main(line)
+        if line[0] == "sft":
+            sft.main(line[1:])
+        else:
+            train.main(line)
     if torch.distributed.get_world_size() != 2:
         raise SystemExit("expected 2 processes")
     torch.distributed.barrier()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +21,13 @@ import torch
 from tests.kit.commands import ENVIRONMENT, training_words
 from tests.kit.process_groups import in_processes
 from tests.kit.say_env import BATCH, FAILING, save_model
+from tests.kit.small_runs import give, make_trainer, one_turn_batch, score
 from trainers.algorithms.process_group import EXIT_DELAY_SECONDS, OtherRankError, ProcessGroup, resolve_failure
 from trainers.commands.train import command
+from trainers.resume import resumable
 from trainers.resume.checkpoints import incomplete_reason
 from trainers.resume.resumable import ResumeState
+from trainers.resume.rollback import RollbackManager
 
 
 @pytest.mark.slow
@@ -101,23 +109,110 @@ def test_a_rank_that_has_not_failed_exits_in_silence_after_the_one_that_has(
 
 
 @pytest.mark.parametrize("engine", ["cached", "vllm"])
-def test_who_waits_in_the_middle_of_a_block_fails_with_it(engine: str) -> None:
-    def state_of(process_group: ProcessGroup, rank: int) -> ResumeState:
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda trainer: trainer.process_group.moments(torch.ones(2)),
+        lambda trainer: RollbackManager(trainer).plan("collapsed", 3),
+    ],
+    ids=["statistics", "rollback"],
+)
+def test_who_waits_in_the_middle_of_a_block_fails_with_it(engine: str, wait: Callable[[Any], Any]) -> None:
+    def trainer_of(process_group: ProcessGroup, rank: int) -> Any:
         accelerator = SimpleNamespace(num_processes=2, process_index=rank)
-        return ResumeState(
-            SimpleNamespace(process_group=process_group, accelerator=accelerator, args=SimpleNamespace(engine=engine))
-        )
+        args = SimpleNamespace(engine=engine, should_save=False)
+        return SimpleNamespace(process_group=process_group, accelerator=accelerator, args=args)
 
     def breaks(process_group: ProcessGroup) -> Exception:
-        with pytest.raises(ValueError, match="no number") as raised, state_of(process_group, 0).propagate_failure():
+        state = ResumeState(trainer_of(process_group, 0))
+        with pytest.raises(ValueError, match="no number") as raised, state.propagate_failure():
             raise ValueError("no number")
         return raised.value
 
     def waits(process_group: ProcessGroup) -> Exception:
-        with pytest.raises(OtherRankError) as raised, state_of(process_group, 1).propagate_failure():
-            process_group.moments(torch.ones(2))
+        trainer = trainer_of(process_group, 1)
+        with pytest.raises(OtherRankError) as raised, ResumeState(trainer).propagate_failure():
+            wait(trainer)
         return raised.value
 
     own, other = in_processes([breaks, waits])
     assert str(other) == "Process 0 failed: ValueError: no number"
     assert own.__notes__ == ["This was in process 0 of 2, counted from 0; the others end with it."]
+
+
+def test_a_failure_that_the_others_do_not_hear_of_is_reported_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = threading.Event()
+
+    class Errors(io.StringIO):
+        def write(self, text: str) -> int:
+            written.set()
+            return super().write(text)
+
+    def exchange(value: Any) -> list[Any]:
+        assert written.wait(60)
+        return [value, (None, None)]
+
+    errors = Errors()
+    monkeypatch.setattr(resumable, "NOTE_SECONDS", 0.0)
+    monkeypatch.setattr(sys, "stderr", errors)
+    trainer = SimpleNamespace(
+        process_group=ProcessGroup(exchange, size=2),
+        accelerator=SimpleNamespace(num_processes=2, process_index=0),
+        args=SimpleNamespace(engine="cached"),
+    )
+    with pytest.raises(OSError, match="broke"), ResumeState(trainer).propagate_failure():
+        raise OSError("broke")
+    assert errors.getvalue() == "Process 0 has failed and waits for the others: OSError: broke\n"
+
+
+@pytest.mark.slow
+def test_other_collectives_are_not_in_a_block_that_may_fail_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the critic's steps, and of passes over sharded weights."""
+    settings: dict[str, Any] = {"algorithm": "ppo", "beta": 0.1, "kl_placement": "reward"}
+    trainer = make_trainer(tmp_path, give(one_turn_batch()), **settings)
+    assert trainer.critic is not None
+    blocks: list[str] = []
+    seen: list[tuple[str, int]] = []
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        blocks.append("")
+        yield
+        blocks.pop()
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            seen.append((name, len(blocks)))
+            return function(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(trainer.resume_state, "propagate_failure", block)
+    for owner, name in ((trainer, "_logprobs"), (trainer.critic, "fit"), (trainer.critic, "values")):
+        monkeypatch.setattr(owner, name, noted(name, getattr(owner, name)))
+    score(trainer)
+    assert seen == [("_logprobs", 0), ("values", 1), ("fit", 0)]
+
+
+def test_no_rank_leaves_after_an_alarm_before_the_model_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def note(what: str) -> Callable[..., Any]:
+        return lambda *_arguments, **_options: order.append(what)
+
+    accelerator = SimpleNamespace(is_main_process=False, wait_for_everyone=note("waited"))
+    trainer = SimpleNamespace(
+        **{"accelerator": accelerator, "backend": None, "alarm": SimpleNamespace(reason="collapsed")},
+        **{"train": note("trained"), "save_state": note("log"), "add_callback": lambda _callback: None},
+        **{"weights_are_finite": lambda: True, "checkpoint_folder": lambda: tmp_path},
+    )
+    args = SimpleNamespace(resume_from_checkpoint=None, output_dir=str(tmp_path), save_only_model=False)
+    monkeypatch.setattr(command, "_build", lambda *_arguments: (trainer, "model"))
+    monkeypatch.setattr(command, "save_whole_model", note("model"))
+    with pytest.raises(SystemExit, match="stopped by an alarm: collapsed"):
+        command._train(args, SimpleNamespace())  # type: ignore[arg-type]
+    assert order == ["trained", "log", "model", "waited"]

@@ -26,7 +26,7 @@ TYPES = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "zero2": "DEEPSPEED", "zero3": "DE
 
 STUBS = {
     "scontrol": "printf '%s\\n' node0 node1 node2",
-    "srun": 'while [[ $1 == --* ]]; do shift; done; SLURM_PROCID=1 exec "$@"',
+    "srun": 'printf "%s\\n" "$*" >>"$NOTES/steps"; while [[ $1 == --* ]]; do shift; done; SLURM_PROCID=1 exec "$@"',
     "curl": "exit 0",
     "vllm": 'printf "%s\\n" "$*" >>"$NOTES/served"',
     "accelerate": 'printf "%s\\0" "$@" >"$NOTES/launched"; exit 3',
@@ -83,7 +83,10 @@ def test_a_script_starts_what_launcher_and_trainer_accept(name: str, tmp_path: P
     assert args.generation_batch_size == 80
     if name == "torchrun.sh":
         assert args.seed == 5
+        assert {"join_timeout=600", "read_timeout=600", "is_host=0"} == set(options.rdzv_conf.split(","))
     if name == "slurm.sbatch":
+        steps = (tmp_path / "steps").read_text(encoding="utf-8")
+        assert re.search(r"--nodelist=node0,node1 .*--kill-on-bad-exit=1 ", steps)
         assert (args.engine, args.vllm_mode) == ("vllm", "server")
         assert str(args.vllm_server_base_url).split(",") == [f"http://node2:{8000 + gpu}" for gpu in range(8)]
         served = (tmp_path / "served").read_text(encoding="utf-8").splitlines()
@@ -97,7 +100,10 @@ def test_a_script_starts_what_launcher_and_trainer_accept(name: str, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
 def test_two_processes_train_and_resume_with_sharded_weights(form: str, model_folder: Path, tmp_path: Path) -> None:
-    """Policy, reference, critic and rollouts under FSDP2; resumed between two steps on one generation batch."""
+    """Policy, reference, critic and rollouts under FSDP2; resumed between two steps on one generation batch.
+
+    A supervised run writes its model too.
+    """
     config = (LAUNCH / "fsdp2.yaml").read_text(encoding="utf-8")
     (tmp_path / "fsdp2.yaml").write_text(config.replace("FULL_STATE_DICT", form), encoding="utf-8")
     launch = ["--config_file", str(tmp_path / "fsdp2.yaml"), "--num_processes", "2"]
@@ -111,9 +117,15 @@ def test_two_processes_train_and_resume_with_sharded_weights(form: str, model_fo
     again = ["--output_dir", str(resumed), "--resume_from_checkpoint", str(whole / "checkpoint-1")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "ACCELERATE_TORCH_DEVICE": "cpu"}
     command = [sys.executable, "-m", "accelerate.commands.launch", *launch, *words, "--output_dir", str(whole)]
-    subprocess.run([*command, "--then", *words, *again], env=environment, check=True, timeout=240)
-    before, after, same = (load_file(folder / "model.safetensors") for folder in (model_folder, whole, resumed))
-    assert all(after[name].shape == weight.shape for name, weight in before.items())
+    taught = tmp_path / "taught"
+    world = ["--option", "style=compact", "--option", "questions=8", "--model", str(model_folder)]
+    small = ["--max_steps", "1", "--per_device_train_batch_size", "1", "--disable_tqdm", "True", "--bf16", "False"]
+    sft = ["sft", "FictionQA", *world, *small, "--gradient_checkpointing", "False", "--output_dir", str(taught)]
+    subprocess.run([*command, "--then", *words, *again, "--then", *sft], env=environment, check=True, timeout=240)
+    folders = (model_folder, whole, resumed, taught)
+    before, after, same, learned = (load_file(folder / "model.safetensors") for folder in folders)
+    for ended in (after, learned):
+        assert all(ended[name].shape == weight.shape for name, weight in before.items())
     assert not torch.equal(after["model.norm.weight"], before["model.norm.weight"])
     assert_close(same, after, rtol=0, atol=0)
     ends = [torch.load(folder / "checkpoint-3" / "critic.pt") for folder in (resumed, whole)]

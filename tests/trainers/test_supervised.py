@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer
 from trl.trainer import utils as trl_utils
 
+from agent_r1_gym.errors import ConfigurationError
 from tests.kit.models import make_tokenizer
 from tests.kit.small_runs import StopAfterTwo
 from trainers.resume import checkpoints
@@ -53,6 +54,26 @@ def test_a_run_that_was_stopped_keeps_the_checkpoint_that_it_is_resumed_from(tmp
     trainer.add_callback(StopAfterTwo())
     trainer.train()
     assert checkpoints.last_complete(tmp_path) == tmp_path / "checkpoint-2"
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_base_model_is_refused(tmp_path: Path) -> None:
+    """Names and shapes of the weights are the same."""
+
+    def made(name: str) -> SupervisedTrainer:
+        args = make_args(tmp_path / "run", max_steps=1, save_strategy="steps", save_steps=1)
+        model = LlamaForCausalLM.from_pretrained(tmp_path / name)
+        return SupervisedTrainer(model, TOKENIZER, Dataset.from_list(ROWS), args)
+
+    model = make_model(TILE_WIDTH)
+    model.save_pretrained(tmp_path / "one")
+    torch.nn.init.ones_(model.lm_head.weight)
+    model.save_pretrained(tmp_path / "two")
+    made("one").train()
+    checkpoint = str(tmp_path / "run" / "checkpoint-1")
+    with pytest.raises(ConfigurationError, match="saved by a run on another base model"):
+        made("two").train(checkpoint)
+    made("one").train(checkpoint)
 
 
 @pytest.mark.slow

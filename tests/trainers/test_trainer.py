@@ -399,6 +399,15 @@ def test_micro_batches_without_a_token_in_the_loss_are_in_no_mean(tmp_path: Path
     assert logged[1] == pytest.approx(logged[0], rel=1e-4)
 
 
+def test_one_process_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, chat = make_trainer(tmp_path, play), Mock()
+    trainer.chat = chat
+    for number, saves in enumerate((False, True)):
+        monkeypatch.setattr(type(trainer.args), "should_save", saves)
+        trainer._save(str(tmp_path / str(number)))
+        assert chat.save.called is (tmp_path / str(number)).exists() is saves
+
+
 def test_scored_log_probs_are_of_a_model_without_dropout(tmp_path: Path) -> None:
     """Else the KL from a reference that equals the policy would be above 0."""
     model = make_model()

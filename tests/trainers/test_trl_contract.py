@@ -125,6 +125,11 @@ class TestSignatures:
             assert name in source, moved(name)
         assert not set(re.findall(r"self\.vllm_generation\.(\w+)", source)) - {"sync_weights"}
 
+    def test_groups_of_fsdp2_know_whether_they_keep_their_weights(self) -> None:
+        source = inspect.getsource(torch.distributed.fsdp.FSDPModule.set_reshard_after_forward)
+        for name in ("_get_fsdp_state()", "state._fsdp_param_group", "fsdp_param_group.post_forward_mesh_info"):
+            assert name in source, moved(f"FSDPModule: {name}")
+
     def test_the_output_layer_asks_whether_to_score_labelled_positions_only(self) -> None:
         source = inspect.getsource(trl_utils.add_fused_lm_head)
         for name in (

@@ -5,18 +5,22 @@ from __future__ import annotations
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from agent_r1_gym.errors import ConfigurationError
 from tests.kit import vllm_servers
+from tests.kit.models import make_model
 from tests.kit.say_env import register_say, save_model
 from tests.kit.vllm_servers import StubVLLM, trained
 from tests.trainers.vllm.say import say_config
+from trainers.commands.train import building
 from trainers.rollouts.collect import Collector
 from trainers.rollouts.prefetch import RolloutPrefetcher
 
@@ -36,6 +40,20 @@ def test_each_update_is_followed_by_new_weights(tmp_path: Path, lora: bool) -> N
         assert len(names) == 3
         assert [sum(weights == name for *_, weights in stub.turns) for name in names] == [8, 8, 8]
         trainer.backend.close()
+
+
+@pytest.mark.parametrize(("sharding", "rank"), [(None, 8), ("ZeRO-2", 8), ("ZeRO-3", 0), ("FSDP2 FULL_STATE_DICT", 0)])
+def test_the_adapter_goes_over_where_no_weights_are_sharded(
+    sharding: str | None, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "VLLMServerBackend", lambda options: options)
+    args: Any = SimpleNamespace(
+        **{"vllm_mode": "server", "vllm_server_base_url": "http://server", "output_dir": str(tmp_path)},
+        **{"alarm_drift_above": 1.0, "vllm_server_timeout": 1.0, "max_prompt_length": 8, "max_completion_length": 8},
+    )
+    model = get_peft_model(make_model(), LoraConfig(r=8, target_modules="all-linear"))
+    started: Any = building.start_backend(args, model, sharding)
+    assert started.adapter_rank == rank
 
 
 @pytest.mark.slow

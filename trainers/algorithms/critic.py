@@ -267,8 +267,10 @@ class Critic:
             contexts = torch.nn.functional.pad(context_ids[chunk], (ids.size(1) - length, 0))
         own = None if prefixes is None else prefixes.select(chunk)
         layout = rows_layout(ids, attention_mask[chunk], torch.ones_like(ids, dtype=torch.bool), contexts, own)
-        # In float16 small gradients would be 0: the policy's loss is scaled up for that, the critic's is not.
-        with nullcontext() if self.accelerator.mixed_precision == "fp16" else self.accelerator.autocast():
+        # In float16 small gradients would be 0: the policy's loss is scaled up for that, the critic's is not. Not
+        # `accelerator.autocast()`, which does nothing under DeepSpeed, because DeepSpeed casts the policy by itself.
+        plain = self.accelerator.mixed_precision in ("no", "fp16")
+        with nullcontext() if plain else torch.autocast(self.accelerator.device.type, torch.bfloat16):
             logits = self.model(**layout.inputs).logits
         return layout.to_rows(logits[..., 0].float() * (layout.labels != IGNORE_INDEX))[:, -length:]
 
@@ -286,17 +288,26 @@ class Critic:
 
     def save(self, folder: Path) -> None:
         """Write the trained weights, the optimiser and the generator, for any number of processes; all call it."""
-        divided = self.accelerator.num_processes > 1
-        if divided:
-            self.optimizer.consolidate_state_dict()
+        folder.mkdir(parents=True, exist_ok=True)
+        count = self.accelerator.num_processes
+        # Through files: `consolidate_state_dict` would hold the shares of all processes in turn on every GPU.
+        parts = [folder / f"critic_optimizer_{rank}.pt" for rank in range(count)] if count > 1 else []
+        if parts:
+            torch.save(self.optimizer.optim.state_dict(), parts[self.accelerator.process_index])
+            self.accelerator.wait_for_everyone()
         if not self.accelerator.is_main_process:
             return
+        if parts:
+            self.optimizer._all_state_dicts = [
+                torch.load(part, map_location="cpu", weights_only=True) for part in parts
+            ]
         weights = {name: value.detach() for name, value in self.model.named_parameters() if value.requires_grad}
         state = {"model": weights, "optimizer": self.optimizer.state_dict(), "generator": self.generator.get_state()}
-        folder.mkdir(parents=True, exist_ok=True)
         torch.save(state, folder / CRITIC_FILE)
-        if divided:  # what the others sent would stay in memory until the next checkpoint
+        if parts:  # the shares would stay in memory until the next checkpoint
             self.optimizer._all_state_dicts.clear()
+        for part in parts:
+            part.unlink()
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote.

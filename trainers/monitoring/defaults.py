@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainers import trl_internals
 from trainers.config.hardware import MIN_BF16_PARAMETERS, cpu_prefers_bf16, free_memory
-from trainers.monitoring.memory import MARGIN, ModelShape, Setup, estimate_memory
+from trainers.monitoring.memory import MARGIN, ModelShape, Setup, estimate_memory, size_of
 
 SMALL_MODEL = 1_000_000_000
 """Parameters below which a model takes larger learning rates."""
@@ -75,7 +75,7 @@ class ModelFacts(NamedTuple):
             except (OSError, ValueError, ImportError):  # refused, with its reason, where the model is loaded
                 return cls(None, None, None)
         config = model.config.get_text_config()
-        parameters = sum(weight.numel() for weight in model.parameters())
+        parameters = sum(size_of(weight) for weight in model.parameters())
         positions = getattr(config, "max_position_embeddings", None)
         return cls(parameters, positions, ModelShape.of(config, parameters))
 

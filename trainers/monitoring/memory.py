@@ -360,6 +360,20 @@ def memory_for(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
 
 
+def size_of(weight: Tensor) -> int:
+    """Number of elements of a weight, whole; one that DeepSpeed ZeRO-3 has sharded would give 0."""
+    return int(getattr(weight, "ds_numel", weight.numel()))
+
+
+def shards_weights(sharding: str | None) -> bool:
+    """Whether the processes share the weights among them; under ZeRO-2 each holds them whole.
+
+    Args:
+        sharding: see `sharding_of`.
+    """
+    return str(sharding).startswith(("FSDP", "ZeRO-3"))
+
+
 def shape_of(trainer: Any) -> ModelShape | None:
     """Shape of the model without its LoRA; None if it is unknown, or if another process holds the KV cache."""
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -368,7 +382,7 @@ def shape_of(trainer: Any) -> ModelShape | None:
     adapters = getattr(model, "peft_config", {})
     if adapters and not isinstance(adapters.get("default"), LoraConfig):
         return None
-    sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
+    sizes = [(size_of(weight), weight.requires_grad) for weight in model.parameters()]
     parameters = sum(size for size, trained in sizes if not (adapters and trained))
     return ModelShape.of(model.config.get_text_config(), parameters)
 
@@ -392,7 +406,7 @@ def setup_of(trainer: Any, *, slots: int) -> Setup:
         critic=trainer.critic is not None,
         checkpointing=args.gradient_checkpointing,
         processes=args.world_size,
-        shards=args.world_size if str(trainer.sharding).startswith(("FSDP", "ZeRO-3")) else 1,
+        shards=args.world_size if shards_weights(trainer.sharding) else 1,
         on_cpu=trainer.accelerator.device.type == "cpu",
     )
 

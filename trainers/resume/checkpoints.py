@@ -12,18 +12,20 @@ import json
 import logging
 import random
 import re
+import secrets
 import shutil
+import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from accelerate import PartialState  # type: ignore[import-untyped]
-from accelerate.utils import broadcast_object_list, set_seed  # type: ignore[import-untyped]
+from accelerate.utils import broadcast_object_list, gather_object, set_seed  # type: ignore[import-untyped]
 
 from agent_r1_gym.errors import AgentR1Error, CheckpointError, ConfigurationError
 from agent_r1_gym.run.agents import weights_fingerprint
@@ -67,8 +69,34 @@ OBJECTIVE = tuple(
     if name not in FIXED
 )
 """Options that a resume may change, with a warning: the run optimises something else from then on."""
+SHARED_SECONDS = 90.0
+"""Time after which all processes see a new file on a shared file system: NFS may show an older state for 60 s."""
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class CheckedPath(str):
+    """The path of a checkpoint that `resolve_checkpoint` found complete: its files are not read for that again."""
+
+
+def main_process_decides(decide: Callable[[], _T]) -> _T:
+    """Call a function on the main process; all processes get its result, or its error as a `ConfigurationError`.
+
+    On a file system over the network processes may see different states, and the same files would be read by all.
+    """
+    result: list[Any] = [None, None]
+    if PartialState().is_main_process:
+        try:
+            result[0] = decide()
+        except (ConfigurationError, OSError) as error:  # one that is not passed on leaves the others waiting
+            result[1] = str(error)
+    value, problem = broadcast_object_list(result)
+    if problem is not None:
+        raise ConfigurationError(problem)
+    decided: _T = value
+    return decided
 
 
 @contextmanager
@@ -203,26 +231,35 @@ def step_of(folder: Path) -> int:
 
 
 def resolve_checkpoint(resume_from: str | bool | None, *, directory: str) -> str | None:
-    """Choose the checkpoint to resume from, the same on all processes; None: start from scratch.
+    """Choose the checkpoint to resume from; the main process decides for all. None: start from scratch.
 
     Args:
         resume_from: a folder; True (or "True"): the last complete checkpoint in `directory`, or None if there is none,
             so that one command line both starts and resumes a run.
         directory: output folder of the run.
 
+    Returns:
+        A `CheckedPath`, which is taken as it is where this function gets one.
+
     Raises:
         ConfigurationError: the folder is not a complete checkpoint, or another version wrote it.
     """
-    if _starts_anew(resume_from):
+    if isinstance(resume_from, CheckedPath):
+        return resume_from
+    if resume_from is None or _starts_anew(resume_from):
         return None
+    folder = main_process_decides(lambda: _complete_checkpoint(resume_from, directory=directory))
+    return None if folder is None else CheckedPath(folder)
+
+
+def _complete_checkpoint(resume_from: str | bool, *, directory: str) -> str | None:
     if str(resume_from).lower() == "true":
         last = last_complete(Path(directory))
-        if last is not None:
-            _check_format(last)
         if last is None:
             logger.warning("resume_from_checkpoint: %s holds no complete checkpoint; starting at step 0.", directory)
-        broadcast: list[str | None] = broadcast_object_list([None if last is None else str(last)])
-        return broadcast[0]
+            return None
+        _check_format(last)
+        return str(last)
     folder = Path(str(resume_from))
     problem = incomplete_reason(folder) if folder.is_dir() else "there is no such folder"
     if problem is not None:
@@ -262,7 +299,7 @@ def check_no_checkpoints(resume_from: str | bool | None, *, directory: str) -> N
     """
     if not _starts_anew(resume_from):
         return
-    (checkpoints,) = broadcast_object_list([[folder.name for folder in _folders(Path(directory))]])
+    checkpoints = main_process_decides(lambda: [folder.name for folder in _folders(Path(directory))])
     if checkpoints:
         raise ConfigurationError(
             f"output_dir={directory!r} holds checkpoints of an earlier run, the last of them {checkpoints[-1]}. "
@@ -278,21 +315,47 @@ def lock_run(directory: str | None) -> Iterator[None]:
     rotate away what the other is writing.
 
     Raises:
-        ConfigurationError: another run holds it.
+        ConfigurationError: another run holds it, or some process does not see what the main process writes there.
     """
     with ExitStack() as stack:
-        free = True
-        if PartialState().is_main_process:
+
+        def take() -> None:
             try:
                 stack.enter_context(locked(Path(directory or "") / "run", timeout=0))
             except TimeoutError:
-                free = False
-        if not broadcast_object_list([free])[0]:
-            raise ConfigurationError(
-                f"Another process is training in output_dir={directory!r}; wait for it, stop it, or choose another "
-                "--out."
-            )
+                raise ConfigurationError(
+                    f"Another process is training in output_dir={directory!r}; wait for it, stop it, or choose another "
+                    "--out."
+                ) from None
+
+        main_process_decides(take)
+        if PartialState().num_processes > 1:
+            _check_shared(Path(directory or ""))
         yield
+
+
+def _check_shared(directory: Path) -> None:
+    """Reject a folder that the processes do not share: each checkpoint would lack the files of some."""
+    state = PartialState()
+
+    def write() -> str:
+        name = f".shared-{secrets.token_hex(8)}"
+        (directory / name).touch()
+        return name
+
+    path = directory / main_process_decides(write)
+    deadline = time.monotonic() + SHARED_SECONDS
+    while not (seen := path.is_file()) and time.monotonic() < deadline:
+        time.sleep(1)
+    blind = [rank for rank, sees in enumerate(gather_object([seen])) if not sees]
+    if state.is_main_process:
+        path.unlink()
+    if blind:
+        raise ConfigurationError(
+            f"output_dir={str(directory)!r}: expected a folder on a file system that all {state.num_processes} "
+            f"processes share, but processes {', '.join(map(str, blind))}, counted from 0, do not see what process 0 "
+            "wrote there. Choose an --out on a shared file system."
+        )
 
 
 def identity_of(trainer: Any) -> dict[str, Any]:
@@ -308,17 +371,17 @@ def identity_of(trainer: Any) -> dict[str, Any]:
     }
     named = trainer.model.named_parameters()
     weights = {name: list(getattr(weight, "ds_shape", weight.shape)) for name, weight in named}
-    identity = {"options": options, "weights": weights, "model": _model_identity(trainer)}
+    identity = {"options": options, "weights": weights, "model": model_identity(trainer.model, trainer.args)}
     plain: dict[str, Any] = json.loads(json.dumps(identity, default=str))
     return plain
 
 
-def _model_identity(trainer: Any) -> dict[str, Any]:
+def model_identity(model: Any, args: Any) -> dict[str, Any]:
     """Return what names and shapes of weights do not show: the base model, and how its adapters are scaled."""
-    name = str(getattr(getattr(trainer.model, "config", None), "_name_or_path", ""))
-    revision = (trainer.args.model_init_kwargs or {}).get("revision") or "main"
+    name = str(getattr(getattr(model, "config", None), "_name_or_path", ""))
+    revision = (args.model_init_kwargs or {}).get("revision") or "main"
     weights = (weights_fingerprint(Path(name)) or f"revision {revision} of {name}") if name else None
-    adapters = getattr(trainer.model, "peft_config", {})
+    adapters = getattr(model, "peft_config", {})
     return {
         "name": name,
         "weights": weights,

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +31,7 @@ from trainers.monitoring.console import RolloutProgress
 from trainers.resume import checkpoints
 from trainers.resume.batch_partition import BatchPartition, repartition_state
 from trainers.resume.rollback import RollbackManager
-from trainers.resume.sharding import weights_are_finite
+from trainers.resume.sharding import settle_fsdp2, weights_are_finite
 from trainers.rollouts.prefetch import RolloutPrefetcher
 
 SPOILT = (
@@ -37,6 +39,8 @@ SPOILT = (
     "learning_rate"
 )
 """Why a model is not saved."""
+NOTE_SECONDS = 60.0
+"""Seconds after which a failed process reports its error itself, while the others still play or cannot be reached."""
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +108,9 @@ class ResumeState(TrainerCallback):
     def propagate_failure(self) -> Iterator[None]:
         """Run a block on all ranks; if it fails on one, raise on all.
 
-        With `engine=trl`, whose ranks generate in lockstep, the other ranks hang until the launcher stops them.
+        The only collectives in the block are those of `process_group`: in another one, such as a forward pass of
+        sharded weights, the other ranks would wait for this one. With `engine=trl`, whose ranks generate in lockstep,
+        they do, until the launcher stops them.
 
         Raises:
             Exception: the error of the block; `OtherRankError` where another rank reports it, see `resolve_failure`.
@@ -116,11 +122,24 @@ class ResumeState(TrainerCallback):
             failure = error
         # An OtherRankError comes from a collective inside the block: all ranks know already.
         if self._can_communicate() and not isinstance(failure, OtherRankError):
-            process_group, rank = self._trainer.process_group, self._trainer.accelerator.process_index
-            texts = process_group.gather_failures(None if failure is None else f"{type(failure).__name__}: {failure}")
-            failure = resolve_failure(failure, texts, rank=rank)
+            texts = self._gather_failures(None if failure is None else f"{type(failure).__name__}: {failure}")
+            failure = resolve_failure(failure, texts, rank=self._trainer.accelerator.process_index)
         if failure is not None:
             raise failure
+
+    def _gather_failures(self, text: str | None) -> list[str | None]:
+        """Exchange failures; a rank whose failure the others do not hear of for long reports it itself."""
+        process_group = self._trainer.process_group
+        if text is None:
+            return list(process_group.gather_failures(None))
+        waits = f"Process {self._trainer.accelerator.process_index} has failed and waits for the others: {text}\n"
+        timer = threading.Timer(NOTE_SECONDS, sys.stderr.write, [waits])
+        timer.daemon = True
+        timer.start()
+        try:
+            return list(process_group.gather_failures(text))
+        finally:
+            timer.cancel()
 
     @contextmanager
     def save_on_failure(self) -> Iterator[None]:
@@ -152,7 +171,7 @@ class ResumeState(TrainerCallback):
             if not trainer.weights_are_finite():
                 failure.add_note(f"The state of the last step is not saved: {SPOILT}.")
                 return
-            if checkpoints.incomplete_reason(folder) is not None:
+            if checkpoints.main_process_decides(lambda: checkpoints.incomplete_reason(folder)) is not None:
                 checkpoints.set_random_state(self._random_state)
                 trl_internals.save_checkpoint(trainer)
             failure.add_note(f"The state of the last step is saved in {folder}; resume with resume_from_checkpoint.")
@@ -214,6 +233,11 @@ class ResumableTrainer(GRPOTrainer):
         self.rollbacks = RollbackManager(self)
         self.resume_state = ResumeState(self)
         self.add_callback(self.resume_state)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make the accelerator like the base class, with FSDP2 set as `settle_fsdp2` describes."""
+        super().create_accelerator_and_postprocess()
+        settle_fsdp2(self)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         sampler = super()._get_train_sampler(dataset)
@@ -290,6 +314,7 @@ class ResumableTrainer(GRPOTrainer):
         folder = self.checkpoint_folder(trial)
         with checkpoints.write_checkpoint(folder, identity=self.identity, args=self.args, accelerator=self.accelerator):
             if not self.args.save_only_model:
+                folder.mkdir(parents=True, exist_ok=True)  # a shared file system may not show it here yet
                 if self.critic is not None:
                     self.critic.save(folder)
                 torch.save(self.resume_state.state(), folder / _rollout_file(self.accelerator.process_index))

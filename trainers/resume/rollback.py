@@ -82,7 +82,8 @@ class RollbackManager:
         Returns:
             Why the run cannot roll back, "" if it will.
         """
-        why, pending = broadcast_object_list([*self._decide(reason, last_good_step)])
+        # Not by a broadcast: a rank whose log has failed meanwhile is heard of here.
+        why, pending = self._trainer.process_group.all_gather(self._decide(reason, last_good_step))[0]
         if (
             self.pending is None or pending is None or pending.to < self.pending.to
         ):  # several alarms may fire at one step

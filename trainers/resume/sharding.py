@@ -1,4 +1,4 @@
-"""Full weights for rollouts of a model that FSDP2 or DeepSpeed ZeRO-3 shards over the processes.
+"""Models that FSDP2 or DeepSpeed ZeRO-3 shards over the processes: precision, full weights for rollouts, saving.
 
 Each decoding step of a sharded model gathers its weights by collectives, which all processes must call equally often;
 but their episodes end at different times. So the weights are gathered once before the rollouts, and each process then
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import torch
 from accelerate.utils import DistributedType  # type: ignore[import-untyped]
 from trl.distributed import DistributedBackend
 from trl.models import unwrap_model_for_generation  # type: ignore[attr-defined]
 
 from agent_r1_gym.errors import ConfigurationError
+from trainers import trl_internals
 
 
 def sharding_of(accelerator: Any) -> str | None:
@@ -26,6 +29,28 @@ def sharding_of(accelerator: Any) -> str | None:
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         return f"ZeRO-{state.deepspeed_plugin.zero_stage}"
     return None
+
+
+def settle_fsdp2(trainer: Any) -> None:
+    """Set how FSDP2 rounds and keeps gradients, before the trainer's models are sharded; nothing for other sharding.
+
+    With `mixed_precision: bf16`, Accelerate would round the outputs of the model (log-probs and entropies among them)
+    and the gradients that are summed over the processes. And transformers would keep whole gradients on each process
+    until the last micro-batch of an optimiser step, unless `accelerator_config` sets `sync_each_batch` itself.
+
+    Args:
+        trainer: a trainer of transformers that has just made its accelerator.
+    """
+    accelerator = trainer.accelerator
+    if not accelerator.is_fsdp2:
+        return
+    plugin = accelerator.state.fsdp_plugin
+    if plugin.mixed_precision_policy is not None:
+        plugin.mixed_precision_policy = replace(
+            plugin.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None
+        )
+    if "sync_each_batch" not in (trainer.args.accelerator_config.gradient_accumulation_kwargs or {}):
+        accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
 
 
 def check_sharding(trainer: Any) -> None:
@@ -64,23 +89,25 @@ def gathered_weights(trainer: Any) -> Iterator[None]:
         with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator):
             yield
     elif backend.fsdp_version == 2:
-        with unsharded(trainer.model, reshard=bool(trainer.accelerator.state.fsdp_plugin.reshard_after_forward)):
+        with unsharded(trainer.model):
             yield
     else:
         yield
 
 
 @contextmanager
-def unsharded(model: Any, *, reshard: bool) -> Iterator[None]:
+def unsharded(model: Any) -> Iterator[None]:
     """Unshard a model of `torch.distributed.fsdp.fully_shard` within the block.
 
     Args:
         model: the root module.
-        reshard: whether its layers free their gathered weights after a forward pass of training.
     """
     from torch.distributed.fsdp import FSDPModule
 
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    # Not of the root: the backward pass needs its weights again at once.
+    groups = [group for module in modules if module is not model for group in trl_internals.fsdp2_groups(module)]
+    before = [group.post_forward_mesh_info for group in groups]  # None: keeps its weights after a forward pass
     for module in modules:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
@@ -89,8 +116,8 @@ def unsharded(model: Any, *, reshard: bool) -> Iterator[None]:
     finally:
         for module in modules:
             module.reshard()
-            # Not the root: the backward pass needs its weights again at once.
-            module.set_reshard_after_forward(reshard and module is not model, recurse=False)
+        for group, mesh in zip(groups, before, strict=True):
+            group.post_forward_mesh_info = mesh
 
 
 def weights_are_finite(model: Any) -> bool:

@@ -79,6 +79,8 @@ class StopOnSignal(TrainerCallback):
     def exit_if_stopped(self, folder: Path, *, resumable: bool = True) -> None:
         """End the process of a run that a signal has stopped; the main process reports where its state is.
 
+        All processes leave together: the launcher ends those that still write once one of them has left.
+
         Args:
             folder: the checkpoint of the last step.
             resumable: whether it holds more than the model.
@@ -95,6 +97,7 @@ class StopOnSignal(TrainerCallback):
                 else f"Stopped; the model is in {folder}. With save_only_model a run cannot be resumed."
             )
             sys.stderr.write(f"{text}\n")
+        self._accelerator.wait_for_everyone()
         raise SystemExit(128 + self.stopped)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_others: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 Forward = Callable[[Tensor, int], Tensor]
 """Runs the model on a table of inputs, attending to so many columns of the cache; returns logits."""
+_UNCAPTURABLE: WeakSet[Any] = WeakSet()
+"""Models of which a pass could not be captured, in any run of this process."""
 
 
 class CapturedPass(NamedTuple):
@@ -31,23 +34,24 @@ class DecodingGraphs:
     """Runs decoding passes: the first of a shape as it is, the others as CUDA graphs.
 
     The first pass loads kernels and lets the cache grow, neither of which a graph can hold. A pass that cannot be
-    captured (a model that looks at its activations, as some mixtures of experts do) ends the use of graphs.
+    captured (a model that looks at its activations, as some mixtures of experts do) ends the use of graphs for this
+    model, in later runs too.
 
     Args:
         forward: runs a pass.
+        model: the model that it runs.
         capacity: returns the number of columns of the cache, which moves when it grows; its graphs are dropped then.
     """
 
-    def __init__(self, forward: Forward, *, capacity: Callable[[], int]) -> None:
-        self._forward, self._capacity = forward, capacity
+    def __init__(self, forward: Forward, *, model: Any, capacity: Callable[[], int]) -> None:
+        self._forward, self._model, self._capacity = forward, model, capacity
         self._graphs: dict[tuple[torch.Size, int], CapturedPass | None] = {}
         self._captured_at = -1
         self._pool: Any = None
-        self.captures = True
 
     def __call__(self, inputs: Tensor, length: int) -> Tensor:
         """Run a pass over `inputs`; the logits are overwritten by the next pass of this shape."""
-        if not self.captures:
+        if self._model in _UNCAPTURABLE:
             return self._forward(inputs, length)
         self._drop_if_moved()
         key = inputs.shape, length
@@ -74,7 +78,7 @@ class DecodingGraphs:
         try:
             captured = capture(self._forward, inputs.clone(), length, pool=self._pool)
         except RuntimeError as error:
-            self.captures = False
+            _UNCAPTURABLE.add(self._model)
             self._graphs.clear()
             logger.warning("Rollouts decode without CUDA graphs, because this model cannot be captured: %s", error)
             return None
@@ -87,8 +91,11 @@ def capture(forward: Forward, inputs: Tensor, length: int, *, pool: Any) -> tupl
 
     Graphs that share a pool must not run at the same time, and the logits of one do not outlive the next one's run.
     """
-    graph = torch.cuda.CUDAGraph()
-    # Other threads, those of tools, may use the GPU meanwhile.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        logits = forward(inputs, length)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        # Other threads, those of tools, may use the GPU meanwhile.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            logits = forward(inputs, length)
+    finally:  # torch stays on the stream of a capture that it could not end
+        torch.cuda.set_stream(stream)
     return CapturedPass(graph.replay, inputs, logits), graph.pool()

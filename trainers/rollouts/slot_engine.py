@@ -163,7 +163,7 @@ class _EngineRun:
         self.graphs = None
         if engine.cuda_graphs:
             view = self.cache.view
-            self.graphs = DecodingGraphs(self.model_pass.decode, capacity=lambda: view.capacity)
+            self.graphs = DecodingGraphs(self.model_pass.decode, model=engine.model, capacity=lambda: view.capacity)
         self.occupants: list[_Slot | None] = [None] * engine.slots
         self.count = 0
         self.exhausted = self.more_to_come = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -240,6 +241,16 @@ class TestFit:
         batch = make_batch(expected)
         assert critic.fit(batch) == expected.fit(batch)
         assert_close(critic.model.state_dict(), expected.model.state_dict(), rtol=0, atol=0)
+
+    def test_is_computed_in_bfloat16_where_deepspeed_casts_the_policy(self) -> None:
+        critic, batch = trained()
+        inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "length": 7}
+        plain = critic.values(**inputs)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            expected = critic.values(**inputs)
+        critic.accelerator = Mock(mixed_precision="bf16", device=torch.device("cpu"), autocast=nullcontext)
+        assert torch.equal(critic.values(**inputs), expected)
+        assert not torch.equal(expected, plain)
 
     def test_reports_no_numbers_where_there_is_nothing_to_fit(self) -> None:
         critic = make_critic()

@@ -17,6 +17,7 @@ from trl import SFTConfig, SFTTrainer
 from trl.chat_template_utils import get_training_chat_template
 
 from agent_r1_gym.cli.main import main
+from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.run.evaluation.agent_card import AgentCard
 from agent_r1_gym.run.evaluation.run_folder import RunFolder
@@ -241,6 +242,15 @@ def test_a_model_plays_in_the_revision_that_is_trained(tmp_path: Path, monkeypat
     env = make_text_env("FictionQA", {"questions": 4})
     command._play(EnvConfig(env_id="FictionQA"), env, args, ModelSource("owner/model", "v2"))
     assert [(own.model, own.revision) for own in played] == [("owner/model", "v2")]
+
+
+def test_the_model_does_not_play_where_zero3_shards_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "is_deepspeed_zero3_enabled", lambda: True)
+    words = ["FictionQA", "--from", "self", "--output_dir", str(tmp_path), "--use_cpu", "True", "--bf16", "False"]
+    args, _ = read_config(words, DemonstrationConfig, prog="sft")
+    env = make_text_env("FictionQA", {"questions": 4})
+    with pytest.raises(ConfigurationError, match=r"agent-r1 eval FictionQA --split train --policy local:owner/model "):
+        command._play(EnvConfig(env_id="FictionQA"), env, args, ModelSource("owner/model", "v2"))
 
 
 def test_the_last_line_shows_what_was_learned_and_warns_if_that_is_little() -> None:

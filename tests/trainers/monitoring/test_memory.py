@@ -34,7 +34,7 @@ from trainers.commands.train import building
 from trainers.commands.train.building import build_trainer
 from trainers.commands.train.command import _first_screen
 from trainers.monitoring import memory
-from trainers.monitoring.defaults import settle_defaults
+from trainers.monitoring.defaults import ModelFacts, settle_defaults
 from trainers.monitoring.memory import (
     DOCS_SETUPS,
     MARGIN,
@@ -207,6 +207,19 @@ def test_the_shape_of_a_loaded_model_is_read_off_its_configuration(tied: bool) -
     assert (shape.layers, shape.kv_heads, shape.head_dim, shape.tied) == (3, 2, 16, tied)
     assert shape.parameters == pytest.approx(parameters, rel=0.03)
     assert ModelShape.of(config, 2 * parameters) is None  # experts, say
+
+
+def test_weights_that_zero3_has_sharded_count_whole() -> None:
+    """DeepSpeed leaves of each weight no elements, and notes how many there are."""
+    model = make_model()
+    expected = ModelFacts.of(model)
+    for weight in model.parameters():
+        weight.ds_numel, weight.data = weight.numel(), torch.empty(0)  # type: ignore[attr-defined]
+    assert expected.parameters and expected.shape is not None
+    assert ModelFacts.of(model) == expected
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model)
+    trainer = SimpleNamespace(model=model, accelerator=accelerator, args=SimpleNamespace(engine="cached"))
+    assert memory.shape_of(trainer) == expected.shape
 
 
 def test_a_configuration_of_another_kind_has_no_shape() -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,6 +81,16 @@ def failed(folder: Path) -> None:
     assert f"saved in {folder / 'checkpoint-2'}" in caught.value.__notes__[-1]
 
 
+def in_folders_of_their_own(folder: Path) -> None:
+    """The processes name one folder, but each has another file system there."""
+    checkpoints.SHARED_SECONDS = 0.0
+    with checkpoints.lock_run(str(folder)):
+        pass
+    words = "processes 1, counted from 0, do not see what process 0 wrote there"
+    with pytest.raises(ConfigurationError, match=words), checkpoints.lock_run(str(folder / str(RANK))):
+        raise AssertionError("the run was begun")
+
+
 def killed_while_saving(folder: Path) -> None:
     trainer = build(folder)
     save = trainer._save_rng_state
@@ -119,6 +130,9 @@ def test_two_processes_stop_together_and_resume(tmp_path: Path) -> None:
             ends = [torch.load(tmp_path / folder / f"end_{rank}.pt") for folder in ("whole", name)]
             assert_close(ends[1], ends[0], rtol=0, atol=0)
     assert checkpoints.last_complete(tmp_path / "killed") == tmp_path / "killed" / "checkpoint-2"
+    assert (tmp_path / "failed" / "checkpoint-2" / "critic.pt").is_file()
+    # In these the processes hand over their shares, and show each other that they share a folder.
+    assert not [*tmp_path.rglob("critic_optimizer_*"), *tmp_path.rglob(".shared-*")]
 
 
 def flip_bit(path: Path) -> None:
@@ -178,6 +192,12 @@ class TestFaults:
             checkpoints.resolve_checkpoint(str(run / "checkpoint-2"), directory=str(run))
         assert checkpoints.resolve_checkpoint(True, directory=str(run)) == str(run / "checkpoint-1")
         assert checkpoints.resolve_checkpoint("True", directory=str(run)) == str(run / "checkpoint-1")
+
+    def test_a_checkpoint_is_read_once_to_be_checked(self, saved: Path, tmp_path: Path) -> None:
+        run = self.copy(saved, tmp_path)
+        folder = checkpoints.resolve_checkpoint(True, directory=str(run))
+        flip_bit(run / "checkpoint-2" / "optimizer.pt")
+        assert checkpoints.resolve_checkpoint(folder, directory=str(run)) == folder == str(run / "checkpoint-2")
 
     def test_checkpoints_of_0_3_have_no_checksums(self, saved: Path, tmp_path: Path) -> None:
         run = self.copy(saved, tmp_path)
@@ -351,6 +371,20 @@ class TestFaults:
         assert timeless(resumed.state.log_history) == timeless(whole.state.log_history)
 
 
+@pytest.mark.parametrize("problem", [None, "it is damaged"])
+def test_the_main_process_decides_for_all(problem: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never() -> str:
+        raise AssertionError("read by another process")
+
+    monkeypatch.setattr(checkpoints, "PartialState", lambda: SimpleNamespace(is_main_process=False))
+    monkeypatch.setattr(checkpoints, "broadcast_object_list", lambda _own: ["checkpoint-1", problem])
+    if problem is None:
+        assert checkpoints.main_process_decides(never) == "checkpoint-1"
+    else:
+        with pytest.raises(ConfigurationError, match=problem):
+            checkpoints.main_process_decides(never)
+
+
 @pytest.mark.slow
 def test_a_resumed_run_logs_and_saves_as_its_own_options_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_trainer(tmp_path, play, max_steps=2, logging_steps=2, save_strategy="steps", save_steps=2).train()
@@ -394,6 +428,7 @@ if __name__ == "__main__":
     trainer = build(directory / "whole", save_strategy="no")
     trainer.train()
     end(trainer, directory / "whole")
+    in_folders_of_their_own(directory / "own")
     for stop in (stopped_by_signal, failed):
         folder = directory / stop.__name__
         stop(folder)

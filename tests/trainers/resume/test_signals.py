@@ -128,6 +128,18 @@ def test_output_to_a_closed_terminal_does_not_end_the_run() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
+def test_no_process_leaves_while_another_one_still_saves(tmp_path: Path) -> None:
+    waited: list[bool] = []
+    accelerator = SimpleNamespace(is_main_process=False, wait_for_everyone=lambda: waited.append(True))
+    stop = StopOnSignal(accelerator)
+    stop.exit_if_stopped(tmp_path)
+    assert not waited
+    stop.stopped = signal.SIGTERM
+    with pytest.raises(SystemExit, match=r"^143$"):
+        stop.exit_if_stopped(tmp_path)
+    assert waited == [True]
+
+
 def test_signal_in_the_last_step_lets_the_training_end(tmp_path: Path) -> None:
     with StopOnSignal(ALONE) as stop:
         signal.raise_signal(signal.SIGTERM)

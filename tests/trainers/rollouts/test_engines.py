@@ -17,7 +17,7 @@ from agent_r1_gym.run.engines import NOT_YET
 from tests.kit.models import STOPS, GenerateEngine, ScriptedSession, make_causal_lm, make_sessions
 from tests.kit.samples import samples
 from trainers.rollouts.cache import SlotCache
-from trainers.rollouts.cuda_graphs import CapturedPass, DecodingGraphs
+from trainers.rollouts.cuda_graphs import CapturedPass, DecodingGraphs, capture
 from trainers.rollouts.request_engine import SamplingOptions
 from trainers.rollouts.slot_engine import SlotEngine
 
@@ -181,7 +181,7 @@ class TestAgreement:
                 capacity[0] = 16
             return inputs.sum(1) + float(capacity[0])
 
-        graphs = DecodingGraphs(forward, capacity=lambda: capacity[0])
+        graphs = DecodingGraphs(forward, model=torch.nn.Identity(), capacity=lambda: capacity[0])
         inputs = torch.ones(2, 3)
         assert [graphs(inputs, 4).tolist() for _ in range(3)] == [[11, 11]] * 3
         assert captured.replays == 2
@@ -196,16 +196,44 @@ class TestAgreement:
     def test_a_model_that_cannot_be_captured_decodes_without_graphs(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
+        tries: list[int] = []
+
         def refuse(*_arguments: Any, **_options: Any) -> Any:
+            tries.append(1)
             raise RuntimeError("operation not permitted when stream is capturing")
 
         monkeypatch.setattr("trainers.rollouts.cuda_graphs.capture", refuse)
         model = make_causal_lm()
         engine = slot_engine(model, SAMPLED)
         engine.cuda_graphs = True
-        assert tokens(play(engine)) == tokens(play(slot_engine(model, SAMPLED)))
+        expected = tokens(play(slot_engine(model, SAMPLED)))
+        assert tokens(play(engine)) == expected
+        later = slot_engine(model, SAMPLED)
+        later.cuda_graphs = True
+        assert tokens(play(later)) == expected
+        assert len(tries) == 1
         (record,) = caplog.records
         assert "without CUDA graphs" in record.getMessage()
+
+    def test_a_capture_that_fails_leaves_its_stream(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        streams = ["usual"]
+
+        class Graph:
+            def __init__(self, *_arguments: Any, **_options: Any) -> None: ...
+
+            def __enter__(self) -> None:
+                streams.append("of the capture")
+
+            def __exit__(self, *_error: object) -> None:
+                raise RuntimeError("capture was invalidated")
+
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
+        monkeypatch.setattr(torch.cuda, "graph", Graph)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
+        monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+        with pytest.raises(RuntimeError, match="capture was invalidated"):
+            capture(lambda inputs, _length: inputs, torch.ones(2, 3), 4, pool=None)
+        assert streams == ["usual", "of the capture", "usual"]
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -12,6 +12,7 @@ from typing import Any, cast
 from accelerate import PartialState  # type: ignore[import-untyped]
 from datasets import Dataset
 from transformers import AutoConfig
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl import ModelConfig, SFTConfig, get_peft_config, get_quantization_config  # type: ignore[attr-defined]
 
 import agent_r1_gym.envs  # noqa: F401  # registers the environments
@@ -45,7 +46,7 @@ from trainers.config.agent import prepare_defaults
 from trainers.config.options import DemonstrationOptions, TRLOptions
 from trainers.monitoring.console import end_summary, optimiser_lines, screen, silence_libraries
 from trainers.monitoring.defaults import estimate_update, settle_defaults
-from trainers.monitoring.memory import GIB
+from trainers.monitoring.memory import GIB, size_of
 from trainers.monitoring.preflight import (
     ModelSource,
     check_adapter,
@@ -58,6 +59,7 @@ from trainers.monitoring.preflight import (
     warn_if_tokenizer_breaks_format,
 )
 from trainers.resume.checkpoints import check_no_checkpoints, lock_run
+from trainers.resume.sharding import save_whole_model
 from trainers.resume.signals import StopOnSignal
 from trainers.rollouts.chat_format import ChatFormat
 from trainers.rollouts.local_model import LocalOptions
@@ -159,7 +161,7 @@ def _sft(args: DemonstrationConfig, model_args: ModelConfig) -> None:
     stop.exit_if_stopped(trainer.checkpoint_folder())
     trainer.save_state()
     _restore_router_setting(trainer, model)
-    trainer.save_model(args.output_dir)
+    save_whole_model(trainer, args.output_dir)
     if trainer.is_world_process_zero():
         tokenizer.save_pretrained(args.output_dir)
         chat.save(str(args.output_dir))
@@ -179,8 +181,10 @@ def _sft(args: DemonstrationConfig, model_args: ModelConfig) -> None:
         card.save(str(args.output_dir))
         remember(Path(str(args.output_dir)), environments)
         learned, warning = describe_learning(trainer.state.log_history)
-        episodes = f"learned from {sum(map(len, selected.values()))} episodes ({len(rows)} rows){learned}"
-        print_line(f"{episodes}; {end_summary(args.output_dir, card)}")
+        print_line(
+            f"learned from {sum(map(len, selected.values()))} episodes ({len(rows)} rows){learned}; "
+            f"{end_summary(args.output_dir, card)}"
+        )
         for note in filter(None, [warning, held_out and f"{held_out}: the default questions of `eval` are no test"]):
             print_note(f"WARNING: {note}")
 
@@ -193,7 +197,7 @@ def _first_screen(
 ) -> str:
     """Compose the first screen of a run."""
     args, trained_model = cast("Any", trainer.args), cast("Any", trainer.model)
-    sizes = [(weight.numel(), weight.requires_grad) for weight in trained_model.parameters()]
+    sizes = [(size_of(weight), weight.requires_grad) for weight in trained_model.parameters()]
     trained = short_number(sum(size for size, own in sizes if own))
     adapter = getattr(trained_model, "peft_config", {}).get("default")
     how = "" if adapter is None else f" (LoRA of rank {adapter.r})"
@@ -323,6 +327,13 @@ def _play(member: EnvConfig, env: TextEnv, args: DemonstrationConfig, model: Mod
     """Let the source play; the main process plays for all."""
     own = None
     if args.source == SELF:
+        if is_deepspeed_zero3_enabled():  # type: ignore[no-untyped-call]
+            raise ConfigurationError(
+                "--from self: the main process alone plays, and with DeepSpeed ZeRO-3 it would wait for the others to "
+                "load their shares of the model. Let the model play first, without a launcher, and name that folder: "
+                f"agent-r1 eval {member.env_id} --split train --policy local:{model.name} --temperature 1 --out RUN; "
+                "then sft --from RUN."
+            )
         own = LocalOptions(
             model=model.name,
             revision=model.revision,

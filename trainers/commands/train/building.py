@@ -30,7 +30,7 @@ from trainers.commands.train.rollouts import RolloutRunner
 from trainers.config.agent import AgentConfig
 from trainers.config.options import MAX_TURN_TOKENS, MAX_TURN_TOKENS_ON_CPU
 from trainers.monitoring.defaults import settle_budgets, settle_defaults
-from trainers.monitoring.memory import MemoryCheck, max_context_length
+from trainers.monitoring.memory import MemoryCheck, max_context_length, shards_weights
 from trainers.monitoring.preflight import check_budgets, check_prompts, warn_if_tokenizer_breaks_format
 from trainers.monitoring.provenance import agent_card
 from trainers.resume import checkpoints
@@ -217,7 +217,7 @@ def start_backend(args: AgentConfig, model: Any, sharding: str | None) -> Synced
         InfrastructureError: a server does not answer.
     """
     # An adapter of sharded weights would have to be gathered by names that PEFT does not know.
-    rank = 0 if sharding else adapter_rank(model)
+    rank = 0 if shards_weights(sharding) else adapter_rank(model)
     if not rank:
         check_whole(model)
     if args.vllm_mode == "server":

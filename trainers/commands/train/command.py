@@ -18,7 +18,7 @@ from trainers.commands.command_line import read_options
 from trainers.commands.train.building import build_trainer, model_init_kwargs
 from trainers.config.agent import AgentConfig
 from trainers.monitoring.console import ConsoleCallback, end_summary, nothing_parsed, silence_libraries, start_summary
-from trainers.monitoring.memory import memory_of
+from trainers.monitoring.memory import memory_of, size_of
 from trainers.monitoring.preflight import (
     ModelSource,
     check_adapter,
@@ -77,6 +77,7 @@ def _train(args: AgentConfig, model_args: ModelConfig) -> None:
     if trainer.accelerator.is_main_process:
         write_end(args, alarm)
     if alarm is not None:
+        trainer.accelerator.wait_for_everyone()  # the launcher ends the main process as soon as another one has failed
         raise SystemExit(f"Training was stopped by an alarm: {alarm}. {left}.")
     if trainer.accelerator.is_main_process and trainer.card is not None:
         warning = nothing_parsed(trainer.progress.turns)
@@ -111,7 +112,7 @@ def _first_screen(trainer: AgentTrainer, model: str) -> str:
     """Compose the first screen of a run, and record it for reports."""
     args = trainer.args
     envs = {member.name: make_text_env(member.env_id, member.options) for member in args.environments}
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
+    sizes = [(size_of(parameter), parameter.requires_grad) for parameter in trainer.model.parameters()]
     parameters = sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
     rows = len(cast("Dataset", trainer.train_dataset))
     slots = str(trainer.slots) if args.engine != "trl" else ""
