@@ -25,7 +25,7 @@ from agent_r1_gym.support.terminal import Progress, print_line, print_note, tabl
 FILE = "audit.json"
 _WIDTH, _MAX_ROWS = 60, 5
 _GAMES = ("textworld", "scienceworld", "textarena", "reasoning-gym", "gem-llm", "skyrl-gym")
-_LIBRARIES = (*_GAMES, "verifiers", "openenv-core")
+_LIBRARIES = (*_GAMES, "verifiers", "openenv")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

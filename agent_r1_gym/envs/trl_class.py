@@ -38,11 +38,12 @@ def is_trl_class(candidate: Any) -> bool:
 class TRLClassEnv(ToolEnv):
     """An environment of TRL: a class whose methods are the tools.
 
-    As in TRL 1.16, an instance of the class is made for each episode, `reset(**row)` starts it, and text that it
-    returns is appended to the prompt of the row. Public methods are tools, with their docstrings and annotations; a
-    turn without a call ends the episode; `get_reward()`, in the last step, is the reward. Methods may be coroutines.
-    Calls have no time limit, and run in the thread that steps. What differs: the format of calls is this suite's, the
-    number of turns is limited, and images are not supported.
+    As in TRL 1.16, one instance of the class plays many episodes, one after another: `reset(**row)` starts each, so it
+    must set every attribute that an episode changes. Text that it returns is appended to the prompt of the row. Public
+    methods of the class are tools (static ones too, class methods and properties not), with their docstrings and
+    annotations; a turn without a call ends the episode; `get_reward()`, in the last step, is the reward. Methods may be
+    coroutines. Calls have no time limit, and run in the thread that steps. What differs: the format of calls is this
+    suite's, the number of turns is limited, and images are not supported.
 
     Args:
         factory: the class, or a function without arguments that returns an instance.
@@ -68,14 +69,14 @@ class TRLClassEnv(ToolEnv):
         reward: Any = "get_reward",
         **options: Any,
     ) -> None:
-        self._factory = factory
         self._instance = factory()
         self._reward: float | None = None
         self._reset_text = ""
-        if not callable(getattr(self._instance, "reset", None)):
+        methods = _methods_of(self._instance)
+        if "reset" not in methods:
             raise ConfigurationError(f"{type(self._instance).__name__} has no method reset, which starts an episode.")
         if reward == "get_reward":
-            if not callable(getattr(self._instance, "get_reward", None)):
+            if "get_reward" not in methods:
                 raise ConfigurationError(
                     f"{type(self._instance).__name__} has no method get_reward; pass reward= with terms of your own."
                 )
@@ -89,8 +90,8 @@ class TRLClassEnv(ToolEnv):
         )
 
     def make_tools(self, task: Task) -> Sequence[Tool]:
-        """The methods of a new instance, which is reset to the row."""
-        self._instance, self._reward = self._factory(), None
+        """The methods of the instance, which is reset to the row."""
+        self._reward = None
         row = task.row if isinstance(task, RowTask) else {}
         text = run_awaitable(self._instance.reset(**row), None)
         if text is not None and not isinstance(text, str):
@@ -116,9 +117,14 @@ class TRLClassEnv(ToolEnv):
         return reward
 
 
+def _methods_of(instance: Any) -> list[str]:
+    """Return the names of the methods that TRL finds: on the class, since on the instance properties would run."""
+    return [name for name, _ in inspect.getmembers(type(instance), inspect.isfunction)]
+
+
 def _tools_of(instance: Any) -> list[Tool]:
-    methods = inspect.getmembers(instance, inspect.ismethod)
-    return [tool(timeout=None)(method) for name, method in methods if name not in _NO_TOOLS and name[0] != "_"]
+    names = [name for name in _methods_of(instance) if name not in _NO_TOOLS and name[0] != "_"]
+    return [tool(timeout=None)(getattr(instance, name)) for name in names]
 
 
 def _read_rows(rows: Any) -> list[RowTask]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError, suggest
-from agent_r1_gym.integrations.episode import ChatEpisode, initial_messages
+from agent_r1_gym.integrations.episode import ChatEpisode, check_calls_are_text, initial_messages
 from agent_r1_gym.registry import TextEnv, full_id, make_text_env
 from agent_r1_gym.run.player import HELD_OUT_SEED, TRAIN_SEEDS, Player, held_out_env, task_rows
 from agent_r1_gym.run.session import ANY_TASK, Job
@@ -146,7 +146,8 @@ def write_rows(
         The number of rows.
 
     Raises:
-        ConfigurationError: no such environment, library or form of file, or nothing is held out.
+        ConfigurationError: no such environment, library or form of file, nothing is held out, or the library cannot
+            play the parser's format.
         MissingDependencyError: pyarrow is not installed.
     """
     if library not in _ROWS:
@@ -193,6 +194,7 @@ def _as_json(options: Mapping[str, Any]) -> str:
 
 
 def _skyrl_row(env: TextEnv, row: Mapping[str, Any]) -> dict[str, Any]:
+    check_calls_are_text(env, "SkyRL")
     return {"prompt": initial_messages(env, row), "env_class": ADAPTER_NAME, "data_source": row["env_id"], **row}
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import to_chat
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.registry import TextEnv
@@ -84,6 +85,25 @@ class ChatEpisode(Session):
             return {"reward": (record.episode_return, 1.0)}
         weights = self.tool_env.reward_weights
         return {name: (value, weights[name]) for name, value in record.reward_terms.items()}
+
+
+def check_calls_are_text(env: TextEnv, library: str) -> None:
+    """Refuses a format whose calls are not in a model's text, for a library that offers a model no tools.
+
+    Args:
+        env: the environment.
+        library: name of the library, whose loop passes on the text of a turn and nothing else.
+
+    Raises:
+        ConfigurationError: the format leaves tools and calls to a chat template or an endpoint.
+    """
+    bare = env.unwrapped
+    if isinstance(bare, ToolEnv) and bare.parser.tool_style == "native":
+        raise ConfigurationError(
+            f"parser={bare.parser.name!r} leaves tools and calls to a chat template or an endpoint, but {library} "
+            "offers a model no tools and passes on plain text, so no tool could be called. Take a parser whose calls "
+            "are text, such as 'hermes'."
+        )
 
 
 def initial_messages(env: TextEnv, row: Mapping[str, Any]) -> ChatMessages:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import Annotated, Any
 from agent_r1_gym.core.text import encodable
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import info_to_dict
-from agent_r1_gym.errors import AgentR1Error, ConfigurationError, EpisodeError
+from agent_r1_gym.errors import AgentR1Error, ConfigurationError, EpisodeError, MissingDependencyError
 from agent_r1_gym.integrations.base import library
 from agent_r1_gym.integrations.episode import ChatEpisode, ChatMessages
 from agent_r1_gym.registry import TextEnv, short_id
@@ -95,11 +96,16 @@ def create_app(
             after a turn in which a wrapper rewrote the history.
 
     Raises:
-        MissingDependencyError: OpenEnv is not installed.
+        MissingDependencyError: OpenEnv is not installed, or too old.
     """
     library("openenv.core", package="openenv", tested_version="0.10")
     from openenv.core.env_server.http_server import create_app
 
+    if "mode" not in inspect.signature(create_app).parameters:
+        raise MissingDependencyError(
+            "The installed OpenEnv is too old: its create_app() takes no `mode`. Its distribution was called "
+            "openenv-core; run pip uninstall openenv-core, then pip install 'openenv>=0.10'."
+        )
     first = make_env()
     bare = first.unwrapped
     session, action, observation = (_openenv_classes()[name] for name in ("Session", "Action", "Observation"))
@@ -169,7 +175,7 @@ def serve(
 
     Raises:
         ConfigurationError: the address cannot be listened on.
-        MissingDependencyError: OpenEnv is not installed.
+        MissingDependencyError: see `create_app`.
     """
     app = create_app(make_env, limits, hosts=[host] if is_local(host) else None, full_history=full_history)
     run_app(
@@ -338,7 +344,7 @@ def _openenv_classes() -> dict[str, Any]:
     from openenv.core.env_server.interfaces import Environment
     from pydantic import BeforeValidator, create_model
 
-    text = Annotated[str, BeforeValidator(lambda value: encodable(value) if isinstance(value, str) else value)]
+    text = Annotated[str, BeforeValidator(_turn_text)]
     chat, flag = (list[dict[str, Any]] | None, None), (bool, False)
     shown: dict[str, Any] = {"text": (str, ""), "new_messages": chat, "messages": chat, "info": (dict[str, Any], {})}
     ends: dict[str, Any] = {"terminated": flag, "truncated": flag}
@@ -348,6 +354,11 @@ def _openenv_classes() -> dict[str, Any]:
         "Observation": create_model("TurnObservation", __base__=types.Observation, **shown, **ends),
         "State": types.State,
     }
+
+
+def _turn_text(value: Any) -> Any:
+    """The model's turn as text: verifiers sends a turn that is JSON as its value, 42 for "42"; None stays."""
+    return None if value is None else encodable(value if isinstance(value, str) else json.dumps(value))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 from agent_r1_gym.errors import ConfigurationError, EpisodeError
 from agent_r1_gym.integrations.base import lazy_classes, library, with_base
 from agent_r1_gym.integrations.dataset_rows import ADAPTER_NAME, EpisodeRow
-from agent_r1_gym.integrations.episode import ChatEpisode
+from agent_r1_gym.integrations.episode import ChatEpisode, check_calls_are_text
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.support.concurrency import WorkerThread
 
@@ -55,7 +55,7 @@ class _AgentR1Env:
         try:
             self._env_and_thread = _idle(*self._row.pool_key).pop()
         except IndexError:
-            self._env_and_thread = WorkerThread.create(self._row.make)
+            self._env_and_thread = WorkerThread.create(lambda: _made(self._row))
         self._thread, self._env = self._env_and_thread
         self._episode: ChatEpisode | None = None
 
@@ -105,6 +105,16 @@ class _AgentR1Env:
         if self._episode is not None:
             self._episode = None
             _idle(*self._row.pool_key).append(self._env_and_thread)
+
+
+def _made(row: EpisodeRow) -> TextEnv:
+    env = row.make()
+    try:
+        check_calls_are_text(env, "SkyRL")
+    except ConfigurationError:
+        env.close()
+        raise
+    return env
 
 
 @functools.lru_cache(maxsize=64)

@@ -206,7 +206,7 @@ class RolloutFunc:
 
 
 def check_settings(args: Any) -> None:
-    """Refuse settings of TRL's generation that would have no effect."""
+    """Refuse settings of TRL that would have no effect, or another one than they say."""
     for name, neutral in _NEUTRAL.items():
         value = getattr(args, name, neutral[0])
         if value not in neutral:
@@ -214,6 +214,12 @@ def check_settings(args: Any) -> None:
                 f"{name}={value!r} has no effect with make_rollout_func, which samples by temperature, top_p and "
                 "top_k alone; remove it."
             )
+    if getattr(args, "mask_truncated_completions", False):
+        raise ConfigurationError(
+            "mask_truncated_completions=True goes by the last token of a completion, which says nothing about how its "
+            "episode ended; remove it. To exclude truncated episodes, pass a reward function that takes the column "
+            "`trajectory` and returns None where `truncated` is set."
+        )
 
 
 def rollout_columns(records: Sequence[Trajectory], *, pad_token_id: int, max_length: int) -> dict[str, list[Any]]:

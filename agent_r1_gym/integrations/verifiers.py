@@ -19,7 +19,7 @@ from typing import Any
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.integrations.base import lazy_classes, library
 from agent_r1_gym.integrations.dataset_rows import EpisodeRow, episode_rows
-from agent_r1_gym.integrations.episode import ChatEpisode, ChatMessages
+from agent_r1_gym.integrations.episode import ChatEpisode, ChatMessages, check_calls_are_text
 
 
 def _classes() -> Sequence[type]:
@@ -67,6 +67,7 @@ def _tasks(config: Any) -> Iterator[dict[str, Any]]:
     if not config.env_id:
         raise ConfigurationError("No environment given: pass --env.taskset.env-id AgentR1/HotpotQA-v0, or another id.")
     env, rows = episode_rows(config.env_id, config.options, held_out=config.held_out)
+    check_calls_are_text(env, "verifiers")
     for row in rows:
         episode = EpisodeRow.read(row).start(env)
         system, prompt = _split_system_prompt(episode.chat())

@@ -31,6 +31,8 @@ from agent_r1_gym.support.packages import local_engines
 
 _MODULE = "verl.experimental.agent_loop.agent_loop"
 _ABORTED = ("abort", "aborted")
+_SPECULATIVE = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
+"""Counters of speculative decoding, which a server reports for each turn."""
 _THREADS = 64
 
 
@@ -59,9 +61,11 @@ class _AgentR1Loop:
     async def run(self, sampling_params: Mapping[str, Any], priority: int = 0, **row: Any) -> Any:
         """Returns the episode: its return as `reward_score`, the reward of each turn in `extra_fields`.
 
+        verl's default trainer logs an exception, and goes on without the episode.
+
         Raises:
             ConfigurationError: the row does not name an episode, its options do not fit, or the context is rewritten.
-            InfrastructureError: a backend or the server failed: verl drops the group of this prompt.
+            InfrastructureError: a backend or the server failed.
         """
         this: Any = self
         env_row = EpisodeRow.read(row.get("extra_info") or {})
@@ -80,7 +84,7 @@ class _AgentR1Loop:
             raise InfrastructureError(f"{env_display_name(env)} lost a backend: {record.infrastructure_error}.")
         times = {"generate_sequences": server.seconds, "tool_calls": time.perf_counter() - start - server.seconds}
         metrics = this.metrics(**times, num_preempted=server.preempted)
-        return this.output(**_output(record, server.extra_fields), metrics=metrics)
+        return this.output(**_output(record, server), metrics=metrics)
 
 
 class _GenerationServer:
@@ -92,6 +96,8 @@ class _GenerationServer:
         self._sampling = {**sampling, "stop_token_ids": sorted({*stops, *more})}
         self.seconds, self.preempted = 0.0, -1
         self.extra_fields: dict[str, Any] = {}
+        self.routed_experts: Any = None
+        """Of all tokens up to the end of the last turn, where verl records the experts for router replay."""
 
     async def turn(self, context: list[int], max_tokens: int) -> tuple[list[int], list[float], bool]:
         """Returns the tokens of a turn, their log-probs (NaN where verl asked for none), and whether it was stopped."""
@@ -106,8 +112,12 @@ class _GenerationServer:
             raise InfrastructureError(f"verl's server gave up a turn: {answer.stop_reason}.")
         if answer.num_preempted is not None:
             self.preempted = max(self.preempted, 0) + answer.num_preempted
+        if (experts := getattr(answer, "routed_experts", None)) is not None:
+            self.routed_experts = experts
         first = {name: value for name, value in self.extra_fields.items() if name != "max_global_steps"}
-        self.extra_fields = {**answer.extra_fields, **first}
+        counted = [name for name in _SPECULATIVE if name in first and name in answer.extra_fields]
+        sums = {name: first[name] + answer.extra_fields[name] for name in counted}
+        self.extra_fields = {**answer.extra_fields, **first, **sums}
         ids = list(answer.token_ids)[:max_tokens]
         logprobs = list(answer.log_probs or [])[:max_tokens] or [math.nan] * len(ids)
         return ids, logprobs, ids[-1] in self._sampling["stop_token_ids"]
@@ -122,35 +132,51 @@ async def _play(session: TokenSession, server: _GenerationServer) -> None:
         if isinstance(answer, NewContext):
             raise ConfigurationError(
                 f"The context of {env_display_name(session.env)} was rewritten, by a wrapper (such as `ContextWindow`) "
-                f"or by a "
-                "chat template that drops earlier thinking. verl's output is one context: leave out the wrapper, or "
-                "take a template that keeps all messages (actor_rollout_ref.model.custom_chat_template)."
+                "or by a chat template that drops earlier thinking. This adapter gives verl one context per episode: "
+                "leave out the wrapper, or take a template that keeps all messages "
+                "(actor_rollout_ref.model.custom_chat_template)."
             )
         context += [*ids, *(answer or ())]
 
 
-def _output(record: Trajectory, extra_fields: Mapping[str, Any]) -> dict[str, Any]:
+def _output(record: Trajectory, server: _GenerationServer) -> dict[str, Any]:
     tokens = record.tokens
     assert tokens is not None
     end = tokens.spans[-1][1]
     logprobs = [0.0 if logprob is None else logprob for logprob in tokens.logprobs[:end]]
     rewards = [turn.reward for turn in record.turns]
+    experts = server.routed_experts
     return {
         "prompt_ids": list(tokens.prompt_ids),
         "response_ids": list(tokens.completion_ids[:end]),
         "response_mask": list(tokens.loss_mask[:end]),
         "response_logprobs": None if any(map(math.isnan, logprobs)) else logprobs,
+        "routed_experts": None if experts is None else experts[: len(tokens.prompt_ids) + end],
         "reward_score": record.episode_return,
         "num_turns": sum(message.role != "system" for message in record.messages),
         "extra_fields": {
-            **extra_fields,
+            **server.extra_fields,
             "turn_scores": rewards,
             "tool_rewards": [],
             "turn_rewards": [(last - 1, reward) for (_, last), reward in zip(tokens.spans, rewards, strict=True)],
-            "reward_extra_info": {**record.scores, **record.reward_terms},
+            "reward_extra_info": _validated(record),
+            "scores": dict(record.scores),
+            "reward_terms": record.reward_terms,
             "end_reason": record.end_reason,
             "truncated": record.truncated,
         },
+    }
+
+
+def _validated(record: Trajectory) -> dict[str, float]:
+    """Returns what validation averages: the same names for every environment, since verl has no mean of a missing one.
+
+    `success` is how well the episode solved its task, NaN where the environment cannot tell.
+    """
+    return {
+        "success": record.scores.get("em", math.nan),
+        "episode_return": record.episode_return,
+        **record.counts(),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -51,6 +52,38 @@ class Lax(Ship):
         return 1.0
 
 
+class Forgetful(Ship):
+    """Sails on from where the last episode ended."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def reset(self, goal: int = 2, **row: Any) -> str | None:
+        self.goal = goal
+        return f"{goal}."
+
+
+class Equipped(Ship):
+    """Has more than methods."""
+
+    @property
+    def depth(self) -> int:
+        raise AssertionError("evaluated")
+
+    @staticmethod
+    def greet(name: str) -> str:
+        """Greet someone.
+
+        Args:
+            name: whom.
+        """
+        return f"Ahoy, {name}."
+
+    @classmethod
+    def build(cls) -> Ship:
+        return cls()
+
+
 def play(env: TRLClassEnv, *calls: ToolCall, index: int = 0) -> tuple[str, list[str], float]:
     observation, _ = env.reset(options={"task_index": index})
     contents = []
@@ -71,6 +104,29 @@ def test_methods_are_tools_and_get_reward_is_the_reward() -> None:
     observation, _, reward = play(env, ToolCall("sail", {"miles": 2}), index=1)
     assert "Go to 1." in observation
     assert reward == 0.0 == env.success(env.task, env.transitions)
+
+
+def test_one_instance_plays_all_episodes() -> None:
+    made: list[Ship] = []
+
+    def factory() -> Ship:
+        made.append(Forgetful())
+        return made[-1]
+
+    env = TRLClassEnv(factory=factory, rows=ROWS)
+    contents = [play(env, ToolCall("sail", {"miles": 2}))[1] for _ in range(2)]
+    assert contents == [["You are at 2."], ["You are at 4."]]  # as in TRL, which constructs once and resets often
+    assert len(made) == 1
+    double = copy.deepcopy(env)
+    assert play(double, ToolCall("sail", {"miles": 1}))[1] == ["You are at 5."]
+    assert play(env, ToolCall("look", {}))[1] == ["You are at 4."]
+
+
+def test_the_methods_are_those_that_trl_finds() -> None:
+    env = TRLClassEnv(factory=Equipped, rows=ROWS)
+    _, contents, _ = play(env, ToolCall("greet", {"name": "Ada"}))
+    assert [schema["function"]["name"] for schema in env.tool_schemas] == ["greet", "look", "sail"]
+    assert contents == ["Ahoy, Ada."]
 
 
 @pytest.mark.filterwarnings("ignore:The snapshot does not contain")
@@ -118,3 +174,12 @@ def test_an_audit_takes_a_class_and_its_rows(tmp_path: Any) -> None:
     assert statuses["Lax"][1] == "warning"  # not an error, since the class has no oracle
     assert statuses["Ship"][1] == "not run"  # no player without a model is paid, and the maximum is not known
     assert f"TRLClassEnv(factory=Lax, rows={str(path)!r})" in target.code()
+
+
+def test_an_audit_finds_what_reset_forgets(tmp_path: Any) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    for name, status in (("Ship", "pass"), ("Forgetful", "error")):
+        target = Target(f"tests.envs.test_trl_class:{name}", {"rows": str(path)})
+        report = audit(target, Settings(episodes=2), rules=["same_seed"])
+        assert [result.status for result in report.results if result.rule == "same_seed"] == [status]

@@ -87,6 +87,8 @@ def test_seeds_that_repeat_the_same_rows_hold_nothing_out(tmp_path, monkeypatch)
         ({"num_rows": 0}, "num_rows must be an integer of at least 1"),
         ({"env": "AgentR1/Fiction-v0"}, "Unknown environment"),
         ({"options": {"question": 3}}, "FictionQAEnv has no option 'question'"),
+        ({"library": "skyrl_gym", "options": {"parser": "openai"}}, "parser='openai' .* SkyRL offers a model no tools"),
+        ({"library": "skyrl_gym", "options": {"parser": "native"}}, "parser='native' .* SkyRL offers a model no tools"),
     ],
 )
 def test_what_cannot_be_written_is_refused(changes, message, tmp_path):

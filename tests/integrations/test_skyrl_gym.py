@@ -115,6 +115,7 @@ def test_a_lost_backend_is_an_exception_and_no_reward(make):
         ({"env_id": "AgentR1/No-v0", "seed": 0}, "Unknown environment"),
         ({"env_id": SMALL, "task_index": 5}, r"must be in 0\.\.4, got 5"),
         ({"env_id": SMALL, "task_index": 0, "options": '{"colour": 1}'}, "SmallEnv has no option 'colour'"),
+        (small(parser="openai"), "SkyRL offers a model no tools"),
     ],
 )
 def test_a_bad_row_is_one_clear_error(make, row, message):

@@ -250,6 +250,12 @@ def test_settings_without_effect_are_refused(own, name: str) -> None:
         play(prompts(own, **ECHO), trainer(**{name: 0.5}))
 
 
+def test_a_mask_by_the_last_token_is_refused(own) -> None:
+    play = make_rollout_func(own, TOKENIZER, **ECHO)
+    with pytest.raises(ConfigurationError, match="mask_truncated_completions=True goes by the last token"):
+        play(prompts(own, **ECHO), trainer(mask_truncated_completions=True))
+
+
 def test_foreign_text_cannot_become_a_special_token(own) -> None:
     play = make_rollout_func(own, TOKENIZER, **ECHO)
     env = play.training.player.acquire()

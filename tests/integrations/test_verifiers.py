@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import subprocess
@@ -140,7 +141,8 @@ def run(fields, agents):
 
 def test_an_environment_without_tasks_plays_its_seeds(tmp_path):
     tasks = adapter._tasks(config("FrozenLakeText", held_out=True))
-    for record, fields in zip(evaluated(tmp_path, "FrozenLakeText", questions=3), tasks, strict=False):
+    records = evaluated(tmp_path, "FrozenLakeText", questions=3)
+    for record, fields in zip(records, itertools.islice(tasks, 3), strict=True):
         assert fields["system_prompt"] is None and isinstance(fields["prompt"], str)
         trace = run(fields, Agents([turn.action for turn in record.turns]))
         assert trace.rewards == {"reward": (1.0, 1.0)}
@@ -171,6 +173,12 @@ def test_a_run_that_failed_gets_no_reward():
 def test_an_environment_must_be_named():
     with pytest.raises(ConfigurationError, match=r"--env\.taskset\.env-id"):
         next(adapter._tasks(config("")))
+
+
+@pytest.mark.parametrize("parser", ["openai", "native"])
+def test_calls_that_are_no_text_are_refused(parser):
+    with pytest.raises(ConfigurationError, match=f"parser='{parser}' .* verifiers offers a model no tools"):
+        next(adapter._tasks(config(SMALL, parser=parser)))
 
 
 def test_a_missing_library_is_named(monkeypatch):

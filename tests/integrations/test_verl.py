@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import math
 import sys
 import warnings
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, MissingDependencyError
 from agent_r1_gym.integrations import verl as adapter
 from agent_r1_gym.integrations.dataset_rows import ADAPTER_NAME, write_rows
+from agent_r1_gym.run.record import Tokens, Trajectory, Turn
 from benchmarks.speed.adapters import TEMPLATE, byte_tokenizer
 from tests.kit.foreign import HOTPOTQA, SMALL, WINDOW, evaluated, evaluated_hotpotqa
 from tests.kit.small_env import ANSWER, COUNT, call
@@ -119,8 +121,8 @@ def test_the_oracle_scores_what_eval_says(verl, tmp_path):
     scores = worker._postprocess(outputs).batch["rm_scores"].sum(dim=1).tolist()
     for output, record, score in zip(outputs, records, scores, strict=True):
         info = output.extra_fields["reward_extra_info"]
-        assert info["em"] == 1.0
-        assert {name: info[name] for name in record.reward_terms} == record.reward_terms
+        assert (info["success"], info["episode_return"]) == (1.0, record.episode_return)
+        assert output.extra_fields["reward_terms"] == record.reward_terms
         assert output.extra_fields["turn_scores"] == [turn.reward for turn in record.turns]
         assert output.extra_fields["end_reason"] == record.end_reason
         assert output.reward_score == pytest.approx(record.episode_return)
@@ -242,6 +244,69 @@ def test_a_rewritten_context_is_refused_by_name(verl):
 def test_a_bad_row_is_one_clear_error(verl, extra, message):
     with pytest.raises(ConfigurationError, match=message):
         play(verl, {}, extra)
+
+
+# --- without ---------------------------------------------------------------------------------------------------------
+
+
+def asked(*answers):
+    """Returns a server of ours that was asked once for each of these answers of verl's."""
+    given = iter(answers)
+
+    async def generate(**_):
+        fields: dict[str, object] = {
+            "log_probs": None,
+            "stop_reason": "completed",
+            "num_preempted": None,
+            "extra_fields": {},
+        }
+        return SimpleNamespace(**{**fields, **next(given)})
+
+    server = adapter._GenerationServer(SimpleNamespace(generate=generate), "request", {}, (9,))
+
+    async def ask():
+        for _ in answers:
+            await server.turn([1, 2], 3)
+
+    asyncio.run(ask())
+    return server
+
+
+def episode(ids=(5, 9), **fields):
+    """Returns an episode of one turn."""
+    tokens = Tokens((1, 2), tuple(ids), (1,) * len(ids), (-0.5,) * len(ids), ((0, len(ids)),))
+    return Trajectory(turns=(Turn("x", 1.0, fields.pop("terms", {})),), tokens=tokens, **fields)
+
+
+def test_validation_reads_the_same_names_of_every_environment():
+    """verl fills in None for a name that an episode lacks, and takes the mean."""
+    server = asked({"token_ids": [5, 9]})
+    one = adapter._output(episode(scores={"em": 1.0, "f1": 1.0}, terms={"em": 1.0, "cost": -0.1}), server)
+    other = adapter._output(episode(), server)
+    infos = [output["extra_fields"]["reward_extra_info"] for output in (one, other)]
+    assert infos[0].keys() == infos[1].keys()
+    assert all(isinstance(value, int | float) for info in infos for value in info.values())
+    assert infos[0]["success"] == 1.0 and math.isnan(infos[1]["success"])
+    assert one["extra_fields"]["scores"] == {"em": 1.0, "f1": 1.0}
+    assert one["extra_fields"]["reward_terms"] == {"em": 1.0, "cost": -0.1}
+
+
+def test_experts_of_the_last_turn_are_kept_up_to_the_last_token_that_is():
+    server = asked(
+        {"token_ids": [5], "routed_experts": [[0]]}, {"token_ids": [6, 7, 8, 9], "routed_experts": [*"abcdef"]}
+    )
+    assert adapter._output(episode((6, 7, 8)), server)["routed_experts"] == [*"abcde"]
+    assert adapter._output(episode(), asked({"token_ids": [9]}))["routed_experts"] is None
+
+
+def test_counters_of_speculative_decoding_are_summed_over_the_turns():
+    first = {"global_steps": 1, "max_global_steps": 1, "spec_num_draft_tokens": 3, "spec_num_verify_steps": 2}
+    second = {"global_steps": 2, "max_global_steps": 2, "spec_num_draft_tokens": 4, "spec_num_verify_steps": 5}
+    server = asked({"token_ids": [9], "extra_fields": first}, {"token_ids": [9], "extra_fields": second})
+    assert server.extra_fields == {
+        **{"global_steps": 1, "max_global_steps": 2},
+        **{"spec_num_draft_tokens": 7, "spec_num_verify_steps": 7},
+    }
 
 
 def test_a_missing_library_is_named(monkeypatch):

@@ -62,9 +62,9 @@ class Library:
     speed: tuple[str, str, str] | None = None
 
 
-def _classical(package: str, pick: str, *needs: str) -> Library:
+def _classical(package: str, pick: str, *needs: str, **more: Any) -> Library:
     page, tests = "libraries/classical.md", ["tests/integrations/test_classical.py"]
-    return Library(package=package, page=page, tests=tests, pick=pick, needs=[*needs, CPU_TORCH])
+    return Library(package=package, page=page, tests=tests, pick=pick, needs=[*needs, CPU_TORCH], **more)
 
 
 LIBRARIES: Mapping[str, Library] = {
@@ -100,7 +100,7 @@ LIBRARIES: Mapping[str, Library] = {
     "Stable-Baselines3": _classical("stable-baselines3", "stable or checker or extractor"),
     "TextArena": Library(package="textarena", page="games.md", tests=GAMES),
     "TextWorld": Library(package="textworld", page="games.md", tests=GAMES),
-    "tianshou": _classical("tianshou", "tianshou"),
+    "tianshou": _classical("tianshou", "tianshou", version=">=2", constrained=False),  # else pip goes back to 0.5
     "TRL": Library(
         package="trl",
         page="libraries/trl.md",

@@ -126,8 +126,9 @@ class HarborEnv(ToolEnv):
     and the Python of this machine, read-only, and a file system in memory; without network. So only tasks are played
     that need no more. Refused, with name and reason, are: an image other than `debian`, `ubuntu` and `python`; a
     Dockerfile with more than FROM, WORKDIR, ENV, COPY, LABEL and CMD, such as RUN; a folder to copy next to a
-    `.dockerignore`; files to copy below `/etc`, `/usr` and the like; services; several steps; GPUs; servers of tools; a
-    network allow-list; tests in a container of their own; variables of the host.
+    `.dockerignore`; files to copy below `/etc`, `/usr` and the like; services; several steps; earlier turns of the
+    agent (`trajectory.json`); another user than root; GPUs; servers of tools; a network allow-list; tests in a
+    container of their own; variables of the host.
 
     ## Tools
     `bash(command: string)`: runs a command in the folder of the task, at most `command_seconds`. Files and background

@@ -26,6 +26,7 @@ SAMPLE = "sample"
 BASE_IMAGES = ("debian", "ubuntu", "python")
 """Images that a container without an image can stand for: a shell, the usual programs, Python."""
 _CONFIG, _INSTRUCTION, _TEST, _SOLUTION = "task.toml", "instruction.md", "tests/test.sh", "solution/solve.sh"
+_TRAJECTORY = "trajectory.json"
 _SERVICES = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml", "singularity-compose.yaml")
 _UNSUPPORTED = ("gpus", "tpu", "mcp_servers", "healthcheck", "skills_dir")
 _IGNORED = ("LABEL", "MAINTAINER", "CMD")
@@ -237,14 +238,17 @@ def _refused(folder: Path, reason: str) -> RefusedTaskError:
 
 
 def _unmet_needs(folder: Path, config: Mapping[str, Any]) -> list[str]:
-    """List what the configuration of a task needs: an image, services, devices, the network."""
+    """List what a task needs besides: an image, services, devices, the network, earlier turns, another user."""
     environment, verifier = _table(config, "environment"), _table(config, "verifier")
     image = environment.get("docker_image")
     network = {_table(config, name).get("network_mode") for name in ("environment", "agent", "verifier")}
+    users = {f"{name}.user": str(_table(config, name).get("user", "root")) for name in ("agent", "verifier")}
     needs: dict[str, Any] = {
         f"the image {image}": image and _base_image(str(image)) is None,
         "services (environment/*compose*)": any((folder / "environment" / name).exists() for name in _SERVICES),
         "several steps": config.get("steps"),
+        f"earlier turns of the agent ({_TRAJECTORY})": (folder / _TRAJECTORY).exists(),
+        **{f"the user {user} ({name})": user not in ("root", "0") for name, user in users.items()},
         "another system than Linux": str(environment.get("os") or "linux").lower() != "linux",
         "the network (allowed_hosts)": "allowlist" in network,
         "a container of its own for the tests": verifier.get("environment")

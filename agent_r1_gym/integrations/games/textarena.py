@@ -23,7 +23,8 @@ class TextArenaEnv(TextGame):
 
     ## Observation Space
     `UnicodeText(65536)`: the new text. TextArena's default shows the whole history in each turn; what was shown before
-    is removed. Other variants (`-train`) show rules and board: without the rules, after the opening.
+    is removed, and so is the player's own action, which TextArena repeats. Other variants (`-train`) show rules and
+    board: without the rules, after the opening.
 
     ## Starting State
     The rules; the seed of the reset is the game's seed.
@@ -98,9 +99,19 @@ class TextArenaEnv(TextGame):
         return str(player_info.get("reason", "The game is over.")), (rewards or {}).get(0, 0.0), True, player_info
 
     def _new_text(self) -> str:
+        self._drop_own_action()
         _, seen = self._game.get_observation()
         if not isinstance(seen, str):  # a `-raw` variant shows only what is new
             return "\n".join(message for _, message, _ in seen).strip()
         previous, self._previous_text = self._previous_text, seen
         new = seen.removeprefix(previous).strip() if seen.startswith(previous) else ""
         return new or seen.replace(self._rules, "", 1).strip("\n") or seen
+
+    def _drop_own_action(self) -> None:
+        """Remove the player's action from what it is to be shown, unless the game adds nothing else."""
+        import textarena
+
+        own_action = textarena.ObservationType.PLAYER_ACTION  # by type: some games send it in their own name
+        for player, shown in self._game.state.observations.items():
+            others = [message for message in shown if message[2] != own_action]
+            self._game.state.observations[player] = others or shown

@@ -223,6 +223,8 @@ class TestReading:
             ('[[environment.mcp_servers]]\nname = "x"', None, "it needs environment.mcp_servers"),
             ('[verifier]\nenvironment_mode = "separate"', None, "it needs a container of its own"),
             ('[[steps]]\nname = "one"', None, "it needs several steps"),
+            ('[agent]\nuser = "coder"', None, "it needs the user coder (agent.user)"),
+            ("[verifier]\nuser = 1000", None, "it needs the user 1000 (verifier.user)"),
             ('[verifier.env]\nKEY = "${OPENAI_API_KEY}"', None, "verifier.env.KEY takes a variable of the host"),
         ],
     )
@@ -236,6 +238,13 @@ class TestReading:
         write_task(tmp_path / "mine", **{"environment__docker-compose.yaml": "services: {}"})
         with pytest.raises(DatasetError, match="mine: it needs services"):
             read_tasks(tmp_path)
+
+    def test_earlier_turns_are_refused_and_the_user_is_root(self, tmp_path):
+        path = write_task(tmp_path / "mine", config='[agent]\nuser = "root"\n[verifier]\nuser = 0\n')
+        assert read_task(path).id == "mine"
+        (path / "trajectory.json").write_text("{}")
+        with pytest.raises(DatasetError, match=r"mine: it needs earlier turns of the agent \(trajectory.json\)"):
+            read_tasks(path)
 
     def test_files_below_a_folder_that_is_read_only_are_refused(self, tmp_path):
         for target in ("/usr/local/bin/", "/etc", "/etc/x.conf", "/bin"):

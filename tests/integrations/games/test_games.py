@@ -170,6 +170,7 @@ class TestTextArena:
         (text, reward, terminated, *_) = env.step("[1 2 3 4]")
         assert "You are playing" not in text
         assert "Feedback" in text
+        assert "[Player]" not in text  # its own action
         assert (reward, terminated) == (0.0, False)
 
     def test_two_games_side_by_side_play_as_each_alone(self):
@@ -195,21 +196,48 @@ class Board:
     """A game of TextArena with its rules and a board that changes at "go"; `shows` makes the observation."""
 
     def __init__(self, shows):
-        self.shows, self.messages, self.state = shows, [], SimpleNamespace(logs=[])
+        self.shows, self.messages = shows, []
+        self.state = SimpleNamespace(logs=[], observations={0: []})
 
     def reset(self, num_players, seed):
         self.add("The rules.", "board 0")
         self.state.logs = [(-1, "The rules.")]
 
     def add(self, *texts):
-        self.messages.append([(-1, text, None) for text in texts])
+        self.state.observations[0] += [(-1, text, "board") for text in texts]
 
     def get_observation(self):
+        self.messages.append(self.state.observations[0])
+        self.state.observations[0] = []
         return 0, self.shows(self.messages)
 
     def step(self, action):
-        self.add(f"board {int(action == 'go')}")
+        self.state.observations[0].append((-1 if action == "wait" else 0, action, "action"))
+        if action != "silence":
+            self.add(f"board {int(action == 'go')}")
         return False, {}
+
+
+def board_env(shows, monkeypatch):
+    registration = SimpleNamespace(ENV_REGISTRY={"Board-v0": None})
+    module = SimpleNamespace(
+        envs=SimpleNamespace(registration=registration),
+        make=lambda *_, **__: Board(shows),
+        ObservationType=SimpleNamespace(PLAYER_ACTION="action"),
+    )
+    monkeypatch.setattr(textarena, "library", lambda *_, **__: module)
+    monkeypatch.setitem(sys.modules, "textarena", module)
+    return textarena.TextArenaEnv(game="Board-v0")
+
+
+def test_the_players_own_action_is_not_repeated_unless_there_is_nothing_else(monkeypatch):
+    def history(messages):
+        return "".join(f"[{text}]" for each in messages for _, text, _ in each)
+
+    env = board_env(history, monkeypatch)
+    env.reset(seed=0)
+    shown = [env.step(action)[0] for action in ("go", "silence", "wait")]
+    assert shown == ["[board 1]", "[silence]", "[board 0]"]
 
 
 @pytest.mark.parametrize(
@@ -223,11 +251,7 @@ class Board:
     ids=["history", "board", "raw", "nothing"],
 )
 def test_every_way_in_which_textarena_shows_a_turn_shows_something(shows, texts, monkeypatch):
-    registration = SimpleNamespace(ENV_REGISTRY={"Board-v0": None})
-    module = SimpleNamespace(envs=SimpleNamespace(registration=registration), make=lambda *_, **__: Board(shows))
-    monkeypatch.setattr(textarena, "library", lambda *_, **__: module)
-    monkeypatch.setitem(sys.modules, "textarena", module)
-    env = textarena.TextArenaEnv(game="Board-v0")
+    env = board_env(shows, monkeypatch)
     assert "The rules." in env.reset(seed=0)[0]
     assert [env.step(action)[0] for action in ("wait", "wait", "go")] == [texts[0], *texts]
 

@@ -194,7 +194,7 @@ class TestBadInput:
             ("reset", {"seed": 1.5}, "seed must be an integer"),
             ("reset", {"task_indx": 3}, "Unknown reset option 'task_indx'. Did you mean 'task_index'?"),
             ("reset", {"task": {"id": "mine"}}, "Unknown reset option 'task'"),
-            ("step", {"text": 5}, "Invalid message"),
+            ("step", {"text": None}, "Invalid message"),
             ("step", {"words": "x"}, "Invalid message"),
             ("step", {}, "Invalid message"),
             ("reset", [], "Invalid message"),
@@ -247,6 +247,11 @@ class TestBadInput:
             said = json.loads(socket.recv(20))
             assert said["type"] == "error" and problem in said["data"]["message"]
             assert ask(socket, "step", {"text": answer("x" + "[" * 300)})["data"]["done"]
+
+    def test_a_turn_that_a_client_read_as_json_is_its_text(self, fiction: str) -> None:
+        with raw(fiction) as socket:
+            ask(socket, "reset", {"seed": 0})
+            assert ask(socket, "step", {"text": 42})["type"] == "observation"
 
     def test_lone_surrogates_are_replaced(self, fiction: str) -> None:
         with raw(fiction) as socket:
