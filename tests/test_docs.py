@@ -150,7 +150,7 @@ def test_names_in_python_blocks_exist(page: str) -> None:
                 assert spec is not None and spec.origin is not None, node.module
                 source = Path(spec.origin).read_text(encoding="utf-8")
                 missing = {name.name for name in node.names if not re.search(rf"\b{name.name}\b", source)}
-                assert not missing or find_spec(f"{node.module}.{missing.pop()}"), ast.unparse(node)
+                assert all(find_spec(f"{node.module}.{name}") for name in missing), ast.unparse(node)
             elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("gym.make", "gymnasium.make"):
                 named = node.args[0].value if isinstance(node.args[0], ast.Constant) else ""
                 names = option_names(named) if str(named).startswith("AgentR1/") else None

@@ -240,13 +240,13 @@ class Judge:
         verdicts = [self._client.request(prompt, read) for _ in range(self._votes)]
         value = float(statistics.median(vote for vote, _ in verdicts))
         with self._lock:
-            self._values[key] = value
             if self._file is not None:
                 row = {"votes": [vote for vote, _ in verdicts], "reasons": [reason for _, reason in verdicts]}
                 try:
                     self._file.add({"key": key, "value": value, **row})
                 except OSError as error:
                     raise ConfigurationError(f"The judge's cache {self._cache} cannot be written: {error}.") from error
+            self._values[key] = value  # not before: a value that the file lacks would be lost to later runs
         return value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Judge:

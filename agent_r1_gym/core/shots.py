@@ -97,10 +97,10 @@ class Shot:
         try:
             turns = tuple(map(ShotTurn.from_dict, data["turns"]))
             return cls(str(data["task_id"]), str(data["prompt"]), turns)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigurationError(
-                'A shot is an object with "task_id", "prompt" and "turns", each turn with a "call" and its "outcome", '
-                f'or an "answer"; got {data!r:.120}.'
+                'A shot is an object with "task_id", "prompt" and "turns", each turn with a "call" ("name", and '
+                f'"arguments" as an object) and its "outcome", or an "answer"; got {data!r:.120}.'
             ) from error
 
 

@@ -228,6 +228,7 @@ class ReplayPolicy(Policy):
             )
         self._records: dict[tuple[str, int], Trajectory] = {}
         self._by_question: dict[tuple[str, str], list[Conversation]] = {}
+        self._playing: dict[tuple[str, str, int], tuple[str, ...]] = {}
         self.conversations: list[Conversation] = []
         self.task_indices: list[int] | None = None
         if is_conversation_file(self._path):
@@ -272,17 +273,21 @@ class ReplayPolicy(Policy):
 
     def _written(self, state: PolicyInput) -> Sequence[str]:
         """The turns of a conversation in the format of the environment."""
-        turns = [position for position, message in enumerate(state.messages) if message.role == "assistant"]
-        first = turns[len(turns) - state.turn] if state.turn else len(state.messages)
-        questions = [message.content for message in state.messages[:first] if message.role == "user"]
-        question = encodable(questions[-1]) if questions else ""
+        key = (state.task.id, state.task.prompt, state.sample)
+        if state.turn == 0:  # later a context window may hide turns, and add to the question
+            self._playing[key] = self._find(state).turn_texts(state.format, answers=bool(state.task.answers))
+        return self._playing[key]
+
+    def _find(self, state: PolicyInput) -> Conversation:
+        """Find the conversation about the task, by the user message before the first turn."""
+        question = next((encodable(each.content) for each in reversed(state.messages) if each.role == "user"), "")
         ids = (state.task.id, "")  # as `conversations.find_tasks` does
         conversations = next(
             (self._by_question[id_, question] for id_ in ids if (id_, question) in self._by_question), []
         )
         if state.sample >= len(conversations):
             raise self._no_sample(state)
-        return conversations[state.sample].turn_texts(state.format, answers=bool(state.task.answers))
+        return conversations[state.sample]
 
     def _no_sample(self, state: PolicyInput) -> ConfigurationError:
         return ConfigurationError(

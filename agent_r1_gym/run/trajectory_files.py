@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_r1_gym.core.parsing import Parser
 from agent_r1_gym.core.types import Message, ToolCall
@@ -29,6 +29,7 @@ from agent_r1_gym.support.json_data import parse_json, read_objects
 from agent_r1_gym.support.packages import installed_version
 
 Row = dict[str, Any]
+_Json = TypeVar("_Json", list[Any], dict[str, Any])
 ATIF_VERSION = "ATIF-v1.7"
 _THOUGHT = re.compile(r"\A\s*<think>(?P<thought>.*?)</think>(?P<rest>.*)\Z", re.DOTALL)
 _AGENT = "agent-r1-gym"
@@ -331,19 +332,19 @@ def from_atif(row: Row, where: str, number: int) -> Conversation:
     actions, rewards, turns = [], [], 0
     for position, step in enumerate(_list(row, "steps", where), 1):
         at = f"{where}, step {position}"
-        roles = {source: role for role, source in _SOURCES.items()}
-        if not isinstance(step, Mapping) or step.get("source") not in roles:
+        roles: Mapping[str, Any] = {source: role for role, source in _SOURCES.items()}
+        role = roles.get(str(step.get("source"))) if isinstance(step, Mapping) else None
+        if role is None:
             raise DatasetError(f"{at}: expected an object with `source` system, user or agent, got {step!r:.80}.")
-        role: Any = roles[str(step["source"])]
         content = _text(step.get("message"), at)
-        if step.get("reasoning_content"):
-            content = f"<think>{step['reasoning_content']}</think>{content}"
+        if reasoning := _text(step.get("reasoning_content"), f"{at}, reasoning_content"):
+            content = f"<think>{reasoning}</think>{content}"
         calls = tuple(
             _call({"name": call.get("function_name"), **call}, at, call.get("tool_call_id"))
-            for call in step.get("tool_calls") or ()
+            for call in _objects(step, "tool_calls", at)
         )
         messages.append(Message(role, content, tool_calls=calls))
-        for result in (step.get("observation") or {}).get("results", ()):
+        for result in _objects(_optional(step, "observation", dict, at), "results", at):
             text = _text(result.get("content"), at)
             messages.append(Message("tool", text, tool_call_id=result.get("source_call_id")))
         if role != "assistant":
@@ -353,11 +354,11 @@ def from_atif(row: Row, where: str, number: int) -> Conversation:
                 raise DatasetError(f"{at}: copied context must come before the agent's own steps.")
             continue
         turns += 1
-        action = (step.get("extra") or {}).get("action")
-        reward = ((step.get("metrics") or {}).get("extra") or {}).get("reward")
+        action = _optional(step, "extra", dict, at).get("action")
+        reward = _optional(_optional(step, "metrics", dict, at), "extra", dict, at).get("reward")
         actions += [action] if isinstance(action, str) else []
         rewards += [reward] if isinstance(reward, int | float) else []
-    agent, extra = row.get("agent") or {}, row.get("extra") or {}
+    agent, extra = _optional(row, "agent", dict, where), row.get("extra")
     further = {"tools": agent.get("tool_definitions"), "actions": actions, "rewards": rewards, "metadata": extra}
     identifier = row.get("trajectory_id") or row.get("session_id")
     return _conversation(further, messages, where, number, turns=turns, identifier=identifier)
@@ -375,7 +376,7 @@ def _conversation(
     tools = _decoded(tools, f"{where}, tools") if isinstance(tools, str) and tools.strip() else tools or []
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise DatasetError(f"{where}: expected tools to be a list of function schemas, got {tools!r:.80}.")
-    actions, rewards = (tuple(row.get(name) or ()) for name in ("actions", "rewards"))
+    actions, rewards = (tuple(_optional(row, name, list, where)) for name in ("actions", "rewards"))
     metadata = row.get("metadata")
     return Conversation(
         id=identifier if isinstance(identifier, str) and identifier else str(number),
@@ -464,10 +465,28 @@ def _text(content: Any, where: str) -> str:
 
 
 def _list(row: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    value = row[key]
+    value = row.get(key)
     if not isinstance(value, list) or not value:
         raise DatasetError(f"{where}: expected {key!r} to be a list with at least one entry, got {value!r:.80}.")
     return value
+
+
+def _optional(row: Mapping[str, Any], key: str, kind: type[_Json], where: str) -> _Json:
+    """Read a list or an object that may be missing."""
+    value = row.get(key)
+    if value is not None and not isinstance(value, kind):
+        expected = "an object" if kind is dict else "a list"
+        raise DatasetError(f"{where}: expected {key!r} to be {expected}, got {value!r:.80}.")
+    return kind() if value is None else value
+
+
+def _objects(row: Mapping[str, Any], key: str, where: str) -> list[Row]:
+    """Read a list of objects that may be missing."""
+    items = _optional(row, key, list, where)
+    for item in items:
+        if not isinstance(item, dict):
+            raise DatasetError(f"{where}: expected {key!r} to be a list of objects, got {item!r:.80} in it.")
+    return items
 
 
 def _decoded(text: str, where: str) -> Any:

@@ -8,12 +8,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from agent_r1_gym.cli.main import main
+from tests.kit.processes import wait_until
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
@@ -34,9 +34,7 @@ def test_an_interrupted_eval_keeps_the_finished_episodes_and_resumes(number: int
         text=True,
     )
     trace = run_folder / "run/episodes.jsonl"
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and not (trace.exists() and trace.read_text().count("\n") >= 3):
-        time.sleep(0.02)
+    wait_until(lambda: trace.exists() and trace.read_text().count("\n") >= 3)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number

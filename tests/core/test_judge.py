@@ -181,6 +181,18 @@ class TestCacheAndBudget:
                 judge("http://127.0.0.1:1/v1", cache=path)
             assert path.read_text() == text
 
+    def test_a_verdict_that_the_file_cannot_take_is_not_reused(self, tmp_path: Path) -> None:
+        cache = tmp_path / "folder" / "verdicts.jsonl"
+        with endpoint(scripted(verdict("yes"))) as url:
+            term = judge(url, cache=cache)
+            cache.parent.write_text("")  # in the way
+            for _ in range(2):
+                with pytest.raises(ConfigurationError, match=r"verdicts\.jsonl cannot be written"):
+                    term(ended())
+            cache.parent.unlink()
+            assert term(ended()) == 1.0
+        assert len(cache.read_text().splitlines()) == 1
+
     def test_the_budget_ends_in_failures_and_never_in_scores(self) -> None:
         with endpoint(scripted(verdict("yes"))) as url:
             term = judge(url, max_requests=2)

@@ -101,6 +101,21 @@ def test_an_oracle_that_shows_nothing_to_follow_is_refused():
             make(shots=wrong)
 
 
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {},
+        {"call": "echo"},
+        {"call": {"name": "echo"}},
+        {"call": {"name": "echo", "arguments": '{"text": "a"}'}, "outcome": "a"},
+        {"calls": [{"name": "echo", "arguments": '{"text": "a"}'}], "outcomes": ["a"]},
+    ],
+)
+def test_a_shot_of_another_form_is_refused(turn):
+    with pytest.raises(ConfigurationError, match=r'A shot is an object with .*"arguments" as an object'):
+        make(shots=[{"task_id": "x", "prompt": "Hi", "turns": [turn]}])
+
+
 class ByDefault(EchoEnv):
     def __init__(self, *, shots=1, **options):
         super().__init__(shots=shots, **options)

@@ -190,7 +190,7 @@ def test_seeds_one_for_all_or_one_each() -> None:
     vector.reset(seed=np.array([1, 2, 3]))  # type: ignore[arg-type]
     assert vector.np_random_seed == (1, 2, 3)
     for wrong in ([1], [1, 2, 3, 4], []):
-        with pytest.raises(ConfigurationError, match="seed"):
+        with pytest.raises(ConfigurationError, match=f"Expected one seed or 3 seeds, got {len(wrong)}"):
             vector.reset(seed=wrong)
 
 

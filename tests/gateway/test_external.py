@@ -23,10 +23,12 @@ from agent_r1_gym.run.player import Player
 from agent_r1_gym.run.policies import Policy
 from agent_r1_gym.run.record import Trajectory
 from agent_r1_gym.run.session import ANY_TASK, Job
+from tests.kit.processes import wait_until
 from tests.kit.programs import Client, user
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
+from starlette.requests import Request
 
 
 class Echo(Policy):
@@ -121,20 +123,27 @@ def test_one_that_does_not_come_back_is_lost_and_gives_its_place_away(serve):
     assert "0.3 s" in served.episodes[0].infrastructure_error
 
 
-def test_one_that_leaves_while_it_waits_takes_no_place():
+def test_one_that_leaves_while_it_waits_takes_no_place(monkeypatch):
     running, episode = running_gateway(), Episode(lambda call: None)
+    has_left = []
+    is_disconnected = Request.is_disconnected
+
+    async def noted(request):
+        has_left.append(await is_disconnected(request))
+        return has_left[-1]
+
+    monkeypatch.setattr(Request, "is_disconnected", noted)
     running.gateway.accept_new_keys()
     address = urlsplit(running.base_url)
     body = json.dumps({"model": "policy", "messages": [user("hi")]}).encode()
-    fields = ("Content-Type: application/json", f"Content-Length: {len(body)}", "x-api-key: leaves")
+    fields = ("Content-Type: application/json", f"Content-Length: {len(body)}", "x-api-key: waits in vain")
     head = "\r\n".join(["POST /v1/chat/completions HTTP/1.1", f"Host: {address.netloc}", *fields, "\r\n"])
     with socket.create_connection((address.hostname, address.port)) as leaving:
         leaving.sendall(head.encode() + body)
-        time.sleep(0.2)  # until it waits
-    time.sleep(1.0)  # until the server sees that it has left
+        wait_until(lambda: False in has_left)  # it waits
+    wait_until(lambda: True in has_left)
     running.gateway.open(episode)
     running.gateway.offer(episode.key)
-    time.sleep(0.2)
     assert list(running.gateway._free) == [episode]
     running.gateway.refuse_new_keys()
     running.gateway.close(episode, "it is over")

@@ -18,12 +18,14 @@ import urllib3
 
 from agent_r1_gym.core.types import Passage
 from agent_r1_gym.errors import ConfigurationError, RetrievalError
+from agent_r1_gym.retrieval import server
 from agent_r1_gym.retrieval.base import Retriever
 from agent_r1_gym.retrieval.bm25 import BM25Retriever
 from agent_r1_gym.retrieval.http import HTTPRetriever
 from agent_r1_gym.retrieval.server import RequestLimits, serve
 from agent_r1_gym.support.http_server import listen
 from tests.kit.data import BAD_QUERIES
+from tests.kit.processes import wait_until
 from tests.kit.serving import served
 
 pytest.importorskip("fastapi", reason="fastapi is not installed")
@@ -169,20 +171,32 @@ class Gate(Retriever):
         return [[] for _ in queries]
 
 
-@pytest.mark.slow
-def test_a_long_request_takes_turns_with_others():
+@pytest.fixture
+def accepted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of queries of each request that has lined up for its turn."""
+    sizes: list[int] = []
+    check = server._check
+
+    def noted(queries, k, limits):
+        check(queries, k, limits)
+        sizes.append(len(queries))
+
+    monkeypatch.setattr(server, "_check", noted)
+    return sizes
+
+
+def test_a_long_request_takes_turns_with_others(accepted):
     gate = Gate()
     with served(gate) as url, ThreadPoolExecutor() as pool:
         pool.submit(_ask, url, "/retrieve", {"queries": ["a"] * 192, "topk": 1})
         assert gate.started.wait(10)
         pool.submit(_ask, url, "/retrieve", {"queries": ["b"], "topk": 1})
-        time.sleep(0.5)  # it waits for its turn now
+        wait_until(lambda: accepted == [192, 1])
         gate.open.set()
     assert gate.batches == [64, 1, 64, 64]
 
 
-@pytest.mark.slow
-def test_a_request_stops_when_its_client_disconnects():
+def test_a_request_stops_when_its_client_disconnects(accepted):
     gate = Gate()
     body = json.dumps({"queries": ["a"] * 192}).encode()
     head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -191,10 +205,10 @@ def test_a_request_stops_when_its_client_disconnects():
         for client in clients:
             client.sendall(head % len(body) + body)
         assert gate.started.wait(10)
-        time.sleep(0.5)  # the others wait for their turn now
+        wait_until(lambda: accepted == [192] * 3)
         for client in clients:
             client.close()
-        time.sleep(0.2)
+        assert _ask(url, "/health", b"", "GET")[0] == 200  # the server has read that the others have left
         gate.open.set()
         assert _ask(url, "/retrieve", {"queries": ["b"]})[0] == 200
     assert gate.batches == [64, 1]

@@ -70,8 +70,8 @@ def test_what_is_written_is_read_back(name: str, tmp_path: Path) -> None:
     bare = replace(WHOLE, id="q2/0", actions=(), rewards=(), metadata={}, tools=())
     (whole, other) = read_conversations(write(tmp_path / "file.jsonl", [WHOLE, bare], name))
     if name == "sharegpt":  # it has no place for turns outside the loss
-        whole, other = replace(whole, turns=3), replace(other, turns=3)
-        assert whole.messages == WHOLE.messages
+        expected = [replace(each, turns=5, actions=(), rewards=()) for each in (WHOLE, bare)]
+        assert [whole, other] == expected
         return
     assert (whole, other) == (WHOLE, bare)
     assert whole.question == "Who wrote Äbc?"
@@ -184,6 +184,18 @@ def with_call(**function: Any) -> dict[str, Any]:
     return openai(1, tool_calls=[{"id": "x", "function": {"name": "search", "arguments": "{}"} | function}])
 
 
+def atif(**changes: Any) -> dict[str, Any]:
+    return {"schema_version": "ATIF-v1.7", "steps": [{"source": "agent", "message": "Ann."} | changes]}
+
+
+def test_what_may_be_missing_may_be_null(tmp_path: Path) -> None:
+    path = tmp_path / "file.jsonl"
+    names = ("reasoning_content", "tool_calls", "metrics", "extra")
+    step = atif(**dict.fromkeys(names), observation={"results": None})
+    path.write_text(json.dumps({**step, "agent": None, "extra": None, "trajectory_id": "1"}) + "\n")
+    assert read_conversations(path) == [Conversation(id="1", messages=(Message("assistant", "Ann."),), turns=1)]
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -209,10 +221,23 @@ def with_call(**function: Any) -> dict[str, Any]:
         ([openai(3, weight=0)], "only the first assistant messages may have weight 0"),
         ([{"conversations": [{"from": "bing", "value": "a"}]}], "conversation 1: expected `from` to be one of system"),
         ([{"schema_version": "2", "steps": []}], "expected schema_version ATIF-v1.x, got '2'"),
-        (
-            [{"schema_version": "ATIF-v1.7", "steps": [{"source": "tool", "message": ""}]}],
-            "step 1: expected an object with `source` system, user or agent",
-        ),
+        ([openai(0) | {"rewards": 0.5}], "line 1: expected 'rewards' to be a list, got 0.5"),
+        ([openai(0) | {"actions": "Ann."}], "line 1: expected 'actions' to be a list, got 'Ann.'"),
+        ([{"conversations": [{"from": "gpt", "value": "a"}], "actions": 3}], "expected 'actions' to be a list, got 3"),
+        ([{"schema_version": "ATIF-v1.7"}], "line 1: expected 'steps' to be a list with at least one entry, got None"),
+        ([atif(source="tool")], "step 1: expected an object with `source` system, user or agent"),
+        ([atif(source=["agent"])], "step 1: expected an object with `source` system, user or agent"),
+        ([atif(reasoning_content=3)], "step 1, reasoning_content: expected text, got 3"),
+        ([atif(tool_calls="x")], "step 1: expected 'tool_calls' to be a list, got 'x'"),
+        ([atif(tool_calls=["x"])], "step 1: expected 'tool_calls' to be a list of objects, got 'x' in it"),
+        ([atif(observation=[1])], r"step 1: expected 'observation' to be an object, got \[1\]"),
+        ([atif(observation={"results": 1})], "step 1: expected 'results' to be a list, got 1"),
+        ([atif(observation={"results": [1]})], "step 1: expected 'results' to be a list of objects, got 1 in it"),
+        ([atif(observation={"results": [{"source_call_id": "z"}]})], "message 2: a tool result answers the call 'z'"),
+        ([atif(extra="x")], "step 1: expected 'extra' to be an object, got 'x'"),
+        ([atif(metrics=1)], "step 1: expected 'metrics' to be an object, got 1"),
+        ([atif(metrics={"extra": 1})], "step 1: expected 'extra' to be an object, got 1"),
+        ([atif() | {"agent": "gpt"}], "line 1: expected 'agent' to be an object, got 'gpt'"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_place(rows: list[Any], message: str, tmp_path: Path) -> None:
@@ -267,6 +292,33 @@ def test_an_exported_run_is_replayed_to_the_letter(
         assert status == 0, errors
         assert [[turn.action for turn in record.turns] for record in RunFolder(Path(replay)).episodes()] == turns
         assert RunFolder(Path(replay)).metrics()["overall"]["metrics"]["em"]["mean"] == 1.0
+
+
+class Summarising(OraclePolicy):
+    """The oracle, with a summary in each turn."""
+
+    name = "summarising"
+
+    def act(self, inputs: Sequence[PolicyInput]) -> list[str]:
+        turns = zip(inputs, super().act(inputs), strict=True)
+        return [f"<summary>{state.turn} turns</summary>{turn}" for state, turn in turns]
+
+
+@pytest.mark.parametrize(("mode", "shots"), [("drop_turns", 1), ("summary", 0)])
+def test_conversations_are_replayed_where_older_turns_are_hidden(
+    mode: str, shots: int, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("HotpotQA", "--option", "dataset=sample", "--option", f"shots={shots}", "-n", "3")
+    policy = "tests.run.test_trajectory_files:Summarising"
+    assert call(capsys, "eval", *words, "--policy", policy, "--out", "played")[0] == 0
+    assert call(capsys, "data", "export", "played", "--out", "file.jsonl")[0] == 0
+    window = ("--option", "context_window=1", "--option", f"context_mode={mode}")
+    status, _, errors = call(capsys, "eval", *words, *window, "--policy", "replay:file.jsonl", "--out", "again")
+    assert status == 0, errors
+    played, again = (RunFolder(Path(name)).episodes() for name in ("played", "again"))
+    turns = [[turn.action for turn in record.turns] for record in again]
+    assert turns == [[turn.action for turn in record.turns] for record in played]
+    assert any(len(record.contexts) > 1 for record in again)  # a window that hid something
 
 
 def test_structured_calls_come_without_a_format_in_text(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

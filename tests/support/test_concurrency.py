@@ -15,6 +15,8 @@ import pytest
 from agent_r1_gym.errors import InfrastructureError, InfrastructureTimeout
 from agent_r1_gym.support import concurrency
 from agent_r1_gym.support.concurrency import HungCalls, WorkerThread, run_parallel, submit_call
+from tests.kit.processes import wait_until
+from tests.support.conftest import Clock
 
 # --- threads ---------------------------------------------------------------------------------------------------------
 
@@ -97,13 +99,6 @@ class Hanging:
         wait_until(lambda: len(hung_calls) == 0)
 
 
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()
-
-
 @pytest.fixture
 def hanging() -> Iterator[Hanging]:
     jobs = Hanging()
@@ -138,37 +133,39 @@ def test_calls_are_made_again_when_a_lost_one_comes_back(hanging) -> None:
     assert not is_open(hung_calls)
 
 
-def test_one_call_tries_after_the_cooldown(hanging) -> None:
-    hung_calls = HungCalls(limit=2, cooldown=0.1)
+def test_one_call_tries_after_the_cooldown(hanging, clock: Clock) -> None:
+    hung_calls = HungCalls(limit=2, cooldown=60)
     hanging.give_up(hung_calls, 2)
     assert is_open(hung_calls)
-    time.sleep(0.15)
+    clock.sleep(60)
     results = run_parallel([hanging] * 5, timeout=0.01, hung_calls=hung_calls)
     assert results.count(None) == 1  # the one that tried
     assert is_open(hung_calls)
-    time.sleep(0.25)  # twice as long, after a try in vain
+    clock.sleep(60)
+    assert is_open(hung_calls)
+    clock.sleep(60)  # twice as long, after a try in vain
     assert not is_open(hung_calls)
     assert run_parallel([lambda: 1] * 5, timeout=20, hung_calls=hung_calls) == [1] * 5
     hanging.come_back(hung_calls)
 
 
-def test_the_cooldown_doubles_until_all_have_come_back() -> None:
-    first, hung_calls = Hanging(), HungCalls(limit=1, cooldown=0.01)
+def test_the_cooldown_doubles_until_all_have_come_back(clock: Clock) -> None:
+    first, hung_calls = Hanging(), HungCalls(limit=1, cooldown=30)
     first.give_up(hung_calls, 1)
     waits = []
     for _ in range(4):
         (refusal,) = run_parallel([first], timeout=0.01, hung_calls=hung_calls)
         assert isinstance(refusal, InfrastructureTimeout)
         waits.append(refusal.retry_after)
-        time.sleep(refusal.retry_after + 0.005)
-        run_parallel([first], timeout=0.001, hung_calls=hung_calls)
-    assert waits[3] > 3 * waits[0]
+        clock.sleep(refusal.retry_after)
+        first.give_up(hung_calls, 1)
+    assert waits == [30, 60, 120, 240]
     first.come_back(hung_calls)
     second = Hanging()
     assert not is_open(hung_calls)
     second.give_up(hung_calls, 1)
     assert is_open(hung_calls)
-    time.sleep(0.02)
+    clock.sleep(30)
     assert not is_open(hung_calls)
     second.come_back(hung_calls)
 

@@ -15,7 +15,7 @@ import pytest
 
 from agent_r1_gym import Task, ToolEnv, ToolVectorEnv
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
-from agent_r1_gym.tools.openapi import Location, OpenApiTool, _query_items, openapi_tools
+from agent_r1_gym.tools.openapi import OpenApiTool, openapi_tools
 from tests.kit.openapi_service import DOCUMENT, operation, parameter
 
 SERVICE = Path(__file__).parents[1] / "kit" / "openapi_service.py"
@@ -521,13 +521,21 @@ def test_operations_of_equal_names_are_all_there() -> None:
     assert len({tool.name for tool in tools}) == 2
 
 
-def test_a_list_is_sent_in_the_style_of_its_parameter() -> None:
-    location = Location("query", "a", "pipeDelimited", explode=False)
-    assert _query_items(location, ["x", 7]) == [("a", "x|7")]
-    assert _query_items(location._replace(style="form"), ["x", 7]) == [("a", "x,7")]
-    assert _query_items(location, None) == []  # an optional argument that the model left empty
-    deep = location._replace(style="deepObject")
-    assert _query_items(deep, {"from": 1, "to": None}) == [("a[from]", "1")]
+@pytest.mark.parametrize(
+    ("style", "value", "sent"),
+    [
+        ({}, ["x", 7], {"a": ["x", "7"]}),
+        ({"explode": False}, ["x", 7], {"a": ["x,7"]}),
+        ({"style": "pipeDelimited", "explode": False}, ["x", 7], {"a": ["x|7"]}),
+        ({"style": "deepObject"}, {"from": 1, "to": None}, {"a[from]": ["1"]}),
+        ({}, None, {}),  # an optional argument that the model left empty
+    ],
+)
+def test_a_value_of_any_type_is_sent_in_the_style_of_its_parameter(url: str, style: Any, value: Any, sent: Any) -> None:
+    declared = {"name": "a", "in": "query", "schema": {}, **style}
+    env = playing(openapi_tools(document({"/item/x": {"get": operation("get", declared)}}), server=url))
+    assert outcome(env, "get", a=value).data["query"] == sent
+    env.close()
 
 
 def test_tags_of_a_wrong_type_are_ignored() -> None:

@@ -125,14 +125,15 @@ class ChatFormat:
                 if isinstance(template, ToolTemplate)
                 else ToolTemplate(self.tokenizer, template.source, options=template.options, date=template.date)
             )
-        if key not in self._bound:
+        chat = self._bound.get(key)
+        if chat is None:
             chat = copy.copy(self)
             chat.template = self._tools.bind(tools)
             chat._bound, chat._refusal, chat._last_prompt = {}, None, ((), [])
             if len(self._bound) >= _MAX_BOUND:  # environments whose tools differ from task to task
                 self._bound.clear()
             self._bound[key] = chat
-        return self._bound[key]
+        return chat  # another thread may have cleared them
 
     def check_plain(self) -> None:
         """Refuse a template with which only the model's own tool format can be played.

@@ -88,7 +88,7 @@ class ToolTemplate(ChatTemplate):
     def _probe(self) -> None:
         self._unbound = self  # for what does not depend on the tools
         self.limits: list[str] = []
-        self._gaps: dict[Any, list[str] | None] = {}
+        self._gaps: dict[Any, list[str]] = {}
         self._check_tools()
         self._check_turns()
         self._find_system_role()
@@ -123,16 +123,16 @@ class ToolTemplate(ChatTemplate):
         calls = () if turn is None else turn.tool_calls
         shapes = tuple(replace(message, content="") for message in messages)
         key = (tuple((call.name, call.id) for call in calls), shapes)
-        if key not in self._gaps:
+        frame = self._gaps.get(key)
+        if frame is None:
             if len(self._gaps) >= _MAX_GAPS:  # models may number their calls at random
                 self._gaps.clear()
-            self._gaps[key] = self._gap_frame(messages, calls)
-        frame = self._gaps[key]
+            self._gaps[key] = frame = self._gap_frame(messages, calls)
         contents = [message.content for message in messages]
-        return self._rendered_gap_after(messages, calls) if frame is None else framed(frame, contents)
+        return framed(frame, contents) if frame else self._rendered_gap_after(messages, calls)
 
-    def _gap_frame(self, messages: Sequence[Message], calls: Sequence[ToolCall]) -> list[str] | None:
-        """Return what the template puts around the contents, None if it does not show them as they are."""
+    def _gap_frame(self, messages: Sequence[Message], calls: Sequence[ToolCall]) -> list[str]:
+        """Return what the template puts around the contents, [] if it does not show them as they are."""
 
         def rendered(content: str) -> str:
             return self._rendered_gap_after([replace(message, content=content) for message in messages], calls)
@@ -141,7 +141,7 @@ class ToolTemplate(ChatTemplate):
         plain = len(frame) == len(messages) + 1 and all(
             rendered(probe) == framed(frame, [probe] * len(messages)) for probe in PROBES
         )
-        return frame if plain else None
+        return frame if plain else []
 
     def _rendered_gap_after(self, messages: Sequence[Message], calls: Sequence[ToolCall]) -> str:
         if not calls:

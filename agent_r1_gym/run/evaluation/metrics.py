@@ -188,7 +188,8 @@ def _best_of_k(records: Sequence[Trajectory], samples: int, lost: Mapping[int, i
     sizes = sorted({k for power in range(samples.bit_length()) if (k := 2**power) <= samples} | {samples})
     by_task = _by_task(records)
     groups = [(group, lost.get(task, 0)) for task, group in by_task.items() if group[0].scores]
-    groups += [([], number) for task, number in lost.items() if task not in by_task]
+    if groups or not records:  # without scores nothing counts as wrong
+        groups += [([], number) for task, number in lost.items() if task not in by_task]
     has_answers = any(record.answer is not None or record.gold_answers for record in records)
     best: Summary = {"pass_at_k": {}, "pass_hat_k": {}, "majority_at_k": {}}
     for k in sizes:

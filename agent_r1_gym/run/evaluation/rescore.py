@@ -11,6 +11,7 @@ infrastructure failures, and not scored.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -97,7 +98,9 @@ def rescore(run: Path, out: Path, reward: Sequence[str] | None = None, *, trust:
     played = source.episodes()
     if env.rewards.waits_for_backend:
         steps = (step for record in played for step in transitions(record, _task_of(record, env), env))
-        prepare_rewards((env.rewards, step) for step in steps if step.terminated or step.truncated)
+        ends = (step for step in steps if step.terminated or step.truncated)
+        with contextlib.suppress(NotRecordedError):  # `_value` names the term
+            prepare_rewards((env.rewards, step) for step in ends if _has_all_texts(step))
     rescored = [
         replace(
             rescore_episode(record, env, recorded_env.rewards), seconds=seconds.get((record.task_index, record.sample))
@@ -227,6 +230,14 @@ def transitions(record: Trajectory, task: Task, env: ToolEnv) -> Iterator[Transi
         yield Transition(task, len(earlier), ParsedTurn(), (), truncated=True, earlier=earlier)
 
 
+def _has_all_texts(step: Transition) -> bool:
+    """Return whether the record has the texts of all calls up to this step, as a judge needs them."""
+    try:
+        return all(isinstance(outcome.content, str) for each in (*step.earlier, step) for outcome in each.outcomes)
+    except NotRecordedError:
+        return False
+
+
 def _replies(record: Trajectory) -> list[list[str]]:
     """Return for each turn the messages that followed it, up to the next turn."""
     after: list[list[str]] = []
@@ -274,11 +285,11 @@ def _value(record: Trajectory, term: RewardTerm, known: bool, transition: Transi
     try:
         return term.function(transition)
     except NotRecordedError:
-        if transition.turn >= len(record.turns):  # the end from outside is part of the last turn's value
-            return 0.0
-        recorded = record.turns[transition.turn].reward_terms
+        is_end = transition.turn >= len(record.turns)  # from outside: its value is part of the last turn's
+        recorded = record.turns[-1 if is_end else transition.turn].reward_terms
         if known and term.name in recorded:
-            return recorded[term.name]
+            own = _value(record, term, known, transition.earlier[-1]) if is_end else 0.0
+            return recorded[term.name] - own
         raise ConfigurationError(
             f"The reward term {term.name!r} reads a field of a tool outcome that is not recorded (data, latency or "
             "retry_after; with feedback='short' also the content of a failed call), and the run did not have this "

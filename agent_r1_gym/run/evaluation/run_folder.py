@@ -21,7 +21,8 @@
 `run.lock`: held by the process that writes.
 `shard-K-of-N`: a folder of the same kind, if the run was played in shards (see `Shard`); its settings also have
     `shard`, "K/N".
-`metrics.json`: see `metrics.summarize`; written when the run is complete.
+`metrics.json`: see `metrics.summarize`; written when the run is complete. If a resumed run finishes an episode that was
+    lost before, it is removed until the end.
 
 All JSON is UTF-8. A line that a crash left incomplete is dropped when the run is resumed.
 """
@@ -254,11 +255,12 @@ class RunFolder:
         return metrics
 
     def add(self, record: Trajectory) -> None:
-        """Append one finished episode; its timing is buffered.
+        """Append one finished episode, whose timing is buffered; metrics of the episodes before are removed.
 
         Raises:
             OSError: it could not be written completely; the file is unchanged.
         """
+        self.metrics_path.unlink(missing_ok=True)
         if record.seconds is not None:
             timing = {"task_index": record.task_index, "sample": record.sample, "seconds": round(record.seconds, 6)}
             self._timings.add(timing)
@@ -294,6 +296,7 @@ class RunFolder:
         invocations = sorted(
             (start for other in others for start in other.load()["invocations"]), key=lambda start: start["date"]
         )
+        self.metrics_path.unlink(missing_ok=True)
         self._write_json(self.run_path, {"format": FORMAT, "settings": settings, "invocations": invocations})
         for name in (self.episodes_path.name, self.timings_path.name):
             with atomic_file(self.path / name) as temporary:

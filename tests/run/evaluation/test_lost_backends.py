@@ -80,6 +80,25 @@ class TestInfrastructure:
         assert again.played == [[(1, 0)]]
         assert metrics["overall"]["episodes"] == 3 and not folder.infra_failures_path.exists()
 
+    def test_metrics_stay_until_a_lost_episode_finishes(self, tmp_path):
+        """A run that is stopped then is not complete, and none of its numbers are those of other episodes."""
+
+        class Stopped(Flaky):
+            def run(self, sessions):
+                super().run(sessions)
+                raise KeyboardInterrupt
+
+        folder = RunFolder(tmp_path)
+        before = run(folder, Flaky(9), retries=0)
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, Stopped(9), retries=0)  # lost again
+        assert folder.metrics() == before
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, Stopped(0))
+        assert len(folder.episodes()) == 3
+        assert not folder.complete
+        assert run(folder, Flaky(0)) == folder.metrics()
+
     def test_a_dead_backend_stops_the_run_and_keeps_what_is_done(self, tmp_path, monkeypatch):
         monkeypatch.setattr(runner, "_FAILURES_BEFORE_BACKOFF", 2)
         jobs = [job(0), *(job(1, sample) for sample in range(5)), job(2)]

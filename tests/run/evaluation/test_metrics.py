@@ -65,6 +65,16 @@ def test_several_samples_are_summarised_with_lost_episodes_as_wrong_too() -> Non
     assert "best_of_k_counting_excluded_as_wrong" not in summarize(records, [], samples=2)
 
 
+def test_lost_episodes_are_wrong_only_where_episodes_are_scored() -> None:
+    lost = [InfraFailure(1, sample, "", "down", 2) for sample in range(2)]
+    without_scores = summarize([Trajectory(task_index=0, sample=sample) for sample in range(2)], lost, samples=2)
+    assert without_scores["em_counting_excluded_as_wrong"] is None
+    assert not any(without_scores["best_of_k_counting_excluded_as_wrong"].values())
+    all_lost = summarize([], lost, samples=2)
+    assert all_lost["em_counting_excluded_as_wrong"] == 0.0
+    assert all_lost["best_of_k_counting_excluded_as_wrong"]["pass_at_k"]["2"]["mean"] == 0.0
+
+
 def test_without_gold_answers_there_is_no_description() -> None:
     summary = summarize([Trajectory(task_index=0)], [], samples=1)
     assert (summary["most_frequent_gold"], describe_answers(summary)) == (None, "")

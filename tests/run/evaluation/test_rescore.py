@@ -14,6 +14,7 @@ import gymnasium
 import pytest
 
 from agent_r1_gym.cli.main import main
+from agent_r1_gym.core.judge import Judge
 from agent_r1_gym.core.parsing import ReToolParser
 from agent_r1_gym.core.rewards import RewardTerm, repeated_query
 from agent_r1_gym.core.tool import Tool
@@ -27,7 +28,9 @@ from agent_r1_gym.run.policies import OraclePolicy, PolicyInput
 from agent_r1_gym.run.record import Trajectory
 from agent_r1_gym.run.session import Job, Session, step_sessions
 from tests.core.test_user_turns import Parrot
+from tests.kit.chat_endpoint import completion, endpoint
 from tests.kit.helpers import TASKS, EchoTool, play
+from tests.run.evaluation.test_agreement import judge_file
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "warehouse"
 
@@ -211,6 +214,41 @@ def test_short_feedback_keeps_no_text_of_a_failed_call() -> None:
     assert rescore_episode(record, env, env.rewards).turns == record.turns
     with pytest.raises(ConfigurationError, match="with feedback='short' also the content of a failed call"):
         rescore_episode(record, env, ToolEnv(tasks=TASKS).rewards)
+
+
+def accepts(_: dict[str, Any]) -> tuple[int, str]:
+    """A judge that says yes."""
+    return completion(json.dumps({"reason": "", "verdict": "yes"}))
+
+
+def test_a_judge_gives_what_it_gave_where_short_feedback_keeps_too_little(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with endpoint(accepts) as url:
+        own, other = (judge_file(tmp_path / f"{name}.toml", url) for name in ("own", "other"))
+        short = ["--option", "feedback=short", "-n", "8"]
+        run = evaluated(tmp_path / "run", "FictionQA", "--reward", own, *short)
+        assert any("unknown_tool" in record.failures for record in episodes(run))
+        assert main(["rescore", str(run), "--out", str(tmp_path / "same")]) == 0
+        assert (tmp_path / "same/episodes.jsonl").read_bytes() == (run / "episodes.jsonl").read_bytes()
+        assert {record.episode_return for record in episodes(run)} == {1.0}
+        capsys.readouterr()
+        assert main(["rescore", str(run), "--reward", other, "--out", str(tmp_path / "out")]) == 2
+    assert "The reward term 'other' reads a field of a tool outcome that is not recorded" in capsys.readouterr().err
+
+
+def test_a_judged_end_from_outside_keeps_its_value_without_the_texts() -> None:
+    with endpoint(accepts) as url:
+        reward = Judge("Right?", model="m", endpoint=url)
+        env = ToolEnv(tasks=TASKS, tools=[EchoTool()], reward=reward, feedback="short")
+        session = Session(env, Job(0))
+        step_sessions([session], [CALL.replace("echo", "fly")])
+        session.truncate("max_tokens")
+        record = session.record()
+        assert record.episode_return == 1.0
+        assert rescore_episode(record, env, env.rewards).turns == record.turns
+        with pytest.raises(ConfigurationError, match="'judge' reads a field of a tool outcome that is not recorded"):
+            rescore_episode(record, env, ToolEnv(tasks=TASKS).rewards)
 
 
 class Talk(ToolEnv):

@@ -2,10 +2,6 @@
 
 import json
 import random
-import signal
-import subprocess
-import sys
-import time
 
 import gymnasium
 import pytest
@@ -24,12 +20,30 @@ from agent_r1_gym.run.policies import OraclePolicy
 from agent_r1_gym.run.record import Trajectory
 from benchmarks.speed.chat_server import scripted_turn, served
 from tests.kit.helpers import TASKS
+from tests.kit.processes import kill_at_its_first_line
 
 SETTINGS = {"question_hash": "h", "seed": 0}
 WHOLE = {"env_id": "", "policy": "oracle", "dataset": "", "samples": 1, "questions": 3, **SETTINGS}
 JOBS = evaluation_jobs(range(3))
 TWICE = evaluation_jobs(range(3), samples=5)
 COMMAND = ["eval", "FictionQA", "-n", "60", "--policy"]
+STOPS_AFTER = """
+import sys, threading
+from agent_r1_gym.cli.main import main
+from agent_r1_gym.run.evaluation.run_folder import RunFolder
+
+def stopping(folder, record):
+    global left
+    add(folder, record)
+    left -= 1
+    if not left:
+        print("played", flush=True)
+        threading.Event().wait()
+
+left, add, RunFolder.add = int(sys.argv[1]), RunFolder.add, stopping
+sys.exit(main(sys.argv[2:]))
+"""
+"""A command that waits to be killed after so many episodes; 0: that plays all."""
 
 
 def oracle(rank):
@@ -178,24 +192,13 @@ class TestCommand:
     def test_killed_five_times_and_resumed_it_writes_the_file_of_an_undisturbed_run(self, tmp_path):
         words = [*COMMAND, "naive", "--max-concurrent", "2"]
         assert main([*words, "--out", str(tmp_path / "whole")]) == 0
-        slow = (
-            "import sys, time, agent_r1_gym.run.policies as p\n"
-            "act = p.NaivePolicy.act\n"
-            "p.NaivePolicy.act = lambda self, inputs: (time.sleep(0.02), act(self, inputs))[1]\n"
-            "from agent_r1_gym.cli.main import main\n"
-            f"sys.exit(main({[*words, '--out', str(tmp_path / 'killed')]!r}))\n"
-        )
         episodes, rng = tmp_path / "killed/episodes.jsonl", random.Random(0)
+        played = 0
         for _ in range(5):
-            before = episodes.read_bytes().count(b"\n") if episodes.exists() else 0
-            process = subprocess.Popen([sys.executable, "-c", slow], stderr=subprocess.DEVNULL)
-            wanted, deadline = before + rng.randrange(1, 9), time.monotonic() + 60
-            while time.monotonic() < deadline and process.poll() is None:
-                if episodes.exists() and episodes.read_bytes().count(b"\n") >= wanted:
-                    break
-                time.sleep(0.005)
-            process.send_signal(signal.SIGKILL)
-            assert process.wait(timeout=20) == -signal.SIGKILL, "it ended before it could be killed"
+            more = rng.randrange(1, 9)
+            played += more
+            assert kill_at_its_first_line(STOPS_AFTER, more, *words, "--out", tmp_path / "killed") == "played\n"
+            assert episodes.read_bytes().count(b"\n") == played
         assert main([*words, "--out", str(tmp_path / "killed")]) == 0
         assert episodes.read_bytes() == (tmp_path / "whole/episodes.jsonl").read_bytes()
         assert len(RunFolder(tmp_path / "killed").load()["invocations"]) == 6

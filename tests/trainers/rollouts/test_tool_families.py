@@ -577,6 +577,26 @@ def test_tools_of_the_episode_are_shown() -> None:
     assert shown == [False, True]
 
 
+class Emptied(dict[Any, Any]):
+    """What is kept here is gone at once, as if another thread had cleared it."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
+def test_another_thread_may_clear_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = chat_of("TRL qwen3.jinja")
+    template = chat.with_tools([SEARCH]).template
+    assert isinstance(template, ToolTemplate)
+    turn = Message("assistant", "", tool_calls=(ToolCall("search", {"query": "x"}),))
+    results = [Message("tool", "r", "search", "call_0")]
+    gap = template.gap(results, turn)
+    monkeypatch.setattr(chat, "_bound", Emptied())
+    monkeypatch.setattr(template, "_gaps", Emptied())
+    assert "Search" in chat.with_tools([SEARCH]).template.text([Message("user", "a question")])
+    assert template.gap(results, turn) == gap
+
+
 def test_feedback_shows_a_call_as_the_model_writes_it() -> None:
     env = fiction()
     env.reset(seed=0, options={"task_index": 0})
