@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -62,6 +61,7 @@ class SupervisedTrainer(SFTTrainer):
             )
         self.estimated_bytes = estimated_bytes
         self.add_callback(HeapGuard(lambda: estimated_bytes))
+        self.identity = self._identity()
         self._bar = RolloutProgress(name)
         if not args.disable_tqdm:
             self.remove_callback(ProgressCallback)
@@ -97,8 +97,7 @@ class SupervisedTrainer(SFTTrainer):
         with trl_internals.labels_only(self.args.device, vocab_size=vocab_size) if is_large else nullcontext():
             return super().compute_loss(model, inputs, *arguments, **options)  # type: ignore[no-untyped-call]
 
-    @functools.cached_property
-    def identity(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         """What a checkpoint must share with this run to be resumed from."""
         rows, model, processes = (
             cast("Any", self.train_dataset),

@@ -54,7 +54,7 @@ from trainers.config.agent import AgentConfig
 from trainers.monitoring.alarms import CollapseAlarm
 from trainers.monitoring.console import RolloutProgress
 from trainers.monitoring.defaults import settle_defaults
-from trainers.monitoring.memory import HeapGuard, estimate_of, plan_slots
+from trainers.monitoring.memory import HeapGuard, estimate_of, plan_slots, shards_weights
 from trainers.monitoring.preflight import check_size, warn_of_truncated_sampling
 from trainers.monitoring.traces import trace_line, write_traces
 from trainers.resume import checkpoints
@@ -312,8 +312,10 @@ class AgentTrainer(ResumableTrainer):
         with self.resume_state.propagate_failure():
             critic_prefixes = self._prefixes(self.args.critic_privileged, batch)
             teacher_prefixes = self._prefixes(self.args.teacher_privileged, batch)
-        logps = self._policy_logps(output)
-        log_ratios = self._teacher_log_ratios(batch, output, logps, teacher_prefixes)
+        is_sharded = shards_weights(self.sharding)
+        with nullcontext() if is_sharded else self.resume_state.propagate_failure():
+            logps = self._policy_logps(output)
+            log_ratios = self._teacher_log_ratios(batch, output, logps, teacher_prefixes)
         with self.resume_state.propagate_failure():
             values = self._score(batch, output, logps, critic_prefixes, log_ratios)
         if self.critic is not None:

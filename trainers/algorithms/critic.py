@@ -301,13 +301,13 @@ class Critic:
             self.optimizer._all_state_dicts = [
                 torch.load(part, map_location="cpu", weights_only=True) for part in parts
             ]
+            for part in parts:
+                part.unlink()
         weights = {name: value.detach() for name, value in self.model.named_parameters() if value.requires_grad}
         state = {"model": weights, "optimizer": self.optimizer.state_dict(), "generator": self.generator.get_state()}
         torch.save(state, folder / CRITIC_FILE)
         if parts:  # the shares would stay in memory until the next checkpoint
             self.optimizer._all_state_dicts.clear()
-        for part in parts:
-            part.unlink()
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import re
 import secrets
@@ -17,7 +18,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,8 +91,10 @@ def main_process_decides(decide: Callable[[], _T]) -> _T:
     if PartialState().is_main_process:
         try:
             result[0] = decide()
-        except (ConfigurationError, OSError) as error:  # one that is not passed on leaves the others waiting
+        except ConfigurationError as error:
             result[1] = str(error)
+        except Exception as error:  # one that is not passed on leaves the others waiting
+            result[1] = f"{type(error).__name__}: {error}"
     value, problem = broadcast_object_list(result)
     if problem is not None:
         raise ConfigurationError(problem)
@@ -308,11 +311,15 @@ def check_no_checkpoints(resume_from: str | bool | None, *, directory: str) -> N
 
 
 @contextmanager
-def lock_run(directory: str | None) -> Iterator[None]:
+def lock_run(directory: str | None, *, shared: bool = True) -> Iterator[None]:
     """Hold the lock of a run's folder; the main process takes it for all.
 
     A queue may start a job again whose old process still lives: both would write the same checkpoints, and each would
     rotate away what the other is writing.
+
+    Args:
+        directory: the folder.
+        shared: whether all processes write or read files there.
 
     Raises:
         ConfigurationError: another run holds it, or some process does not see what the main process writes there.
@@ -329,7 +336,7 @@ def lock_run(directory: str | None) -> Iterator[None]:
                 ) from None
 
         main_process_decides(take)
-        if PartialState().num_processes > 1:
+        if shared and PartialState().num_processes > 1:
             _check_shared(Path(directory or ""))
         yield
 
@@ -345,11 +352,13 @@ def _check_shared(directory: Path) -> None:
 
     path = directory / main_process_decides(write)
     deadline = time.monotonic() + SHARED_SECONDS
-    while not (seen := path.is_file()) and time.monotonic() < deadline:
+    # Not `Path.is_file`, which raises for a stale handle.
+    while not (seen := os.path.isfile(path)) and time.monotonic() < deadline:  # noqa: PTH113
         time.sleep(1)
     blind = [rank for rank, sees in enumerate(gather_object([seen])) if not sees]
     if state.is_main_process:
-        path.unlink()
+        with suppress(OSError):
+            path.unlink()
     if blind:
         raise ConfigurationError(
             f"output_dir={str(directory)!r}: expected a folder on a file system that all {state.num_processes} "

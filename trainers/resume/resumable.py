@@ -10,7 +10,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,8 @@ class ResumeState(TrainerCallback):
         waits = f"Process {self._trainer.accelerator.process_index} has failed and waits for the others: {text}\n"
         timer = threading.Timer(NOTE_SECONDS, sys.stderr.write, [waits])
         timer.daemon = True
-        timer.start()
+        with suppress(RuntimeError):  # no thread is left, which may be the failure
+            timer.start()
         try:
             return list(process_group.gather_failures(text))
         finally:
@@ -175,8 +176,9 @@ class ResumeState(TrainerCallback):
                 checkpoints.set_random_state(self._random_state)
                 trl_internals.save_checkpoint(trainer)
             failure.add_note(f"The state of the last step is saved in {folder}; resume with resume_from_checkpoint.")
-        except CheckpointError as error:
+        except (CheckpointError, ConfigurationError) as error:
             failure.add_note(str(error))
+        trainer.accelerator.wait_for_everyone()  # the launcher may end the main process as soon as another has ended
 
 
 class EpochSampler(Sampler[int]):

@@ -96,7 +96,8 @@ class StopOnSignal(TrainerCallback):
                 if resumable
                 else f"Stopped; the model is in {folder}. With save_only_model a run cannot be resumed."
             )
-            sys.stderr.write(f"{text}\n")
+            with contextlib.suppress(OSError):  # a pipe that is closed
+                sys.stderr.write(f"{text}\n")
         self._accelerator.wait_for_everyone()
         raise SystemExit(128 + self.stopped)
 

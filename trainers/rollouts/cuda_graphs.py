@@ -48,10 +48,11 @@ class DecodingGraphs:
         self._graphs: dict[tuple[torch.Size, int], CapturedPass | None] = {}
         self._captured_at = -1
         self._pool: Any = None
+        self._captures = True
 
     def __call__(self, inputs: Tensor, length: int) -> Tensor:
         """Run a pass over `inputs`; the logits are overwritten by the next pass of this shape."""
-        if self._model in _UNCAPTURABLE:
+        if not self._captures or self._model in _UNCAPTURABLE:
             return self._forward(inputs, length)
         self._drop_if_moved()
         key = inputs.shape, length
@@ -78,7 +79,9 @@ class DecodingGraphs:
         try:
             captured = capture(self._forward, inputs.clone(), length, pool=self._pool)
         except RuntimeError as error:
-            _UNCAPTURABLE.add(self._model)
+            self._captures = False
+            if not isinstance(error, torch.OutOfMemoryError):  # the next run may have more memory
+                _UNCAPTURABLE.add(self._model)
             self._graphs.clear()
             logger.warning("Rollouts decode without CUDA graphs, because this model cannot be captured: %s", error)
             return None

@@ -187,6 +187,7 @@ def _sft(args: DemonstrationConfig, model_args: ModelConfig) -> None:
         )
         for note in filter(None, [warning, held_out and f"{held_out}: the default questions of `eval` are no test"]):
             print_note(f"WARNING: {note}")
+    trainer.accelerator.wait_for_everyone()  # the launcher may end the main process as soon as another one has ended
 
 
 def _first_screen(
@@ -331,8 +332,8 @@ def _play(member: EnvConfig, env: TextEnv, args: DemonstrationConfig, model: Mod
             raise ConfigurationError(
                 "--from self: the main process alone plays, and with DeepSpeed ZeRO-3 it would wait for the others to "
                 "load their shares of the model. Let the model play first, without a launcher, and name that folder: "
-                f"agent-r1 eval {member.env_id} --split train --policy local:{model.name} --temperature 1 --out RUN; "
-                "then sft --from RUN."
+                f"agent-r1 eval {member.env_id} --split train --policy local:{model.name} --temperature 1 --out RUN, "
+                "with the options of this command; then sft --from RUN. (Of a revision of a model, name a folder.)"
             )
         own = LocalOptions(
             model=model.name,

@@ -47,7 +47,7 @@ def train(argv: Sequence[str]) -> None:
     check_packages(args, model_args)
     check_output(args.output_dir)
     try:
-        with lock_run(args.output_dir):
+        with lock_run(args.output_dir, shared=args.save_strategy != "no" and not args.save_only_model):
             _train(args, model_args)
     except OtherRankError:  # the failed rank reports; the launcher ends this one after it
         time.sleep(EXIT_DELAY_SECONDS)
@@ -76,8 +76,8 @@ def _train(args: AgentConfig, model_args: ModelConfig) -> None:
         alarm, left = alarm or "a gradient was not finite", f"The model is not saved: {SPOILT}"
     if trainer.accelerator.is_main_process:
         write_end(args, alarm)
+    trainer.accelerator.wait_for_everyone()  # the launcher may end the main process as soon as another one has ended
     if alarm is not None:
-        trainer.accelerator.wait_for_everyone()  # the launcher ends the main process as soon as another one has failed
         raise SystemExit(f"Training was stopped by an alarm: {alarm}. {left}.")
     if trainer.accelerator.is_main_process and trainer.card is not None:
         warning = nothing_parsed(trainer.progress.turns)
