@@ -34,7 +34,7 @@ from agent_r1_gym.run.trust import remember
 from trainers import trl_internals
 from trainers.algorithms.advantages import check_options, estimate_credit
 from trainers.algorithms.batch import Batch, check_trajectories, credit_options, mean_advantages, valid_fraction
-from trainers.algorithms.credit import CreditInputs
+from trainers.algorithms.credit import Credit, CreditInputs
 from trainers.algorithms.critic import Critic, ValueBatch, policy_value_model
 from trainers.algorithms.distillation import add_to_advantages, distilled_rows, load_teacher, teacher_log_ratios
 from trainers.algorithms.metrics import RolloutSummary, credit_metrics_by_env, rollout_metrics
@@ -304,7 +304,7 @@ class AgentTrainer(ResumableTrainer):
     # Credit
 
     def _assign_credit(self, batch: Batch, output: dict[str, Any]) -> None:
-        """Put advantages into TRL's batch, log the batch, and fit the critic.
+        """Credit the tokens of the batch, log it, and fit the critic.
 
         What may fail on one rank alone (an environment's or an algorithm's code) is kept apart from passes over sharded
         weights and from the critic's steps, see `ResumeState.propagate_failure`.
@@ -316,26 +316,25 @@ class AgentTrainer(ResumableTrainer):
         with nullcontext() if is_sharded else self.resume_state.propagate_failure():
             logps = self._policy_logps(output)
             log_ratios = self._teacher_log_ratios(batch, output, logps, teacher_prefixes)
+        as_reward = self.args.distillation_placement == "reward"
         with self.resume_state.propagate_failure():
-            values = self._score(batch, output, logps, critic_prefixes, log_ratios)
+            inputs = self._credit_inputs(batch, output, logps, critic_prefixes, log_ratios if as_reward else None)
+            credit = self._estimate_credit(batch, output, inputs, None if as_reward else log_ratios)
+            self._compare_with_engine(batch, output, logps)
         if self.critic is not None:
-            assert values is not None
+            assert inputs.values is not None
+            assert credit.returns is not None
+            targets = credit.credited, credit.returns, inputs.values
+            values = ValueBatch(*_model_inputs(output), *targets, output.get("context_ids"), critic_prefixes)
             for name, value in self.critic.fit(values).items():
                 self._log(f"critic/{name}", value)
 
-    def _score(
-        self,
-        batch: Batch,
-        output: dict[str, Any],
-        logps: Tensor | None,
-        critic_prefixes: Prefixes | None,
-        log_ratios: Tensor | None,
-    ) -> ValueBatch | None:
-        """Compute advantages and log the batch; return what the critic is fitted to, None without one."""
-        as_reward = self.args.distillation_placement == "reward"
-        inputs = self._credit_inputs(batch, output, logps, critic_prefixes, log_ratios if as_reward else None)
+    def _estimate_credit(
+        self, batch: Batch, output: dict[str, Any], inputs: CreditInputs, log_ratios: Tensor | None
+    ) -> Credit:
+        """Put advantages into TRL's batch, and log the batch; with the teacher's ratios where these are advantages."""
         credit = estimate_credit(self.args.preset.estimator, inputs, self.credit_options)
-        if log_ratios is not None and not as_reward:
+        if log_ratios is not None:
             credit = add_to_advantages(credit, log_ratios, weight=self.args.distillation_weight)
         output["advantages"] = credit.advantages
         if self.loss_type in SEQUENCE_MEAN_LOSSES:
@@ -346,19 +345,13 @@ class AgentTrainer(ResumableTrainer):
             self._log(name if env is None else f"rollout/{env}/{name}", value)
         advantages = self.process_group.gather(mean_advantages(inputs, credit)).tolist()
         trl_internals.set_logged_column(self, "advantages", advantages)
-        self._compare_with_engine(batch, output, logps)
         every = self.args.trace_steps
         if every and self.batches % every == 0 and self.accelerator.is_main_process:
             traced = zip(batch.records, batch.rows, batch.loss_masks, credit.advantages, strict=True)
             tokenizer = trl_internals.tokenizer_of(self)
             lines = [trace_line(*rollout, tokenizer) for rollout in itertools.islice(traced, TRACED_ROLLOUTS)]
             write_traces(Path(self.args.output_dir or "."), lines, step=self.state.global_step, batch=self.batches)
-        if self.critic is None:
-            return None
-        assert inputs.values is not None
-        assert credit.returns is not None
-        targets = credit.credited, credit.returns, inputs.values
-        return ValueBatch(*_model_inputs(output), *targets, output.get("context_ids"), critic_prefixes)
+        return credit
 
     def _policy_logps(self, output: dict[str, Any]) -> Tensor | None:
         """Compute log-probs (B, T) of the batch by a log-prob pass of the trainer; None where nothing needs them.

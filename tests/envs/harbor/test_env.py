@@ -104,7 +104,7 @@ class TestPlaying:
 
     def test_a_file_that_is_copied_to_a_folder_keeps_its_name(self, tmp_path):
         dockerfile = (
-            "FROM debian\nWORKDIR /srv/app/deep\nCOPY one.txt /srv/app\nCOPY one.txt /root\nCOPY one.txt ..\n"
+            "FROM debian\nWORKDIR /home/app/deep\nCOPY one.txt /home/app\nCOPY one.txt /root\nCOPY one.txt ..\n"
             "COPY one.txt .\nCOPY data /data\nCOPY one.txt /data\nCOPY one.txt /data/inner\nCOPY one.txt /opt\n"
             "COPY one.txt /made/two.txt\nCOPY one.txt /made\nCOPY one.txt /file\n"
         )
@@ -113,7 +113,7 @@ class TestPlaying:
             dockerfile=dockerfile,
             **{"environment__one.txt": "one", "environment__data__inner__two.txt": "two"},
         )
-        targets = ["/srv/app/one.txt", "/root/one.txt", "/srv/app/one.txt", "/srv/app/deep/one.txt", "/data"]
+        targets = ["/home/app/one.txt", "/root/one.txt", "/home/app/one.txt", "/home/app/deep/one.txt", "/data"]
         targets += ["/data/one.txt", "/data/inner/one.txt", "/opt/one.txt", "/made/two.txt", "/made/one.txt", "/file"]
         assert [target for _, target in read_task(path).copies] == targets
         env = make(path)
