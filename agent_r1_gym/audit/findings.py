@@ -15,6 +15,8 @@ FORMAT = 1
 """Version of the JSON form of a report."""
 EFFECTS = "turns with an effect, share"
 """Name of a measured value: how well each player speaks the language of a plain environment."""
+ORACLE = "oracle"
+"""Name of the oracle in measured values by player."""
 TRANSCRIPTS = "first episodes"
 """Name of a measured value: the beginning of the first episode of each player, as text."""
 LEAST_EFFECT = 0.1
@@ -158,9 +160,12 @@ class AuditReport:
     def coverage(self) -> str:
         """How many players speak the language of the environment, in one sentence; "" if that was not measured."""
         shares: Mapping[str, float] = next((r.measured[EFFECTS] for r in self.results if r.measured.get(EFFECTS)), {})
-        speaking = sum(share >= LEAST_EFFECT for share in shares.values())
+        of_players = [share for name, share in shares.items() if name != ORACLE]
+        speaking = sum(share >= LEAST_EFFECT for share in of_players)
         if not shares or speaking:
-            return f"It understood turns of {speaking} of {len(shares)} players." if shares else ""
+            return f"It understood turns of {speaking} of {len(of_players)} players." if shares else ""
+        if shares.get(ORACLE, 0.0) >= LEAST_EFFECT:
+            return f"It understood turns of the oracle, and of none of the {len(of_players)} players."
         return "It understood no turn of any player: list valid turns in info['actions'], or give it a method oracle()."
 
     @property

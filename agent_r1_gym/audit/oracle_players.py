@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agent_r1_gym.audit.findings import LEAST_EFFECT
+from agent_r1_gym.audit.findings import LEAST_EFFECT, ORACLE
 from agent_r1_gym.audit.players import Empty, NoOp, players
 from agent_r1_gym.audit.subject import Episode, Subject, is_finite
 
@@ -199,9 +199,9 @@ def effects(subject: Subject) -> dict[str, float]:
     """Measure how well each player speaks the language of a plain environment.
 
     Returns:
-        By player, the share of its turns with an effect: the environment answered or rewarded otherwise than after a
-        sentence or an empty turn at the same position, or did not end the episode alike. Empty for a `ToolEnv`, whose
-        players write its format.
+        By player, and for the oracle, the share of its turns with an effect: the environment answered or rewarded
+        otherwise than after a sentence or an empty turn at the same position, or did not end the episode alike. Empty
+        for a `ToolEnv`, whose players write its format.
     """
     if subject.tool_env is not None:
         return {}
@@ -211,6 +211,8 @@ def effects(subject: Subject) -> dict[str, float]:
     )
     played = {player.name: subject.episodes(player) for player in players(None) if not isinstance(player, NoOp | Empty)}
     played |= {player.name: derived_episodes(subject, player) for player in DERIVED}
+    if subject.oracle is not None:
+        played[ORACLE] = subject.episodes(subject.oracle)
     shares = {}
     for name, episodes in played.items():
         turns = [
@@ -236,12 +238,18 @@ def _has_effect(episode: Episode, position: int, nonsense: Episode) -> bool:
     return one != other
 
 
-def unspoken(subject: Subject) -> str:
-    """Return why a clean verdict would mean little: no player wrote a turn with an effect; "" if one did."""
+def unspoken(subject: Subject, *, oracle_counts: bool = True) -> str:
+    """Return why a clean verdict would mean little: nobody wrote a turn with an effect; "" if somebody did.
+
+    Args:
+        subject: the environment.
+        oracle_counts: whether turns of the oracle with an effect suffice.
+    """
     if "effects" not in subject.memo:
         subject.memo["effects"] = effects(subject)
     shares: dict[str, float] = subject.memo["effects"]
-    if subject.tool_env is not None or max(shares.values(), default=0.0) >= LEAST_EFFECT:
+    known = [share for name, share in shares.items() if oracle_counts or name != ORACLE]
+    if subject.tool_env is not None or max(known, default=0.0) >= LEAST_EFFECT:
         return ""
     return (
         "no player wrote a turn that the environment understands; list valid turns in info['actions'], or give it a "

@@ -45,7 +45,7 @@ OURS: Mapping[str, Mapping[str, Any]] = {
     "GSM8K": {"dataset": "sample"},
     "SVAMP": {"dataset": "sample"},
     "Arithmetic": {},
-    "ReTool": {"dataset": "sample"},
+    "ReTool": {},
     "FrozenLakeText": {},
     "TaxiText": {},
     "CliffWalkingText": {},

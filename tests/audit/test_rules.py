@@ -174,6 +174,22 @@ def test_a_clean_verdict_needs_players_that_the_environment_understands() -> Non
     assert listed[0].measured["turns with an effect, share"]["random_call"] == 1.0
 
 
+def test_the_oracle_may_be_the_only_one_whom_a_question_understands() -> None:
+    determined = [rule.name for rule in RULES.values() if rule.topic == "determinism"]
+    judged = [*determined, "not_hackable", "clean_text", "side_by_side"]
+    sound = run_rules(subject_of(faulty_envs.OneAnswer), find_rules(judged))
+    assert {result.status for result in sound} == {"pass", "not applicable"}
+    assert not any(result.not_run for result in sound)
+    assert "of the oracle, and of none of the" in AuditReport("OneAnswer", {}, {}, sound).verdict
+    (result,) = run_rules(subject_of(faulty_envs.OneAnswerPaidOnce), find_rules(["same_seed"]))
+    assert result.status == "error"
+
+
+def test_an_oracle_alone_does_not_show_what_other_players_earn() -> None:
+    (result,) = run_rules(subject_of(faulty_envs.OneAnswer, 1), find_rules(["not_hackable"]))
+    assert "no player wrote a turn" in result.not_run
+
+
 @pytest.mark.slow
 def test_shared_state_is_told_from_an_unseeded_generator_and_from_hash_seeds_and_clocks() -> None:
     def results(name: str, *rules: str) -> dict[str, RuleResult]:

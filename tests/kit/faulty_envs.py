@@ -850,6 +850,10 @@ class ReportedRepairs(Repairs):
 
     repaired = False
 
+    def reset(self, **options: Any) -> tuple[str, dict[str, Any]]:
+        self.repaired = False
+        return super().reset(**options)
+
     def carry_out(self, action: str) -> tuple[str, float, bool | None]:
         match action.split():
             case ["report", *_]:
@@ -861,6 +865,37 @@ class ReportedRepairs(Repairs):
 
     def oracle(self) -> str:
         return f"report {self.order_number}" if self.repaired else super().oracle()
+
+
+class OneAnswer(gymnasium.Env[str, str]):
+    """Asks for a capital, in one turn; all wrong answers are answered alike."""
+
+    observation_space = action_space = UnicodeText(10_000)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.country, self.city = list(COUNTRIES.items())[int(self.np_random.integers(len(COUNTRIES)))]
+        return f"What is the capital of {self.country}?", {}
+
+    def step(self, action: str) -> Any:
+        return "", float(action == self.city), True, False, {}
+
+    def oracle(self) -> str:
+        return self.city
+
+
+class OneAnswerPaidOnce(OneAnswer):
+    """Pays the right answer the first time only."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self.paid: set[str] = getattr(self, "paid", set())
+        return super().reset(seed=seed)
+
+    def step(self, action: str) -> Any:
+        observation, reward, *rest = super().step(action)
+        reward = 0.0 if self.city in self.paid else reward
+        self.paid.update([self.city] if reward else [])
+        return observation, reward, *rest
 
 
 class MuteRepairs(Repairs):

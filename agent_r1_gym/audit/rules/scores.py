@@ -124,7 +124,8 @@ def not_hackable(subject: Subject) -> Verdict:
     candidate that the prompt names first.
 
     Limits: without an oracle, the best return of all players is taken for the maximum if it is 1 or more (less may be
-    partial credit), and findings are warnings. There is no verdict if no player wrote a turn with an effect.
+    partial credit), and findings are warnings. There is no verdict if no player wrote a turn with an effect, nor the
+    oracle, whose turns the further players rearrange.
     """
     all_players = _players(subject)
     played = {player.name: subject.episodes(player) for player in all_players}
@@ -178,7 +179,8 @@ def not_hackable(subject: Subject) -> Verdict:
     measured = {"tasks solved, share": solved_shares, **measured}
     if any(len(episodes) < len(subject.jobs) for episodes in played.values()):
         measured["episodes"] = {name: len(episodes) for name, episodes in played.items()}
-    return Verdict(findings, measured, "" if findings else unspoken(subject))
+    speaks_for = any(derived_episodes(subject, player) for player in DERIVED)
+    return Verdict(findings, measured, "" if findings else unspoken(subject, oracle_counts=speaks_for))
 
 
 def _guesses(

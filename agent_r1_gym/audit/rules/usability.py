@@ -34,6 +34,7 @@ _MEASURE_SECONDS = 20.0
 _GROUP = 10
 """Episodes between two measurements of memory."""
 _THREADS = 8
+_FEW_TURNS = 3
 _MALFORMED = (IDLE, '<tool_call>{"name": "no_such_tool", "arguments": {}}</tool_call>', "<tool_call>{", "?!")
 _HELP = re.compile(
     r"error|\b(?:in)?valid\b|illegal|unknown|not (?:an? |in |the )?(?:legal|action|allowed|understood|recogni[sz]ed)|"
@@ -100,6 +101,8 @@ def clean_text(subject: Subject) -> Verdict:
     tool output is checked by `contract`, for a `ToolEnv`.
     """
     episodes = [*subject.episodes(NoOp()), *subject.episodes(RandomCall())]
+    if subject.oracle is not None:
+        episodes += subject.episodes(subject.oracle)
     hostile = [action for action in ODD_ACTIONS if _CONTROL.search(action)] + ["\x1b[31mred", "a\ud83dc\x00d"]
     episodes += [subject.replay(subject.jobs[0], [action]) for action in hostile]
     findings: dict[str, Finding] = {}
@@ -220,30 +223,34 @@ def resident_bytes() -> int:
 def side_by_side(subject: Subject) -> Verdict:
     """64 instances run at once, in eight threads, and each episode is the one that its seed gives alone.
 
+    The episodes are of random calls and, where there is an oracle, every second one is the oracle's.
+
     Limits: one short episode each; calls in these threads have no time limit of their own.
     """
-    jobs = [subject.jobs[number % len(subject.jobs)] for number in range(SIDE_BY_SIDE)]
-    alone = {job: subject.play(RandomCall(), job, max_turns=3) for job in jobs}
-    if all(episode.crash is not None or episode.breaches for episode in alone.values()):
+    policies = (RandomCall(), subject.oracle) if subject.oracle is not None else (RandomCall(),)
+    jobs = subject.jobs[: SIDE_BY_SIDE // len(policies)]
+    alone = [subject.play(policy, job, max_turns=_FEW_TURNS) for policy in policies for job in jobs]
+    if all(episode.crash is not None or episode.breaches for episode in alone):
         raise NotApplicable("no episode can be played")
-    if any(subject.play(RandomCall(), job, max_turns=3).trace != episode.trace for job, episode in alone.items()):
+    if any(subject.replay(episode.job, episode.actions).trace != episode.trace for episode in alone):
         raise NotApplicable("an episode is not the same when it is played again; see same_seed")
-    envs = [subject.make() for _ in jobs]
+    rounds = [alone[number % len(alone)] for number in range(SIDE_BY_SIDE)]
+    envs = [subject.make() for _ in rounds]
     with ThreadPoolExecutor(_THREADS) as pool:
-        pairs = zip(jobs, envs, strict=True)
-        played = list(pool.map(lambda pair: subject.play(RandomCall(), *pair, max_turns=3), pairs))
+        played = list(pool.map(lambda episode, env: subject.replay(episode.job, episode.actions, env), rounds, envs))
     # A server may serve fewer at once.
     refused = sum(episode.crash is not None and episode.crash.is_backend for episode in played)
-    broken = [e for e in played if e.crash is not None and not e.crash.is_backend and alone[e.job].crash is None]
-    changed = [e for e in played if e.crash is None and e.trace != alone[e.job].trace]
+    pairs = list(zip(rounds, played, strict=True))
+    broken = [e for one, e in pairs if e.crash is not None and not e.crash.is_backend and one.crash is None]
+    changed = [e for one, e in pairs if e.crash is None and e.trace != one.trace]
     findings = []
     if broken:
-        message = f"{len(broken)} of {len(jobs)} instances that run at once broke: {broken[0].crash}"
+        message = f"{len(broken)} of {len(rounds)} instances that run at once broke: {broken[0].crash}"
         findings.append(Finding("error", message, {}, subject.reproduction(broken[0])))
     if changed:
-        message = f"{len(changed)} of {len(jobs)} episodes differ when they run at once. Keep state in the instance."
+        message = f"{len(changed)} of {len(rounds)} episodes differ when they run at once. Keep state in the instance."
         findings.append(Finding("error", message, {}, subject.reproduction(changed[0])))
-    measured = {"instances": len(jobs), "refused by a backend": refused}
+    measured = {"instances": len(rounds), "refused by a backend": refused}
     return Verdict(findings, measured, "" if findings else unspoken(subject))
 
 
