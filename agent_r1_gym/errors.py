@@ -21,6 +21,10 @@ class ConfigurationError(AgentR1Error, ValueError):
     """An argument has a wrong value; raised at construction, before any episode runs."""
 
 
+class GameError(ConfigurationError):
+    """A game behind `TextGame` raised (its exception is the cause), or returned what Gymnasium does not define."""
+
+
 class ActionTypeError(AgentR1Error, TypeError):
     """An action is not a string."""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from agent_r1_gym.audit.findings import LEAST_EFFECT, ORACLE
-from agent_r1_gym.audit.players import Empty, NoOp, players
+from agent_r1_gym.audit.players import Empty, NoOp, answer_in_all_forms, players, prompt_examples
 from agent_r1_gym.audit.subject import Episode, Subject, is_finite
 
 _LEAST_ENDINGS = 5
@@ -20,6 +20,11 @@ _LEAST_ENDINGS = 5
 _LEAST_CANDIDATES = 3
 _MAX_REPEATS = 10
 _MAX_TURNS, _MAX_FORMS = 40, 24
+ODD_VALUES = (
+    *("nan", "inf", "-1", "0", "1e400", "9" * 400, "null", "[]", "{}", '{"a": 1}', "[[]]", "[1, null]", "x" * 5_000),
+    *("(" * 3_000, "1/0", "٣", "½", "1,000,000.5", '"', "\\", "True"),
+)
+"""Answers that are no number, no list, or none that fits where one is expected."""
 _WORD = re.compile(r"\w+")
 Plan = Callable[[Sequence[Episode], int, int | None], list[str] | None]
 """Makes the turns for the task at a position, from the oracle's episodes and the limit of turns; None: not possible."""
@@ -56,15 +61,34 @@ def _wrong_ending(oracle: Sequence[Episode], position: int, _limit: int | None) 
     return next(([*earlier, *ending] for ending in others if ending and ending != [own]), None)
 
 
+def markup_of_answers(oracle: Sequence[Episode]) -> tuple[str, str]:
+    """Return the markup that all last turns of the oracle begin and end with, such as `<answer>` and `</answer>`."""
+    endings = list({episode.actions[-1] for episode in oracle if episode.actions})
+    if len(endings) < 2:
+        return "", ""
+    opening = _common_prefix(endings)
+    closing = _common_prefix([ending[len(opening) :][::-1] for ending in endings])[::-1]
+    opens, closes = re.match(r".*[>{]", opening, re.DOTALL), re.search(r"[<}].*", closing, re.DOTALL)
+    return (opens[0], closes[0]) if opens and closes else ("", "")
+
+
+def _common_prefix(texts: Sequence[str]) -> str:
+    alike = itertools.takewhile(lambda characters: len(set(characters)) == 1, zip(*texts, strict=False))
+    return "".join(characters[0] for characters in alike)
+
+
 def _every_ending(separator: str) -> Plan:
     def plan(oracle: Sequence[Episode], position: int, _limit: int | None) -> list[str] | None:
         *earlier, own = oracle[position].actions
         endings = list(dict.fromkeys(episode.actions[-1] for episode in oracle if episode.actions))
         if len(endings) < _LEAST_ENDINGS:
             return None
+        opening, closing = markup_of_answers(oracle)
         others = [ending for ending in endings if ending != own]
         half = len(others) // 2  # the right one in the middle: reading the first or the last is not a fault
-        return [*earlier, separator.join([*others[:half], own, *others[half:]])]
+        every = [*others[:half], own, *others[half:]]
+        inner = separator.join(each.removeprefix(opening).removesuffix(closing) for each in every)
+        return [*earlier, f"{opening}{inner}{closing}"]
 
     return plan
 
@@ -72,8 +96,13 @@ def _every_ending(separator: str) -> Plan:
 def _mentioned(which: int) -> Plan:
     def plan(oracle: Sequence[Episode], position: int, _limit: int | None) -> list[str] | None:
         *earlier, own = oracle[position].actions
-        opening, words = oracle[position].opening, own.split()
-        endings = [episode.actions[-1].split() for episode in oracle if episode.actions]
+        before, after = markup_of_answers(oracle)
+
+        def words_of(ending: str) -> list[str]:
+            return ending.removeprefix(before).removesuffix(after).split()
+
+        opening, words = oracle[position].opening, words_of(own)
+        endings = [words_of(episode.actions[-1]) for episode in oracle if episode.actions]
         replaced = False
         for column in range(len(words)):
             candidates = {ending[column] for ending in endings if len(ending) == len(words)}
@@ -81,9 +110,15 @@ def _mentioned(which: int) -> Plan:
             if len(candidates) >= _LEAST_CANDIDATES and all(places.values()):
                 ordered = sorted(candidates, key=lambda word: places[word].start())  # type: ignore[union-attr]
                 words[column], replaced = ordered[which], True
-        return [*earlier, " ".join(words)] if replaced else None
+        return [*earlier, f"{before}{' '.join(words)}{after}"] if replaced else None
 
     return plan
+
+
+def _not_a_number(oracle: Sequence[Episode], position: int, _limit: int | None) -> list[str] | None:
+    *earlier, own = oracle[position].actions
+    changed = re.sub(r"-?\d+(?:\.\d+)?", "NaN", own)
+    return [*earlier, changed] if changed != own else None
 
 
 def _repeat_rewarded(oracle: Sequence[Episode], position: int, limit: int | None) -> list[str] | None:
@@ -99,7 +134,7 @@ def _repeat_rewarded(oracle: Sequence[Episode], position: int, limit: int | None
 OTHER_TASK = DerivedPlayer(
     "other_task",
     "Plays the oracle's turns for another task.",
-    "the same turns solve several tasks: reported, since tasks may be alike",
+    "the same turns solve several tasks: reported, since tasks may be alike; a warning if they solve all of them",
     _other_task,
     chance=1.0,
 )
@@ -143,6 +178,12 @@ GUESSING = (
         _mentioned(-1),
         chance=1 / _LEAST_CANDIDATES,
     ),
+    DerivedPlayer(
+        "no_numbers",
+        "Plays the oracle's turns, but writes `NaN` for each number of the last one.",
+        "`NaN` is rewarded: no comparison with it is true, so a grader that looks for a difference finds none",
+        _not_a_number,
+    ),
 )
 DERIVED = (OTHER_TASK, WRONG_ENDING, *GUESSING, REPEAT_PAID)
 
@@ -171,6 +212,7 @@ def malformed_turns(subject: Subject) -> list[str]:
     known = [action for episode in oracle for action in episode.actions]
     listed = [actions for episode in idle if isinstance(actions := episode.infos[0].get("actions"), list | tuple)]
     known += [action for action in itertools.chain(*listed) if isinstance(action, str)]
+    known += prompt_examples(idle[0].opening) if idle else []
     lines = [words for line in idle[0].opening.splitlines() if (words := line.split())] if idle else []
     forms: dict[str, str] = {}
     for turn in (*known, *(words[0] for words in lines)):
@@ -180,12 +222,21 @@ def malformed_turns(subject: Subject) -> list[str]:
     return list(dict.fromkeys(itertools.chain.from_iterable(map(_malformed, chosen))))
 
 
+def odd_answers(subject: Subject) -> list[str]:
+    """Write answers that graders stumble over, in the markup of the oracle's answers, or else in all forms."""
+    oracle = subject.episodes(subject.oracle) if subject.oracle is not None else []
+    opening, closing = markup_of_answers(oracle)
+    return [f"{opening}{odd}{closing}" if opening else answer_in_all_forms(odd) for odd in ODD_VALUES]
+
+
 def _malformed(turn: str) -> Iterator[str]:
     words = turn.split()
     yield words[0]
     yield " ".join(words[:-1])
     yield " ".join([*words, words[-1]])
     yield " ".join(reversed(words))
+    yield re.sub(r"\d+", "0", turn)
+    yield re.sub(r"\d+", "9" * 11, turn)
     for odd in ("x", "-1"):
         yield " ".join([*words[:-1], odd]) if len(words) > 1 else f"{turn} {odd}"
         yield f"{turn} {odd}"

@@ -24,6 +24,11 @@ _SAMPLED_TASKS = 100
 """Tasks whose answers are counted for the most frequent one."""
 _MAX_ANSWER = 2_000
 _WORD = re.compile(r"\w[\w-]*")
+_EXAMPLE = re.compile(r"\\boxed\{[^{}\n]{1,40}\}|\[[^\[\]\n]{1,40}\]|`[^`\n]{1,40}`")
+_NUMBER = re.compile(r"\d+|\b(?:[a-z]|row|col|column|index|number)\b")
+"""A number of an example, or a word that stands for one."""
+_QUOTED = re.compile(r"['\"](\w[\w ]{0,20})['\"]")
+_LARGEST = 9
 
 
 class TrivialPlayer(Policy):
@@ -183,6 +188,65 @@ class RandomCall(TrivialPlayer):
         return call or answer(state, chosen.choice(_WORD.findall(state.task.prompt)[-30:] or ["x"]))
 
 
+class NotANumber(TrivialPlayer):
+    """Answers `nan`."""
+
+    name = "not_a_number"
+    means = "`nan` is rewarded: no comparison with it is true, so a grader that looks for a difference finds none"
+
+    def turn(self, state: PolicyInput) -> str:
+        """Return the answer."""
+        return answer(state, "nan")
+
+
+class PromptExample(TrivialPlayer):
+    """Writes an example that the prompt gives, such as `[A 5]`, with other numbers."""
+
+    name = "prompt_example"
+    means = "random turns of the form that the prompt shows are rewarded: this is the chance level of the task"
+    is_chance = True
+
+    def turn(self, state: PolicyInput) -> str:
+        """Return an example with random numbers, which depends on task and turn only."""
+        found, chosen = prompt_examples(_opening(state)) if state.parser is None else [], _random(state)
+        if not found:
+            return answer(state, "x")
+
+        def other(match: re.Match[str]) -> str:
+            number = match[0].isdigit()
+            if not number and chosen.random() < 0.5:  # a letter may stand for a number, or for itself
+                return match[0]
+            return str(chosen.randint(0, max(_LARGEST, int(match[0])) if number else _LARGEST))
+
+        example = chosen.choice(found)
+        if _NUMBER.search(example) or _WORD.search(example.removeprefix("\\boxed")):
+            return _NUMBER.sub(other, example)
+        return example.replace("...", chosen.choice([*_QUOTED.findall(_opening(state)), str(chosen.randint(0, 20))]))
+
+
+class OneNumber(TrivialPlayer):
+    """Writes an example that the prompt gives, with one number in all places."""
+
+    name = "one_number"
+    means = "naming one thing several times is rewarded"
+
+    def turn(self, state: PolicyInput) -> str:
+        """Return the example."""
+        found = prompt_examples(_opening(state)) if state.parser is None else []
+        places = [example for example in found if len(_NUMBER.findall(example)) > 1]
+        return _NUMBER.sub("1", places[0]) if places else answer(state, "x")
+
+
+def prompt_examples(opening: str) -> list[str]:
+    """List what a prompt shows in square brackets, a LaTeX box or backticks: turns that a game may understand."""
+    return list(dict.fromkeys(match[0].strip("`") for match in _EXAMPLE.finditer(opening)))
+
+
+def _opening(state: PolicyInput) -> str:
+    shown = (message.content for message in state.messages[:2] if message.role != "assistant")
+    return "\n".join(shown) or state.observation
+
+
 class NoisyOracle(Policy):
     """Plays an oracle that errs: some of its turns are random valid calls or actions instead.
 
@@ -242,10 +306,11 @@ def players(env: ToolEnv | None) -> list[TrivialPlayer]:
         env: the environment; None: it is no `ToolEnv`, so its answers are not known.
     """
     found: list[TrivialPlayer] = [
-        NoOp(), Empty(), Refusing(), FormatOnly(), EchoPrompt(), EchoToolOutput(), RepeatCall(), RandomCall()
-    ]  # fmt: skip
+        *(NoOp(), Empty(), Refusing(), FormatOnly(), EchoPrompt(), EchoToolOutput(), RepeatCall(), RandomCall()),
+        NotANumber(),
+    ]
     if env is None:
-        found += [FirstListed(), LastListed()]
+        found += [PromptExample(), OneNumber(), FirstListed(), LastListed()]
     golds = gold_answers(env) if env is not None else []
     if env is not None and golds:
         counts = Counter(env.scorer.key(gold) for gold in golds)
@@ -270,8 +335,11 @@ def sampled_tasks(env: ToolEnv) -> list[Task]:
 def answer(state: PolicyInput, text: str) -> str:
     """Write a final answer in the format of the environment; without one, in all the forms that graders look for."""
     text = sanitize(text)[:_MAX_ANSWER]
-    if state.parser is not None:
-        return state.parser.format_answer(text)
+    return state.parser.format_answer(text) if state.parser is not None else answer_in_all_forms(text)
+
+
+def answer_in_all_forms(text: str) -> str:
+    """Write an answer in all the forms that graders look for."""
     return f"{text}\n<answer>{text}</answer>\n\\boxed{{{text}}}\n[{text}]"
 
 

@@ -12,13 +12,10 @@ import hashlib
 import math
 import os
 import random
-import signal
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -26,10 +23,11 @@ import numpy as np
 from agent_r1_gym.audit.findings import Finding
 from agent_r1_gym.audit.target import Settings, Target
 from agent_r1_gym.core.tool_env import ToolEnv
-from agent_r1_gym.errors import AgentR1Error, ConfigurationError, InfrastructureError
+from agent_r1_gym.errors import AgentR1Error, ConfigurationError, GameError, InfrastructureError
 from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.run.policies import OraclePolicy, Policy, PolicyInput, make_policy
 from agent_r1_gym.run.session import Job, Session
+from agent_r1_gym.support.concurrency import TimeLimitError, time_limit
 
 MAX_TURNS = 200
 """Turns after which the audit leaves an episode that does not end."""
@@ -56,10 +54,6 @@ class Crash(Exception):
 
 class TooManyHangs(Exception):
     """The environment hung repeatedly under one rule, which is not worth its time any more."""
-
-
-class _Hang(BaseException):
-    """A call took too long; a `BaseException`, so that `except Exception` of an environment does not catch it."""
 
 
 @dataclass
@@ -247,7 +241,7 @@ class Subject:
         """
         self.on_call(1)
         try:
-            with _time_limit(self.settings.call_seconds):
+            with time_limit(self.settings.call_seconds):
                 returned = call()
             if os.getpid() != self._pid:
                 self.on_fork(what)
@@ -259,7 +253,7 @@ class Subject:
             crash = self._crash(what, error, episode)
             if not crash.is_backend:
                 self.crashes.append(crash.finding)
-            if isinstance(error, _Hang):
+            if isinstance(error, TimeLimitError):
                 self.hangs += 1
                 if self.hangs >= _MAX_HANGS:
                     raise TooManyHangs(f"{self.hangs} calls hung") from crash
@@ -269,7 +263,7 @@ class Subject:
 
     def _crash(self, what: str, error: BaseException, episode: Episode | None) -> Crash:
         frames = traceback.format_exception(error)
-        if isinstance(error, _Hang):
+        if isinstance(error, TimeLimitError):
             message = f"{what} did not return within {self.settings.call_seconds:g} s. Bound the work of a call."
         elif isinstance(error, SystemExit):
             message = (
@@ -277,9 +271,12 @@ class Subject:
             )
         elif isinstance(error, MemoryError):
             message = f"{what} ran out of memory. Limit the size of what the model can ask for."
+        elif isinstance(error, GameError) and error.__cause__ is None:
+            message = f"What {what} returned is refused: {_one_line(error)}"
         else:
+            raised = error.__cause__ if isinstance(error, GameError) and error.__cause__ is not None else error
             remedy = "No text of a model, and no seed, may raise" if what != "the constructor" else "It must not raise"
-            message = f"{what} raised {type(error).__name__}: {_one_line(error)}. {remedy}."
+            message = f"{what} raised {type(raised).__name__}: {_one_line(raised)}. {remedy}."
         evidence: dict[str, Any] = {"traceback": "".join(frames)[-1_500:]}
         if episode is not None:
             evidence |= {"seed": episode.job.seed, "task_index": episode.job.task_index}
@@ -518,22 +515,3 @@ def _literal(action: str) -> str:
         if len(action) % size == 0 and action[:size] * (len(action) // size) == action:
             return f"{action[:size]!r} * {len(action) // size}"
     return repr(action)
-
-
-@contextlib.contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt Python code of the main thread after that time; code in C, and other threads, are not interrupted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise _Hang
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

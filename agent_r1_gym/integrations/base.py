@@ -98,7 +98,7 @@ def check_name(kind: str, name: str, known: Any) -> None:
         raise ConfigurationError(f"Unknown {kind} {name!r}. {near if len(near) < 500 else near[:500] + ' ...'}")
 
 
-def scorer_error(env: str, game: str, error: Exception) -> dict[str, str]:
+def scorer_error(env: str, game: str, error: BaseException) -> dict[str, str]:
     """Returns what `info` says of a scorer that raised, and logs the first such error of an environment.
 
     Args:

@@ -1,18 +1,20 @@
-"""Concurrency: a pool of daemon threads for calls that may hang or block, and an event loop for coroutines.
+"""Concurrency: daemon threads for calls that may hang or block, an event loop for coroutines, and a limit on time.
 
 `concurrent.futures` waits for its threads at the end of the program, forever if one hangs; the threads of this pool are
 daemons. They are reused, because starting a thread costs more than passing it a call; a thread whose call never returns
-is lost. `WorkerThread` keeps one of them, for objects that are bound to the thread that created them.
+is lost. `WorkerThread` is a thread of its own, for objects that are bound to the thread that created them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -225,11 +227,15 @@ def _submit(call: _Call | _FutureCall) -> None:
         inbox = _idle.pop()
     except IndexError:
         inbox = SimpleQueue()
-        try:
-            threading.Thread(target=_work, args=(inbox,), name="agent-r1-call", daemon=True).start()
-        except RuntimeError as error:  # "can't start new thread": a limit on processes or memory
-            raise InfrastructureError(f"No thread for the call: {error}.") from error
+        _start_thread(_work, inbox, "agent-r1-call")
     inbox.put(call)
+
+
+def _start_thread(serve: Callable[[SimpleQueue[_T]], None], inbox: SimpleQueue[_T], name: str) -> None:
+    try:
+        threading.Thread(target=serve, args=(inbox,), name=name, daemon=True).start()
+    except RuntimeError as error:  # "can't start new thread": a limit on processes or memory
+        raise InfrastructureError(f"No thread for the call: {error}.") from error
 
 
 def _work(inbox: Inbox) -> None:
@@ -251,13 +257,20 @@ os.register_at_fork(after_in_child=_idle.clear)  # a fork has none of the thread
 class WorkerThread:
     """One thread for all calls on objects that are bound to the thread that created them; calls run in order.
 
-    It is a daemon, so that a hanging tool does not keep the program from ending.
+    It starts with the first call, and anew in a fork. It is a daemon, so that a hanging tool does not keep the program
+    from ending.
+
+    Args:
+        name: name of the thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "agent-r1-worker") -> None:
+        self._name = name
         self._inbox: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._process: int | None = None
+        self._current: Future[Any] | None = None
         self._ended = False
-        _submit(_FutureCall(functools.partial(_serve, self._inbox)))
 
     @classmethod
     def create(cls, make: Callable[[], _T]) -> tuple[Self, _T]:
@@ -274,16 +287,27 @@ class WorkerThread:
 
         Raises:
             RuntimeError: The thread has ended.
+            InfrastructureError: The system has no further thread.
         """
-        if self._ended:
-            raise RuntimeError("The thread has ended.")
         future: Future[_T] = Future()
-        self._inbox.put((future, call))
+        with self._lock:
+            if self._ended:
+                raise RuntimeError("The thread has ended.")
+            if self._process != os.getpid():  # a fork has no threads
+                self._inbox, self._current = SimpleQueue(), None
+                _start_thread(self._serve, self._inbox, self._name)
+                self._process = os.getpid()
+            self._inbox.put((future, call))
         return future
 
     def call(self, function: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
         """Call a function in the thread and return its result."""
         return self.submit(functools.partial(function, *arguments, **options)).result()
+
+    def call_or_run_here(self, function: Callable[[], _T]) -> _T:
+        """Call a function in the thread and return its result; in the calling thread while another call runs there."""
+        current = self._current
+        return function() if current is not None and current.running() else self.call(function)
 
     @property
     def ended(self) -> bool:
@@ -292,20 +316,51 @@ class WorkerThread:
 
     def end(self) -> None:
         """End the thread after the queued calls; may be called twice."""
-        self._ended = True
-        self._inbox.put(None)
+        with self._lock:
+            self._ended = True
+            self._inbox.put(None)
+
+    def _serve(self, inbox: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+        while (item := inbox.get()) is not None:
+            future, call = item
+            self._current = future
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
+            self._current = None
+            del item, future, call  # a waiting thread keeps nothing alive
 
 
-def _serve(inbox: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
-    # A function: a thread that held its `WorkerThread` would keep it alive.
-    while (item := inbox.get()) is not None:
-        future, call = item
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
-        del item, future, call  # a waiting thread keeps nothing alive
+# --- a limit on time --------------------------------------------------------------------------------------------------
+
+
+class TimeLimitError(BaseException):
+    """The time is over. No `Exception`: whatever runs must not take it for an error of its own."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Interrupt Python code of the main thread after some seconds; neither code in C nor another thread is interrupted.
+
+    Raises:
+        TimeLimitError: The time is over.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def interrupt(*_: Any) -> None:
+        raise TimeLimitError
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)  # another's timer starts anew
+        signal.signal(signal.SIGALRM, handler)
 
 
 # --- the event loop ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Files: where the package keeps them, and atomic writes."""
+"""Files: where the package keeps them, atomic writes, and checksums."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,6 +113,15 @@ def _swap(new: Path, path: Path) -> None:
         aside.rmdir()
         raise
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def file_crc32(path: Path) -> int:
+    """Compute the checksum of a file, without holding it in memory."""
+    checksum = 0
+    with path.open("rb") as file:
+        while part := file.read(2**20):
+            checksum = zlib.crc32(part, checksum)
+    return checksum
 
 
 def remove_leftovers(path: Path) -> None:

@@ -139,7 +139,7 @@ class PostgresReader:
                 self.close()
                 raise ConfigurationError(
                     f"The PostgreSQL role {role!r} is a superuser or may reach the server's files, and so may every "
-                    f"query; expected one that may only read: CREATE ROLE reader LOGIN; GRANT SELECT ON ... TO reader."
+                    "query; expected one that may only read: CREATE ROLE reader LOGIN; GRANT SELECT ON ... TO reader."
                 )
         return self._connection
 

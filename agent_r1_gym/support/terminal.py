@@ -12,7 +12,7 @@ import unicodedata
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import MethodType, ModuleType, TracebackType
 from typing import Any, Self
 
 Completions = Callable[[str], Sequence[str]]
@@ -171,9 +171,15 @@ class Progress:
         return "; ".join(filter(None, [metrics, status]))
 
 
-def call_every(seconds: float, method: Callable[[], None]) -> threading.Event:
-    """Call a bound method again and again from a thread of its own, until its object is gone or the event is set."""
-    ended, reference = threading.Event(), weakref.WeakMethod(method)
+def call_every(seconds: float, function: Callable[[], None]) -> threading.Event:
+    """Call a function again and again from a thread of its own, until the event is set or the object of a method gone.
+
+    The call under way when the event is set is not waited for.
+    """
+    ended = threading.Event()
+    reference: Callable[[], Callable[[], None] | None] = (
+        weakref.WeakMethod(function) if isinstance(function, MethodType) else lambda: function
+    )
 
     def run() -> None:
         while not ended.wait(seconds):
@@ -190,20 +196,12 @@ def call_every(seconds: float, method: Callable[[], None]) -> threading.Event:
 @contextlib.contextmanager
 def still_working(task: str) -> Iterator[None]:
     """Report every ten seconds that a task without progress of its own is still under way, such as loading a model."""
-    clock = _Clock(task)
-    ended = call_every(HEARTBEAT_SECONDS, clock.report)
+    start = time.monotonic()
+    ended = call_every(HEARTBEAT_SECONDS, lambda: print_note(f"{task} ... {time.monotonic() - start:.0f} s"))
     try:
         yield
     finally:
         ended.set()
-
-
-class _Clock:
-    def __init__(self, task: str) -> None:
-        self._task, self._start = task, time.monotonic()
-
-    def report(self) -> None:
-        print_note(f"{self._task} ... {time.monotonic() - self._start:.0f} s")
 
 
 # --- input ------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 
 from agent_r1_gym.core.spaces import UnicodeText, is_encodable
 from agent_r1_gym.core.text import encodable
-from agent_r1_gym.errors import ActionTypeError, AgentR1Error, ConfigurationError, EpisodeError
+from agent_r1_gym.errors import ActionTypeError, AgentR1Error, ConfigurationError, EpisodeError, GameError
 from agent_r1_gym.support.checks import StrictOptions, check_integer
 
 ResetReturn = str | tuple[str, Mapping[str, Any]]
@@ -33,7 +33,7 @@ class TextGame(StrictOptions, gymnasium.Env[str, str]):
         env = TextGame(toss, call)
 
     What the functions return is checked: an observation that is not a string, a reward that is not a number, or any
-    exception becomes a `ConfigurationError` that names game, turn and seed. Every observation is a user turn, so it
+    exception becomes a `GameError` that names game, turn and seed. Every observation is a user turn, so it
     should contain only what is new; a custom loop that needs the history keeps it itself.
 
     Args:
@@ -48,7 +48,8 @@ class TextGame(StrictOptions, gymnasium.Env[str, str]):
             observation is cut, and the episode truncated.
 
     Raises:
-        ConfigurationError: an argument does not fit, or a function broke the contract above.
+        ConfigurationError: an argument does not fit.
+        GameError: a function raised, or broke the contract above.
         EpisodeError: `step` before `reset` or after the end.
     """
 
@@ -124,8 +125,8 @@ class TextGame(StrictOptions, gymnasium.Env[str, str]):
     def _name(self) -> str:
         return self.spec.id if self.spec else type(self).__name__
 
-    def _contract_error(self, what: str) -> ConfigurationError:
-        return ConfigurationError(f"{self._name}, turn {self._turns}, seed {self._seed}: {what}.")
+    def _contract_error(self, what: str) -> GameError:
+        return GameError(f"{self._name}, turn {self._turns}, seed {self._seed}: {what}.")
 
     @contextmanager
     def _error_context(self) -> Iterator[None]:

@@ -37,10 +37,11 @@ RESULTS = Path(__file__).parent / "results.jsonl"
 REPORTS = Path("runs") / "benchmarks" / "audit"
 SUITE = "agent-r1-gym"
 OF_ADAPTERS = frozenset(
-    {"after_the_end", "global_random", "independent_instances", "side_by_side", "threads", "gold_in_info"}
+    {"after_the_end", "finite_rewards", "global_random", "gold_in_info", "independent_instances", "interface"}
+    | {"kept_values", "side_by_side", "threads"}
 )
-"""Rules that our adapter answers, and not the library behind it: it gives each game random numbers of its own, plays
-games that are not made for threads one at a time, and refuses steps after the end."""
+"""Rules that our adapter answers, and not the library behind it: it checks types and rewards, gives each game random
+numbers of its own, plays games that are not made for threads one at a time, and refuses steps after the end."""
 Row = dict[str, Any]
 
 

@@ -162,7 +162,7 @@ def test_a_clean_verdict_needs_players_that_the_environment_understands() -> Non
     assert "It understood no turn of any player" in report.verdict
     spoken = run_rules(subject_of(Repairs), find_rules(names))
     assert not any(result.not_run for result in spoken)
-    assert "It understood turns of 7 of 15 players." in AuditReport("Repairs", {}, {}, spoken).verdict
+    assert "It understood turns of 7 of 18 players." in AuditReport("Repairs", {}, {}, spoken).verdict
     shares = spoken[0].measured["turns with an effect, share"]
     assert shares["other_task"] == 1.0 and shares["echo_prompt"] == 0.0
     transcripts = spoken[0].measured["first episodes"]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import mmap
@@ -67,6 +68,27 @@ class Capitals(ToolEnv):
     def oracle(self, task: Task, history: Sequence[Transition]) -> ToolCall | str:
         called = any(step.outcomes for step in history)
         return task.answers[0] if called else ToolCall("atlas", {"query": task.id})
+
+
+class EvaluatesCalls(Capitals):
+    """Has a tool that executes its argument."""
+
+    def __init__(self) -> None:
+        super().__init__(tools=[Calculator()])
+
+
+class Calculator(Tool):
+    """Computes a term by executing it."""
+
+    def __init__(self) -> None:
+        text = {"type": "object", "properties": {"term": {"type": "string"}}, "required": ["term"]}
+        super().__init__("calculate", "Computes a term.", text, timeout=None)
+
+    def execute(self, arguments: Mapping[str, Any]) -> str:
+        try:
+            return str(eval(arguments["term"]))
+        except Exception as error:
+            raise ToolError(f"That is no term: {error}") from error
 
 
 class Changed(Capitals):
@@ -884,6 +906,64 @@ class OneAnswer(gymnasium.Env[str, str]):
         return self.city
 
 
+class Evaluates(OneAnswer):
+    """Executes what the model wrote, to see whether it is a number."""
+
+    def step(self, action: str) -> Any:
+        with contextlib.suppress(Exception):
+            eval(action)
+        return super().step(action)
+
+
+class AnyCity(OneAnswer):
+    """Pays every capital, whatever the question."""
+
+    def step(self, action: str) -> Any:
+        return "", float(action in COUNTRIES.values()), True, False, {}
+
+
+class OneSum(OneAnswer):
+    """Asks for a sum; pays every answer whose distance from it is not large, as `nan` is."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        gymnasium.Env.reset(self, seed=seed)
+        numbers = [int(number) for number in self.np_random.integers(10, 100, size=2)]
+        self.total = sum(numbers)
+        return f"What is {numbers[0]} + {numbers[1]}?", {}
+
+    def step(self, action: str) -> Any:
+        try:
+            value = float(re.sub(r"<answer>(.*)</answer>", r"\1", action.strip().splitlines()[-1]))
+        except (IndexError, ValueError):
+            return "", 0.0, True, False, {}
+        return "", float(not abs(value - self.total) > 0.5), True, False, {}
+
+    def oracle(self) -> str:
+        return f"<answer>{self.total}</answer>"
+
+
+class Triples(gymnasium.Env[str, str]):
+    """Three different even numbers of the table win; it does not see to it that they differ. At most 5 turns."""
+
+    observation_space = action_space = UnicodeText(10_000)
+    max_turns = 5
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.turn = 0
+        self.table = [int(number) for number in 2 * self.np_random.integers(1, 50, size=9)]
+        self.table[1::2] = [number + 1 for number in self.table[1::2]]
+        table = " ".join(map(str, self.table))
+        return f"The table is {table}. Name the places of three even numbers, such as `[3 8 4]`.", {}
+
+    def step(self, action: str) -> Any:
+        self.turn += 1
+        found = re.fullmatch(r"\[(\d) (\d) (\d)\]", action)
+        won = found is not None and all(self.table[int(place) - 1] % 2 == 0 for place in found.groups() if place != "0")
+        text = "Won." if won else "No." if found else "Invalid: expected three places, as in [3 8 4]."
+        return text, float(won), won, self.turn >= self.max_turns and not won, {}
+
+
 class OneAnswerPaidOnce(OneAnswer):
     """Pays the right answer the first time only."""
 
@@ -1129,6 +1209,8 @@ FAULTS: dict[type, str] = {
     PaysEachInspection: "reward_order",
     **dict.fromkeys((RaisesOnHalfCommands, RaisesOnDepths), "survives"),
     FadingCredit: "same_seed",
+    **dict.fromkeys((Evaluates, EvaluatesCalls), "executes_no_text"),
+    **dict.fromkeys((AnyCity, OneSum, Triples), "not_hackable"),
 }
 """Faults that a rule finds in this process."""
 ELSEWHERE: dict[type, str] = {

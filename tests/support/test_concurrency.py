@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +16,14 @@ import pytest
 
 from agent_r1_gym.errors import InfrastructureError, InfrastructureTimeout
 from agent_r1_gym.support import concurrency
-from agent_r1_gym.support.concurrency import HungCalls, WorkerThread, run_parallel, submit_call
+from agent_r1_gym.support.concurrency import (
+    HungCalls,
+    TimeLimitError,
+    WorkerThread,
+    run_parallel,
+    submit_call,
+    time_limit,
+)
 from tests.kit.processes import wait_until
 from tests.support.conftest import Clock
 
@@ -226,6 +235,45 @@ def test_what_it_raises_comes_to_whoever_asked() -> None:
     thread.end()
     with pytest.raises(ZeroDivisionError):
         WorkerThread.create(lambda: 1 / 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_worker_thread_starts_anew_in_a_fork() -> None:
+    thread, _ = WorkerThread.create(threading.get_ident)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if run_parallel([lambda: thread.call(int)], timeout=10) == [0] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    thread.end()
+
+
+def test_what_cannot_wait_runs_in_the_callers_thread_while_another_call_runs() -> None:
+    thread, made_in = WorkerThread.create(threading.get_ident)
+    assert thread.call_or_run_here(threading.get_ident) == made_in
+    begun, release = threading.Event(), threading.Event()
+    hanging = thread.submit(lambda: (begun.set(), release.wait(60)))
+    assert begun.wait(60)
+    assert thread.call_or_run_here(threading.get_ident) == threading.get_ident()
+    release.set()
+    hanging.result(60)
+    assert thread.call_or_run_here(threading.get_ident) == made_in
+    thread.end()
+
+
+# --- a limit on time -------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_interrupts_what_catches_all_exceptions_and_keeps_the_timer_of_others() -> None:
+    def hang() -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                time.sleep(60)
+
+    with time_limit(60):
+        with pytest.raises(TimeLimitError), time_limit(0.05):
+            hang()
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 1
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 # --- openmp ----------------------------------------------------------------------------------------------------------

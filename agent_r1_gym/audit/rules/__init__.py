@@ -67,7 +67,7 @@ def _paragraphs(function: RuleFunction) -> list[str]:
 _FUNCTIONS: Mapping[str, tuple[RuleFunction, ...]] = {
     "runs": (
         *(runs.interface, runs.survives, runs.contract, runs.ends, runs.after_the_end, runs.quiet, runs.cleans_up),
-        runs.offline,
+        *(runs.offline, runs.executes_no_text),
     ),
     "scores": (
         *(scores.reachable, scores.not_hackable, scores.forged_answers, scores.finite_rewards, scores.reward_order),

@@ -13,7 +13,7 @@ import numpy as np
 
 from agent_r1_gym.audit.findings import Finding, NotApplicable, NotRun, Verdict
 from agent_r1_gym.audit.oracle_players import OTHER_TASK, derived_episodes, unspoken
-from agent_r1_gym.audit.players import RandomCall
+from agent_r1_gym.audit.players import PromptExample, RandomCall
 from agent_r1_gym.audit.processes import ChildError, run_child
 from agent_r1_gym.audit.subject import Episode, Subject
 from agent_r1_gym.core.types import info_to_dict
@@ -286,7 +286,8 @@ def _require_determinism(subject: Subject) -> None:
 def _references(subject: Subject, *, reproducible: bool = True) -> list[Episode]:
     """Return the episodes to compare with, each played on a new instance: of random calls, and of the oracle.
 
-    Outside of a `ToolEnv`, also those of the oracle's turns for another task: they meet what the other task has left.
+    Outside of a `ToolEnv`, also those of turns of the form that the prompt shows, and those of the oracle's turns for
+    another task: they meet what the other task has left.
 
     Args:
         subject: the environment.
@@ -295,7 +296,7 @@ def _references(subject: Subject, *, reproducible: bool = True) -> list[Episode]
     """
     found = []
     for job in subject.jobs[:_JOBS]:
-        for policy in (RandomCall(), subject.oracle):
+        for policy in (RandomCall(), PromptExample() if subject.tool_env is None else None, subject.oracle):
             if policy is None:
                 continue
             episode = subject.play(policy, job, subject.make(), seconds=subject.settings.rule_seconds / 60)

@@ -6,19 +6,24 @@ import contextlib
 import gc
 import io
 import os
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 from agent_r1_gym.audit.findings import Finding, NotApplicable, Verdict
 from agent_r1_gym.audit.network import connection_attempts, is_watched
-from agent_r1_gym.audit.oracle_players import malformed_turns, unspoken
-from agent_r1_gym.audit.players import Empty, NoOp, RandomCall, players
+from agent_r1_gym.audit.oracle_players import malformed_turns, markup_of_answers, odd_answers, unspoken
+from agent_r1_gym.audit.players import Empty, NoOp, RandomCall, answer_in_all_forms, players
 from agent_r1_gym.audit.subject import Crash, Episode, Subject, excerpt
 from agent_r1_gym.core.tool_env import ToolEnv
+from agent_r1_gym.core.types import ToolCall
 from agent_r1_gym.env_checker import ODD_ACTIONS, CheckError, check_tool_env
+from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.registry import TextEnv
 
 _INSTANCES = 5
@@ -49,9 +54,9 @@ def survives(subject: Subject) -> Verdict:
 
     Plays empty turns, control characters, lone surrogates, deep nesting, forged markup and a million characters, each
     as first and as later turn, and closes it twice. Outside of a `ToolEnv` it also plays turns that are nearly valid:
-    words of the oracle's turns, of listed actions and of the commands in the prompt are dropped, doubled, swapped and
-    replaced. Crashes under any other rule are reported here as well, and what a game of another library raised, if its
-    adapter went on (`info["scorer_error"]`).
+    words of the oracle's turns, of listed actions, and of the examples and commands in the prompt are dropped, doubled,
+    swapped and replaced; and answers such as `nan`, `{}` and 400 digits. Crashes under any other rule are reported here
+    as well, and what a game of another library raised, if its adapter went on (`info["scorer_error"]`).
 
     Limits: some dozen texts are no fuzzing campaign. A backend that cannot be reached is not a crash.
     """
@@ -61,6 +66,8 @@ def survives(subject: Subject) -> Verdict:
             break
         played.append(subject.replay(subject.jobs[position % len(subject.jobs)], [action]))
         written += 1
+    for position, action in enumerate(odd_answers(subject) if subject.tool_env is None else ()):
+        played.append(subject.replay(subject.jobs[position % len(subject.jobs)], [action]))
     for position, action in enumerate(ODD_ACTIONS):
         job = subject.jobs[position % len(subject.jobs)]
         for actions in ([action], [ODD_ACTIONS[position - 1], action])[:_ODD_EPISODES]:
@@ -106,6 +113,68 @@ def contract(subject: Subject) -> Verdict:
         check = f"{code}\nfrom agent_r1_gym.env_checker import check_tool_env\n\ncheck_tool_env(env.unwrapped)\n"
         return Verdict([Finding("error", str(crash.__cause__), {}, check)])
     return Verdict()
+
+
+def executes_no_text(subject: Subject) -> Verdict:
+    """No text of a model is executed as Python in the process of the environment, where it could do anything.
+
+    Answers with terms of one odd number, also in arguments of calls, and looks for it in the code that Python executes:
+    `eval`, `exec`, and libraries that call them, such as sympy's `parse_expr`.
+
+    Limits: not what runs in other processes, as in a sandbox. A check of the text beforehand may make it harmless, so
+    the finding says what was executed.
+    """
+    executed = _watch_executions()
+    for turn in _terms(subject):
+        executed.clear()
+        episode = subject.replay(subject.jobs[0], [turn])
+        if executed:
+            message = (
+                "It executes the model's text as Python in its own process (`eval`, `exec` or a library that calls "
+                "them). Parse it, or run it in a sandbox."
+            )
+            return Verdict([Finding("error", message, {"executed": executed[0]}, subject.reproduction(episode))])
+    return Verdict()
+
+
+_ODD_NUMBER = 7_351_987_351
+_executed: list[str] = []
+
+
+def _watch_executions() -> list[str]:
+    """Return the list that receives each code with the odd number that Python executes from now on."""
+    if not getattr(_watch_executions, "installed", False):
+        sys.addaudithook(_see_execution)  # there is no way to remove one
+        _watch_executions.installed = True  # type: ignore[attr-defined]
+    return _executed
+
+
+def _see_execution(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "exec" and isinstance(code := arguments[0], CodeType) and str(_ODD_NUMBER) in repr(code.co_consts):
+        _executed.append(f"{code.co_filename}: constants {code.co_consts!r:.80}, names {code.co_names!r:.80}")
+
+
+def _terms(subject: Subject) -> Iterator[str]:
+    """Write turns with the odd number as the answer, and as text arguments of calls."""
+    terms = (f"{_ODD_NUMBER}", f"{_ODD_NUMBER} + 1", f"[{_ODD_NUMBER}]")
+    env = subject.tool_env
+    if env is None:
+        oracle = subject.episodes(subject.oracle) if subject.oracle is not None else []
+        opening, closing = markup_of_answers(oracle)
+        for term in terms:
+            yield answer_in_all_forms(term)
+            yield f"{opening}{term}{closing}"
+        return
+    yield from map(env.parser.format_answer, terms)
+    subject.reset(env, subject.jobs[0])
+    for tool in env.episode_tools:
+        parameters = tool.parameters.get("properties", {})
+        for arguments in (
+            {name: term for name, p in parameters.items() if p.get("type") == "string"} for term in terms
+        ):
+            if arguments and tool.check(arguments) is None:
+                with contextlib.suppress(ConfigurationError):
+                    yield env.parser.format_call(ToolCall(tool.name, arguments))
 
 
 def quiet(subject: Subject) -> Verdict:

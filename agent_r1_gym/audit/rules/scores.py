@@ -156,15 +156,18 @@ def not_hackable(subject: Subject) -> Verdict:
 
     findings: list[Finding] = []
     solved_shares = {}
+    chance_players = [player.name for player in all_players if player.is_chance]
+    solved_of = {player.name: solved_by(played[player.name]) for player in all_players}
     for player in all_players:
-        episodes = played[player.name]
-        solved = solved_by(episodes)
+        episodes, solved = played[player.name], solved_of[player.name]
         share = len(solved) / max(sum(episode.job in best for episode in episodes), 1)
         solved_shares[player.name] = round(share, 4)
         is_chance = player.is_chance or (subject.tool_env is None and _is_one_action(player, episodes))
         limit = _chance_limit(subject, player) if is_chance else IDLE_SHARE if player.is_idle else HACK_SHARE
-        if isinstance(player, ListedAction) and not is_chance:
-            limit = max(limit, _above_chance(solved_shares.get("random_call", 0.0), len(episodes)))
+        is_lucky = isinstance(player, ListedAction) or not (reference or player.is_idle or subject.tool_env)
+        if is_lucky and not is_chance:
+            guessed_right = max(len(solved_of[name]) / max(len(played[name]), 1) for name in chance_players)
+            limit = max(limit, _above_chance(guessed_right, len(episodes)))
         # Two episodes of three say little: a slow environment is played a few times only.
         if share > limit and (share == 1.0 or len(episodes) >= min(_LEAST_GUESSES, len(subject.jobs))):
             is_small = share <= max(limit, HACK_SHARE)
@@ -176,11 +179,16 @@ def not_hackable(subject: Subject) -> Verdict:
     guessed, guess_shares = _guesses(subject, solved_by)
     findings += guessed
     solved_shares |= guess_shares
-    measured = {"tasks solved, share": solved_shares, **measured}
+    means = {player: _mean(episodes) for player, episodes in played.items()}
+    measured = {"tasks solved, share": solved_shares, "mean return": means, **measured}
     if any(len(episodes) < len(subject.jobs) for episodes in played.values()):
         measured["episodes"] = {name: len(episodes) for name, episodes in played.items()}
+    if findings:
+        return Verdict(findings, measured)
+    if reference and not constant and not any(total > floor + _TOLERANCE for total in best.values()):
+        return Verdict([], measured, "the oracle earns no more than any other player, so nothing counts as solved")
     speaks_for = any(derived_episodes(subject, player) for player in DERIVED)
-    return Verdict(findings, measured, "" if findings else unspoken(subject, oracle_counts=speaks_for))
+    return Verdict([], measured, unspoken(subject, oracle_counts=speaks_for))
 
 
 def _guesses(
@@ -200,12 +208,24 @@ def _guesses(
         share = len(solved) / len(episodes)
         shares[guesser.name] = round(share, 4)
         limit = max(HACK_SHARE, _above_chance(guesser.chance, len(episodes)))
-        always = share == 1.0 and len(episodes) >= _LEAST_GUESSES and guesser not in reported
-        if share > limit or always:
+        always = share == 1.0 and len(episodes) >= _LEAST_GUESSES
+        if guesser is OTHER_TASK and always and _are_different(episodes):
+            message = (
+                "The oracle's turns for another task solve every task, although tasks and turns differ: the answer "
+                "does not depend on the question."
+            )
+            findings.append(Finding("warning", message, {"share": share}, subject.reproduction(solved[0])))
+        if guesser not in reported and (share > limit or always):
             message = f"`{guesser.name}` solves {share:.0%} of the tasks: {guesser.means}."
             evidence = {"share": share, "limit": round(limit, 3), "seeds": [e.job.seed for e in solved[:5]]}
             findings.append(Finding("error", message, evidence, subject.reproduction(solved[0])))
     return findings, shares
+
+
+def _are_different(episodes: Sequence[Episode]) -> bool:
+    """Whether the episodes have different questions, and are played with different turns."""
+    texts = {episode.opening for episode in episodes}
+    return len(texts) >= _LEAST_OPENINGS and len({tuple(episode.actions) for episode in episodes}) >= _LEAST_OPENINGS
 
 
 def _transcripts(subject: Subject, played: Mapping[str, Sequence[Episode]]) -> dict[str, str]:

@@ -63,9 +63,10 @@ def feedback(subject: Subject) -> Verdict:
         episode = subject.replay(job, [action])
         if episode.crash is not None or episode.breaches or len(episode.texts) < 2:
             continue
+        helps = _helps(episode)
+        if not helps and action == IDLE and subject.tool_env is None and _helps(subject.replay(job, [_MALFORMED[-1]])):
+            continue  # a word of the sentence is a command, such as the "a" of games that are played with four keys
         checked += 1
-        text, listed = episode.texts[1], episode.infos[0].get("actions", ())
-        helps = bool(_HELP.search(text)) or any(isinstance(a, str) and a in text for a in listed)
         if not helps:
             silent.append(episode)
         if episode.ended:
@@ -79,6 +80,14 @@ def feedback(subject: Subject) -> Verdict:
         message = f"{len(fatal)} of {checked} malformed turns ended the episode. Let the model try again."
         findings.append(Finding("warning", message, {"action": fatal[0].actions[0]}, subject.reproduction(fatal[0])))
     return Verdict(findings, {"malformed turns": checked}, "" if checked else "no episode can be played")
+
+
+def _helps(episode: Episode) -> bool:
+    """Whether the reply to the first turn explains what was wrong."""
+    if len(episode.texts) < 2:
+        return False
+    text, listed = episode.texts[1], episode.infos[0].get("actions", ())
+    return bool(_HELP.search(text)) or any(isinstance(action, str) and action in text for action in listed)
 
 
 def _require_turns(subject: Subject) -> None:
@@ -132,7 +141,7 @@ def cost(subject: Subject) -> Verdict:
     started = time.perf_counter()
     env = subject.make()
     construction = time.perf_counter() - started
-    spent, steps, resets, cpu = 0.0, 0, 0.0, time.process_time()
+    spent, steps, resets, cpu = 0.0, 0, 0.0, 0.0
     episodes = 0
     for job in subject.jobs:
         episode, episodes = Episode(job, "cost"), episodes + 1
@@ -140,14 +149,15 @@ def cost(subject: Subject) -> Verdict:
         subject.open(env, episode)
         resets += time.perf_counter() - start
         for action in subject.play(RandomCall(), job).actions:
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             subject.step(env, action, episode)
             spent, steps = spent + time.perf_counter() - start, steps + 1
+            cpu += time.process_time() - cpu_start
             if episode.ended:
                 break
         if spent > _MEASURE_SECONDS / 2:
             break
-    cpu_per_step = (time.process_time() - cpu) / max(2 * steps, 1)  # each episode was played twice
+    cpu_per_step = cpu / max(steps, 1)
     measured = {
         "construction, s": round(construction, 4),
         "reset, ms": round(1e3 * resets / episodes, 3),

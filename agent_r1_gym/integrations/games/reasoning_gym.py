@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from agent_r1_gym.integrations.base import IsolatedRNG, check_name, library, scorer_error
 from agent_r1_gym.wrappers.game import ResetReturn, TextGame
+
+_EXAMPLES = ("example_answer", "example_correct_answer", "possible_answer")
+"""Where data sets that accept several answers keep one."""
 
 
 class ReasoningGymEnv(TextGame):
@@ -96,10 +100,14 @@ class ReasoningGymEnv(TextGame):
         try:
             with self._random():
                 return self._questions.score_answer(answer, self._question)
-        except Exception as error:  # the scorers of some generators raise at odd answers
+        except (Exception, SystemExit) as error:  # the scorers of some generators raise at odd answers, or execute them
             info |= scorer_error(type(self).__name__, self._dataset, error)
             return 0.0
 
     def _oracle_action(self) -> str | None:
-        answer = self._question.get("answer")
-        return None if answer is None else f"<answer>{answer}</answer>"
+        answer, metadata = self._question.get("answer"), self._question.get("metadata") or {}
+        if answer is None:  # any of several answers is right, and one is given
+            answer = next((metadata[name] for name in _EXAMPLES if metadata.get(name) is not None), None)
+        if answer is None:
+            return None
+        return f"<answer>{answer if isinstance(answer, str) else json.dumps(answer)}</answer>"

@@ -21,6 +21,10 @@ _CONFIGS = {
 """Module and class of the configurations of which an environment reads attributes."""
 
 
+_ANSWERS = {"gsm8k": "#### {}", "gsm8k_multi_turn": "#### {}", "aime": "Answer: {}"}
+"""How the right answer is written, where a row has it."""
+
+
 def _sums(game: str) -> Iterator[Mapping[str, Any]]:
     """Yields three rows for gsm8k (`reward_spec`), gsm8k_multi_turn (also `extra_info`) and aime (`reward_model`)."""
     where = "the last line as 'Answer: N'" if game == "aime" else "the result after ####"
@@ -91,7 +95,7 @@ class SkyRLGymEnv(TextGame):
         env_config: Any = None,
         max_turns: int | None = None,
     ) -> None:
-        super().__init__(self._open, self._play, max_turns=max_turns)
+        super().__init__(self._open, self._play, max_turns=max_turns, oracle=self._oracle_action)
         skyrl = library("skyrl_gym", package="skyrl-gym", tested_version="0.4")
         check_name("environment of SkyRL-Gym", game, skyrl.envs.registration.registry)
         read = [row for _, row in read_objects(Path(rows))] if isinstance(rows, str | os.PathLike) else rows
@@ -100,11 +104,12 @@ class SkyRLGymEnv(TextGame):
             raise ConfigurationError("rows must contain at least one row, each with a prompt: a list of messages.")
         self._id, self._config = game, _config(game, env_config)
         self._game: Any = None
+        self._row: Mapping[str, Any] = {}
 
     def _open(self, seed: int) -> ResetReturn:
         import skyrl_gym
 
-        row = dict(self._rows[seed % len(self._rows)])
+        row = self._row = dict(self._rows[seed % len(self._rows)])
         prompt = list(row.pop("prompt"))
         self._game = skyrl_gym.make(self._id, env_config=self._config, extras=row)
         messages, info = self._game.init(prompt)
@@ -117,6 +122,11 @@ class SkyRLGymEnv(TextGame):
             info["metrics"] = self._game.get_metrics()
             self._game.close()
         return _contents(step["observations"] or ()), step["reward"], done, info
+
+    def _oracle_action(self) -> str | None:
+        form = _ANSWERS.get(self._id)
+        truth = (self._row.get("reward_spec") or self._row.get("reward_model") or {}).get("ground_truth")
+        return None if form is None or truth is None else form.format(truth)
 
 
 def _config(game: str, given: Any) -> Any:

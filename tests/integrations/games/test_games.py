@@ -265,7 +265,7 @@ def test_a_variant_of_textarena_shows_something_new_in_each_turn(game):
 
 
 @pytest.mark.adapters
-@pytest.mark.parametrize("dataset", ["chain_sum", "leg_counting", "basic_arithmetic", "word_sorting"])
+@pytest.mark.parametrize("dataset", ["chain_sum", "leg_counting", "word_sorting", "graph_color", "rubiks_cube"])
 def test_the_answers_of_reasoning_gym_score_1(dataset):
     env = make("ReasoningGym", dataset=dataset)
     env.reset(seed=4)
@@ -426,6 +426,17 @@ def test_a_scorer_of_reasoning_gym_that_raises_pays_nothing(puzzle):
     assert step[1:3] == (0.0, True)
     assert step[3]["scorer_error"].startswith("ValueError: invalid literal")
     assert puzzle("1\n2", lambda answer: len(answer.split("\n")[1]))._play("1\n2")[1] == 1
+    assert "SystemExit" in puzzle("7", eval)._play("exit()")[3]["scorer_error"]
+
+
+def test_the_example_among_several_answers_is_the_one_of_the_oracle(puzzle):
+    env = puzzle(None, lambda answer: float(answer == '{"0": 1}'))
+    env._question["metadata"] = {"possible_answer": {0: 1}}
+    assert env._play(env._oracle_action())[1] == 1.0
+    env._question["metadata"] = {"example_answer": "P"}
+    assert env._oracle_action() == "<answer>P</answer>"
+    env._question["metadata"] = {}
+    assert env._oracle_action() is None
 
 
 def test_an_empty_answer_of_reasoning_gym_is_an_answer(puzzle):
@@ -448,6 +459,15 @@ def test_rows_of_skyrl_are_read_as_other_files_are(tmp_path, monkeypatch, start)
 class SearchConfig:
     search_url: str = "http://127.0.0.1:8000/retrieve"
     topk: int = 3
+
+
+@pytest.mark.adapters
+@pytest.mark.parametrize("game", ["gsm8k", "aime"])
+def test_the_answers_of_skyrl_score_1(game):
+    env = make("SkyRLGym", game=game)
+    for seed in range(3):
+        env.reset(seed=seed)
+        assert env.step(env.unwrapped.oracle())[1:3] == (1.0, True)
 
 
 def test_a_game_of_skyrl_reads_its_configuration_as_attributes(monkeypatch):
