@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.pages import PAGES
-from tests.test_layers import LAYERS
+from tests.test_layers import HEAVY, LAYERS, MODULES
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,6 +54,29 @@ def test_the_files_that_a_page_names_exist() -> None:
                 assert not name or re.search(rf"^(def|class) {name}\b", file.read_text(encoding="utf-8"), re.M), name
                 found += 1
     assert found > 50
+
+
+def is_dangling(reference: str, sources: dict[str, str]) -> bool:
+    """Whether the longest beginning of a dotted name that is a module does not contain the word that follows."""
+    parts = reference.split(".")
+    for end in range(len(parts), 0, -1):
+        homes = [source for name, source in sources.items() if f".{name}".endswith("." + ".".join(parts[:end]))]
+        if homes:
+            return end < len(parts) and not any(re.search(rf"\b{parts[end]}\b", source) for source in homes)
+    return False
+
+
+def test_the_modules_that_docstrings_and_comments_name_have_those_names() -> None:
+    sources = {name.removesuffix(".__init__"): path.read_text(encoding="utf-8") for name, path in MODULES.items()}
+    assert is_dangling("result_match.COMPARISON", sources)
+    assert is_dangling("run.conversations", sources)  # it is `run.evaluation.conversations`
+    assert not is_dangling("result_match.COMPARISONS", sources)
+    others = {*HEAVY, "env.unwrapped", "agent_r1_gym.audit_rules"}  # libraries, a variable, a group of plugins
+    files = (".py", ".json", ".jsonl", ".lock")
+    for name, source in sources.items():
+        for reference in re.findall(r"`(\w+(?:\.\w+)+)(?:\(\))?`", source):
+            if not (others & {reference, reference.split(".")[0]} or reference.endswith(files)):
+                assert not is_dangling(reference, sources), f"{name} names {reference}, which does not exist"
 
 
 def wall_clock_reads(tree: ast.AST) -> Iterator[int]:

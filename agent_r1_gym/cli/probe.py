@@ -124,8 +124,7 @@ def _plans(
     if not isinstance(env, FictionQAEnv):
         raise ConfigurationError(
             f"{env_config.env_id} is a {type(env).__name__}: the probe changes the generated worlds of FictionQA, and "
-            f"no "
-            "other environment's. Drop --env, or name one that is made of FictionQA."
+            "no other environment's. Drop --env, or name one that is made of FictionQA."
         )
     mix = {_TYPES[hops]: 1.0 for hops in sorted(set(options.hops))}
     per_hop = options.questions

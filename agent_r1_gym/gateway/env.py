@@ -39,8 +39,8 @@ from agent_r1_gym.errors import ActionTypeError, ConfigurationError, EpisodeErro
 from agent_r1_gym.gateway.episode import Episode, ModelRequest, ModelTurn, ProgramEnd
 from agent_r1_gym.gateway.programs import Program, ProgramJob, Stop, make_program
 from agent_r1_gym.gateway.server import running_gateway
-from agent_r1_gym.gateway.tool_thread import ToolThread
 from agent_r1_gym.support.checks import check_path, check_seconds
+from agent_r1_gym.support.concurrency import WorkerThread
 
 AGENT_OPTIONS = ("agent", "agent_timeout", "agent_logs")
 """Options of an environment that have a program play it (see `split_agent`)."""
@@ -159,7 +159,7 @@ class ProgramEnv(ToolEnv):
         """Calls of tools with a budget."""
         self._lost_tool: str | None = None
         """The failure of a tool's backend, in a call of the model or of the program."""
-        self._tool_thread = ToolThread()
+        self._tool_thread = WorkerThread()
         self._action = ModelAction("")
         """The turn that was begun last."""
         self._gateway = running_gateway()
@@ -214,7 +214,7 @@ class ProgramEnv(ToolEnv):
         """
         self._end_program("another one began", wait_for_tool=True)
         gymnasium.Env.reset(self, seed=seed)
-        self._tool_thread.run(functools.partial(self.task_env.reset, seed=seed, options=options))
+        self._tool_thread.call_or_run_here(functools.partial(self.task_env.reset, seed=seed, options=options))
         task = self.task_env.task
         if task.history:
             raise ConfigurationError(
@@ -413,7 +413,7 @@ class ProgramEnv(ToolEnv):
 
     def _observe(self, *, new: int, step_reward: StepReward, end_reason: str | None) -> tuple[str, dict[str, Any]]:
         if end_reason is not None:
-            self._tool_thread.run(self.task_env.toolbox.finish)
+            self._tool_thread.call_or_run_here(self.task_env.toolbox.finish)
         observation, info = super()._observe(new=new, step_reward=step_reward, end_reason=end_reason)
         context = self._context if end_reason is None else None
         info["context_rewritten"] = context is not None and bool(context.reason)
@@ -562,21 +562,22 @@ class ProgramEnv(ToolEnv):
         if self._lost_tool is not None and self._history is not None:
             step_reward = step_reward._replace(failure=self._lost_tool)
             self._history = self._history._replace(infrastructure_error=self._lost_tool)
-        self._tool_thread.run(self.task_env.toolbox.finish)
+        self._tool_thread.call_or_run_here(self.task_env.toolbox.finish)
         return step_reward
 
     def release_resources(self) -> None:
         """End the program."""
         super().release_resources()
         self._end_program("it was stopped")
-        self._tool_thread.run(self.task_env.release_resources)
+        self._tool_thread.call_or_run_here(self.task_env.release_resources)
 
     def close(self) -> None:
         """End the program, and close the task environment."""
         self._end_program("it was stopped")
         super().close()
-        self._tool_thread.run(self.task_env.close)
-        self._tool_thread.stop()
+        self._tool_thread.call_or_run_here(self.task_env.close)
+        self._tool_thread.end()
+        self._tool_thread = WorkerThread()  # for an episode after `close`
 
     def get_state(self) -> EpisodeState:
         """Refuse: a running program cannot be copied."""

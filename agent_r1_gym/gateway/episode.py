@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from agent_r1_gym.core.types import Message, ToolCall, ToolOutcome
-from agent_r1_gym.gateway.tool_thread import ToolThread
+from agent_r1_gym.support.concurrency import WorkerThread
 from agent_r1_gym.support.http_server import RequestError
 
 _GONE = 410
@@ -112,7 +112,7 @@ class Episode:
         run_tool: Callable[[ToolCall], ToolOutcome],
         tools: Sequence[Mapping[str, Any]] = (),
         *,
-        thread: ToolThread | None = None,
+        thread: WorkerThread | None = None,
         ends_with_result: bool = False,
     ) -> None:
         self._ends_with_result = ends_with_result
@@ -128,7 +128,7 @@ class Episode:
         self._end: ProgramEnd | None = None
         self._closed = self._refuses_turns = self._model = ""
         self._lock = threading.Lock()
-        self._thread = thread or ToolThread()
+        self._thread = thread or WorkerThread()
         self._tool_calls: list[Future[ToolOutcome]] = []
 
     # --- the program's side ------------------------------------------------------------------------------------------

@@ -68,8 +68,7 @@ class ChatEpisode(Session):
         if self._infra_error is not None:
             raise InfrastructureError(
                 f"{env_display_name(self.env)} lost a backend in turn {len(self.turns)} of task {self.task.id!r}: "
-                f"{self._infra_error}. "
-                "Exclude this episode from training, or play it again."
+                f"{self._infra_error}. Exclude this episode from training, or play it again."
             )
         if self.info.get("context_rewritten"):
             raise ConfigurationError(
@@ -107,5 +106,5 @@ def check_calls_are_text(env: TextEnv, library: str) -> None:
 
 
 def initial_messages(env: TextEnv, row: Mapping[str, Any]) -> ChatMessages:
-    """Returns the messages with which the episode of a row (see `play.jobs.task_rows`) begins."""
+    """Returns the messages with which the episode of a row (see `run.player.task_rows`) begins."""
     return ChatEpisode(env, task_index=row.get("task_index"), seed=row.get("seed")).chat()

@@ -25,7 +25,7 @@ from agent_r1_gym.report.episodes import (
 from agent_r1_gym.report.evaluation import describe_run, mean_interval, read_evaluation_runs
 from agent_r1_gym.report.page import Cell, Html, Section, paragraph, sections, table, write_page
 from agent_r1_gym.report.viewer import ViewerItem, viewer
-from agent_r1_gym.run.evaluation.metrics import check_same_questions, compare_records, p_value
+from agent_r1_gym.run.evaluation.metrics import check_same_questions, compare_records, mean_metric, p_value
 from agent_r1_gym.run.evaluation.run_folder import RunFolder, settings_differences
 from agent_r1_gym.run.evaluation.statistics import holm
 from agent_r1_gym.run.record import Trajectory
@@ -154,17 +154,12 @@ def _differences_from_first(groups: Sequence[Group]) -> list[Difference]:
     for metric, first_test in tests[0].items():
         if not isinstance(first_test, Mapping) or any(metric not in test for test in tests):
             continue
-        means = [_mean(records, metric) for records in runs]
+        means = [mean_metric(records, metric) for records in runs]
         p_values = [p_value(test[metric]) for test in tests]
         rows.append(Difference(metric, LETTERS[0], means[0]))
         by_run = zip(LETTERS[1:], means[1:], tests, p_values, holm(p_values), strict=False)
         rows += [Difference(metric, letter, mean, test[metric], *ps) for letter, mean, test, *ps in by_run]
     return rows
-
-
-def _mean(records: Sequence[Trajectory], name: str) -> float:
-    values = [value for record in records if (value := record.metrics()[name]) is not None]
-    return sum(values) / len(values)
 
 
 def outcome_class(group: Sequence[Trajectory]) -> str:

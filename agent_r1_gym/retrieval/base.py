@@ -88,6 +88,16 @@ def check_k(k: int) -> int:
     return value
 
 
+def check_bm25(k1: float, b: float) -> None:
+    """Reject parameters of BM25 that are out of range.
+
+    Raises:
+        ConfigurationError: one is.
+    """
+    if k1 < 0 or not 0 <= b <= 1:
+        raise ConfigurationError(f"BM25 needs k1 >= 0 and 0 <= b <= 1, got k1={k1!r}, b={b!r}.")
+
+
 # --- retrievers without an index of their own -------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from agent_r1_gym.core.types import Passage
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.retrieval import store
-from agent_r1_gym.retrieval.base import MAX_QUERY_TERMS, Hit, Retriever, check_k, clean_query
+from agent_r1_gym.retrieval.base import MAX_QUERY_TERMS, Hit, Retriever, check_bm25, check_k, clean_query
 from agent_r1_gym.support.words import bigrams, characters, is_unspaced, normal_form, split_words
 
 logger = logging.getLogger(__name__)
@@ -137,8 +137,7 @@ class BM25Retriever(Retriever):
         cache_dir: Path | None = None,
         fingerprint: str | None = None,
     ) -> None:
-        if k1 < 0 or not 0 <= b <= 1:
-            raise ConfigurationError(f"BM25 needs k1 >= 0 and 0 <= b <= 1, got k1={k1!r}, b={b!r}.")
+        check_bm25(k1, b)
         self._directory: Path | None = None
         self._accented: dict[str, list[int]] | None = None
         self._passages: Sequence[Passage]

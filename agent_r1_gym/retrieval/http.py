@@ -25,7 +25,7 @@ from agent_r1_gym.errors import (
     RetrievalTimeout,
 )
 from agent_r1_gym.retrieval.base import Hit, Retriever, check_k, clean_query
-from agent_r1_gym.retrieval.store import passage_from_document, passage_to_document
+from agent_r1_gym.retrieval.store import passage_from_document, passage_to_document, short_repr
 from agent_r1_gym.support.backoff import CircuitBreaker
 from agent_r1_gym.support.checks import check_choice, is_integer
 from agent_r1_gym.support.http import HTTPClient
@@ -92,18 +92,18 @@ def decode_response(protocol: Protocol, body: bytes, *, expected: int) -> list[l
 
 def _list(value: Any, field: str) -> list[Any]:
     if not isinstance(value, dict) or not isinstance(value.get(field), list):
-        raise ValueError(f"expected an object with a list {field!r}, got {_short(value)}")
+        raise ValueError(f"expected an object with a list {field!r}, got {short_repr(value)}")
     items: list[Any] = value[field]
     return items
 
 
 def _decode_hits(hits: Any) -> list[Hit]:
     if not isinstance(hits, list):
-        raise ValueError(f"expected a list of hits, got {_short(hits)}")
+        raise ValueError(f"expected a list of hits, got {short_repr(hits)}")
     parsed = []
     for rank, item in enumerate(hits):
         if not isinstance(item, dict) or "document" not in item:
-            raise ValueError(f"expected a hit with 'document' and 'score', got {_short(item)}")
+            raise ValueError(f"expected a hit with 'document' and 'score', got {short_repr(item)}")
         document = item["document"]
         if isinstance(document, str):
             document = {"contents": document}
@@ -115,15 +115,11 @@ def _decode_hits(hits: Any) -> list[Hit]:
 def _finite(score: Any) -> float:
     if not isinstance(score, float):
         if not is_integer(score):
-            raise ValueError(f"expected a number as score, got {_short(score)}")
+            raise ValueError(f"expected a number as score, got {short_repr(score)}")
         score = float(score) if abs(score) < _LARGEST_SCORE else math.inf
     if not math.isfinite(score):
         raise ValueError(f"expected a finite score, got {score}")
     return float(score)
-
-
-def _short(value: Any) -> str:
-    return f"{type(value).__name__} {value!r:.80}"
 
 
 # --- client -----------------------------------------------------------------------------------------------------------

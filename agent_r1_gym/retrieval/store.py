@@ -15,7 +15,6 @@ import json
 import logging
 import mmap
 import re
-import zlib
 from array import array
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +31,6 @@ from agent_r1_gym.support.json_data import read_objects
 
 _MANIFEST = "manifest.json"
 _BUILD_TIMEOUT = 6 * 3600.0
-_READ_AT_ONCE = 2**20
 _LINE_END = re.compile(r"\r\n?|\n")
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
@@ -61,19 +59,19 @@ def passage_from_document(document: Any, *, default_id: str) -> Passage:
         ValueError: a field is missing or has the wrong type; the message names it.
     """
     if not isinstance(document, dict):
-        raise ValueError(f"expected an object, got {_short(document)}")
+        raise ValueError(f"expected an object, got {short_repr(document)}")
     passage_id = document.get("id", document.get("_id", default_id))
     if not isinstance(passage_id, str):
         if not is_integer(passage_id):
-            raise ValueError(f"field 'id' must be a string or an integer, got {_short(passage_id)}")
+            raise ValueError(f"field 'id' must be a string or an integer, got {short_repr(passage_id)}")
         passage_id = str(passage_id)
     title = document.get("title")
     if title is not None and not isinstance(title, str):
-        raise ValueError(f"field 'title' must be a string, got {_short(title)}")
+        raise ValueError(f"field 'title' must be a string, got {short_repr(title)}")
     body = document.get("contents", document.get("text"))
     if not isinstance(body, str):
         field = "contents" if "contents" in document else "text"
-        received = _short(body) if field in document else f"only {_short(sorted(map(str, document)))}"
+        received = short_repr(body) if field in document else f"only {short_repr(sorted(map(str, document)))}"
         raise ValueError(f"field {field!r} must be a string, got {received}")
     title, text = _split_contents(body, title) if "contents" in document else (title or "", body)
     ends = document.get("sentence_ends")
@@ -162,12 +160,13 @@ def _sentence_ends(value: Any, length: int) -> tuple[int, ...]:
     last = 0
     for end in value if isinstance(value, (list, tuple)) else (None,):
         if type(end) is not int or not last <= end <= length:
-            raise ValueError(f"field 'sentence_ends' must be ascending offsets into the text, got {_short(value)}")
+            raise ValueError(f"field 'sentence_ends' must be ascending offsets into the text, got {short_repr(value)}")
         last = end
     return tuple(value)
 
 
-def _short(value: Any) -> str:
+def short_repr(value: Any) -> str:
+    """Write a value for a message: its type and the beginning of its `repr`."""
     return f"{type(value).__name__} {value!r:.80}"
 
 
@@ -227,7 +226,9 @@ def write_index(directory: Path, build: Callable[[Path], object]) -> None:
     with files.atomic_directory(directory) as temporary:
         build(temporary)
         paths = [path for path in temporary.rglob("*") if path.is_file()]
-        manifest = {path.relative_to(temporary).as_posix(): [path.stat().st_size, _crc32(path)] for path in paths}
+        manifest = {
+            path.relative_to(temporary).as_posix(): [path.stat().st_size, files.file_crc32(path)] for path in paths
+        }
         (temporary / _MANIFEST).write_text(json.dumps(manifest))
 
 
@@ -237,7 +238,7 @@ def check_integrity(directory: Path) -> str | None:
         manifest: dict[str, list[int]] = json.loads((directory / _MANIFEST).read_text())
         for name, (size, checksum) in manifest.items():
             path = directory / name
-            if path.stat().st_size != size or _crc32(path) != checksum:
+            if path.stat().st_size != size or files.file_crc32(path) != checksum:
                 return f"{name} has changed since it was written"
     except FileNotFoundError as error:
         return f"{Path(str(error.filename)).name} is missing"
@@ -246,14 +247,6 @@ def check_integrity(directory: Path) -> str | None:
     except (ValueError, AttributeError, TypeError):
         return f"{_MANIFEST} contains no checksums"
     return None
-
-
-def _crc32(path: Path) -> int:
-    checksum = 0
-    with path.open("rb") as file:
-        while part := file.read(_READ_AT_ONCE):
-            checksum = zlib.crc32(part, checksum)
-    return checksum
 
 
 def _try_load(directory: Path, load: Callable[[Path], _T], *, warn: bool = False) -> _T | None:

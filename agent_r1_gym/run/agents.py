@@ -199,8 +199,7 @@ def check_tools(who: str, env: TextEnv) -> ToolEnv:
         raise ConfigurationError(
             f"{who} needs an environment with tasks and tools; {env_display_name(env)} is a "
             f"{type(env.unwrapped).__name__}, not a ToolEnv. Use a model (local:..., openai:...), replay:RUN, or a "
-            f"custom "
-            "policy as MODULE:NAME."
+            "custom policy as MODULE:NAME."
         )
     return env.unwrapped
 

@@ -161,8 +161,7 @@ def require_tool_env(env: TextEnv) -> ToolEnv:
     if not isinstance(env.unwrapped, ToolEnv):
         raise ConfigurationError(
             f"{env_display_name(env)} is a {type(env.unwrapped).__name__}, not a ToolEnv: without tasks and tools it "
-            f"has no "
-            "conversations. `agent-r1 play` plays it."
+            "has no conversations. `agent-r1 play` plays it."
         )
     if env.unwrapped.waits_at_reset:
         raise ConfigurationError(
@@ -313,8 +312,7 @@ class Conversation:
         if own.prompt != task.prompt and bare.task_prompt(own) == bare.task_prompt(task):
             raise ConfigurationError(
                 f"{self.engine_worker.env_name} has no conversations: its task_prompt(task) does not use task.prompt, "
-                f"so "
-                "that the model would never see the question."
+                "so that the model would never see the question."
             )
         bare.rewards = RewardSet(())
         opened = env.reset(seed=seed, options={"task": own})

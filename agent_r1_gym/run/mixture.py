@@ -165,7 +165,7 @@ def parse_mixture(given: Sequence[str | Mapping[str, Any] | EnvConfig]) -> tuple
     if duplicate is not None:
         raise ConfigurationError(
             f"Two environments of the mixture are called {duplicate!r}: give one another name (name=NAME) for its "
-            f"metrics."
+            "metrics."
         )
     if not read:
         raise ConfigurationError("A mixture needs at least one environment.")

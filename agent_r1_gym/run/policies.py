@@ -112,8 +112,7 @@ class OraclePolicy(Policy):
         if turn is None and state.format is not None:
             raise ConfigurationError(
                 f"Task {state.task.id!r} has no gold answers, so there is no oracle for it. Override `oracle(task, "
-                f"history)` "
-                "of its environment to return a ToolCall or the final answer."
+                "history)` of its environment to return a ToolCall or the final answer."
             )
         return written(turn, state)
 

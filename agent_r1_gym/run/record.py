@@ -146,7 +146,7 @@ class Tokens:
         one_each = None not in gap_of and len(set(gap_of)) == len(gap_of)
         if not one_each or list(self.context_starts) != sorted(self.context_starts):
             raise ValueError(
-                f"context_starts must be sorted, each between two turns with at least one token before the second, got "
+                "context_starts must be sorted, each between two turns with at least one token before the second, got "
                 f"{self.context_starts} for the turns {self.spans}."
             )
 

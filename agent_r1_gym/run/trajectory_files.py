@@ -46,7 +46,7 @@ class Conversation:
         turns: number of model turns to learn from, the last ones; those before are examples or an earlier context.
         actions: those turns as the model wrote them, if known; a format keeps calls, not their spelling.
         rewards: their rewards, if known.
-        metadata: environment, task, scores and so on, see `run.conversations`.
+        metadata: environment, task, scores and so on, see `run.evaluation.conversations`.
     """
 
     id: str

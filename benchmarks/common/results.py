@@ -23,7 +23,7 @@ from agent_r1_gym.support.files import atomic_file, locked
 
 Cell = dict[str, Any]
 EPISODES = "episodes"
-"""Key of a cell's episodes: rows (`curves.episode_row`) when the cell is made, their hash in the summary."""
+"""Key of a cell's episodes: rows (`policy.episode_row`) when the cell is made, their hash in the summary."""
 MADE = ("commit", "command", "platform")
 _KEY = ("arm", "start", "seed")
 _PACKED = re.compile(r"(?:(\d+)x)?(\d+):([0-9a-f]*)")

@@ -88,7 +88,7 @@ class Settings:
 
     Attributes:
         rounds: values per figure; the systems take turns in each.
-        model: one of `scripted.MODELS`.
+        model: one of `MODELS`.
         lengths: episodes to measure with.
         turns: model turns of the multi-turn episode; all but the last search.
         prompts: different questions of a batch.

@@ -180,7 +180,7 @@ def _unpadded(rows: torch.Tensor, mask: torch.Tensor) -> list[tuple[int, ...]]:
 
 
 class Agent(Trainee):
-    """This project's trainer with its own engine, put together as `trainers.train` does it."""
+    """This project's trainer with its own engine, put together as `trainers.commands.train` does it."""
 
     name = OURS
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.run.session import Session, env_display_name
+from agent_r1_gym.support.terminal import call_every
 from trainers.config.agent import AgentConfig
 
 logger = logging.getLogger(__name__)
@@ -61,8 +61,7 @@ ALARM_RULES: Mapping[str, AlarmRule] = {
         "the policy has become nearly deterministic and no longer explores: too high a learning rate, no KL for many "
         "steps, few different tasks, or an easy answer that always earns something",
         "continue from an earlier checkpoint's weights with a lower learning_rate, beta 0.001 to 0.01, epsilon_high "
-        "0.28 "
-        "(algorithm dapo), entropy_coef above 0, or temperature 1",
+        "0.28 (algorithm dapo), entropy_coef above 0, or temperature 1",
     ),
     "alarm_entropy_above": AlarmRule(
         "entropy",
@@ -115,8 +114,7 @@ REWARD_DROP_RULE = AlarmRule(
     "too high a learning rate; tokens in the loss that the model did not sample; an entropy bonus or KL that outweighs "
     "the reward; rollouts from other weights than the trained ones (sampling/logprob_drift_mean); a tool that fails",
     "look for metrics that went bad before the reward (docs/debugging.md); continue from an earlier checkpoint's "
-    "weights "
-    "with a lower learning_rate (--on-alarm rollback does), or fix the cause",
+    "weights with a lower learning_rate (--on-alarm rollback does), or fix the cause",
 )
 WINDOW = 5
 """Logged steps over which the reward's best mean is taken."""
@@ -346,19 +344,16 @@ def log_stuck_episodes(sessions: Callable[[], Sequence[Session]], *, rank: int) 
         sessions: returns the running episodes.
         rank: rank of this process.
     """
-    over, began = threading.Event(), time.monotonic()
+    began = time.monotonic()
 
-    def watch() -> None:
-        while not over.wait(STUCK_SECONDS):
-            logger.warning("%s", stuck_episodes_message(sessions(), rank=rank, seconds=time.monotonic() - began))
+    def report() -> None:
+        logger.warning("%s", stuck_episodes_message(sessions(), rank=rank, seconds=time.monotonic() - began))
 
-    thread = threading.Thread(target=watch, name="watchdog", daemon=True)
-    thread.start()
+    ended = call_every(STUCK_SECONDS, report)
     try:
         yield
     finally:
-        over.set()
-        thread.join()
+        ended.set()
 
 
 def stuck_episodes_message(sessions: Sequence[Session], *, rank: int, seconds: float) -> str:

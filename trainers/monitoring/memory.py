@@ -33,8 +33,8 @@ UNEXPLAINED = 0.03
 MARGIN = 0.15
 """Share of a device outside the estimate: CUDA context, buffers, passes over prompts, fragmentation."""
 _SAMPLING_BYTES = 24
-"""Bytes of `slots.sample` per episode and token of the vocabulary: 2 to 4 of logits, 12 of scaled logits, log-probs and
-probabilities, 8 of their cumulative sum."""
+"""Bytes of `slot_engine.sample` per episode and token of the vocabulary: 2 to 4 of logits, 12 of scaled logits,
+log-probs and probabilities, 8 of their cumulative sum."""
 PROCESS_BYTES = int(0.55 * GIB)
 """Memory of a process that has loaded Python, torch and TRL; next to a GPU it is another memory."""
 _ROWS_PER_CPU_PASS = 8
@@ -219,9 +219,8 @@ def estimate_memory(shape: ModelShape, setup: Setup) -> Estimate:
 
     With P weights of w bytes, of which T are trained, sharded over s processes:
     weights P w / s (and an adapter's in float32), gradients T w / s, optimiser 2 T w / s, reference P w / s (and the
-    teacher),
-    critic P w + T w (gradients) + 2 T w / processes (optimiser; with an adapter as in the terms above), copy for
-    rollouts P c if s > 1 or w differs from c (c bytes per number in computation; an adapter likewise),
+    teacher), critic P w + T w (gradients) + 2 T w / processes (optimiser; with an adapter as in the terms above), copy
+    for rollouts P c if s > 1 or w differs from c (c bytes per number in computation; an adapter likewise),
     KV cache slots x (length + 1) x layers x 2 x kv_heads x head_dim x c, sampling slots x vocabulary x 24;
     see `activation_bytes` for the last term.
     """

@@ -352,8 +352,7 @@ def check_prompts(env: TextEnv, rows: Sequence[Mapping[str, Any]], chat: ChatFor
     if lengths and max(lengths) > longest:
         raise ConfigurationError(
             f"max_prompt_length={longest}, but of {len(lengths)} sampled prompts the longest has {max(lengths)} "
-            f"tokens: "
-            f"raise it to at least {-(-max(lengths) // 64) * 64}, or shorten "
+            f"tokens: raise it to at least {-(-max(lengths) // 64) * 64}, or shorten "
             + ("the first request of the program." if is_program else "the environment's system_prompt.")
         )
     return max(lengths, default=0)

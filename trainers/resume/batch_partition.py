@@ -82,15 +82,13 @@ def check_partition(folder: Path, *, saved: BatchPartition, own: BatchPartition,
         raise ConfigurationError(
             f"{folder} was saved by {_describe(saved)}; this run has {_describe(own)}. A resume keeps both numbers: on "
             f"{own.processes} process{'es' * (own.processes != 1)} {hint}. Or start a new run from its weights: name "
-            f"it as "
-            "model_name_or_path, without resume_from_checkpoint."
+            "it as model_name_or_path, without resume_from_checkpoint."
         )
     if own.processes != saved.processes and str(sharding).startswith("ZeRO"):
         raise ConfigurationError(
             f"{folder} was saved by {saved.processes} processes under DeepSpeed, which shards the optimiser's state "
             f"for that number; this run has {own.processes}. Resume on {saved.processes}, or start a new run from its "
-            f"weights: "
-            "name it as model_name_or_path, without resume_from_checkpoint."
+            "weights: name it as model_name_or_path, without resume_from_checkpoint."
         )
 
 

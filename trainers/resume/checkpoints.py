@@ -16,7 +16,6 @@ import re
 import secrets
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import fields
@@ -30,7 +29,7 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed  # t
 
 from agent_r1_gym.errors import AgentR1Error, CheckpointError, ConfigurationError
 from agent_r1_gym.run.agents import weights_fingerprint
-from agent_r1_gym.support.files import atomic_directory, atomic_file, locked
+from agent_r1_gym.support.files import atomic_directory, atomic_file, file_crc32, locked
 from agent_r1_gym.support.json_data import parse_json
 from trainers.algorithms.critic import check_weights
 from trainers.config.options import AlgorithmOptions
@@ -136,7 +135,7 @@ def write_checkpoint(folder: Path, *, identity: Mapping[str, Any], args: Any, ac
                     "format": FORMAT,
                     "identity": identity,
                     "files": {name: path.stat().st_size for name, path in names.items()},
-                    "crc32": {name: _crc32(path) for name, path in names.items()},
+                    "crc32": {name: file_crc32(path) for name, path in names.items()},
                     "settings": json.loads(args.to_json_string()),  # without tokens of the hub
                 },
             )
@@ -200,7 +199,7 @@ def _damage(folder: Path, record: Mapping[str, Any]) -> str | None:
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size} bytes instead of {size}"
     for name, checksum in checksums.items():
-        if name not in files or _crc32(folder / name) != checksum:
+        if name not in files or file_crc32(folder / name) != checksum:
             return f"{name} has changed since it was saved (another checksum)"
     return None
 
@@ -270,8 +269,7 @@ def _complete_checkpoint(resume_from: str | bool, *, directory: str) -> str | No
         hint = f"The last complete one there is {other}." if other else "No other one there is complete."
         raise ConfigurationError(
             f"resume_from_checkpoint={str(folder)!r}: {problem}. {hint} To start a new run from its weights, name it "
-            f"as "
-            "model_name_or_path."
+            "as model_name_or_path."
         )
     _check_format(folder)
     return str(folder)
@@ -516,14 +514,6 @@ def _record(folder: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) and "complete" in record else {"damaged": True}
 
 
-def _crc32(path: Path) -> int:
-    checksum = 0
-    with path.open("rb") as file:
-        while part := file.read(2**24):
-            checksum = zlib.crc32(part, checksum)
-    return checksum
-
-
 def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
     with atomic_file(folder / RECORD) as temporary:
         temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
@@ -535,6 +525,5 @@ def _unwritten(folder: Path, error: Exception) -> str:
     earlier = f"The last complete checkpoint is {last}" if last else "There is no earlier checkpoint"
     return (
         f"{folder.name} could not be written to {folder.parent}, which has {free:.2f} GB free: {error!r}. {earlier}. "
-        f"Free "
-        "space, or set save_total_limit or another output_dir; then resume with resume_from_checkpoint."
+        "Free space, or set save_total_limit or another output_dir; then resume with resume_from_checkpoint."
     )

@@ -221,7 +221,7 @@ class ChatFormat:
 
         Args:
             messages: the history.
-            opening: how many of its messages are only read, model turns among them (see `Context.opening`).
+            opening: how many of its messages are only read, model turns among them (see `Context.num_prompt_messages`).
         """
         self.check_plain()
         turns = _turns(messages, opening, structured=isinstance(self.template, ToolTemplate))
@@ -314,8 +314,7 @@ class ChatFormat:
             now = ", ".join(f"{key}={own[key]!r}" for key in changed)
             raise ConfigurationError(
                 f"{name}: {FILE} records {was}, but this tokenizer and template give {now}. They were changed after "
-                f"the "
-                f"format was saved: restore them, or name a template (chat_template), or remove {FILE}."
+                f"the format was saved: restore them, or name a template (chat_template), or remove {FILE}."
             )
 
 

@@ -24,8 +24,6 @@ import difflib
 import importlib.util
 import logging
 import re
-import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -38,6 +36,7 @@ from jinja2 import Environment, TemplateSyntaxError
 from agent_r1_gym.core.parsing import THOUGHT_MARKS
 from agent_r1_gym.core.types import Message, Role
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.support.concurrency import TimeLimitError, time_limit
 
 RenderMode = Literal["exact", "rewritten"]
 
@@ -439,33 +438,6 @@ def _joined(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def framed(frame: Sequence[str], contents: Sequence[str]) -> str:
     """Return contents with what a template puts before, between and after them."""
     return "".join(chain.from_iterable(zip_longest(frame, contents, fillvalue="")))
-
-
-class TimeLimitError(BaseException):
-    """The time is over. No `Exception`: whatever runs must not take it for an error of its own."""
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt what runs in the main thread after some seconds; elsewhere, and without such timers, nothing does.
-
-    Raises:
-        TimeLimitError: the time is over.
-    """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
-
-    def stop(*_: Any) -> None:
-        raise TimeLimitError
-
-    handler = signal.signal(signal.SIGALRM, stop)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, left)  # another's timer starts anew
-        signal.signal(signal.SIGALRM, handler)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from agent_r1_gym.run.model_folder import check_inside, read_adapter
 from agent_r1_gym.run.token_session import TokenLimits
 from agent_r1_gym.support.terminal import still_working
 from trainers.config.hardware import MIN_BF16_PARAMETERS, cpu_prefers_bf16, return_large_blocks
+from trainers.config.options import MAX_TURN_TOKENS, MAX_TURN_TOKENS_ON_CPU
 from trainers.rollouts.chat_format import FILE, TEMPLATE_FILE, resolve_model_path
 from trainers.rollouts.chat_format import ChatFormat as ChatFormat  # for adapters, which load this module
 from trainers.rollouts.collect import Collector as Collector  # for agent_r1_gym.integrations.trl
@@ -32,7 +33,6 @@ from trainers.rollouts.request_engine import SamplingOptions
 from trainers.rollouts.slot_engine import MAX_SLOTS as MAX_SLOTS  # for agent_r1_gym.integrations.trl
 from trainers.rollouts.slot_engine import SlotEngine, cast_weights, rollout_dtype
 
-MAX_TURN_TOKENS, MAX_TURN_TOKENS_ON_CPU = 512, 256
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
 _UNLOADABLE = (OSError, ValueError, ImportError, RecursionError, UnpicklingError)
 """What loading raises; ImportError where quantised weights need packages of their own."""
@@ -56,7 +56,7 @@ class LocalOptions:
     top_p: float = 1.0
     """Smallest set of tokens with at least this probability."""
     max_turn_tokens: int | None = None
-    """Maximum number of tokens per turn; None: 512, on a CPU, which samples tens of tokens per second, 256."""
+    """Maximum number of tokens per turn; None: 1,024, on a CPU, which samples tens of tokens per second, 256."""
     max_length: int | None = None
     """Maximum number of tokens per episode; None: as many as the model takes, at most 8,192."""
     device: str | None = None

@@ -5,18 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
 from agent_r1_gym.run.record import Trajectory
+from agent_r1_gym.support.concurrency import WorkerThread
 from trainers.rollouts.collect import RolloutResult
 
 Rows = list[dict[str, Any]]
-
-
 RolloutTask = Callable[[], RolloutResult]
-Job = tuple[RolloutTask, Future[RolloutResult]]
 
 
 class RolloutPrefetcher:
@@ -28,18 +24,17 @@ class RolloutPrefetcher:
 
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
-        self._thread: Thread | None = None
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread = WorkerThread("rollouts")
         self._rows: Rows | None = None
         self._future: Future[RolloutResult] | None = None
 
     def run_now(self, play: RolloutTask) -> RolloutResult:
-        """Play a batch, and waits for it."""
-        return self._submit(play).result()
+        """Play a batch and wait for it."""
+        return self._thread.call(play)
 
     def start(self, rows: Rows, play: RolloutTask) -> None:
-        """Begin to play a batch, and returns at once."""
-        self._rows, self._future = rows, self._submit(play)
+        """Begin to play a batch and return at once."""
+        self._rows, self._future = rows, self._thread.submit(play)
 
     def pop_batch(self) -> tuple[Rows, RolloutResult | None] | None:
         """Wait for the batch that was started; return its rows and rollouts.
@@ -97,38 +92,18 @@ class RolloutPrefetcher:
     def close(self) -> None:
         """End what runs, and the thread; the next batch starts another."""
         self.discard()
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
+        self._end_thread()
 
     def abandon(self) -> None:
         """End what runs and the thread, and waits for neither: the run has failed, and is not to end later for it."""
         if self._future is not None and not self._future.done():
             self._cancel()
         self._rows = self._future = None
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread, self._jobs = None, SimpleQueue()
+        self._end_thread()
 
-    def _submit(self, play: RolloutTask) -> Future[RolloutResult]:
-        if self._thread is None:
-            # A daemon: nothing that hangs in an episode keeps the program from ending.
-            self._thread = Thread(target=_work, args=(self._jobs,), name="rollouts", daemon=True)
-            self._thread.start()
-        future: Future[RolloutResult] = Future()
-        self._jobs.put((play, future))
-        return future
-
-
-def _work(jobs: SimpleQueue[Job | None]) -> None:
-    while (job := jobs.get()) is not None:
-        play, future = job
-        try:
-            future.set_result(play())
-        except BaseException as error:  # raised where the result is used
-            future.set_exception(error)
-        del job, play, future  # an idle thread keeps nothing alive
+    def _end_thread(self) -> None:
+        self._thread.end()
+        self._thread = WorkerThread("rollouts")
 
 
 def repartition_prefetched(

@@ -177,7 +177,7 @@ class _EngineRun:
                 episode, turn, answer = self.turns.get(timeout=POLL_SECONDS if self.more_to_come else None)
             except Empty:
                 continue
-            with _named(episode):
+            with session_named(episode.number):
                 self._go_on(episode, answer if turn is None else self._finish_turn(episode, turn))
 
     def _admit(self) -> None:
@@ -196,7 +196,7 @@ class _EngineRun:
             episode = _ActiveEpisode(session, self.count, context, options, rng)
             self.count += 1
             self.live += 1
-            with _named(episode):
+            with session_named(episode.number):
                 self._request_turn(episode)
 
     def _request_turn(self, episode: _ActiveEpisode) -> None:
@@ -234,11 +234,12 @@ class _EngineRun:
 
 
 @contextmanager
-def _named(episode: _ActiveEpisode) -> Iterator[None]:
+def session_named(number: int) -> Iterator[None]:
+    """Add a note to an exception of a session that names it."""
     try:
         yield
     except Exception as error:
         error.add_note(
-            f"Raised by session {episode.number} (counted from 0), in its turn, finish_turn or the Future it returned."
+            f"Raised by session {number} (counted from 0), in its turn, finish_turn or the Future it returned."
         )
         raise

@@ -22,7 +22,7 @@ from agent_r1_gym.core.parsing.base import bad_json
 from agent_r1_gym.core.parsing.parsers import not_a_call
 from agent_r1_gym.core.types import ParseError
 
-_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _TEXT_FIELDS = ("content", "response")
 _CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 _TEXT = {"content": "text"}
@@ -129,7 +129,7 @@ class ResponseFormat:
 
     def _response(self, regions: Sequence[_Region], text: str) -> Response:
         content = "".join(region.body for region in regions if region.field in _TEXT_FIELDS).strip()
-        reasoning = [region for region in regions if region.field in _REASONING_FIELDS]
+        reasoning = [region for region in regions if region.field in REASONING_FIELDS]
         calls: list[Any] = []
         for region in regions:
             if region.field != "tool_calls":

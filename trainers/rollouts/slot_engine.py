@@ -23,7 +23,7 @@ from agent_r1_gym.run.token_session import NewContext, NextTokens, TokenSession,
 from trainers.algorithms.packing import PACKED_ATTENTION
 from trainers.rollouts.cache import SlotCache, as_slot_index, to_device_async
 from trainers.rollouts.cuda_graphs import DecodingGraphs
-from trainers.rollouts.request_engine import SamplingOptions
+from trainers.rollouts.request_engine import SamplingOptions, session_named
 
 MAX_SLOTS = 128
 """Episodes that decode side by side on one device; more wait for a free slot."""
@@ -213,7 +213,7 @@ class _EngineRun:
         ready = [slot for slot in self.waiting_on_tools if slot.future and slot.future.done()]
         self.waiting_on_tools = [slot for slot in self.waiting_on_tools if slot not in ready]
         for slot in ready:
-            with _named(slot):
+            with session_named(slot.number):
                 reply = slot.future.result()  # type: ignore[union-attr]
             slot.future = None
             self._begin_turn(slot, reply)
@@ -232,14 +232,14 @@ class _EngineRun:
         if remaining > 0:
             self.waiting.append(slot)
             return
-        with _named(slot):
+        with session_named(slot.number):
             end_context_full(slot.session, longest)
         self.occupants[slot.slot_index] = None
 
     def _finish_turn(self, slot: _Slot, *, stopped: bool) -> None:
         ids, logprobs = slot.ids, slot.logprobs
         slot.ids, slot.logprobs = [], []
-        with _named(slot):
+        with session_named(slot.number):
             reply = slot.session.finish_turn(ids, logprobs, stopped)
         if isinstance(reply, Future):
             slot.future = reply
@@ -409,17 +409,6 @@ class _ModelPass:
 
 def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
-
-
-@contextmanager
-def _named(slot: _Slot) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        error.add_note(
-            f"Raised by session {slot.number} (counted from 0), in finish_turn or in the Future it returned."
-        )
-        raise
 
 
 def _check_model(model: Any, max_length: int) -> None:

@@ -25,7 +25,7 @@ from agent_r1_gym.core.parsing import NativeParser
 from agent_r1_gym.core.types import Message, ParseError, ToolCall
 from agent_r1_gym.errors import ConfigurationError
 from trainers.rollouts.chat_template import PROBES, ChatTemplate, framed
-from trainers.rollouts.responses import MALFORMED, Response, ResponseFormat, known_formats
+from trainers.rollouts.responses import MALFORMED, REASONING_FIELDS, Response, ResponseFormat, known_formats
 
 _USER, _MODEL, _REPLY, _THOUGHT = "4be7u", "9c1dm", "7fa2r", "5hd8k"
 _NAME, _TEXT_ARGUMENT = "probe_tool", "probe_text"
@@ -48,7 +48,7 @@ _PROBE_TOOL = {
 }
 _ARGUMENTS = {_TEXT_ARGUMENT: _MODEL, "number": 3, "flag": True, "items": ["a", "b"]}
 _ANY_TEXT = 'It\'s "3": {1}, [2] <b>\nnext\\n é'
-_THINKING_FIELDS = ("reasoning_content", "thinking", "reasoning", "tool_plan", None)
+_THINKING_FIELDS = (*REASONING_FIELDS, "tool_plan", None)
 _THOUGHT_TEXT = re.compile(r"\A\s*<think>(?P<thought>.*?)</think>\s*(?P<rest>.*)\Z", re.DOTALL)
 _TAG = re.compile(r"<[|｜]?/?[\w:=▁ .-]+[|｜]?>|<\|\w+>|<\w+\|>|\[/?[A-Z_]+\]")
 _MAX_GAPS = 1_024

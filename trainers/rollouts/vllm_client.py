@@ -330,7 +330,7 @@ class VLLMServerBackend:
             if weights.name not in {card["id"] for card in server.list_models()}:
                 raise ConfigurationError(
                     f"{server.url} does not take the adapter ({status}: {answer!s:.200}): start it with "
-                    f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora, --max-lora-rank at least "
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora, --max-lora-rank at least "
                     f"{self.options.adapter_rank} and --max-loras 2, and let it see {weights.folder}."
                 )
             return
@@ -413,8 +413,7 @@ def check_weights(server: VLLMServerClient, name: str, model: Any, *, max_length
         raise ConfigurationError(
             f"{server.url} has another model than the one that is trained: log-probs of {len(turn.ids)} tokens that it "
             f"sampled differ by {drift:.2f} nats on average, expected at most alarm_drift_above={max_diff}. Start it "
-            f"with "
-            "the trainer's model, in no other quantisation."
+            "with the trainer's model, in no other quantisation."
         )
 
 

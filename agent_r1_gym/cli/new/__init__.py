@@ -59,8 +59,7 @@ def names_of(name: str) -> dict[str, str]:
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"NAME {name!r} is not valid for a module: expected letters and digits with single '-' or '_' between "
-            f"them, "
-            "starting with a letter, such as my-agent."
+            "them, starting with a letter, such as my-agent."
         )
     module = name.replace("-", "_").lower()
     if keyword.iskeyword(module) or _is_taken(module):

@@ -25,7 +25,7 @@ from typing import Any
 from agent_r1_gym.core.types import Passage
 from agent_r1_gym.errors import ConfigurationError, MissingDependencyError, RetrievalError, RetrievalTimeout
 from agent_r1_gym.retrieval import store
-from agent_r1_gym.retrieval.base import Hit, Retriever, check_k, clean_query
+from agent_r1_gym.retrieval.base import Hit, Retriever, check_bm25, check_k, clean_query
 from agent_r1_gym.retrieval.http import HTTPRetriever
 from agent_r1_gym.retrieval.store import passage_to_document
 from agent_r1_gym.support import files
@@ -72,8 +72,7 @@ class LuceneRetriever(Retriever):
         idle_exit: float = 60.0,
     ) -> None:
         require_lucene()
-        if k1 < 0 or not 0 <= b <= 1:
-            raise ConfigurationError(f"BM25 needs k1 >= 0 and 0 <= b <= 1, got k1={k1!r}, b={b!r}.")
+        check_bm25(k1, b)
         self.index = _resolve(index)
         self._k1, self._b = float(k1), float(b)
         self._timeout, self._start_timeout, self._idle_exit = timeout, start_timeout, idle_exit

@@ -284,10 +284,8 @@ class _BackendHealth:
         ):
             raise InfrastructureError(
                 f"{self.consecutive_failures} episodes in a row lost their backend, for {self.patience:g} s; the last "
-                f"error "
-                f"was: {record.infrastructure_error} Finished episodes are saved; fix the backend and run the same "
-                f"command "
-                "again."
+                f"error was: {record.infrastructure_error} Finished episodes are saved; fix the backend and run the "
+                "same command again."
             )
 
     def throttle(self, jobs: Iterable[Job]) -> Iterator[Job]:

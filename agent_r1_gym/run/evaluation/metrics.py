@@ -309,7 +309,7 @@ def compare_records(ours: Sequence[Trajectory], theirs: Sequence[Trajectory], *,
     result: Summary = {"questions": len(common)}
     is_single = all(len(left[index]) == len(right[index]) == 1 for index in common)
     for name in _PAIRED:
-        pairs = [(_mean(left[index], name), _mean(right[index], name)) for index in common]
+        pairs = [(mean_metric(left[index], name), mean_metric(right[index], name)) for index in common]
         pairs = [(mine, theirs_mean) for mine, theirs_mean in pairs if mine is not None and theirs_mean is not None]
         if pairs and (name != "return" or "em" not in result):
             mine, theirs_mean = zip(*pairs, strict=True)
@@ -324,6 +324,7 @@ def p_value(test: Mapping[str, float]) -> float:
     return test.get("mcnemar_p_value", test["p_value"])
 
 
-def _mean(records: Sequence[Trajectory], name: str) -> float | None:
+def mean_metric(records: Sequence[Trajectory], name: str) -> float | None:
+    """Return the mean of a metric over the episodes that have it, None if none has."""
     numbers = [number for record in records if (number := record.metrics()[name]) is not None]
     return sum(numbers) / len(numbers) if numbers else None

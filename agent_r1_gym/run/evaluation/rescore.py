@@ -267,8 +267,7 @@ def _task_of(record: Trajectory, env: ToolEnv) -> Task:
             return task
     raise ConfigurationError(
         f"Task {record.task_index} of the run is {record.task_id!r}, which is no longer at that position: the data "
-        f"have "
-        "changed. Rescore with the data of the run."
+        "have changed. Rescore with the data of the run."
     )
 
 

@@ -59,11 +59,11 @@ _SETTINGS: dict[str, Any] = {
     **dict.fromkeys(("samples", "questions", "seed"), int),
     "question_hash": (str, NoneType),
 }
+"""Settings that readers of a run rely on, and their types."""
 _OPTIONAL = ("env_options", "model")
 """Settings that are objects where they are there."""
 _LARGEST = 2**63
 """Integers below it are what a run counts; Python cannot format one of thousands of digits."""
-"""Settings that readers of a run rely on, and their types."""
 _SHARD_FOLDER = re.compile(r"shard-(\d+)-of-(\d+)")
 _RUN_FILE, _METRICS_FILE = "run.json", "metrics.json"
 _PACKAGES = ("agent-r1-gym", "gymnasium", "numpy", "bm25s", "urllib3", "torch", "transformers", "peft")
@@ -147,9 +147,8 @@ class RunFolder:
         before = [start["base_url"] for start in invocations if "base_url" in start]
         if before and url not in (None, before[-1]):
             print_note(
-                f"WARNING: {self.path} resumes with the server {url}, after {before[-1]}: the results are those of "
-                f"one agent "
-                "only if both serve the same weights."
+                f"WARNING: {self.path} resumes with the server {url}, after {before[-1]}: the results are those of one "
+                "agent only if both serve the same weights."
             )
 
     @property
