@@ -337,14 +337,13 @@ _PROCESS_TERMS = (
     RewardTerm("new_support", new_support, 0.2, kind="process"),
     RewardTerm("repeated_query", repeated_query, -0.05, kind="process"),
 )
-_PRESETS: dict[str, Callable[[AnswerScorer], tuple[RewardTerm, ...]]] = {
+REWARD_PRESETS: dict[str, Callable[[AnswerScorer], tuple[RewardTerm, ...]]] = {
     "em": lambda scorer: (_outcome("em", exact_match, scorer),),
     "f1": lambda scorer: (_outcome("f1", f1, scorer),),
     "agent_r1": lambda scorer: (_outcome("agent_r1", agent_r1, scorer, low=-1.0),),
     "process": lambda scorer: (_outcome("em", exact_match, scorer), *_PROCESS_TERMS),
 }
-REWARD_PRESETS = tuple(_PRESETS)
-"""Names that `make_rewards` accepts."""
+"""Terms by the name that `make_rewards` accepts."""
 
 
 def make_rewards(
@@ -400,13 +399,13 @@ def _terms(reward: Any, scorer: str | AnswerScorer) -> tuple[RewardTerm, ...]:
     if isinstance(reward, RewardTerm):
         return (reward,)
     if isinstance(reward, str):
-        if reward in _PRESETS:
-            return _PRESETS[reward](find_scorer(scorer))
+        if reward in REWARD_PRESETS:
+            return REWARD_PRESETS[reward](find_scorer(scorer))
         if reward.endswith(JUDGE_SUFFIX):
             return _terms(load_judge(reward), scorer)
         if ":" in reward:
             return _terms(import_object(reward), scorer)
-        raise ConfigurationError(f"Unknown reward preset {reward!r}. {suggest(reward, _PRESETS)}")
+        raise ConfigurationError(f"Unknown reward preset {reward!r}. {suggest(reward, REWARD_PRESETS)}")
     if isinstance(reward, Sequence):
         return tuple(term for part in reward for term in _terms(part, scorer))
     name = getattr(reward, "__name__", "")

@@ -23,7 +23,15 @@ from agent_r1_gym.core.history import EpisodeState, History
 from agent_r1_gym.core.parsing import HOW_TO_ANSWER, Parser, make_parser
 from agent_r1_gym.core.parsing.base import NO_ACTION
 from agent_r1_gym.core.parsing.plain_turn import ANSWER_EXTRACTORS, plain_answer
-from agent_r1_gym.core.rewards import Reward, RewardSet, StepReward, find_scorer, make_rewards
+from agent_r1_gym.core.rewards import (
+    Reward,
+    RewardSet,
+    RewardTerm,
+    StepReward,
+    find_scorer,
+    make_rewards,
+    replace_presets,
+)
 from agent_r1_gym.core.scoring import AnswerScorer
 from agent_r1_gym.core.shots import Shot, TasksWithoutShots, draw_shots, read_shots, shortened
 from agent_r1_gym.core.spaces import UnicodeText
@@ -171,6 +179,8 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
     metadata: dict[str, Any] = {"render_modes": ["ansi", "human"], "render_fps": 4}  # noqa: RUF012
     instructions: ClassVar[str] = "Solve the task. Use the functions below when they help."
     """First part of the system turn, before tools and answer format, unless `system_prompt` replaces it."""
+    reward_presets: ClassVar[Mapping[str, Sequence[str | RewardTerm]]] = {}
+    """Terms of the class's own for the names of presets, such as "em" and "process"; those of "em" decide `success`."""
     scripts: ClassVar[Mapping[str, ScriptedPolicy]] = {}
     """Policies for `--policy script:NAME`: near misses, beginners. What a window hides is empty in their `history`."""
     load_tasks: ClassVar[TaskLoader]
@@ -249,7 +259,7 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
                 f"The format {self.parser.name!r} cannot call any of the tools {[tool.name for tool in self.tools]}: "
                 f"it suits {self.parser.suits or 'others'}. Choose another parser, such as 'hermes'."
             )
-        self.rewards = make_rewards(reward, reward_weights, scorer=self.scorer)
+        self.rewards = make_rewards(replace_presets(reward, self.reward_presets), reward_weights, scorer=self.scorer)
         if dataset is not None or isinstance(tasks, list | tuple):  # not lazy sequences, which make a task when indexed
             self.rewards.check_tasks(self.tasks)
         self.max_turns, self.max_history_chars = max_turns, max_history_chars
@@ -350,8 +360,15 @@ class ToolEnv(SerializableSpec, StrictOptions, gymnasium.Env[str, str]):
         return True
 
     def success(self, task: Task, history: Sequence[Transition]) -> float | None:
-        """Score how well the actions of an episode solved `task` (1: fully); None if the answer decides."""
-        return None
+        """Score how well the actions of an episode solved `task` (1: fully); None if the answer decides.
+
+        By default, a class whose `reward_presets` have terms for "em" is scored by them, at the last step.
+        """
+        own_terms = self.reward_presets.get("em")
+        if own_terms is None:
+            return None
+        terms = make_rewards(own_terms, scorer=self.scorer).terms if history else ()
+        return sum((term.weight * term.function(history[-1]) for term in terms if term.weight), 0.0)
 
     def describe_dataset(self) -> str:
         """Describe the tasks, for `info["dataset"]`."""

@@ -38,7 +38,9 @@ __all__ = [
 FICTION, WORD_PROBLEMS = "fiction", "word problems"
 """Names of the generators. The environments that own them register them (`register_generator`)."""
 
-_SOURCES = ("auto", "sample", "hub")
+AUTO, SAMPLE = "auto", "sample"
+"""What `dataset` may be in place of a path: the real data, else the sample with a warning; the sample."""
+_SOURCES = (AUTO, SAMPLE, "hub")
 _SAMPLE_ENTITIES = 600
 _SAMPLE_QUESTIONS = 200
 _SAMPLE_SUFFIX = "-sample"
@@ -50,7 +52,27 @@ _lock = threading.RLock()
 
 
 class SampleDataWarning(UserWarning):
-    """The bundled fictional sample is served, because no real data was prepared on this machine."""
+    """A bundled sample is served, because no real data was found or given."""
+
+
+def warn_of_sample(name: str, contents: str, remedy: str, *, stacklevel: int) -> None:
+    """Warns that a bundled sample stands in for a data set; once per process and data set.
+
+    Args:
+        name: the data set.
+        contents: what the sample holds, such as "INVENTED tables".
+        remedy: how to get the real data, such as "run `COMMAND`, or pass dataset=PATH".
+        stacklevel: see `warnings.warn`; 1 is the caller of this function.
+    """
+    with _lock:
+        if name in _sample_warned:
+            return
+        _sample_warned.add(name)
+    message = (
+        f"No {name} data was found or given: serving a small sample of {contents} instead. For the real data {remedy}; "
+        "dataset='sample' silences this warning."
+    )
+    warnings.warn(message, SampleDataWarning, stacklevel=stacklevel + 1)
 
 
 def register_generator(name: str, entry_point: str) -> None:
@@ -71,7 +93,7 @@ def prepared_folder(name: str) -> Path:
 
 def load_dataset(
     name: str,
-    dataset: str | os.PathLike[str] | QADataset = "auto",
+    dataset: str | os.PathLike[str] | QADataset = AUTO,
     *,
     split: str | None = None,
     hub_id: str | None = None,
@@ -107,9 +129,9 @@ def load_dataset(
         return _fiction(dataset, split or "train")
     name = canonical_name(name)
     canonical = None if split is None else canonical_split(split)
-    if dataset == "auto":
+    if dataset == AUTO:
         return _prepared_or_sample(name, canonical)
-    if dataset == "sample":
+    if dataset == SAMPLE:
         return _sample(name, canonical or "train")
     if dataset == "hub":
         return _from_hub(name, hub_id or FORMATS[name].HUB_ID, canonical or "train")
@@ -117,7 +139,7 @@ def load_dataset(
 
 
 def _fiction(dataset: str | os.PathLike[str], split: str) -> QADataset:
-    if dataset not in ("auto", "sample"):
+    if dataset not in (AUTO, SAMPLE):
         raise ConfigurationError(
             "FictionQA is generated: expected dataset='auto', 'sample' or a data set made by fiction_dataset(...); "
             f"got {dataset!r}"
@@ -129,15 +151,8 @@ def _prepared_or_sample(name: str, split: str | None) -> QADataset:
     folder = prepared_folder(name)
     if folder.is_dir() and find_splits(folder, name):
         return _from_path(name, folder, split)
-    with _lock:
-        if name not in _sample_warned:
-            _sample_warned.add(name)
-            title, command = FORMATS[name].TITLE, f"agent-r1 data prepare {name}"
-            message = (
-                f"No {title} data was prepared on this machine: serving a small FICTIONAL sample instead. For the real "
-                f"data run `{command}` once, or pass dataset=PATH; dataset='sample' silences this warning."
-            )
-            warnings.warn(message, SampleDataWarning, stacklevel=4)
+    remedy = f"run `agent-r1 data prepare {name}` once, or pass dataset=PATH"
+    warn_of_sample(FORMATS[name].TITLE, "FICTIONAL questions", remedy, stacklevel=4)
     return _sample(name, split or "train")
 
 

@@ -3,18 +3,20 @@
 import json
 import math
 import pickle
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from agent_r1_gym.core.rewards import REWARD_PRESETS, RewardSet, RewardTerm, make_rewards
+from agent_r1_gym.core.rewards import REWARD_PRESETS, RewardSet, RewardTerm, make_rewards, valid_call
+from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import (
     Task,
     Transition,
 )
 from agent_r1_gym.errors import ConfigurationError
 from tests.core.test_rewards import GOOD_CALL, Turn, episode
+from tests.kit.helpers import TASKS, EchoTool, answer, call
 
 
 def test_weights_override_single_terms() -> None:
@@ -134,6 +136,28 @@ def test_the_outcome_of_a_step_is_the_part_of_its_outcome_terms() -> None:
     rewards = make_rewards("process", {"em": 3.0})
     assert [rewards.evaluate(step).outcome for step in steps] == [0.0, 3.0]
     assert [rewards.evaluate(step).reward for step in steps] == pytest.approx([0.05, 3.0])
+
+
+class EchoingEnv(ToolEnv):
+    ECHOED = RewardTerm("echoed", valid_call, 0.5)
+    reward_presets: ClassVar = {"em": (ECHOED, RewardTerm("why", lambda _: 7.0, 0.0)), "process": ("em", ECHOED)}
+
+
+def test_an_environment_has_presets_of_its_own_which_decide_success() -> None:
+    for reward, names in (
+        ("em", ["echoed", "why"]),
+        ("process", ["em", "echoed"]),
+        (["f1", "em"], ["f1", "echoed", "why"]),
+    ):
+        env = EchoingEnv(tasks=TASKS, tools=[EchoTool()], reward=reward)
+        assert [term.name for term in env.rewards.terms] == names
+        assert env.success(TASKS[0], ()) == 0.0
+        env.reset(options={"task_index": 0})
+        env.step(call("echo", text="hi"))
+        assert env.success(env.task, env.transitions) == 0.5
+        env.step(answer("Paris"))
+        assert env.success(env.task, env.transitions) == 0.0  # the last step decides
+    assert ToolEnv(tasks=TASKS).success(TASKS[0], ()) is None
 
 
 def test_rewards_pickle() -> None:

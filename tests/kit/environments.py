@@ -31,7 +31,11 @@ IDS = sorted(spec.id for spec in gymnasium.registry.values() if spec.namespace =
 TOOL_ENVS = [env_id for env_id in IDS if issubclass(creator(env_id), ToolEnv)]
 if containers_unavailable():
     TOOL_ENVS.remove("AgentR1/Harbor-v0")
-STATE_ENVS = [env_id for env_id in TOOL_ENVS if creator(env_id).success is not ToolEnv.success]
+STATE_ENVS = [
+    env_id
+    for env_id in TOOL_ENVS
+    if creator(env_id).success is not ToolEnv.success or "em" in creator(env_id).reward_presets
+]
 """Solved by what was done, not by an answer."""
 QA_ENVS = [
     env for env in TOOL_ENVS if env not in STATE_ENVS and "dataset" not in getattr(creator(env), "fixed_options", ())

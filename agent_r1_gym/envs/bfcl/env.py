@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from agent_r1_gym.core.parsing import visible_text
-from agent_r1_gym.core.rewards import Reward, RewardSet, RewardTerm, failed_call, malformed_call, replace_presets
+from agent_r1_gym.core.rewards import RewardTerm, failed_call, malformed_call
 from agent_r1_gym.core.tool import Tool
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import (
@@ -20,6 +20,7 @@ from agent_r1_gym.core.types import (
     ToolCall,
     Transition,
 )
+from agent_r1_gym.data.load import AUTO
 from agent_r1_gym.envs.bfcl.ast_checker import Function, ast_error, tool_name
 from agent_r1_gym.envs.bfcl.functions import RecordedFunction
 from agent_r1_gym.envs.bfcl.multi_turn import (
@@ -31,7 +32,7 @@ from agent_r1_gym.envs.bfcl.multi_turn import (
     conversation_tools,
     is_over,
 )
-from agent_r1_gym.envs.bfcl.tasks import AUTO, CATEGORIES, IRRELEVANCE, SINGLE_TURN, FunctionCallingTask, load_tasks
+from agent_r1_gym.envs.bfcl.tasks import CATEGORIES, IRRELEVANCE, SINGLE_TURN, FunctionCallingTask, load_tasks
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.checks import check_choices, check_path
 
@@ -221,6 +222,7 @@ class BFCLEnv(ToolEnv):
     """
 
     fixed_options: ClassVar[tuple[str, ...]] = ("tasks", "tools", "fields", "scorer")
+    reward_presets = PRESETS
     plain_errors: ClassVar[Sequence[list[str]]] = (["no_action"], ["other_format"])  # officially no call is read there
     scripts: ClassVar[Mapping[str, ScriptedPolicy]] = {"refusing": _refusing, "single": _single, "mistyped": _mistyped}
     instructions: ClassVar[str] = """\
@@ -239,7 +241,6 @@ Fulfil the requests of the user with calls of the functions below.
         *,
         dataset: str | os.PathLike[str] = AUTO,
         category: str | Sequence[str] | None = None,
-        reward: Reward | RewardSet | Sequence[Reward] = "em",
         **options: Any,
     ) -> None:
         check_path("dataset", dataset)
@@ -254,9 +255,7 @@ Fulfil the requests of the user with calls of the functions below.
             defaults |= {"max_turns": _MOST_REQUESTS * (MAX_STEPS + 1), "max_history_chars": _LONG_HISTORY}
             if options.get("raw_system_prompt") is None:
                 defaults["system_prompt"] = self._multi_turn_instructions
-        super().__init__(
-            dataset=load_tasks(dataset, categories), reward=replace_presets(reward, PRESETS), **{**defaults, **options}
-        )
+        super().__init__(dataset=load_tasks(dataset, categories), **{**defaults, **options})
 
     def make_tools(self, task: Task) -> Sequence[Tool]:
         """The functions of the row; in a conversation also its user."""
@@ -291,7 +290,3 @@ Fulfil the requests of the user with calls of the functions below.
         """All accepted calls in one turn, or those of a request; an answer if no function fits, or a request ends."""
         calls = due_calls(task, history)
         return (calls[0] if len(calls) == 1 else calls) or _DONE
-
-    def success(self, task: Task, history: Sequence[Transition]) -> float:
-        """1 if the last turn solved the task, else 0."""
-        return solved(history[-1]) if history else 0.0

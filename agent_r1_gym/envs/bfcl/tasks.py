@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 from agent_r1_gym.core.types import Message, Task
 from agent_r1_gym.data.generated import SPLITS, is_in_split
-from agent_r1_gym.data.load import SampleDataWarning
+from agent_r1_gym.data.load import AUTO, SAMPLE, warn_of_sample
 from agent_r1_gym.data.official.raw_rows import Row
 from agent_r1_gym.data.official.sources import file_version
 from agent_r1_gym.data.tasks import ALL, TaskSet
@@ -39,7 +38,7 @@ HELD_OUT = (
 )
 """Further single-turn categories about functions in Python, which are test rows only."""
 SINGLE_TURN = (*CATEGORIES, *HELD_OUT)
-AUTO, SAMPLE = "auto", "sample"
+_SAMPLE_FOLDER = Path(__file__).parent / "sample"
 _DATA_FOLDERS = ("", "data", "bfcl_eval/data", "berkeley-function-call-leaderboard/bfcl_eval/data")
 
 
@@ -82,42 +81,27 @@ def load_tasks(dataset: str | os.PathLike[str], categories: Sequence[str]) -> Ta
         if spec is not None and spec.submodule_search_locations:
             dataset = Path(spec.submodule_search_locations[0]) / "data"
         else:
-            _warn_of_sample()
+            remedy = "run `pip install bfcl-eval`, or pass dataset=FOLDER"
+            warn_of_sample("BFCL", "INVENTED functions", remedy, stacklevel=3)
             dataset = SAMPLE
-    if dataset == SAMPLE:
-        from agent_r1_gym.envs.bfcl.sample import ROWS
-
-        if missing := [category for category in categories if category not in CATEGORIES]:
+    is_sample = dataset == SAMPLE
+    folder = _SAMPLE_FOLDER if is_sample else _data_folder(Path(dataset).expanduser())
+    related = CATEGORIES if set(CATEGORIES).intersection(categories) else ()
+    wanted = dict.fromkeys((*related, *categories))
+    files = {category: pair for category in wanted if (pair := _files(folder, category))}
+    if missing := [category for category in categories if category not in files]:
+        if is_sample:
             raise DatasetError(f"The sample has no rows of {missing[0]}: pip install bfcl-eval, or dataset=FOLDER.")
-        source = "a bundled sample of INVENTED functions in the leaderboard's format"
-        tasks = _with_splits([_read_task(name, Row(row, source), row["ground_truth"]) for name, row in ROWS])
-    else:
-        folder = _data_folder(Path(dataset).expanduser())
-        source = str(folder)
-        related = CATEGORIES if set(CATEGORIES).intersection(categories) else ()
-        wanted = dict.fromkeys((*related, *categories))
-        files = {category: pair for category in wanted if (pair := _files(folder, category))}
-        missing = [category for category in categories if category not in files]
-        if missing:
-            raise DatasetError(
-                f"{folder} has no rows of {', '.join(missing)}; expected {_official_name(missing[0])}"
-                f"{'' if _has_no_answers(missing[0]) else f' and possible_answer/{_official_name(missing[0])}'}."
-            )
-        versions = tuple((category, tuple(map(file_version, pair))) for category, pair in files.items())
-        tasks = _read_files(versions, str(folder) if categories[0] in MULTI_TURN else "")
+        raise DatasetError(
+            f"{folder} has no rows of {', '.join(missing)}; expected {_official_name(missing[0])}"
+            f"{'' if _has_no_answers(missing[0]) else f' and possible_answer/{_official_name(missing[0])}'}."
+        )
+    versions = tuple((category, tuple(map(file_version, pair))) for category, pair in files.items())
+    tasks = _read_files(versions, str(folder) if categories[0] in MULTI_TURN else "")
     chosen = [(task, split) for task, split in tasks if task.category in categories]
     served = "train" if any(split == "train" for _, split in chosen) else ALL
-    return TaskSet(chosen, served, f"{', '.join(categories)} of {source}", is_sample=dataset == SAMPLE)
-
-
-@functools.cache  # once per process
-def _warn_of_sample() -> None:
-    warnings.warn(
-        "The data of BFCL is not installed: serving a small sample of INVENTED functions instead. For the real rows "
-        "run `pip install bfcl-eval`, or pass dataset=FOLDER; dataset='sample' silences this warning.",
-        SampleDataWarning,
-        stacklevel=4,
-    )
+    source = "a bundled sample of INVENTED functions in the leaderboard's format" if is_sample else str(folder)
+    return TaskSet(chosen, served, f"{', '.join(categories)} of {source}", is_sample=is_sample)
 
 
 def _official_name(category: str) -> str:

@@ -8,22 +8,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from agent_r1_gym.core.rewards import (
-    Reward,
-    RewardSet,
-    RewardTerm,
-    failed_call,
-    malformed_call,
-    repeated_query,
-    replace_presets,
-    valid_call,
-)
+from agent_r1_gym.core.rewards import RewardTerm, failed_call, malformed_call, repeated_query, valid_call
 from agent_r1_gym.core.tool import Tool
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import ScriptedPolicy, ScriptedTurn, Task, ToolCall, Transition
+from agent_r1_gym.data.load import AUTO
 from agent_r1_gym.envs.dbbench.mysql import MySQLTable
 from agent_r1_gym.envs.dbbench.tasks import (
-    AUTO,
     TableTask,
     answers_question,
     gold_state,
@@ -167,6 +158,7 @@ class DBBenchEnv(ToolEnv):
     """
 
     fixed_options: ClassVar[tuple[str, ...]] = ("tasks", "tools", "fields", "scorer")
+    reward_presets = PRESETS
     scripts: ClassVar[Mapping[str, ScriptedPolicy]] = {"idle": _idle, "twice": _twice, "everywhere": _everywhere}
     instructions: ClassVar[str] = """\
 Answer the question about a table of a MySQL database, or change the table as requested.
@@ -179,14 +171,12 @@ After you have changed the table as requested, answer: done"""
         *,
         dataset: str | os.PathLike[str] = AUTO,
         max_rows: int = 20,
-        reward: Reward | RewardSet | Sequence[Reward] = "em",
         **options: Any,
     ) -> None:
         check_path("dataset", dataset)
         check_integer("max_rows", max_rows, 1)
         self._max_rows = max_rows
-        reward = replace_presets(reward, PRESETS)
-        super().__init__(dataset=load_tasks(dataset), reward=reward, **{"max_turns": 10, **options})
+        super().__init__(dataset=load_tasks(dataset), **{"max_turns": 10, **options})
 
     def make_tools(self, task: Task) -> Sequence[Tool]:
         """Tools over a clone of the task's table."""
@@ -217,7 +207,3 @@ After you have changed the table as requested, answer: done"""
         finally:
             database.close()
         return answers_question(str(values), task.label)
-
-    def success(self, task: Task, history: Sequence[Transition]) -> float:
-        """1 if the table is as it should be, or the answer is right; else 0."""
-        return solved(history[-1]) if history else 0.0

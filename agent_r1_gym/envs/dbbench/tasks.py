@@ -15,15 +15,14 @@ import json
 import os
 import re
 import sqlite3
-import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from agent_r1_gym.core.types import Task
-from agent_r1_gym.data.load import SampleDataWarning
+from agent_r1_gym.data.load import AUTO, SAMPLE, warn_of_sample
 from agent_r1_gym.data.official.raw_rows import Row
 from agent_r1_gym.data.official.sources import file_version
 from agent_r1_gym.data.tasks import TaskSet
@@ -33,11 +32,11 @@ from agent_r1_gym.support.checks import frozen
 from agent_r1_gym.support.json_data import read_objects
 from agent_r1_gym.support.sqlite import QueryError
 
-AUTO, SAMPLE = "auto", "sample"
 CHANGES = ("INSERT", "UPDATE", "DELETE")
 """Types of tasks that change the table; all others are questions."""
 FILES = {"train": ("dev.jsonl", "dbbench_dev.jsonl"), "test": ("standard.jsonl", "dbbench_standard.jsonl")}
 """File names of each split: AgentBench has no training rows, so that its dev set is served as such."""
+_SAMPLE_FOLDER = Path(__file__).parent / "sample"
 _FOLDERS = ("", "data/dbbench", "dbbench")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})(?:\.[0-9]+)?")
 _LONGEST_ANSWER = 20_000
@@ -171,28 +170,18 @@ def load_tasks(dataset: str | os.PathLike[str]) -> TaskSet:
     Raises:
         DatasetError: there are no such files, or a row is malformed or its gold statement fails.
     """
-    if dataset in (AUTO, SAMPLE):
-        from agent_r1_gym.envs.dbbench.sample import ROWS
-
-        if dataset == AUTO:
-            _warn_of_sample()
-        source = "a bundled sample of INVENTED tables in AgentBench's format"
-        tasks = [(_read_task(Row(row, source), f"sample-{i}"), split) for i, (split, row) in enumerate(ROWS)]
-        return TaskSet(tasks, "train", source, is_sample=True)
-    path = Path(dataset).expanduser()
+    if dataset == AUTO:
+        remedy = "run `git clone https://github.com/THUDM/AgentBench`, and pass dataset=FOLDER"
+        warn_of_sample("DBBench", "INVENTED tables", remedy, stacklevel=3)
+    is_sample = dataset in (AUTO, SAMPLE)
+    path = _SAMPLE_FOLDER if is_sample else Path(dataset).expanduser()
     files = [(path, "train")] if path.is_file() else _files(path)
-    versions = tuple((split, file_version(file)) for file, split in files)
-    return TaskSet(_read_files(versions), files[0][1], str(path))
-
-
-@functools.cache  # once per process
-def _warn_of_sample() -> None:
-    warnings.warn(
-        "No data of DBBench is set: serving a small sample of INVENTED tables instead. For the real rows run `git "
-        "clone https://github.com/THUDM/AgentBench`, and pass dataset=FOLDER; dataset='sample' silences this warning.",
-        SampleDataWarning,
-        stacklevel=4,
-    )
+    tasks = _read_files(tuple((split, file_version(file)) for file, split in files))
+    source = str(path)
+    if is_sample:  # with ids that no official row has
+        source = "a bundled sample of INVENTED tables in AgentBench's format"
+        tasks = tuple((replace(task, id=f"sample-{number}"), split) for number, (task, split) in enumerate(tasks))
+    return TaskSet(tasks, files[0][1], source, is_sample=is_sample)
 
 
 def _files(folder: Path) -> list[tuple[Path, str]]:

@@ -249,8 +249,7 @@ class FictionQuestions(LazyTaskSequence[Question]):
         if not 1 <= size <= max_questions:
             raise ConfigurationError(
                 f"questions={size} is more than there are: {world.entities} entities and mix {dict(mix)} give "
-                f"{max_questions} different questions in split {world.split!r}. Lower `questions` or raise "
-                f"`entities`."
+                f"{max_questions} different questions in split {world.split!r}. Lower `questions` or raise `entities`."
             )
         super().__init__(size)
 

@@ -67,9 +67,3 @@ class CompactLedgerStyle(LedgerStyle):
         key = (_ITEMS + _PERSONS).index(fact.key)
         value = (_DIGITS if fact.is_balance else _PERSONS).index(fact.value)
         return ("train", "train", "validation", "test")[(key + value) % 4] == split
-
-
-def compact_vocabulary() -> tuple[str, ...]:
-    """All words of compact ledgers, questions, tools and answers, except for error codes."""
-    sums = tuple(map(str, range(2 * len(_DIGITS) + 1)))
-    return (*_ITEMS, *_PERSONS, *sums, "who", "what", "changes", "sum", "noted", "nothing", "end")

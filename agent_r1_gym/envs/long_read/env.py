@@ -9,15 +9,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from agent_r1_gym.core.rewards import (
-    Reward,
-    RewardSet,
-    RewardTerm,
-    failed_call,
-    malformed_call,
-    replace_presets,
-    valid_call,
-)
+from agent_r1_gym.core.rewards import RewardTerm, failed_call, malformed_call, valid_call
 from agent_r1_gym.core.scoring import normalize_answer
 from agent_r1_gym.core.tool import Arguments, Tool
 from agent_r1_gym.core.tool_env import ToolEnv
@@ -324,6 +316,7 @@ class LongReadEnv(ToolEnv):
 
     held_out_splits: Sequence[str] = ("validation", "test")
     fixed_options: ClassVar[tuple[str, ...]] = ("tasks", "tools", "dataset", "fields")
+    reward_presets = PRESETS
     scripts: ClassVar[Mapping[str, ScriptedPolicy]] = SCRIPTS
     instructions: ClassVar[str] = (
         "Answer a question about a ledger, which you read one page at a time.\n"
@@ -350,7 +343,6 @@ class LongReadEnv(ToolEnv):
         max_notes: int = 32,
         note_chars: int = 500,
         max_turns: int | None = None,
-        reward: Reward | RewardSet | Sequence[Reward] = "em",
         **options: Any,
     ) -> None:
         size: dict[str, Any] = {"pages": pages, "facts": facts, "updates": updates, "types": types}
@@ -366,7 +358,6 @@ class LongReadEnv(ToolEnv):
         super().__init__(
             tasks=self.ledgers,
             tools=self.make_tools(self.ledgers[0]),
-            reward=replace_presets(reward, PRESETS),
             max_turns=2 * config.pages + spare if max_turns is None else max_turns,
             **{"scorer": "long_read", **(_COMPACT if style == "compact" else {}), **options},
         )

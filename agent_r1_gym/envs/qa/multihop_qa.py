@@ -35,7 +35,7 @@ class MultiHopQAEnv(ToolEnv):
         split: split of the data set; None: its training split.
         setting: "open": one corpus for all questions; "distractor": each episode searches the paragraphs of its
             question.
-        retriever: retriever of the open setting, see `retrieval.make_retriever`; None: embedded BM25 over the
+        retriever: retriever of the open setting, see `make.make_retriever`; None: embedded BM25 over the
             paragraphs of all questions. Questions without paragraphs need a retriever that has a corpus.
         top_k: passages per query.
         passage_chars: maximum number of characters per passage, for corpora of whole articles; None: all.

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Task
-from agent_r1_gym.data.load import SampleDataWarning
+from agent_r1_gym.data.load import SAMPLE, warn_of_sample
 from agent_r1_gym.data.tasks import TaskSet, load_tasks
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.retrieval.base import Retriever
 from agent_r1_gym.retrieval.make import corpus_retriever, make_retriever
 from agent_r1_gym.tools.search import SearchTool
 
-_SAMPLE = "sample"
 _SAMPLE_QUESTIONS = 200
 
 
@@ -95,10 +93,11 @@ class SearchQAEnv(ToolEnv):
         **options: Any,
     ) -> None:
         if dataset is None:
-            _warn_of_sample()
-        if dataset in (None, _SAMPLE) and (corpus is not None or retriever != "bm25"):
+            remedy = "pass dataset=PATH, a file of questions and answers"
+            warn_of_sample("SearchQA", "FICTIONAL questions", remedy, stacklevel=2)
+        if dataset in (None, SAMPLE) and (corpus is not None or retriever != "bm25"):
             raise ConfigurationError("The sample has its own corpus: set dataset, or drop corpus and retriever.")
-        if dataset is None or dataset == _SAMPLE:
+        if dataset is None or dataset == SAMPLE:
             dataset, searched = _sample()
         else:
             searched = _retriever(retriever, corpus)
@@ -108,16 +107,6 @@ class SearchQAEnv(ToolEnv):
             raise ConfigurationError("fields has no effect on the sample or a loaded TaskSet; drop it.")
         tools = [SearchTool(searched, top_k=top_k, passage_chars=passage_chars)]
         super().__init__(dataset=dataset, split=split, tools=tools, **{"scorer": "qa", **options})
-
-
-@functools.cache  # once per process
-def _warn_of_sample() -> None:
-    warnings.warn(
-        "No dataset is set: serving a small FICTIONAL sample instead. Set a file of questions and answers "
-        "(dataset=PATH); dataset='sample' silences this warning.",
-        SampleDataWarning,
-        stacklevel=3,
-    )
 
 
 @functools.cache

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from agent_r1_gym.core.rewards import Reward, RewardSet, replace_presets
 from agent_r1_gym.core.tool import Tool
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Task, Thought, ToolCall, Transition
 from agent_r1_gym.envs.service_desk.customer import UserSimulator
-from agent_r1_gym.envs.service_desk.grading import PRESETS, find_closing_call, solved
+from agent_r1_gym.envs.service_desk.grading import PRESETS, find_closing_call
 from agent_r1_gym.envs.service_desk.operations import DeskFactory, Rephrase, desk_tools
 from agent_r1_gym.envs.service_desk.scripts import SCRIPTS, next_call, reason_to_close
 from agent_r1_gym.envs.service_desk.world import Ticket, TicketTasks
@@ -89,6 +88,7 @@ class ServiceDeskEnv(ToolEnv):
 
     held_out_splits: Sequence[str] = ("validation", "test", "ood")
     fixed_options: ClassVar[tuple[str, ...]] = ("tasks", "tools", "dataset", "fields", "scorer")
+    reward_presets = PRESETS
     scripts = SCRIPTS
     instructions: ClassVar[str] = """\
 You are a clerk at the service desk of a shop. Handle the ticket according to the policy:
@@ -110,7 +110,6 @@ If a call fails with HTTP 424, repeat it."""
         sleep: bool = False,
         customer_model: str | None = None,
         customer_url: str | None = None,
-        reward: Reward | RewardSet | Sequence[Reward] = "em",
         **options: Any,
     ) -> None:
         check_flag("sleep", sleep)
@@ -123,7 +122,6 @@ If a call fails with HTTP 424, repeat it."""
         super().__init__(
             tasks=tasks,
             tools=desk_tools(self._desk_factory, sleep=sleep, rephrase=_make_rephrase(customer_model, customer_url)),
-            reward=replace_presets(reward, PRESETS),
             **{"max_turns": _MAX_TURNS[difficulty], **options},
         )
 
@@ -144,10 +142,6 @@ If a call fails with HTTP 424, repeat it."""
             return None
         call = next_call(task.plan, history)
         return Thought(reason_to_close(task), call) if call.name == "close_ticket" else call
-
-    def success(self, task: Task, history: Sequence[Transition]) -> float:
-        """1 if the ticket was closed as the policy requires, else 0."""
-        return solved(history[-1]) if history else 0.0
 
     def describe_dataset(self) -> str:
         """Split, number, difficulty and seed of the tickets."""

@@ -385,9 +385,8 @@ class AccountOperations(BankRecords):
         if not re.search("RHO-?BANK", description.upper()):
             raise ToolError(
                 f"Transaction '{transaction_id}' is from a third-party ATM. Deposit images are only available for "
-                "Rho-Bank ATM deposits. For third-party ATM disputes, a chargeback request must be "
-                "submitted to the ATM "
-                "network."
+                "Rho-Bank ATM deposits. For third-party ATM disputes, a chargeback request must be submitted to the "
+                "ATM network."
             )
         date = deposit.get("date", "Unknown")
         if transaction_id == _SCANNED_DEPOSIT:

@@ -475,9 +475,8 @@ class DebitCardOperations(BankRecords):
         before = self._card(card_id).get("status")
         if before not in ("ACTIVE", "PENDING"):
             raise ToolError(
-                f"Debit card '{card_id}' cannot be closed. Current status: {before}. Only ACTIVE or "
-                "PENDING cards can be "
-                "closed."
+                f"Debit card '{card_id}' cannot be closed. Current status: {before}. Only ACTIVE or PENDING cards can "
+                "be closed."
             )
         self.database.edit(DEBIT_CARDS, card_id).update(status="CLOSED", closed_date=TODAY, closure_reason=reason)
         lines = [
@@ -602,9 +601,8 @@ class DebitCardOperations(BankRecords):
             raise ToolError(f"Debit card '{card_id}' does not have an active fraud alert.")
         if card.get("alert_source") == "bank_initiated":
             raise ToolError(
-                "BANK_INITIATED_ALERT - This fraud alert was initiated by the bank's fraud detection "
-                "system and cannot be "
-                "cleared by customer service agents. Please transfer the customer to the security team using "
+                "BANK_INITIATED_ALERT - This fraud alert was initiated by the bank's fraud detection system and cannot "
+                "be cleared by customer service agents. Please transfer the customer to the security team using "
                 "transfer_to_human_agents."
             )
         changed = {"fraud_alert_active": False, "alert_source": None, "fraud_alert_cleared_date": TODAY}
@@ -733,9 +731,8 @@ class DebitCardOperations(BankRecords):
         card = self._card(card_id)
         if card.get("status") != "ACTIVE":
             raise ToolError(
-                f"Debit card '{card_id}' is not active. Current status: {card.get('status')}. Only ACTIVE "
-                "cards can have "
-                "limit increases."
+                f"Debit card '{card_id}' is not active. Current status: {card.get('status')}. Only ACTIVE cards can "
+                "have limit increases."
             )
         account_id = card.get("account_id")
         problem = f"Could not find linked account for debit card '{card_id}'."
@@ -747,9 +744,8 @@ class DebitCardOperations(BankRecords):
             current = _default_atm_limit(account)
         if current is None:
             raise ToolError(
-                f"The card does not have a {name.lower()} configured. This may be a restricted account "
-                "type where limits "
-                "are set by account policy and cannot be modified."
+                f"The card does not have a {name.lower()} configured. This may be a restricted account type where "
+                "limits are set by account policy and cannot be modified."
             )
         allowed = int(current * 1.5)
         if limit > allowed:

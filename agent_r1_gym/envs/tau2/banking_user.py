@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 Act = Callable[[str, Mapping[str, Any]], str]
 DEMAND = "Please transfer me to a human agent."
 """What a customer says with each request for a human agent."""
-_WORDS = re.compile(r"[\w+-]+")
 
 
 def act_on(task: Tau2Task, message: str, spoken: str, act: Act, *, is_closing: bool) -> list[str]:

@@ -8,11 +8,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from agent_r1_gym.core.parsing import Parser
-from agent_r1_gym.core.rewards import Reward, RewardSet, replace_presets
 from agent_r1_gym.core.tool import Tool
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Message, ScriptedPolicy, Task, ToolCall, Transition
-from agent_r1_gym.envs.tau2.grading import PRESETS, final_changes, verdict_of
+from agent_r1_gym.envs.tau2.grading import PRESETS, final_changes
 from agent_r1_gym.envs.tau2.knowledge import DEFAULT_VARIANT, SEARCH, TOOLS, check_variant
 from agent_r1_gym.envs.tau2.operations import OperationTool
 from agent_r1_gym.envs.tau2.scripts import SCRIPTS, gold_turn
@@ -39,7 +38,6 @@ class Tau2Env(ToolEnv):
         user_url: base URL of the model that plays the user; None: http://127.0.0.1:8000/v1.
         retrieval: how the bank's documents are found, one of `knowledge.VARIANTS`; None: the first. Other domains have
             no documents.
-        reward: "em", "process", or custom terms.
         **options: options of `ToolEnv`.
 
     Raises:
@@ -53,6 +51,7 @@ In each turn do one of two things: call functions, or write a message to the use
     held_out_splits: Sequence[str] = ("test",)
     fixed_options: ClassVar[tuple[str, ...]] = ("tasks", "tools", "fields", "scorer")
     plain_errors: ClassVar[Sequence[list[str]]] = (["no_action"], ["other_format"])  # a text goes to the user
+    reward_presets = PRESETS
     scripts: ClassVar[Mapping[str, ScriptedPolicy]] = SCRIPTS
 
     def __init__(
@@ -64,7 +63,6 @@ In each turn do one of two things: call functions, or write a message to the use
         user: str | User = "scripted",
         user_url: str | None = None,
         retrieval: str | None = None,
-        reward: Reward | RewardSet | Sequence[Reward] = "em",
         **options: Any,
     ) -> None:
         check_choice("domain", domain, tuple(DOMAINS))
@@ -79,7 +77,6 @@ In each turn do one of two things: call functions, or write a message to the use
         super().__init__(
             tasks=tasks,
             tools=[*tools, *search_tools, UserTool(_make_user(user, user_url), self._start)],
-            reward=replace_presets(reward, PRESETS),
             **{"max_turns": 60, "max_history_chars": 262_144, "plain_turn": "answer", **options},
         )
 
@@ -104,11 +101,6 @@ In each turn do one of two things: call functions, or write a message to the use
         if not isinstance(task, Tau2Task):
             return None
         return gold_turn(task, history, searches=SEARCH in self.toolbox.by_name)
-
-    def success(self, task: Task, history: Sequence[Transition]) -> float:
-        """1 if all checks of the task pass, else 0."""
-        verdict = verdict_of(history[-1]) if history else None
-        return 0.0 if verdict is None else verdict.reward
 
     def describe_dataset(self) -> str:
         """Domain, split, number and source of the tasks."""

@@ -7,14 +7,13 @@ import importlib
 import json
 import os
 import tomllib
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agent_r1_gym.core.types import Message, Task, ToolCall
-from agent_r1_gym.data.load import SampleDataWarning, prepared_folder
+from agent_r1_gym.data.load import AUTO, SAMPLE, prepared_folder, warn_of_sample
 from agent_r1_gym.data.official.sources import file_version
 from agent_r1_gym.envs.tau2.database import Changes, Database, Tables
 from agent_r1_gym.envs.tau2.dialogue import read_script
@@ -388,8 +387,6 @@ def _merged(old: Any, new: Any) -> Any:
 
 # --- finding and reading the files -----------------------------------------------------------------------------------
 
-_warned: set[str] = set()
-
 
 def open_world(domain: str, dataset: str | os.PathLike[str]) -> World:
     """The world of a domain.
@@ -404,21 +401,16 @@ def open_world(domain: str, dataset: str | os.PathLike[str]) -> World:
         ConfigurationError: the folder does not exist.
         DatasetError: files are missing, or of another shape.
     """
-    if dataset == "auto":
+    if dataset == AUTO:
         prepared = prepared_folder("tau2")
         if prepared.is_dir():
             return open_world(domain, prepared)
-        if domain not in _warned:
-            _warned.add(domain)
-            warnings.warn(
-                f"There is no copy of tau2-bench at {prepared}: serving a dozen INVENTED tasks instead, which measure "
-                f"nothing comparable. `git clone {_REPOSITORY}` there, or pass dataset=FOLDER; dataset='sample' "
-                "silences this warning.",
-                SampleDataWarning,
-                stacklevel=4,
-            )
+        remedy = f"run `git clone {_REPOSITORY} {prepared}`, or pass dataset=FOLDER"
+        warn_of_sample(
+            f"tau2-bench {domain}", "INVENTED tasks, which measure nothing comparable,", remedy, stacklevel=4
+        )
         return _sample_world(domain)
-    if dataset == "sample":
+    if dataset == SAMPLE:
         return _sample_world(domain)
     folder = Path(dataset).expanduser()
     if not folder.is_dir():

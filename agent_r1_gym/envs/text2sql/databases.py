@@ -131,7 +131,7 @@ def matches_gold(source: DatabaseSource, sql: str, gold: str, *, ordered: bool, 
         sql: query to judge.
         gold: gold query.
         ordered: whether the order of rows counts.
-        comparison: one of `compare.COMPARISONS`.
+        comparison: one of `result_match.COMPARISONS`.
 
     Raises:
         DatabaseUnavailable: a database can no longer be read, or the gold query no longer succeeds on it.

@@ -199,7 +199,6 @@ Example of an answer: SELECT COUNT(*) FROM books WHERE genre = 'poetry'"""
         types: Sequence[str] | None = None,
         comparison: str = "strict",
         max_rows: int = 20,
-        reward: Any = "em",
         **options: Any,
     ) -> None:
         check_integer("max_rows", max_rows, 1)
@@ -230,7 +229,7 @@ Example of an answer: SELECT COUNT(*) FROM books WHERE genre = 'poetry'"""
                 )
             self.held_out_splits = ("validation", "test") if is_folder else ()
             tasks, self._description = read_tasks(dataset, split=part, database=database, comparison=comparison)
-        super().__init__(tasks=tasks, tools=self.make_tools(tasks[0]), reward=reward, **{"max_turns": 10, **options})
+        super().__init__(tasks=tasks, tools=self.make_tools(tasks[0]), **{"max_turns": 10, **options})
         self.rewards = RewardSet(tuple(map(_by_execution, self.rewards.terms)))
 
     def make_tools(self, task: Task) -> Sequence[Tool]:

@@ -178,7 +178,7 @@ def read_tasks(
             `support.json_data`).
         split: which file of a folder to read; a single file has no splits.
         database: SQLite file that the questions of a file are about; None: each row names one by `db_id`.
-        comparison: one of `compare.COMPARISONS`.
+        comparison: one of `result_match.COMPARISONS`.
 
     Raises:
         DatasetError: a file is missing, a row is malformed, two have the same id, a database cannot be used, or no gold

@@ -11,7 +11,6 @@ import pytest
 from agent_r1_gym.core.types import Task, ToolCall
 from agent_r1_gym.env_checker import check_tool_env
 from agent_r1_gym.envs.bfcl.env import BFCLEnv, gold_calls
-from agent_r1_gym.envs.bfcl.sample import ROWS
 from agent_r1_gym.envs.bfcl.tasks import CATEGORIES, IRRELEVANCE
 from agent_r1_gym.errors import ConfigurationError
 
@@ -126,17 +125,17 @@ def test_near_misses_solve_what_they_should() -> None:
 
 def test_further_categories_are_test_rows_with_rules_of_their_own(tmp_path: Path) -> None:
     """Without a function nothing can be called; in "live_relevance" any call is right."""
-    (_, water), (_, renew) = ROWS[:2]
+    water, renew = make().tasks[:2]
     for category, row, functions in (
-        ("live_irrelevance", water, []),
-        ("live_relevance", water, water["function"]),
-        ("parallel_multiple", renew, [*water["function"], *renew["function"]]),
+        ("live_irrelevance", water, ()),
+        ("live_relevance", water, water.functions),
+        ("parallel_multiple", renew, (*water.functions, *renew.functions)),
     ):
-        data = {"id": f"{category}_0", "question": row["question"], "function": functions}
+        question = [[{"role": "user", "content": row.prompt}]]
+        data = {"id": f"{category}_0", "question": question, "function": functions}
         (tmp_path / f"BFCL_v4_{category}.json").write_text(json.dumps(data))
     (tmp_path / "possible_answer").mkdir()
-    answers = [*water["ground_truth"], *renew["ground_truth"]]
-    answer = json.dumps({"id": "parallel_multiple_0", "ground_truth": answers})
+    answer = json.dumps({"id": "parallel_multiple_0", "ground_truth": (*water.accepted, *renew.accepted)})
     (tmp_path / "possible_answer" / "BFCL_v4_parallel_multiple.json").write_text(answer)
     categories = ["live_irrelevance", "live_relevance", "parallel_multiple"]
     env = BFCLEnv(dataset=tmp_path, category=categories, split="test")

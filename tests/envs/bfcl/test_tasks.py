@@ -9,13 +9,30 @@ from typing import Any
 
 import pytest
 
+from agent_r1_gym.envs.bfcl import tasks as bfcl_tasks
 from agent_r1_gym.envs.bfcl.ast_checker import ast_error, tool_name
 from agent_r1_gym.envs.bfcl.env import gold_calls
 from agent_r1_gym.envs.bfcl.functions import RecordedFunction, json_schema
-from agent_r1_gym.envs.bfcl.sample import ROWS
 from agent_r1_gym.envs.bfcl.tasks import CATEGORIES, IRRELEVANCE, load_tasks
 from agent_r1_gym.errors import ConfigurationError, DatasetError
 from tests.kit.data import shared_file
+
+
+def read_sample(name: str) -> list[dict[str, Any]]:
+    path = Path(bfcl_tasks.__file__).parent / "sample" / name
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+
+ANSWERS = {
+    row["id"]: row["ground_truth"]
+    for category in CATEGORIES
+    for row in read_sample(f"possible_answer/BFCL_v4_{category}.json")
+}
+ROWS = [
+    (category, {**row, "ground_truth": ANSWERS.get(row["id"], [])})
+    for category in CATEGORIES
+    for row in read_sample(f"BFCL_v4_{category}.json")
+]
 
 
 def write(folder: Path, *, official: bool = True, rows: Any = ROWS) -> Path:

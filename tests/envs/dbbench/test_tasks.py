@@ -10,18 +10,24 @@ from typing import Any
 
 import pytest
 
-from agent_r1_gym.data.load import SampleDataWarning
+from agent_r1_gym.data import load
 from agent_r1_gym.envs.dbbench import tasks
 from agent_r1_gym.envs.dbbench.mysql import MySQLTable, Table
-from agent_r1_gym.envs.dbbench.sample import ROWS
 from agent_r1_gym.envs.dbbench.tasks import TableTask, answers_question, load_tasks, table_state
 from agent_r1_gym.errors import DatasetError
 from tests.kit.data import shared_file
 
+SPLITS = (("train", "dev"), ("test", "standard"))
+ROWS = [
+    (split, json.loads(line))
+    for split, name in SPLITS
+    for line in (Path(tasks.__file__).parent / "sample" / f"{name}.jsonl").read_text("utf-8").splitlines()
+]
+
 
 def write(folder: Path, rows: Any = ROWS, prefix: str = "") -> Path:
     folder.mkdir(parents=True)
-    for split, name in (("train", "dev"), ("test", "standard")):
+    for split, name in SPLITS:
         lines = [json.dumps(row) for row_split, row in rows if row_split == split]
         (folder / f"{prefix}{name}.jsonl").write_text("\n".join(lines))
     return folder
@@ -41,13 +47,14 @@ def test_a_checkout_its_folder_copies_and_a_file_are_read(tmp_path: Path) -> Non
         load_tasks(tmp_path)
 
 
-def test_the_default_is_the_sample_with_a_warning() -> None:
-    tasks._warn_of_sample.cache_clear()
-    with pytest.warns(SampleDataWarning, match="INVENTED tables"):
+def test_the_default_is_the_sample_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "_sample_warned", set())
+    with pytest.warns(load.SampleDataWarning, match="No DBBench data .* INVENTED tables .*git clone"):
         assert load_tasks("auto").is_sample
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_tasks("auto")
+    assert [task.id for task in load_tasks("sample").part("all")] == [f"sample-{number}" for number in range(12)]
 
 
 TABLE = ROWS[2][1]["table"]

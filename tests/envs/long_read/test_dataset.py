@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from agent_r1_gym.envs.long_read.compact_style import compact_vocabulary
 from agent_r1_gym.envs.long_read.dataset import STYLES, LedgerTask, LedgerTasks
 from agent_r1_gym.envs.long_read.ledger import QUESTION_TYPES, SPLITS, Fact, LedgerQuestion, answer_of, support_of
 from agent_r1_gym.errors import ConfigurationError
@@ -189,16 +188,16 @@ def test_compact_splits_share_no_pair_that_decides_a_question() -> None:
     assert {split: len(members) for split, members in pairs.items()} == {"train": 64, "validation": 32, "test": 32}
 
 
-def test_compact_ledgers_use_only_words_of_the_vocabulary() -> None:
-    known = set(compact_vocabulary())
+def test_compact_ledgers_use_a_closed_vocabulary() -> None:
+    names = {*STYLES["compact"].items["train"], *STYLES["compact"].persons["train"]}
     words = {
         word
         for task in LedgerTasks(500, style="compact", types=QUESTION_TYPES, facts=4, pages=4)[:]
         for text in (*task.pages, task.prompt, *task.answers)
         for word in text.split()
     }
-    assert words <= known
-    assert len([word for word in known if not word.isdecimal()]) == 23
+    assert words == names | {"who", "what", "changes", "sum", "end"} | set(map(str, range(17)))
+    assert len(names) == 16
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -239,7 +239,7 @@ def test_compact_style_keeps_to_the_closed_vocabulary() -> None:
 def test_the_sample_is_served_with_one_warning_that_names_the_command() -> None:
     from agent_r1_gym.data import load
 
-    load._sample_warned.discard("hotpotqa")
+    load._sample_warned.discard("HotpotQA")
     with pytest.warns(load.SampleDataWarning, match="agent-r1 data prepare hotpotqa"):
         env = gym.make("AgentR1/HotpotQA-v0")
     with warnings.catch_warnings():

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1_gym.data.load import SampleDataWarning
-from agent_r1_gym.envs.tau2 import tasks as tau2_tasks
+from agent_r1_gym.data import load
 from agent_r1_gym.envs.tau2.sample import sample_files
 from agent_r1_gym.envs.tau2.tasks import open_world
 from agent_r1_gym.errors import ConfigurationError, DatasetError
@@ -52,8 +51,8 @@ class TestPlaces:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-        monkeypatch.setattr(tau2_tasks, "_warned", set())
-        with pytest.warns(SampleDataWarning, match="INVENTED.*git clone"):
+        monkeypatch.setattr(load, "_sample_warned", set())
+        with pytest.warns(load.SampleDataWarning, match="INVENTED.*git clone"):
             world = open_world("retail", "auto")
         assert "INVENTED" in world.source
         with warnings.catch_warnings():
