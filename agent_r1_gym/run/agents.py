@@ -72,7 +72,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--max-turn-tokens",
         type=int,
-        help="maximum number of tokens per turn (default: 512, of a local model on a CPU 256)",
+        help="maximum number of tokens per turn (default: 512 of an endpoint; 1024 of a local model, on a CPU 256)",
     )
     local = parser.add_argument_group("local models")
     local.add_argument("--max-length", type=int, help="maximum number of tokens per episode (default: at most 8192)")

@@ -1,7 +1,8 @@
 """Cells of a pretrained model: an arm is the commands that a user types, `sft`, `train` and `eval`.
 
 Every command resumes where it was stopped, and arms of a seed that begin with the same commands share their folders, so
-that a cold start is trained once. Folders are kept below the experiment's cache until someone removes them.
+that a cold start is trained once. An arm without training is evaluated once for all seeds: evaluations are greedy.
+Folders are kept below the experiment's cache until someone removes them.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agent_r1_gym.errors import ConfigurationError
+from agent_r1_gym.run.evaluation.agent_card import MODEL_FILES
 from agent_r1_gym.run.evaluation.run_folder import RunFolder
+from agent_r1_gym.run.record import Trajectory
 from agent_r1_gym.support.files import atomic_file, locked
 from agent_r1_gym.support.terminal import print_line
 from benchmarks.common.experiment import START_FACTS, Profile, Run, Start
 from benchmarks.common.policy import episode_row, marks
-from benchmarks.common.results import EPISODES
+from benchmarks.common.results import EPISODES, WEIGHTS_AFTER
 from trainers.rollouts.gguf import convert_gguf
 
 MODEL = "AGENT_R1_MODEL"
@@ -37,8 +40,6 @@ COSTS = "costs"
 """Key of a cell: by command its wall-clock and CPU seconds and the most memory that it had, in GiB."""
 CONTROLS = "controls"
 """Key of a cell: marks of the sets that no contrast takes."""
-F1 = "f1"
-"""Key of a cell: F1 of each answer, by test set, where it is not exact match again."""
 DATA = "data"
 """Key of a cell: hash of its data; older cells have none."""
 _ROOT = Path(__file__).parents[2]
@@ -110,15 +111,17 @@ class Commands:
         profile = run.profile
         assert isinstance(profile, CommandProfile)
         data = self._data(run.cache) if self.data else None
-        words = {"steps": profile.steps, "seed": run.seed, **profile.words, "data": data or ""}
+        seed = {"seed": run.seed} if self.steps else {}
+        words = {"steps": profile.steps, **seed, **profile.words, "data": data or ""}
         hashed = {DATA: content_hash(data)} if data else {}
         folder, key = run.folder, f"{content_hash(run.folder)} {hashed}"
         costs: dict[str, dict[str, float]] = {}
-        for step in self.steps:
+        weights: dict[str, str] = {}
+        for number, step in enumerate(self.steps, start=1):
             folder, key = self._carry_out(run, step, {**words, "model": folder}, key)
-            costs[f"{len(costs) + 1} {step[0]}"] = _cost(folder)
+            costs[f"{number} {step[0]}"], weights[f"{number} {step[0]}"] = _cost(folder), weights_hash(folder)
         model, facts = folder, _log(folder)
-        rows, exact, f1 = [], {}, {}
+        rows, exact, tested = [], {}, list[Trajectory]()
         tests = {
             title: [word for name, value in options.items() for word in (f"--{name}", str(value))]
             for title, options in profile.tests.items()
@@ -130,12 +133,12 @@ class Commands:
             costs[f"eval {title}"] = _cost(folder)
             episodes = sorted(RunFolder(folder).episodes(), key=lambda episode: episode.task_index)
             exact[title] = marks(episodes)
-            f1[title] = [round(episode.scores.get("f1", float(bool(episode.solved))), 3) for episode in episodes]
             rows += [episode_row(title, episode) for episode in episodes]
+            tested += episodes if title in tests else []
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, trust_remote_code=False)
         loaded.requires_grad_(False)
-        graded = {title: scores for title, scores in f1.items() if scores != [float(mark) for mark in exact[title]]}
-        facts |= {F1: graded} if graded else {}
+        facts |= {name: measure(tested) for name, measure in profile.test_measures.items()}
+        facts |= {WEIGHTS_AFTER: weights} if weights else {}
         controls = {CONTROLS: {title: exact.pop(title) for title in self.controls}} if self.controls else {}
         return loaded, {**facts, **hashed, "exact": exact, **controls, EPISODES: rows, COSTS: costs}
 
@@ -148,21 +151,30 @@ class Commands:
             if not folder.exists():
                 partial = folder.with_name(f"{folder.name}.partial")
                 shutil.rmtree(partial, ignore_errors=True)
-                subprocess.run([sys.executable, str(_ROOT / script), str(partial), *words], check=True)
+                done = subprocess.run([sys.executable, str(_ROOT / script), str(partial), *words], check=False)
+                if done.returncode:
+                    raise ConfigurationError(
+                        f"{script} ended with status {done.returncode} (its message is above). Without a network, put "
+                        "the files into a folder `data` and set AGENT_R1_SHARED to the folder that holds it."
+                    )
                 partial.rename(folder)
         return folder
 
     def _carry_out(self, run: Run, step: Sequence[str], words: Mapping[str, Any], key: str) -> tuple[Path, str]:
         """Carries out a command unless its folder is complete; returns the folder and the key of all until then.
 
-        The first key stands for what is in the files of model and data, so that their places do not count.
+        The first key stands for what is in the files of model and data, so that their places do not count. An `sft`
+        that was stopped after it had begun to save its model starts anew: it refuses a folder with a model.
         """
         values = [value for name, value in sorted(words.items()) if name not in _PATHS]
         key = blake2b(f"{key} {step} {values}".encode()).hexdigest()
-        folder = run.cache / f"{step[0]}-{run.seed}-{key[:8]}"
+        seed = f"{words['seed']}-" if "seed" in words else ""
+        folder = run.cache / f"{step[0]}-{seed}{key[:8]}"
         argv = [word.format_map(words) for word in step]
         with locked(folder, timeout=_LOCK_SECONDS):
             if not (folder / _DONE).exists():
+                if step[0] == "sft" and any((folder / name).exists() for name in MODEL_FILES):
+                    shutil.rmtree(folder)
                 print_line(f"agent-r1 {' '.join(argv)} --out {folder}")
                 resumes = ["--resume-from-checkpoint", "True"] if step[0] in ("sft", "train") else []
                 _execute([*argv, *resumes, "--out", str(folder)], folder)
@@ -202,12 +214,13 @@ class Recipe:
         epochs = ("--num-train-epochs", "2", "--seed", "{seed}", "--episodes", episodes)
         return ("sft", self.env, "--model", "{model}", *self.options, *epochs, *more)
 
-    def rejection(self, samples: int = 8) -> tuple[str, ...]:
+    def rejection(self, *more: str, samples: int = 8) -> tuple[str, ...]:
         """Supervised learning from the successes among own rollouts, so many per task."""
         return (
             *("sft", self.env, "--model", "{model}", *self.options, "--from", "self", "--samples", str(samples)),
             *("--episodes", "{tasks}", "--sampling-temperature", str(self.temperature)),
             *("--max-turn-tokens", str(self.turn_tokens), "--num-train-epochs", "1", "--seed", "{seed}"),
+            *more,
         )
 
     def train(self, *more: str) -> tuple[str, ...]:
@@ -304,6 +317,14 @@ def content_hash(path: Path) -> str:
                 while block := stream.read(2**20):
                     hashed.update(block)
     return f"blake2b:{hashed.hexdigest()}"
+
+
+def weights_hash(folder: Path) -> str:
+    """Hashes the files of a folder's weights, shortly."""
+    hashed = blake2b(digest_size=6)
+    for file in sorted(folder.glob("*.safetensors")):
+        hashed.update(content_hash(file).encode())
+    return hashed.hexdigest()
 
 
 def _local_data() -> list[str]:

@@ -283,8 +283,8 @@ class Experiment:
         also_committed: names of further profiles whose cells are committed, each in a file of its own.
         contrasts: differences that are tested together, by title of their table.
         pilot: arms whose pilot cells (seeds of `FIRST_PILOT_SEED` and above) give the power of the experiment.
-        cluster: of a task of an environment, by its number, what tasks that depend on each other have in common; None:
-            each task stands for itself.
+        cluster: of a task of an environment, by its number, what tasks that depend on each other have in common; or by
+            title of a test set that of each of its questions; None: each task stands for itself.
         tables: titles and tables, in their order; None: arms and contrasts, power if there is a pilot.
         chart: writes a picture of the cells.
     """
@@ -296,7 +296,7 @@ class Experiment:
     also_committed: Sequence[str] = ()
     contrasts: Mapping[str, Sequence[Contrast]] = field(default_factory=dict)
     pilot: Sequence[str] = ()
-    cluster: Callable[[ToolEnv, int], Hashable] | None = None
+    cluster: Callable[[ToolEnv, int], Hashable] | Mapping[str, Sequence[Hashable]] | None = None
     tables: Mapping[str, Callable[[Cells], str]] | None = None
     chart: Callable[[Cells], None] | None = None
 
@@ -414,7 +414,7 @@ def run(
     there = 0
     for number, (arm, start, seed) in enumerate(cells, start=1):
         shared, finished = read_results(path)
-        check_settings(path, shared, settings)
+        check_settings(path, shared, finished, settings)
         if any((arm, start, seed) == (cell["arm"], cell["start"], cell["seed"]) for cell in finished):
             there += 1
             continue

@@ -1,10 +1,11 @@
 """The summary of an experiment: one text file of JSON lines, small enough to commit.
 
 The first line holds what cells share: `settings`, and commit, command and platform of the runs that made them (`made`;
-`--method`, `--start` and `--seed` of the cell complete the command). Each further line is a cell, sorted by arm, warm
+`--arm`, `--start` and `--seed` of the cell complete the command). Each further line is a cell, sorted by arm, warm
 start and seed: scores, and hashes of the weights that it starts from, of its final weights and of its episodes. Marks,
-strings of 0 and 1, are packed: `4:5` is 0101, `2x4:5f` is [0101, 1111]. Models and episodes are not committed; a replay
-makes them again and compares hashes.
+strings of 0 and 1, are packed: `4:5` is 0101, `2x4:5f` is [0101, 1111]. So are lists of numbers with a fraction, where
+that is shorter: `4.3:28b0rs` is [0.2891, 0.1], with 4 decimals and 3 digits of base 36 each; older lines hold plain
+lists, which read alike. Models and episodes are not committed; a replay makes them again and compares hashes.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
+import math
 import re
+import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +29,13 @@ from agent_r1_gym.support.files import atomic_file, locked
 Cell = dict[str, Any]
 EPISODES = "episodes"
 """Key of a cell's episodes: rows (`policy.episode_row`) when the cell is made, their hash in the summary."""
+WEIGHTS_AFTER = "weights_after"
+"""Key of a cell: by command a short hash of the weights that it left; older cells have none."""
 MADE = ("commit", "command", "platform")
 _KEY = ("arm", "start", "seed")
 _PACKED = re.compile(r"(?:(\d+)x)?(\d+):([0-9a-f]*)")
+_PACKED_NUMBERS = re.compile(r"(\d+)\.(\d+):([0-9a-z]+)")
+_DIGITS = string.digits + string.ascii_lowercase
 
 
 def read_results(path: Path) -> tuple[dict[str, Any], list[Cell]]:
@@ -63,7 +72,7 @@ def add_result(path: Path, cell: Cell, *, settings: Any, made: Mapping[str, str]
     """
     with locked(path):
         shared, cells = read_results(path)
-        check_settings(path, shared, settings)
+        check_settings(path, shared, cells, settings)
         shared = shared or {"settings": settings, "made": []}
         shared["settings"] = settings | {"arms": {**shared["settings"]["arms"], **settings["arms"]}}
         if dict(made) not in shared["made"]:
@@ -75,10 +84,14 @@ def add_result(path: Path, cell: Cell, *, settings: Any, made: Mapping[str, str]
             temporary.write_text(text, encoding="utf-8")
 
 
-def check_settings(path: Path, shared: Mapping[str, Any], settings: Any) -> None:
-    """Refuses to add cells to a summary whose cells were made with other settings; arms may have been added since."""
-    known = shared.get("settings", settings)
-    changed = [name for name, arm in settings["arms"].items() if known["arms"].get(name, arm) != arm]
+def check_settings(path: Path, shared: Mapping[str, Any], cells: Sequence[Cell], settings: Any) -> None:
+    """Refuses to add cells to a summary whose cells were made with other settings.
+
+    Arms without cells may have been added or changed since.
+    """
+    known, today = shared.get("settings", settings), settings["arms"]
+    made = today.keys() & {cell["arm"] for cell in cells}
+    changed = any(known["arms"].get(arm, today[arm]) != today[arm] for arm in made)
     if known["profile"] != settings["profile"] or changed:
         raise ConfigurationError(
             f"The cells in {path} were made with other settings than today's, see its first line, and would be "
@@ -162,7 +175,9 @@ def _pack(value: Any) -> Any:
         return f"{len(value)}x{len(value[0])}:{_hexadecimal(''.join(value))}"  # of as many questions each
     if isinstance(value, Mapping):
         return {name: _pack(each) for name, each in value.items()}
-    return [_pack(each) for each in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return _packed_numbers(value) or [_pack(each) for each in value]
+    return value
 
 
 def _are_marks(text: str) -> bool:
@@ -173,7 +188,30 @@ def _hexadecimal(marks: str) -> str:
     return f"{int(marks, 2):0{-(-len(marks) // 4)}x}"
 
 
+def _packed_numbers(values: Sequence[Any]) -> str | None:
+    """Packs non-negative floats; None: there are other values, or it is no shorter."""
+    if not values or not all(isinstance(each, float) and math.isfinite(each) and each >= 0 for each in values):
+        return None
+    exact = [Decimal(repr(float(each))) for each in values]
+    decimals = max(0, *(-int(each.as_tuple().exponent) for each in exact))
+    numbers = [int(each.scaleb(decimals)) for each in exact]
+    width = next(width for width in itertools.count(1) if 36**width > max(numbers))
+    packed = f"{decimals}.{width}:{''.join(_base_36(number, width) for number in numbers)}"
+    return packed if len(packed) + 2 < len(json.dumps(values, separators=(",", ":"))) else None
+
+
+def _base_36(number: int, width: int) -> str:
+    digits = ""
+    for _ in range(width):
+        number, digit = divmod(number, 36)
+        digits = _DIGITS[digit] + digits
+    return digits
+
+
 def _unpack(value: Any) -> Any:
+    if isinstance(value, str) and (found := _PACKED_NUMBERS.fullmatch(value)):
+        decimals, width, digits = int(found[1]), int(found[2]), found[3]
+        return [float(f"{int(digits[at : at + width], 36)}e-{decimals}") for at in range(0, len(digits), width)]
     if isinstance(value, str) and (found := _PACKED.fullmatch(value)):
         number, length = int(found[1] or 1), int(found[2])
         marks = f"{int(found[3], 16):0{number * length}b}"

@@ -27,7 +27,7 @@ from benchmarks.common.contrasts import (
     scores,
     smallest_difference,
 )
-from benchmarks.common.results import Cell, read_results
+from benchmarks.common.results import WEIGHTS_AFTER, Cell, read_results
 
 if TYPE_CHECKING:
     from benchmarks.common.experiment import Experiment, Profile
@@ -89,7 +89,9 @@ class Cells:
             area = measure == "area"
             number = profile.validation_questions if area else profile.test_questions
             found: list[Hashable] = [(title, index) for index in range(number)]
-            if cluster is not None:
+            if isinstance(cluster, Mapping):
+                found = list(cluster[title][:number])
+            elif cluster is not None:
                 options = (profile.validation if area else profile.tests)[title]
                 env = make_text_env(profile.env, {**options, **profile.starts[start].env}).unwrapped
                 assert isinstance(env, ToolEnv)
@@ -189,7 +191,8 @@ def contrasts_of(family: str) -> Callable[[Cells], str]:
 def contrasts(cells: Cells, chosen: Sequence[Contrast]) -> str:
     """The contrasts that have cells, with verdicts and Holm's p-values over all of `chosen`.
 
-    One without cells counts as p = 1: a family is what was named beforehand, not what has run so far.
+    One without cells counts as p = 1: a family is what was named beforehand, not what has run so far. A line below the
+    table names the pairs that do not go back to the same weights, though their first command is the same.
     """
     found = {contrast: cells.contrast(contrast) for contrast in chosen}
     corrected = holm([1.0 if each is None else each.p_value for each in found.values()])
@@ -208,7 +211,25 @@ def contrasts(cells: Cells, chosen: Sequence[Contrast]) -> str:
         if each is not None
     ]
     header = ("contrast", "measure", "pairs", "difference [95 %]", "p (Holm)", "verdict")
-    return markdown((*header, f"smallest that these decide, at .05 / {len(chosen)}"), rows)
+    table = markdown((*header, f"smallest that these decide, at .05 / {len(chosen)}"), rows)
+    if apart := [f"{each.title} ({pairs})" for each in chosen if (pairs := _apart(cells, each))]:
+        table += f"\n\nOther weights after the same first command (warm start/seed): {', '.join(apart)}."
+    return table
+
+
+def _apart(cells: Cells, contrast: Contrast) -> str:
+    """The pairs of a contrast whose first commands are the same, but left other weights."""
+    found: list[dict[Pair, Any]] = []
+    for arm in (contrast.ours, contrast.theirs):
+        first = [*getattr(cells.experiment.arms[arm].learn, "steps", ())][:1]
+        made = (cell for cell in cells.by_arm.get(arm, []) if first and WEIGHTS_AFTER in cell)
+        found.append(
+            {(cell["start"], cell["seed"]): (first, next(iter(cell[WEIGHTS_AFTER].values()))) for cell in made}
+        )
+    ours, theirs = found
+    both = sorted(ours.keys() & theirs.keys())
+    alike = [pair for pair in both if ours[pair][0] == theirs[pair][0]]
+    return ", ".join(f"{start}/{seed}" for start, seed in alike if ours[start, seed] != theirs[start, seed])
 
 
 def contrasts_by_set(cells: Cells, chosen: Sequence[Contrast], titles: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common.contrasts import (
+    Contrast,
     Effect,
     difference,
     effect,
@@ -20,6 +21,8 @@ from benchmarks.common.contrasts import (
     scores,
     smallest_difference,
 )
+from benchmarks.common.experiment import Arm, Run
+from benchmarks.common.results import WEIGHTS_AFTER
 from benchmarks.common.tables import Cells, contrasts, contrasts_by_set, curve_chart, verdict
 from benchmarks.common.tables import power as power_table
 from benchmarks.learning.multihop_qa.settings import CONTRASTS, EXPERIMENT, PROFILES
@@ -140,6 +143,39 @@ def test_a_difference_is_decided_by_the_test_and_the_interval() -> None:
     assert verdict(Effect(-0.1, -0.15, -0.05, 0.02, 15, 0.001), 0.02) == "lower"
     assert verdict(Effect(0.1, 0.05, 0.15, 0.02, 15, 0.001), 0.05) == "undecided"
     assert verdict(Effect(0.1, -0.01, 0.2, 0.02, 15, 0.001), 0.02) == "undecided"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Learns by commands, as `Commands` does."""
+
+    steps: tuple[tuple[str, ...], ...]
+
+    def __call__(self, run: Run) -> Any:
+        raise NotImplementedError
+
+
+def test_pairs_that_do_not_go_back_to_the_same_weights_are_named(tmp_path: Path) -> None:
+    path, cold = tmp_path / "results.jsonl", ("sft", "{seed}")
+    arms = {"a": Arm("A", learn=Steps((cold,))), "b": Arm("B", learn=Steps((cold, ("train",))))}
+    arms["c"] = Arm("C", learn=Steps((("sft", "more"), ("train",))))
+    experiment = replace(EXPERIMENT, arms=arms, cluster=None)
+    left = {"a": ("00", "11", None), "b": ("00", "22", "33"), "c": ("44", "55", "66")}
+    for name, hashes in left.items():
+        for seed, hashed in enumerate(hashes):
+            weights = {} if hashed is None else {WEIGHTS_AFTER: {"1 sft": hashed, "2 train": name}}
+            write(path, {**_cell(name, 0, seed, 0.5), **weights})
+    cells = Cells(path, experiment, PROFILES["cpu"])
+    family = [Contrast("B - A", "b", "a", "end"), Contrast("C - A", "c", "a", "end")]
+    *table, empty, line = contrasts(cells, family).splitlines()
+    assert len(table) == 4 and empty == ""
+    assert line == "Other weights after the same first command (warm start/seed): B - A (0/1)."
+
+
+def test_clusters_may_be_listed_by_test_set(tmp_path: Path) -> None:
+    profile = replace(PROFILES["cpu"], tests={"t": {}}, validation={}, test_questions=3)
+    cells = Cells(tmp_path / "none.jsonl", replace(EXPERIMENT, cluster={"t": [0, 0, 2, 3]}), profile)
+    assert set(map(tuple, cells.clusters("end", ["t"]).values())) == {(0, 0, 2)}
 
 
 FAMILY = [each for each in CONTRASTS if each.title in ("PPO - GRPO", "both masks, GRPO", "REINFORCE++ - GRPO")]

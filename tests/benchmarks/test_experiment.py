@@ -61,6 +61,25 @@ def test_a_cell_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert line["curve"] == {"step": [0, 5], "1 hop": "2x4:1a", "retries": {"turns": [2, 4]}}
 
 
+def test_packed_numbers_read_as_the_plain_lists_of_older_lines(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    logged = {"reward": [0.2891, 0.1, 0.0, 1.0], "loss": [1e-05, 12.5, 3.0], "share": [0.1 + 0.2] * 3, "half": [0.5]}
+    others = {"mixed": [0.25, 1, 0.75], "signed": [-0.25, 0.5, 0.75], "pairs": [[10, 0.53], [20, 0.6]], "none": []}
+    cell = {**CELL, "training": {**logged, **others}, "f1": [0.0, 0.667, 1.0, 0.4]}
+    cell["curve"] = [{**point, "noted": noted} for point, noted in zip(CELL["curve"], (0.8125, 0.9375), strict=True)]
+    add_result(path, cell, settings=SETTINGS, made=MADE)
+    first, line = path.read_text().splitlines()
+    packed = json.loads(line)
+    assert packed["training"]["reward"] == "4.3:28b0rs0007ps"
+    assert {name: packed["training"][name] for name in ("half", *others)} == {"half": [0.5], **others}
+    plain = {**packed, "training": cell["training"], "f1": cell["f1"]}
+    plain["curve"] = {**packed["curve"], "noted": [0.8125, 0.9375]}
+    assert isinstance(packed["curve"]["noted"], str) and isinstance(packed["f1"], str)
+    older = tmp_path / "older.jsonl"
+    older.write_text(f"{first}\n{json.dumps(plain)}\n")
+    assert read_results(older)[1] == read_results(path)[1] == [cell | MADE]
+
+
 def test_cells_are_sorted_and_one_that_comes_again_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     for arm, seed in (("b", 0), ("a", 10), ("a", 2), ("b", 0)):
@@ -177,11 +196,25 @@ def test_cells_of_other_settings_or_from_other_weights_are_refused(tmp_path: Pat
     slower = replace(EXPERIMENT, profiles={"cpu": replace(PROFILE, steps=4)})
     other = replace(EXPERIMENT, arms={**EXPERIMENT.arms, "a": Arm("one", {"learning_rate": 1.0}, learn=learn)})
     for changed in (slower, other):
-        with pytest.raises(ConfigurationError, match="other settings"):
-            main(changed, [*words, "--seed", "1"])
+        for arm in EXPERIMENT.arms:
+            with pytest.raises(ConfigurationError, match="other settings"):
+                main(changed, [*words, "--arm", arm, "--seed", "1"])
     path.write_text(path.read_text().replace('"start_weights":"blake2b:', '"start_weights":"blake2b:00'))
     with pytest.raises(ConfigurationError, match="not comparable"):
         main(EXPERIMENT, [*words, "--seed", "1"])
+
+
+def test_an_arm_without_cells_may_change(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    words = ["run", "--results", str(path), "--start", "0"]
+    assert main(EXPERIMENT, [*words, "--arm", "a"]) == 0
+    arms = {**EXPERIMENT.arms, "b": Arm("another", {"learning_rate": 1.0}, learn=learn)}
+    assert main(replace(EXPERIMENT, arms=arms), words) == 0
+    shared, cells = read_results(path)
+    assert [cell["arm"] for cell in cells] == ["a", "b"]
+    assert shared["settings"]["arms"]["b"]["trainer"] == {"learning_rate": 1.0}
+    with pytest.raises(ConfigurationError, match="other settings"):
+        main(EXPERIMENT, [*words, "--seed", "1"])  # now it has one
 
 
 def test_a_folder_of_cells_in_the_old_format_is_refused(tmp_path: Path) -> None:

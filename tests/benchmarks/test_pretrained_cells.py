@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,13 @@ from agent_r1_gym.envs.bfcl.tasks import FunctionCallingTask
 from agent_r1_gym.envs.maths.env import SVAMPEnv
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.registry import make_tool_env
+from agent_r1_gym.run.evaluation.run_folder import RunFolder
 from agent_r1_gym.run.record import Trajectory
 from benchmarks.common import commands, experiment
 from benchmarks.common.commands import (
     CONTROLS,
     COSTS,
     DATA,
-    F1,
     MODEL,
     CommandProfile,
     Commands,
@@ -41,9 +43,11 @@ from benchmarks.common.commands import (
 )
 from benchmarks.common.experiment import Arm, Run, Start, main
 from benchmarks.common.policy import Policy
-from benchmarks.common.results import read_results
+from benchmarks.common.results import WEIGHTS_AFTER, read_results
 from benchmarks.learning.context import settings as context
+from benchmarks.learning.function_calling import get_data as bfcl_data
 from benchmarks.learning.function_calling import settings as function_calling
+from benchmarks.learning.hotpotqa import get_data as hotpotqa_data
 from benchmarks.learning.hotpotqa import settings as hotpotqa
 from benchmarks.learning.nested_arithmetic import settings as nested_arithmetic
 from benchmarks.learning.word_problems import calls
@@ -179,6 +183,112 @@ def test_other_data_or_another_model_are_not_taken_from_the_cache(
     assert len(executed) == 5
 
 
+def made_up_execute(executed: list[list[str]]) -> Callable[[Sequence[str], Path], None]:
+    """Executes no command, but leaves weights and an evaluation."""
+
+    def execute(argv: Sequence[str], folder: Path) -> None:
+        executed.append([*argv])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").touch()
+        (folder / "model.safetensors").write_text(" ".join(argv[: argv.index("--out")]))
+        (folder / "cost.json").write_text(json.dumps({"wall": 1.0, "cpu": 1.0, "gib": 1.0}))
+
+    return execute
+
+
+def learned(learn: Commands, seed: int, cache: Path) -> dict[str, Any]:
+    (cache / "start").mkdir(parents=True, exist_ok=True)
+    profile = CommandProfile(
+        starts=(Start(),),
+        seeds=(0,),
+        steps=1,
+        tests={"t": {"split": "test"}},
+        test_measures={"number": lambda episodes: len([*episodes])},
+    )
+    run = Run(profile, Arm("a", learn=learn), Start(), seed, Policy(None, None, 0), cache, cache / "start", cache)
+    return learn(run)[1]
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that were executed, which do nothing and solve two tasks."""
+    found: list[list[str]] = []
+    monkeypatch.setattr(commands, "_execute", made_up_execute(found))
+    monkeypatch.setattr(commands.AutoModelForCausalLM, "from_pretrained", lambda *_args, **_: torch.nn.Linear(1, 1))
+    episodes = [Trajectory(task_index=index, scores={"em": 1.0}) for index in range(2)]
+    monkeypatch.setattr(RunFolder, "episodes", lambda _: episodes)
+    return found
+
+
+def test_an_arm_without_training_is_evaluated_once_for_all_seeds(tmp_path: Path, executed: list[list[str]]) -> None:
+    untrained = Commands((), ("eval", "SVAMP", "--policy", "base:local:{model}"), "")
+    cells = [learned(untrained, seed, tmp_path) for seed in (0, 1, 2)]
+    assert len(executed) == 1 and cells[0] == cells[1] == cells[2]
+    assert cells[0]["exact"] == {"t": "11"} and cells[0]["number"] == 2 and WEIGHTS_AFTER not in cells[0]
+    trained = Commands([("sft", "SVAMP", "--seed", "{seed}")], ("eval", "{model}"), "")
+    for seed in (0, 1):
+        learned(trained, seed, tmp_path)
+    assert [words[0] for words in executed[1:]] == ["sft", "eval"] * 2
+
+
+def test_cells_name_the_weights_after_each_command(tmp_path: Path, executed: list[list[str]]) -> None:
+    cold, test = ("sft", "SVAMP", "--seed", "{seed}"), ("eval", "{model}")
+    arms = [Commands(steps, test, "") for steps in ([cold], [cold, ("train", "SVAMP", "--warm-start", "{model}")])]
+    sft, grpo = (learned(arm, 0, tmp_path / str(number))[WEIGHTS_AFTER] for number, arm in enumerate(arms))
+    assert (sft.keys(), grpo.keys()) == ({"1 sft"}, {"1 sft", "2 train"})
+    assert sft["1 sft"] == grpo["1 sft"] != grpo["2 train"]
+    assert learned(arms[0], 1, tmp_path)[WEIGHTS_AFTER] != sft
+
+
+def test_a_cold_start_that_was_stopped_while_it_was_saved_begins_anew(
+    tmp_path: Path, executed: list[list[str]]
+) -> None:
+    learn = Commands([("sft", "SVAMP"), ("train", "SVAMP")], ("eval", "{model}"), "")
+    learned(learn, 0, tmp_path)
+    for name in ("sft", "train"):
+        [folder] = (path for path in tmp_path.glob(f"{name}-0-*") if path.is_dir())
+        (folder / "cost.json").unlink()
+        (folder / "left").touch()
+    learned(learn, 0, tmp_path)
+    assert [words[0] for words in executed] == ["sft", "train", "eval", "sft", "train"]
+    left = {path.parent.name.partition("-")[0] for path in tmp_path.glob("*/left")}
+    assert left == {"train"}  # it resumes by itself
+
+
+def test_data_that_cannot_be_fetched_are_named_in_a_line(
+    tmp_path: Path, executed: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AGENT_R1_SHARED", raising=False)
+    (tmp_path / "get_data.py").write_text("raise SystemExit('no network')")
+    with pytest.raises(ConfigurationError, match=r"get_data\.py ended with status 1 .* set AGENT_R1_SHARED to"):
+        learned(Commands((), ("eval", "SVAMP"), str(tmp_path / "get_data.py")), 0, tmp_path)
+    assert not executed
+
+
+def test_without_a_network_the_scripts_say_what_to_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    with pytest.raises(SystemExit, match=r"566 MB\) from http.*: no route to host\. .* --from FOLDER"):
+        list(hotpotqa_data.rows(None))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1))
+    with pytest.raises(SystemExit, match=r"pip cannot download bfcl-eval==.* --from FOLDER/bfcl_eval/data"):
+        bfcl_data.downloaded()
+
+
+def test_cold_starts_of_context_have_about_equal_steps() -> None:
+    """A step takes so many rows, and an episode has as many as it has contexts."""
+    contexts = {"append": 1.0, "window": 4.0, "summary": 5.0, "notes": 9.5}
+    steps = {name: -(-math.ceil(200 * contexts[name] / 8) // context.CONTEXTS[name][3]) for name in contexts}
+    assert steps == {"append": 25, "window": 25, "summary": 25, "notes": 24}
+
+
+def test_f1_is_that_of_each_answer() -> None:
+    answers = [{"em": 0.0, "f1": 2 / 3}, {"em": 1.0, "f1": 1.0}, {}]
+    assert hotpotqa.f1_scores([Trajectory(scores=scores) for scores in answers]) == [0.667, 1.0, 0.0]
+
+
 @pytest.mark.slow
 def test_costs_are_those_of_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command after a larger one does not have the memory of both; a failed one leaves no cost."""
@@ -255,7 +365,7 @@ def test_questions_about_one_item_are_a_cluster() -> None:
     options = {**profile.tests["LongRead"], **profile.starts[0].env}
     assert {word for word in context.RECIPE.options if word.startswith(("pages", "facts"))} == {"pages=5", "facts=4"}
     assert profile.starts[0].env == {"pages": 5, "facts": 4}
-    assert context.EXPERIMENT.cluster is not None
+    assert callable(context.EXPERIMENT.cluster)
     env = make_tool_env(profile.env, options)
     assert len({context.EXPERIMENT.cluster(env, index) for index in range(profile.test_questions)}) == 266
 
@@ -306,6 +416,11 @@ def test_the_rows_of_bfcl_are_those_of_one_version(tmp_path: Path) -> None:
         for index in range(part.start, part.stop):
             env.reset(options={"task_index": index})
             assert isinstance(env.task, FunctionCallingTask) and env.task.category == category
+    names = [{each["name"] for each in task.functions} for task in env.tasks if isinstance(task, FunctionCallingTask)]
+    groups = function_calling.GROUPS
+    assert len(names) == len(groups) == 86 and len({*groups}) == 73
+    for (one, a), (other, b) in itertools.combinations(zip(names, groups, strict=True), 2):
+        assert not one & other or a == b
 
 
 def test_a_problem_without_its_question(tmp_path: Path) -> None:
@@ -425,7 +540,7 @@ def test_cells_are_commands_that_share_what_they_have_in_common(
     controls = {"without the question", "changed results"}
     assert by_arm["grpo"][COSTS].keys() == {"1 sft", "2 train", "eval SVAMP", *(f"eval {name}" for name in controls)}
     assert {name: len(marks) for name, marks in by_arm["grpo"][CONTROLS].items()} == dict.fromkeys(controls, 4)
-    assert not any(F1 in cell for cell in cells)  # of numbers, and of what a success decides, it is exact match again
+    assert by_arm["grpo"][WEIGHTS_AFTER]["1 sft"] == by_arm["sft"][WEIGHTS_AFTER]["1 sft"]
     assert [step for step, _ in by_arm["grpo"]["validation"]] == [1]
     assert len(by_arm["grpo"]["training"]["reward"]) == 1
     assert str(tmp_path) not in path.read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -42,6 +43,7 @@ def play_demonstrations(
     policy: str,
     model: LocalOptions | None = None,
     episodes: int | None = None,
+    shuffle: bool = False,
     samples: int = 1,
     seed: int = 0,
 ) -> RunFolder:
@@ -56,8 +58,9 @@ def play_demonstrations(
         model: the model behind "self".
         episodes: number of tasks, the first ones; the oracle plays the first whose solution it knows
             (`ToolEnv.has_solution`); None: all, at most `MAX_EPISODES`.
+        shuffle: whether `seed` shuffles the tasks before the first ones are taken.
         samples: episodes per task.
-        seed: seed of environments and samples.
+        seed: seed of environments and samples, and of the shuffle.
 
     Raises:
         ConfigurationError: the policy cannot play this environment, the oracle knows the solution of no task, or the
@@ -67,7 +70,8 @@ def play_demonstrations(
     check_policy(name, env)
     bare = env.unwrapped
     has_tasks = isinstance(bare, ToolEnv)
-    chosen = _tasks(bare, MAX_EPISODES if episodes is None else episodes, solved=policy == ORACLE)
+    number, shuffled_by = MAX_EPISODES if episodes is None else episodes, seed if shuffle else None
+    chosen = _tasks(bare, number, solved=policy == ORACLE, shuffled_by=shuffled_by)
     options: dict[str, Any] = {}
     if model is not None:
         # It changes with the weights: episodes of an earlier model are not this model's own successes.
@@ -89,13 +93,19 @@ def play_demonstrations(
     return run
 
 
-def _tasks(env: Any, number: int, *, solved: bool) -> Sequence[int]:
-    """Choose the first tasks of an environment; with `solved`, the first whose solution is known."""
+def _tasks(env: Any, number: int, *, solved: bool, shuffled_by: int | None) -> Sequence[int]:
+    """Choose the first tasks of an environment; with `solved`, the first whose solution is known.
+
+    With `shuffled_by`, a seed, they are the first after a shuffle. Without a list of tasks, every seed is a random one.
+    """
     if not isinstance(env, ToolEnv):
         return range(number)
+    order: Sequence[int] = range(len(env.tasks))
+    if shuffled_by is not None:
+        order = random.Random(shuffled_by).sample(order, len(order))
     if not solved:
-        return range(min(number, len(env.tasks)))
-    known = list(itertools.islice((i for i, task in enumerate(env.tasks) if env.has_solution(task)), number))
+        return order[:number]
+    known = list(itertools.islice((i for i in order if env.has_solution(env.tasks[i])), number))
     if not known:
         raise ConfigurationError(
             f"The oracle knows the answers of the {len(env.tasks)} tasks of {env.describe_dataset()}, but no solution: "

@@ -102,7 +102,7 @@ _SFT_GROUPS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "Environment": ("env_id", "env_kwargs", "envs"),
         "Demonstrations": (
-            *("source", "episodes", "samples", "min_return", "keep_failed_calls"),
+            *("source", "episodes", "shuffle_tasks", "samples", "min_return", "keep_failed_calls"),
             *("sampling_temperature", "max_turn_tokens", "max_length"),
         ),
         "Model, and what of it is trained": ("chat_template", "gradient_checkpointing"),

@@ -384,6 +384,7 @@ class DemonstrationOptions:
         aliases=["--from"],
     )
     episodes: int | None = _help(None, "Number of tasks to play, the first ones; None: all, at most 1,000.")
+    shuffle_tasks: bool = _help(False, "Shuffle the tasks by --seed before --episodes takes the first ones.")
     samples: int | None = _help(None, "Episodes per task; None: 1, and 4 for self.")
     min_return: float | None = _help(
         None,

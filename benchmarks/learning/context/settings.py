@@ -23,26 +23,35 @@ RECIPE = Recipe(
         *("--option", "tool_style=signature"),
         *(word for name, value in LEDGER.items() for word in ("--option", f"{name}={value}")),
     ),
-    turn_tokens=96,
+    turn_tokens=160,  # a turn of the summariser has up to 123
     max_completion_length=1536,
 )
 _NO_NOTEBOOK = ("--option", "notebook=false")
-CONTEXTS: Mapping[str, tuple[str, Sequence[str], str]] = {
-    "append": ("append-only", _NO_NOTEBOOK, "oracle"),
-    "window": ("window of 2 turns", (*_NO_NOTEBOOK, "--context-window", "2", "--context-mode", "drop_turns"), "oracle"),
+CONTEXTS: Mapping[str, tuple[str, Sequence[str], str, int]] = {
+    "append": ("append-only", _NO_NOTEBOOK, "oracle", 1),
+    "window": (
+        "window of 2 turns",
+        (*_NO_NOTEBOOK, "--context-window", "2", "--context-mode", "drop_turns"),
+        "oracle",
+        4,
+    ),
     "summary": (
         "summary by the model",
         (*_NO_NOTEBOOK, "--context-window", "1", "--context-mode", "summary"),
         "script:summariser",
+        5,
     ),
-    "notes": ("window of 1 turn, notebook", ("--context-window", "1", "--context-mode", "drop_turns"), "oracle"),
+    "notes": ("window of 1 turn, notebook", ("--context-window", "1", "--context-mode", "drop_turns"), "oracle", 10),
 }
-"""By name: what the model sees, the options that say so, and who demonstrates. The oracle knows all pages."""
+"""By name: what the model sees, the options that say so, who demonstrates, and passes of 8 rows in a step of `sft`.
+
+The oracle knows all pages. A row is a context, of which an episode has 1, 4, 5 and 9.5: a step has about 8 episodes.
+"""
 
 
 def _arms(name: str) -> dict[str, Arm]:
-    title, options, source = CONTEXTS[name]
-    sft = RECIPE.sft("{many}", "--from", source, *options)
+    title, options, source, passes = CONTEXTS[name]
+    sft = RECIPE.sft("{many}", "--from", source, "--gradient-accumulation-steps", str(passes), *options)
     return {
         f"{name}-sft": Arm(f"{title}, 200 demonstrations", learn=RECIPE.trained(sft)),
         name: Arm(f"{title}, then GRPO", learn=RECIPE.trained(sft, RECIPE.after_sft(*options))),
@@ -73,7 +82,7 @@ CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
     ),
     "GRPO": tuple(
         Contrast(f"{title}: GRPO - demonstrations", name, f"{name}-sft", "end")
-        for name, (title, _, _) in CONTEXTS.items()
+        for name, (title, *_) in CONTEXTS.items()
     ),
 }
 

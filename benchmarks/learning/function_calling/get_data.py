@@ -49,8 +49,13 @@ def main() -> None:
 def downloaded() -> dict[str, bytes]:
     """Reads the files from the package, without installing it."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, PACKAGE]
-        subprocess.run(words, check=True)
+        words = ["-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, PACKAGE]
+        if subprocess.run([sys.executable, *words], check=False).returncode:
+            raise SystemExit(
+                f"pip cannot download {PACKAGE} from the package index (its message is above). On a machine that can, "
+                f"`pip download --no-deps {PACKAGE}` and unzip the wheel; then name the data here: "
+                "--from FOLDER/bfcl_eval/data"
+            )
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as package:
             return {name: package.read(f"bfcl_eval/data/{name}") for name in SHA256}

@@ -38,10 +38,19 @@ def main() -> None:
 def rows(folder: Path | None) -> Iterator[dict[str, object]]:
     """Reads HotpotQA's rows: of the files named hotpot*.json in a folder, or of the training set at its address."""
     if folder is None:
-        with urllib.request.urlopen(HOTPOTQA) as response:
-            yield from json.load(response)
+        try:
+            with urllib.request.urlopen(HOTPOTQA, timeout=60) as response:
+                yield from json.load(response)
+        except OSError as error:
+            raise SystemExit(
+                f"cannot download HotpotQA's training set (566 MB) from {HOTPOTQA}: {error}. Download it on a machine "
+                "with a network, and name its folder here: --from FOLDER"
+            ) from error
         return
-    for path in sorted(folder.glob("hotpot*.json")):
+    files = sorted(folder.glob("hotpot*.json"))
+    if not files:
+        raise SystemExit(f"{folder} has no file hotpot*.json, such as {HOTPOTQA.rpartition('/')[2]}")
+    for path in files:
         yield from json.loads(path.read_text(encoding="utf-8"))
 
 

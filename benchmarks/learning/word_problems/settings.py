@@ -45,10 +45,13 @@ ARMS: Mapping[str, Arm] = {
     "grpo": Arm("240 demonstrations, then GRPO", learn=RECIPE.trained(_MANY, RECIPE.after_sft(), controls=_CONTROLS)),
     "rejection": Arm("240 demonstrations, then rejection sampling", learn=RECIPE.trained(_MANY, RECIPE.rejection())),
     "grpo-shots": Arm(
-        "GRPO from two shots alone",
-        learn=RECIPE.trained(RECIPE.train("--model", "{model}", "--option", "shots=2")),
+        "GRPO from two shots alone, at temperature 1",
+        learn=RECIPE.trained(RECIPE.train("--model", "{model}", "--option", "shots=2", "--temperature", "1")),
     ),
-    "ppo": Arm("240 demonstrations, then PPO", learn=RECIPE.trained(_MANY, RECIPE.after_sft("--algorithm", "ppo"))),
+    "ppo": Arm(
+        "240 demonstrations, then PPO",
+        learn=RECIPE.trained(_MANY, RECIPE.after_sft("--algorithm", "ppo", "--critic-learning-rate", "1e-3")),
+    ),
     "reinforce++": Arm(
         "240 demonstrations, then REINFORCE++",
         learn=RECIPE.trained(_MANY, RECIPE.after_sft("--algorithm", "reinforce++")),

@@ -92,6 +92,22 @@ class TestPlayed:
                 policy="oracle",
             )
 
+    def test_tasks_are_shuffled_by_the_seed_before_the_first_are_taken(self, tmp_path: Path) -> None:
+        rows = [{"input": f"Cy has {n} cups and breaks 2. How many are left?", "target": n - 2} for n in range(7, 40)]
+        rows[::3] = [{**row, "target": 1000} for row in rows[::3]]  # no solution is known
+        options = {"dataset": str(write_jsonl(tmp_path / "train.jsonl", rows))}
+        env, played = make_text_env("SVAMP", options), {"env_id": "AgentR1/SVAMP-v0", "env_options": options}
+
+        def drawn(policy: str, seed: int, episodes: int) -> list[int]:
+            folder = tmp_path / f"{policy}-{seed}-{episodes}"
+            run = play_demonstrations(folder, env, **played, policy=policy, episodes=episodes, shuffle=True, seed=seed)
+            return [record.task_index for record in run.episodes()]
+
+        few, more, other = drawn("oracle", 1, 6), drawn("oracle", 1, 12), drawn("oracle", 2, 6)
+        assert set(few) < set(more) and few != other and max(few) > 9
+        assert not any(index % 3 == 0 for index in (*more, *other))
+        assert drawn("script:quoter", 1, 100) == list(range(len(rows)))
+
     def test_who_cannot_play_is_told_before_the_first_episode(self, tmp_path: Path) -> None:
         env = make_text_env("FictionQA", {"questions": 12})
         with pytest.raises(ConfigurationError, match="Unknown policy"):

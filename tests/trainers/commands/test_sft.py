@@ -283,6 +283,7 @@ def test_a_model_learns_from_its_own_successes(model: str, tmp_path: Path, capsy
         (["FictionQA", "--from", "openai:gpt"], "agent-r1 eval FictionQA --split train --policy openai:gpt --out RUN"),
         (["FictionQA", "--from", "FAILED"], "None of the 3 episodes in .* nothing to learn from"),
         (["FictionQA", "--from", "FAILED", "--samples", "2"], "samples has no effect with --from"),
+        (["FictionQA", "--from", "FAILED", "--shuffle_tasks", "True"], "shuffle_tasks has no effect with --from"),
         (["FictionQA", "--from", "EMPTY"], "expected a folder that"),
         (["FictionQA", "--env_kwargs", "[1]"], "env_kwargs must be a JSON object"),
         (["FictionQA", "--samples", "0"], "samples must be at least 1"),

@@ -273,8 +273,8 @@ def _source_run(args: DemonstrationConfig) -> RunFolder | None:
             raise ConfigurationError(
                 f"--from {args.source} is of one environment; name it, or a policy for all of them."
             )
-        for name in ("episodes", "samples"):
-            if getattr(args, name) is not None:
+        for name in ("episodes", "samples", "shuffle_tasks"):
+            if getattr(args, name) not in (None, False):
                 raise ConfigurationError(
                     f"{name} has no effect with --from {args.source}, which has been played; drop it."
                 )
@@ -353,6 +353,7 @@ def _play(member: EnvConfig, env: TextEnv, args: DemonstrationConfig, model: Mod
             policy=args.source,
             model=own,
             episodes=args.episodes,
+            shuffle=args.shuffle_tasks,
             samples=args.samples or (1 if own is None else 4),
             seed=args.seed,
         )
