@@ -151,19 +151,7 @@ REPEAT_PAID = DerivedPlayer(
     "a turn is rewarded again and again, so that a model learns to repeat it (`reward_order`)",
     _repeat_rewarded,
 )
-GUESSING = (
-    DerivedPlayer(
-        "every_ending_in_words",
-        "Plays the oracle's turns, but its last turn has those of all tasks, separated by spaces.",
-        "a turn that names every candidate is rewarded",
-        _every_ending(" "),
-    ),
-    DerivedPlayer(
-        "every_ending_in_lines",
-        "Plays the oracle's turns, but its last turn has those of all tasks, one a line.",
-        "a turn with many commands is rewarded if any of them is right",
-        _every_ending("\n"),
-    ),
+MENTIONED = (
     DerivedPlayer(
         "first_mentioned",
         "Plays the oracle's turns, but in the last one takes the candidates that the prompt names first.",
@@ -178,6 +166,21 @@ GUESSING = (
         _mentioned(-1),
         chance=1 / _LEAST_CANDIDATES,
     ),
+)
+GUESSING = (
+    DerivedPlayer(
+        "every_ending_in_words",
+        "Plays the oracle's turns, but its last turn has those of all tasks, separated by spaces.",
+        "a turn that names every candidate is rewarded",
+        _every_ending(" "),
+    ),
+    DerivedPlayer(
+        "every_ending_in_lines",
+        "Plays the oracle's turns, but its last turn has those of all tasks, one a line.",
+        "a turn with many commands is rewarded if any of them is right",
+        _every_ending("\n"),
+    ),
+    *MENTIONED,
     DerivedPlayer(
         "no_numbers",
         "Plays the oracle's turns, but writes `NaN` for each number of the last one.",

@@ -185,6 +185,11 @@ def test_the_oracle_may_be_the_only_one_whom_a_question_understands() -> None:
     assert result.status == "error"
 
 
+def test_the_order_of_candidates_is_no_clue_where_several_are_right() -> None:
+    (result,) = run_rules(subject_of(faulty_envs.FarCity), find_rules(["not_hackable"]))
+    assert not [finding for finding in result.findings if "mentioned" in finding.message]
+
+
 def test_an_oracle_alone_does_not_show_what_other_players_earn() -> None:
     (result,) = run_rules(subject_of(faulty_envs.OneAnswer, 1), find_rules(["not_hackable"]))
     assert "no player wrote a turn" in result.not_run

@@ -915,6 +915,23 @@ class Evaluates(OneAnswer):
         return super().step(action)
 
 
+class FarCity(OneAnswer):
+    """Asks for a city elsewhere: all but one are right, so that the last one that is mentioned is no clue."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        cities = list(COUNTRIES.values())
+        self.np_random.shuffle(cities)
+        return f"Name a city that is not in {self.country}, of: {', '.join(cities)}.", {}
+
+    def step(self, action: str) -> Any:
+        return "", float(action in COUNTRIES.values() and action != self.city), True, False, {}
+
+    def oracle(self) -> str:
+        cities = list(COUNTRIES.values())
+        return cities[cities.index(self.city) - 1]
+
+
 class AnyCity(OneAnswer):
     """Pays every capital, whatever the question."""
 

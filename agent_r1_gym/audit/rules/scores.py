@@ -19,6 +19,7 @@ from agent_r1_gym.audit.findings import EFFECTS, TRANSCRIPTS, Finding, NotApplic
 from agent_r1_gym.audit.oracle_players import (
     DERIVED,
     GUESSING,
+    MENTIONED,
     OTHER_TASK,
     REPEAT_PAID,
     WRONG_ENDING,
@@ -202,6 +203,9 @@ def _guesses(
         episodes = derived_episodes(subject, guesser)
         if guesser not in reported:  # where another last turn is rewarded as well, naming many proves nothing
             episodes = [episode for episode in episodes if episode.job not in needless]
+        if guesser in MENTIONED:  # where another answer is right as well, such as another colouring, order says nothing
+            own = {episode.job: episode.actions for episode in subject.episodes(subject.oracle or NoOp())}
+            episodes = [e for e in episodes if e.actions == own[e.job] or not solved_by([e])]
         if not episodes:
             continue
         solved = solved_by(episodes)
