@@ -916,20 +916,22 @@ class Evaluates(OneAnswer):
 
 
 class FarCity(OneAnswer):
-    """Asks for a city elsewhere: all but one are right, so that the last one that is mentioned is no clue."""
+    """Asks for a country and a city elsewhere: most cities are right, so that the last one mentioned is no clue."""
+
+    cities = tuple(city.split()[-1] for city in COUNTRIES.values())
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
-        cities = list(COUNTRIES.values())
-        self.np_random.shuffle(cities)
-        return f"Name a city that is not in {self.country}, of: {', '.join(cities)}.", {}
+        shown = [str(city) for city in self.np_random.permutation(self.cities)]
+        return f"Name {self.country} and a city that is not in it, of: {', '.join(shown)}.", {}
 
     def step(self, action: str) -> Any:
-        return "", float(action in COUNTRIES.values() and action != self.city), True, False, {}
+        country, _, city = action.partition(" ")
+        right = country == self.country and city in self.cities and not self.city.endswith(city)
+        return "", float(right), True, False, {}
 
     def oracle(self) -> str:
-        cities = list(COUNTRIES.values())
-        return cities[cities.index(self.city) - 1]
+        return f"{self.country} {self.cities[list(COUNTRIES).index(self.country) - 1]}"
 
 
 class AnyCity(OneAnswer):
