@@ -63,6 +63,15 @@ def test_what_its_authors_meant_is_no_fault_and_what_our_adapter_answers_no_find
     assert by_rule["| `global_random`"] == "| `global_random` | 1 | 1 | 0 | 1 | 0 | 0 |"
 
 
+def test_every_published_finding_was_looked_at_and_the_page_has_the_tables() -> None:
+    if not table.RESULTS.exists():
+        pytest.skip("results are in the repository, not in the source distribution")
+    rows = table.read_rows(table.RESULTS)
+    assert len(rows) > 150 and table.not_reviewed(rows) == ""
+    page = table.RESULTS.with_name("README.md").read_text(encoding="utf-8")
+    assert table.by_library(rows) in page and table.by_rule(rows) in page
+
+
 def test_messages_name_no_place_of_this_machine() -> None:
     message = f"{Path.home()}/nltk_data and {Path.cwd()}/runs"
     assert table._portable(message) == "~/nltk_data and ./runs"
@@ -90,6 +99,11 @@ def test_an_environment_has_a_row_with_its_verdicts(tmp_path: Path, monkeypatch:
     assert table.main(words) == 0  # it has a row
     assert results.read_text() == before
     assert str(tmp_path) not in before and json.loads(before)["version"]
+    written = json.loads(before)
+    assert written["rules"]["pass"] == len(first["rules"]["pass"])
+    results.write_text(json.dumps({**written, "rules": {**written["rules"], "pass": 5}}) + "\n")
+    assert table.read_rows(results) == []  # of other rules
+    results.write_text(before)
     results.write_text(json.dumps({**json.loads(before), "version": "0"}) + "\n")
     assert table.main(words) == 0  # a row of another version is none
     assert json.loads(results.read_text())["version"] == json.loads(before)["version"]
