@@ -231,11 +231,13 @@ def _submit(call: _Call | _FutureCall) -> None:
     inbox.put(call)
 
 
-def _start_thread(serve: Callable[[SimpleQueue[_T]], None], inbox: SimpleQueue[_T], name: str) -> None:
+def _start_thread(serve: Callable[[SimpleQueue[_T]], None], inbox: SimpleQueue[_T], name: str) -> threading.Thread:
+    thread = threading.Thread(target=serve, args=(inbox,), name=name, daemon=True)
     try:
-        threading.Thread(target=serve, args=(inbox,), name=name, daemon=True).start()
+        thread.start()
     except RuntimeError as error:  # "can't start new thread": a limit on processes or memory
         raise InfrastructureError(f"No thread for the call: {error}.") from error
+    return thread
 
 
 def _work(inbox: Inbox) -> None:
@@ -269,6 +271,7 @@ class WorkerThread:
         self._inbox: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._process: int | None = None
+        self._thread: threading.Thread | None = None
         self._current: Future[Any] | None = None
         self._ended = False
 
@@ -295,7 +298,7 @@ class WorkerThread:
                 raise RuntimeError("The thread has ended.")
             if self._process != os.getpid():  # a fork has no threads
                 self._inbox, self._current = SimpleQueue(), None
-                _start_thread(self._serve, self._inbox, self._name)
+                self._thread = _start_thread(self._serve, self._inbox, self._name)
                 self._process = os.getpid()
             self._inbox.put((future, call))
         return future
@@ -314,11 +317,17 @@ class WorkerThread:
         """Whether it takes no further calls."""
         return self._ended
 
-    def end(self) -> None:
-        """End the thread after the queued calls; may be called twice."""
+    def end(self, *, wait: bool = False) -> None:
+        """End the thread after the queued calls; may be called twice.
+
+        Args:
+            wait: return when the thread has ended; not to be called in the thread itself.
+        """
         with self._lock:
             self._ended = True
             self._inbox.put(None)
+        if wait and self._thread is not None and self._process == os.getpid():
+            self._thread.join()
 
     def _serve(self, inbox: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
         while (item := inbox.get()) is not None:

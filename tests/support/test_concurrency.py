@@ -295,3 +295,12 @@ def test_a_setting_of_the_users_own_is_kept(own: dict[str, str], expected: str) 
         [sys.executable, "-c", code], env={**clean, **own}, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == f"{expected} False"
+
+
+def test_an_end_that_waits_returns_when_the_thread_is_gone() -> None:
+    worker = WorkerThread("awaited")
+    worker.end(wait=True)  # it has not started
+    worker = WorkerThread("awaited")
+    called = worker.submit(lambda: time.sleep(0.05))
+    worker.end(wait=True)
+    assert called.done() and not any(thread.name == "awaited" for thread in threading.enumerate())

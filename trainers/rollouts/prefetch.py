@@ -92,17 +92,17 @@ class RolloutPrefetcher:
     def close(self) -> None:
         """End what runs, and the thread; the next batch starts another."""
         self.discard()
-        self._end_thread()
+        self._end_thread(wait=True)
 
     def abandon(self) -> None:
         """End what runs and the thread, and waits for neither: the run has failed, and is not to end later for it."""
         if self._future is not None and not self._future.done():
             self._cancel()
         self._rows = self._future = None
-        self._end_thread()
+        self._end_thread(wait=False)
 
-    def _end_thread(self) -> None:
-        self._thread.end()
+    def _end_thread(self, *, wait: bool) -> None:
+        self._thread.end(wait=wait)
         self._thread = WorkerThread("rollouts")
 
 
