@@ -293,7 +293,7 @@ def _has_effect(episode: Episode, position: int, nonsense: Episode) -> bool:
 
 
 def unspoken(subject: Subject, *, oracle_counts: bool = True) -> str:
-    """Return why a clean verdict would mean little: nobody wrote a turn with an effect; "" if somebody did.
+    """Return why a clean verdict would mean little: no player wrote a turn with an effect; "" if one did.
 
     Args:
         subject: the environment.
