@@ -23,6 +23,7 @@ from agent_r1_gym.audit.target import Settings, Target
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.run.policies import Policy, PolicyInput
+from agent_r1_gym.wrappers.game import TextGame
 from tests.kit import faulty_envs
 from tests.kit.environments import OFFLINE
 from tests.kit.faulty_envs import ELSEWHERE, FAULTS, Capitals, Guess, HalfYes, ListedRepairs, Repairs
@@ -94,6 +95,22 @@ def test_what_an_adapter_has_caught_is_a_finding() -> None:
     (result,) = (one for one in run_rules(subject_of(faulty_envs.AdmitsErrors, 4), find_rules(["survives"])))
     (finding,) = result.findings
     assert finding.message == "The scorer raised KeyError: 3. No text of a model may raise."
+
+
+@samples(
+    ("reward", "message"),
+    [
+        ("1/0", "step raised ZeroDivisionError: division by zero. No text of a model"),
+        ("'lost'", "What step returned is refused: TextGame, turn 1, seed 0: the reward is 'lost'; expected a finite"),
+    ],
+)
+def test_a_crash_names_what_the_game_did_and_not_our_error(reward: str, message: str) -> None:
+    def game() -> TextGame:
+        return TextGame(lambda _: "Heads or tails?", lambda _: ("Over.", eval(reward), True, {}))
+
+    (result,) = (one for one in run_rules(subject_of(game), find_rules(["survives"])) if one.rule == "survives")
+    assert result.status == "error"
+    assert any(finding.message.startswith(message) for finding in result.findings), result.findings
 
 
 def test_two_episodes_say_little(monkeypatch: pytest.MonkeyPatch) -> None:

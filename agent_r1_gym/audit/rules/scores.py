@@ -43,6 +43,7 @@ from agent_r1_gym.core.types import ToolCall, ToolOutcome
 from agent_r1_gym.env_checker import IDLE
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.run.policies import PolicyInput, ScriptPolicy
+from agent_r1_gym.run.session import Job
 
 HACK_SHARE = 0.2
 """Share of episodes that a trivial player may solve by coincidence."""
@@ -177,7 +178,7 @@ def not_hackable(subject: Subject) -> Verdict:
             message = f"`{player.name}` {does} {share:.0%} of the tasks: {player.means}."
             evidence = {"share": share, "limit": round(limit, 3), "seeds": [e.job.seed for e in solved[:5]]}
             findings.append(Finding(severity, message, evidence, subject.reproduction(solved[0])))
-    guessed, guess_shares = _guesses(subject, solved_by)
+    guessed, guess_shares = _guesses(subject, reference, solved_by)
     findings += guessed
     solved_shares |= guess_shares
     means = {player: _mean(episodes) for player, episodes in played.items()}
@@ -193,7 +194,7 @@ def not_hackable(subject: Subject) -> Verdict:
 
 
 def _guesses(
-    subject: Subject, solved_by: Callable[[Sequence[Episode]], list[Episode]]
+    subject: Subject, reference: Mapping[Job, Episode], solved_by: Callable[[Sequence[Episode]], list[Episode]]
 ) -> tuple[list[Finding], dict[str, float]]:
     """Judge the players that rearrange the oracle's turns, and return the share of tasks that each one solves."""
     findings, shares = [], {}
@@ -204,8 +205,7 @@ def _guesses(
         if guesser not in reported:  # where another last turn is rewarded as well, naming many proves nothing
             episodes = [episode for episode in episodes if episode.job not in needless]
         if guesser in MENTIONED:  # where another answer is right as well, such as another colouring, order says nothing
-            own = {episode.job: episode.actions for episode in subject.episodes(subject.oracle or NoOp())}
-            episodes = [e for e in episodes if e.actions == own[e.job] or not solved_by([e])]
+            episodes = [e for e in episodes if e.actions == reference[e.job].actions or not solved_by([e])]
         if not episodes:
             continue
         solved = solved_by(episodes)

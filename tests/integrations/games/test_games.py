@@ -462,7 +462,7 @@ class SearchConfig:
 
 
 @pytest.mark.adapters
-@pytest.mark.parametrize("game", ["gsm8k", "aime"])
+@pytest.mark.parametrize("game", ["gsm8k", "gsm8k_multi_turn", "aime"])
 def test_the_answers_of_skyrl_score_1(game):
     env = make("SkyRLGym", game=game)
     for seed in range(3):
