@@ -248,7 +248,7 @@ class _ChildProcess:
                 start_new_session=True,
             )
         except OSError as error:
-            self._log.unlink(missing_ok=True)
+            logs.release(self._log)
             raise InfrastructureError(f"The program {words[0]!r} cannot be started: {error}.") from error
         self._lock = threading.Lock()
         self._alive = True
@@ -283,8 +283,8 @@ class _ChildProcess:
             *earlier, last = self._last_lines() or ["it printed nothing"]
             before = f"before that: {' | '.join(earlier)}; " if earlier else ""
             end = ProgramEnd(f"the program ended with {how}: {last} ({before}log: {self._log})")
-        if not failed and not self._logs.keeps_all:
-            self._log.unlink(missing_ok=True)
+        if not failed:
+            self._logs.release(self._log)
         self._on_end(end)
 
     def _copy(self, output: IO[bytes]) -> None:
@@ -305,13 +305,13 @@ class _ChildProcess:
 
 
 class _LogFolder:
-    """Numbers the logs; the temporary folder is made when the first command starts."""
+    """Numbers the logs; without a folder of the user's, those of failed programs alone stay, in a temporary one."""
 
     _lock = threading.Lock()
 
     def __init__(self, folder: str | None) -> None:
         self._folder = None if folder is None else Path(folder)
-        self.keeps_all = folder is not None
+        self._keeps_all = folder is not None
         self._numbers = itertools.count()
 
     def new_file(self) -> Path:
@@ -323,6 +323,16 @@ class _LogFolder:
             handle, name = tempfile.mkstemp(".log", f"{os.getpid()}-{next(self._numbers):06d}-", self._folder)
             os.close(handle)
             return Path(name)
+
+    def release(self, log: Path) -> None:
+        """Take back the log of a program that did not fail."""
+        if self._keeps_all:
+            return
+        with self._lock:
+            log.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # others have their logs there
+                log.parent.rmdir()
+                self._folder = None
 
 
 # --- addresses and functions ------------------------------------------------------------------------------------------

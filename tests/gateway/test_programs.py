@@ -75,6 +75,17 @@ def test_any_task_can_be_passed(tmp_path: Path):
     assert int(next((tmp_path / "b").iterdir()).read_text()) > 40_000
 
 
+def test_only_the_logs_of_failed_commands_stay_in_the_temporary_folder(temporary_folder: Path):
+    program = make_program(command("import sys; sys.exit(sys.argv[1] or None)", "{task}"))
+    assert Started(program, task="").end() == ProgramEnd()
+    assert not list(temporary_folder.iterdir())
+    failures = [Started(program, task=task) for task in ("one", "two")]
+    assert all(failed.end().failure for failed in failures)
+    assert Started(program, task="").end() == ProgramEnd()
+    logs = [log.read_text() for log in temporary_folder.glob("agent-r1-programs-*/*.log")]
+    assert sorted(logs) == ["one\n", "two\n"]
+
+
 def test_a_failed_command_says_how_in_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MY_TOKEN", "abcdefgh123")
     code = "import os, sys; print('the key', os.environ['MY_TOKEN'], os.environ['OPENAI_API_KEY']); sys.exit(3)"

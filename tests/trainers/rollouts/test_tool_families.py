@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from datetime import datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -41,10 +41,14 @@ from trainers.rollouts.tool_template import ToolTemplate
 LIMITS = TokenLimits(max_prompt_tokens=16_384, max_completion_tokens=16_384)
 
 
+def tokenizer_of(name: str) -> Any:
+    with TemporaryDirectory() as folder:
+        return FAMILIES[name].tokenizer(Path(folder))
+
+
 @cache
 def chat_of(name: str) -> ChatFormat:
-    family = FAMILIES[name]
-    return ChatFormat(family.tokenizer(Path(mkdtemp())), template_options=family.options)
+    return ChatFormat(tokenizer_of(name), template_options=FAMILIES[name].options)
 
 
 class OracleEngine:
@@ -499,7 +503,7 @@ def test_a_template_without_a_tool_format_is_refused_with_the_way_out(name: str,
 
 
 def changed(name: str, change: Callable[[str], str]) -> ChatFormat:
-    tokenizer = FAMILIES[name].tokenizer(Path(mkdtemp()))
+    tokenizer = tokenizer_of(name)
     tokenizer.chat_template = change(tokenizer.chat_template)
     return ChatFormat(tokenizer)
 
@@ -520,7 +524,7 @@ def test_calls_that_no_response_template_reads_are_refused() -> None:
 
 
 def test_the_tokenizers_own_response_template_comes_first() -> None:
-    tokenizer = FAMILIES["TRL qwen2_5.jinja"].tokenizer(Path(mkdtemp()))
+    tokenizer = tokenizer_of("TRL qwen2_5.jinja")
     tokenizer.chat_template = tokenizer.chat_template.replace("tool_call>", "appel>")
     own = copy.deepcopy(chat_template_utils.qwen3_template)
     own["fields"]["tool_calls"] |= {"open": "<appel>", "close_pattern": r"</appel>\s*"}
