@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from agent_r1_gym.core.parsing import Parser
-from agent_r1_gym.core.tool import Tool
+from agent_r1_gym.core.tool import PendingCall, Tool
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import Message, ScriptedPolicy, Task, ToolCall, Transition
 from agent_r1_gym.envs.tau2.grading import PRESETS, final_changes
+from agent_r1_gym.envs.tau2.judge import StatementJudge
 from agent_r1_gym.envs.tau2.knowledge import DEFAULT_VARIANT, SEARCH, TOOLS, check_variant
 from agent_r1_gym.envs.tau2.operations import OperationTool
 from agent_r1_gym.envs.tau2.scripts import SCRIPTS, gold_turn
@@ -20,7 +21,7 @@ from agent_r1_gym.envs.tau2.users import EpisodeStart, ModelUser, User, UserTool
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.support.checks import check_choice, check_path, check_split, check_text
 
-_USER_URL = "http://127.0.0.1:8000/v1"
+_DEFAULT_URL = "http://127.0.0.1:8000/v1"
 _ENDPOINT = "openai:"
 
 
@@ -36,6 +37,9 @@ class Tau2Env(ToolEnv):
         user: "scripted", "openai:MODEL", or a function of the task, the conversation and what the user can do (see
             `users.User`).
         user_url: base URL of the model that plays the user; None: http://127.0.0.1:8000/v1.
+        judge: "openai:MODEL", which decides on statements about the conversation (NL_ASSERTION); None: they are left
+            out.
+        judge_url: base URL of the judge; None: http://127.0.0.1:8000/v1.
         retrieval: how the bank's documents are found, one of `knowledge.VARIANTS`; None: the first. Other domains have
             no documents.
         **options: options of `ToolEnv`.
@@ -62,6 +66,8 @@ In each turn do one of two things: call functions, or write a message to the use
         split: str | None = None,
         user: str | User = "scripted",
         user_url: str | None = None,
+        judge: str | None = None,
+        judge_url: str | None = None,
         retrieval: str | None = None,
         **options: Any,
     ) -> None:
@@ -76,7 +82,11 @@ In each turn do one of two things: call functions, or write a message to the use
         tools = [OperationTool(world.operations, name, self._start.open_database) for name in world.operations.tools]
         super().__init__(
             tasks=tasks,
-            tools=[*tools, *search_tools, UserTool(_make_user(user, user_url), self._start)],
+            tools=[
+                *tools,
+                *search_tools,
+                UserTool(_make_user(user, user_url), self._start, _make_judge(judge, judge_url)),
+            ],
             **{"max_turns": 60, "max_history_chars": 262_144, "plain_turn": "answer", **options},
         )
 
@@ -91,6 +101,11 @@ In each turn do one of two things: call functions, or write a message to the use
             raise ConfigurationError(f"tau2-bench's environments play its tasks only, got a {type(task).__name__}.")
         self._start.task = task
         return self.tools
+
+    def begin_step(self, action: str) -> tuple[PendingCall, ...]:
+        """Begin a step; a judge at its end reads the steps before it."""
+        self._start.earlier = self.transitions
+        return super().begin_step(action)
 
     def is_terminated(self, transition: Transition) -> bool:
         """Whether the user ended the conversation."""
@@ -141,8 +156,9 @@ class Tau2RetailEnv(Tau2Env):
     `solved`, 1 or 0, in the step in which the user ends the conversation: the product of the checks that the task's
     `reward_basis` names. DB: the database equals that after the gold actions. ACTION: each gold action was called.
     COMMUNICATE: each text that the task lists is in a message to the user. ENV_ASSERTION: conditions on the database
-    hold. NL_ASSERTION needs a judge and is left out: in retail's 40 tasks with such statements only DB decides, so that
-    scores are upper bounds of the official ones there. An episode that is cut earns 0.
+    hold. NL_ASSERTION: statements about the conversation are true, as `judge` decides; without a judge they are left
+    out: in retail's 40 tasks with such statements only DB decides, so that scores are upper bounds of the official ones
+    there. An episode that is cut earns 0.
     ### Process
     With `reward="process"` also `malformed_call` (-.1).
 
@@ -156,7 +172,7 @@ class Tau2RetailEnv(Tau2Env):
     As in `AgentR1/HotpotQA-v0`. A message to the user is a call of `message_user` in `tool_calls`, its outcome the
     reply; `data` of the last one holds the changed rows. Why an episode failed is among the `reward_terms`, with weight
     0: `unfinished`, `missing_write`, `wrong_write`, `extra_write`, `missing_action`, `failed_assertion`,
-    `not_communicated`. A model as the user that fails is an `infrastructure_error`.
+    `not_communicated`, `false_statement`. A model as the user or the judge that fails is an `infrastructure_error`.
 
     ## Arguments
     `dataset="auto"` (the checkout of tau2-bench at `$AGENT_R1_HOME/datasets/tau2`, else the sample with a warning), or
@@ -164,8 +180,9 @@ class Tau2RetailEnv(Tau2Env):
     `split=None` ("train"; "test" is held out, "base" is both, as the leaderboard uses). `user="scripted"`, which says
     only what the scenario says, or "openai:MODEL", a model that plays the scenario behind the OpenAI-compatible
     endpoint `user_url=None` ("http://127.0.0.1:8000/v1"; episodes then differ from run to run), or a function (see
-    `envs.tau2.users`). `reward="em"` (`solved` alone) or "process" or custom terms, `max_turns=60`,
-    `max_history_chars=262144`, `plain_turn="answer"`; for the others see `ToolEnv`.
+    `envs.tau2.users`). `judge=None`, or "openai:MODEL" behind `judge_url=None` (the same address). `reward="em"`
+    (`solved` alone) or "process" or custom terms, `max_turns=60`, `max_history_chars=262144`, `plain_turn="answer"`;
+    for the others see `ToolEnv`.
 
     ## References
     tau2-bench (arXiv 2506.07982, MIT licence), commit a2c0247 of August 2026; tau-bench (arXiv 2406.12045).
@@ -377,16 +394,30 @@ def _choose_retrieval(
 
 
 def _make_user(user: Any, url: str | None) -> User:
-    if url is not None:
-        check_text("user_url", url)
-    if callable(user):
-        chosen: User = user
-    elif user == "scripted":
-        chosen = scripted_user
-    elif isinstance(user, str) and user.startswith(_ENDPOINT) and user != _ENDPOINT:
-        return ModelUser(user.removeprefix(_ENDPOINT), _USER_URL if url is None else url)
-    else:
-        raise ConfigurationError(f"user must be 'scripted', 'openai:MODEL' or a function, got {user!r:.80}.")
+    if not callable(user) and user != "scripted":
+        expected = "'scripted', 'openai:MODEL' or a function"
+        return ModelUser(_model_of("user", user, expected), _url_of("user_url", url))
     if url is not None:
         raise ConfigurationError(f"user_url={url!r} needs user='openai:MODEL', or drop it.")
-    return chosen
+    return user if callable(user) else scripted_user
+
+
+def _make_judge(judge: Any, url: str | None) -> StatementJudge | None:
+    if judge is not None:
+        return StatementJudge(_model_of("judge", judge, "'openai:MODEL' or None"), _url_of("judge_url", url))
+    if url is not None:
+        raise ConfigurationError(f"judge_url={url!r} needs judge='openai:MODEL', or drop it.")
+    return None
+
+
+def _model_of(option: str, value: Any, expected: str) -> str:
+    if not isinstance(value, str) or not value.startswith(_ENDPOINT) or value == _ENDPOINT:
+        raise ConfigurationError(f"{option} must be {expected}, got {value!r:.80}.")
+    return value.removeprefix(_ENDPOINT)
+
+
+def _url_of(option: str, url: str | None) -> str:
+    if url is None:
+        return _DEFAULT_URL
+    check_text(option, url)
+    return url

@@ -2,15 +2,16 @@
 
 The checks are those of tau2-bench's evaluator, and so is their combination: the reward is the product of the checks
 that the task's `reward_basis` names, and 0 for an episode that the user did not end. `benchmarks/agreement/tau2.py`
-compares verdict by verdict with tau2-bench's own code. One check is not made here: statements about the conversation
-(NL_ASSERTION) need a judge.
+compares verdict by verdict with tau2-bench's own code. Statements about the conversation (NL_ASSERTION) are decided by
+a judge, if there is one (`judge.StatementJudge`).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from agent_r1_gym.core.rewards import RewardTerm, malformed_call
 from agent_r1_gym.core.types import ToolCall, ToolOutcome, Transition
@@ -18,8 +19,6 @@ from agent_r1_gym.envs.tau2.database import Changes, Database, differences
 from agent_r1_gym.envs.tau2.tasks import GoldAction, Tau2Task
 from agent_r1_gym.errors import ToolError
 
-Judge = Callable[[Sequence[str], Sequence[str]], Sequence[bool]]
-"""Decides for each statement whether it is true of the agent's messages."""
 FAILURES = (
     *("unfinished", "missing_write", "wrong_write", "extra_write"),
     *("missing_action", "failed_assertion", "not_communicated", "false_statement"),
@@ -48,7 +47,7 @@ def grade(
     calls: Sequence[ToolCall],
     messages: Sequence[str],
     *,
-    judge: Judge | None = None,
+    statements: Sequence[bool] | None = None,
 ) -> Verdict:
     """Grade an episode.
 
@@ -57,7 +56,8 @@ def grade(
         changes: the changed rows of the database when the user ended the conversation; None: it did not end it.
         calls: every call of agent and user, in order, also those that failed.
         messages: what the agent wrote to the user; its turns in the task's own history are added.
-        judge: decides on statements about the conversation; None: they are left out of the product.
+        statements: whether each statement about the conversation is true; None: no judge decided, and they are left
+            out of the product.
     """
     if changes is None:
         return Verdict(0.0, {}, ("unfinished",))
@@ -71,8 +71,8 @@ def grade(
         "ACTION": has_actions([*task.earlier_calls, *calls], task.actions or ()),
         "COMMUNICATE": all(is_communicated(text, messages) for text in task.communicate_info),
     }
-    if judge is not None:
-        checks["NL_ASSERTION"] = all(judge(task.nl_assertions, messages)) if task.nl_assertions else True
+    if statements is not None:
+        checks["NL_ASSERTION"] = all(statements)
     failed = [check for check in task.reward_basis if not checks.get(check, True)]
     kinds = {
         "DB": writes,
@@ -161,7 +161,9 @@ def verdict_of(transition: Transition) -> Verdict | None:
                 calls += user_calls(outcome)
             else:
                 calls.append(call)
-    return grade(task, final_changes(transition), calls, messages)
+    return grade(
+        task, _reported(transition, "changes"), calls, messages, statements=_reported(transition, "statements")
+    )
 
 
 def user_calls(outcome: ToolOutcome) -> list[ToolCall]:
@@ -172,11 +174,14 @@ def user_calls(outcome: ToolOutcome) -> list[ToolCall]:
 
 def final_changes(transition: Transition) -> Changes | None:
     """The changed rows that the user's last reply reports; None if the user has not ended the conversation."""
-    for outcome in transition.outcomes:
-        if isinstance(outcome.data, Mapping) and "changes" in outcome.data:
-            changes: Changes = outcome.data["changes"]
-            return changes
-    return None
+    changes: Changes | None = _reported(transition, "changes")
+    return changes
+
+
+def _reported(transition: Transition, name: str) -> Any:
+    """A part of the data of the user's last reply (see `users.UserTool`), None if it has none."""
+    data = (outcome.data for outcome in transition.outcomes if isinstance(outcome.data, Mapping))
+    return next((part[name] for part in data if name in part), None)
 
 
 def solved(transition: Transition) -> float:
@@ -197,7 +202,7 @@ class _Failure:
 
 
 SOLVED = RewardTerm("solved", solved)
-_FAILURES = tuple(RewardTerm(kind, _Failure(kind), 0.0) for kind in FAILURES if kind != "false_statement")
+_FAILURES = tuple(RewardTerm(kind, _Failure(kind), 0.0) for kind in FAILURES)
 """Of weight 0: they only report why."""
 PRESETS: Mapping[str, tuple[RewardTerm, ...]] = {
     "em": (SOLVED, *_FAILURES),

@@ -1,8 +1,8 @@
-"""What a scripted user does with a telephone: the operations that an agent's message asks for, sentence by sentence.
+"""What a scripted user does with a telephone: the operations that an agent's message asks for, clause by clause.
 
 It understands names of operations ("toggle_roaming"), and plain requests such as "turn on mobile data", "restart your
-phone" or "what does the status bar show?". Before it turns something on or off it looks whether it is so already. It
-reports results as they are.
+phone" or "what does the status bar show?". What the agent forbids, asks about the past, or does itself is not done.
+Before it turns something on or off it looks whether it is so already. It reports results as they are.
 """
 
 from __future__ import annotations
@@ -14,12 +14,49 @@ from typing import Any, NamedTuple
 
 Act = Callable[[str, Mapping[str, Any]], str]
 _DECODER = json.JSONDecoder()
-_SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
-_ON = re.compile(r"\b(?:on|enabled?|activated?|connect)\b", re.IGNORECASE)
-_OFF = re.compile(r"\b(?:off|disabled?|deactivated?|disconnect)\b", re.IGNORECASE)
-_DO = re.compile(
-    r"\b(?:turn|switch|toggle|enable|disable|activate|deactivate|disconnect|connect|set|change|select|grant|allow|give|"
-    r"pay|make|restart|reboot|reset|re-?seat|re-?insert|remove)\b",
+_VERB = (
+    r"(?:turn|switch|toggl|enabl|disabl|activat|deactivat|disconnect|connect|set|chang|select|grant|allow|giv|pay|settl|"
+    r"accept|mak|ensur|restart|reboot|power|reset|re-?seat|re-?insert|remov|eject|tak|pull|put)"
+)
+_LOOK = r"(?:check|run|do|perform|try|tell|look|see|show|test|read|confirm|verify|report|send|open)"
+_JOINT = r"and|but|then|so|or|please"
+_CLAUSE = re.compile(
+    rf"(?<=[.!?;])\s+|\n+|(?<=:)\s+(?={_VERB}e?\b)|,?\s{{1,4}}(?:(?:{_JOINT})\s{{1,4}}){{1,4}}"
+    rf"(?=(?:{_VERB}e?|{_LOOK}|don['’]?t|do not|never|not)\b)"
+    rf"|,\s{{1,4}}(?=(?:(?:{_JOINT}|now|next|just|simply|you|can|could|would|should)\s{{1,4}}){{0,4}}"
+    rf"(?:{_VERB}e?|{_LOOK}|don['’]?t|do not|never|without|I|we)\b)|,?\s{{1,4}}(?:and|but|so)\s{{1,4}}(?=(?:I|we)\b)",
+    re.IGNORECASE,
+)
+_BEFORE_REQUEST = re.compile(
+    r"^.*\b(?:please\b(?=\W*\w)|(?:can|could|would|will) you|you (?:to|should|must)|you(?:['’]ll| will)? need to)\b",
+    re.IGNORECASE,
+)
+_IMPERATIVE = re.compile(
+    r"^[\W\d]*(?:(?:please|kindly|now|then|next|first|finally|also|and|so|but|ok|okay|great|just|simply|again|go|ahead|"
+    r"try|to|you|we|should|need|must|can|could|would|will|may|might|have|want|like|let['’]?s|mind|be|able|willing|us|don|t|"
+    rf"not|forget|never|hesitate)\W+)*(?:{_VERB}e?|(?:(?<=mind )|(?<=try )){_VERB}t?ing)\b",
+    re.IGNORECASE,
+)
+_IS_ASKED_BACK = re.compile(
+    r"^\W*(?:(?:and|so|but|or)\s+)?(?:(?:did|have you|has|had|were|was|is|does|when|why|who|what|which|where)\b"
+    r"|do (?:you|your|they)\b(?! mind)|are\b(?! you (?:able|willing)))",
+    re.IGNORECASE,
+)
+_IS_FORBIDDEN = re.compile(
+    r"\b(?:(?:do not|don['’]?t|never)(?! (?:forget|hesitate))|not to|no need to|without|avoid|rather than|instead of|"
+    r"(?:should|must|need)(?:n['’]?t| not)|can['’]?t|cannot|won['’]?t)\b|^not\b",
+    re.IGNORECASE,
+)
+_IS_BY_AGENT = re.compile(
+    r"\b(?:I|we(?! (?:need|have) to\b))\b(?:['’](?:ll|ve|d|m|re))?"
+    rf"(?!.{{0,80}}\byou(?: to| please| should| can| could)? (?:{_VERB}e?|{_LOOK}|go)\b)"
+    r"|\b(?:I|we)\b.{0,80}\bfor you\b|\b(?:let me|me to)\b(?! (?:know|see))|\bon (?:our|my) (?:side|end)\b",
+    re.IGNORECASE,
+)
+_DIRECTION = re.compile(
+    r"(?P<off>\b(?:off|disabl\w+|deactivat\w+|disconnect\w*)\b|\bnot (?:(?:turned|switched) )?on\b)"
+    r"|\b(?:turn|switch)(?:ing)? on\b|\bon\b(?! (?:your|our|my|this|that|its?|the|a)\b)"
+    r"|\b(?:enabl\w+|activat\w+|connect\w*)\b",
     re.IGNORECASE,
 )
 
@@ -56,14 +93,19 @@ _SWITCHES = (
     _Switch(r"vpn", "connect_vpn", "disconnect_vpn", "check_vpn_status", "connected"),
 )
 _DEEDS = (
-    (r"\b(?:restart|reboot)\b", "reboot_device"),
-    (r"\bre-?(?:seat|insert)|remove.{0,20}\bsim\b", "reseat_sim_card"),
+    (
+        r"\b(?:restart|reboot)|\bpower[- ]?cycl|\b(?:turn|switch|power)\w* (?:(?:the|your) )?"
+        r"(?:phone|device|handset)\b.{0,9}\boff\b",
+        "reboot_device",
+    ),
+    (r"\bre-?(?:seat|insert)|\b(?:remov|eject|tak|pull|put)\w*.{0,20}\bsim\b", "reseat_sim_card"),
     (r"\breset\b.{0,30}\bapn\b|\bapn\b.{0,30}\breset\b", "reset_apn_settings"),
-    (r"\bpay\b|\bmake (?:the |a )?payment", "make_payment"),
+    (r"\b(?:pay|settl)(?:e|ing)?\b|\bmak\w+ (?:(?:the|a|your) )?payment|\baccept\b.{0,20}\bpayment", "make_payment"),
 )
+"""What a clause asks for, and the operation that does it: once for a message, so that "remove and re-insert" is one."""
 _LOOKS = (
     (r"status bar", "check_status_bar"),
-    (r"speed test", "run_speed_test"),
+    (r"\bspeed\b|how fast", "run_speed_test"),
     (r"network status|signal|cellular connection|\bservice\b", "check_network_status"),
     (r"\bsim\b", "check_sim_status"),
     (r"\bapn\b", "check_apn_settings"),
@@ -93,7 +135,7 @@ def follow(message: str, operations: Sequence[str], act: Act) -> list[str]:
         return [act(name, arguments or {}) for name, arguments in named]
     if "toggle_data" not in operations:
         return []
-    return [result for sentence in _SENTENCE.split(message) for result in _sentence(sentence, act)]
+    return list(_carry_out(message, act))
 
 
 def _named(message: str, operations: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
@@ -109,41 +151,62 @@ def _named(message: str, operations: Sequence[str]) -> Iterator[tuple[str, Mappi
         yield match.group(1), arguments if isinstance(arguments, dict) else None
 
 
-def _sentence(sentence: str, act: Act) -> Iterator[str]:
-    """Yield the results of one sentence: deeds, switches, network mode, permissions, and else looks."""
-    does, is_question = _DO.search(sentence) is not None, "?" in sentence or "check" in sentence.lower()
-    if not (does or is_question or re.search(r"\b(?:run|tell me|look|see|show)\b", sentence, re.IGNORECASE)):
-        return
-    found = False
-    for topic, name in _DEEDS if does else ():
-        if re.search(topic, sentence, re.IGNORECASE):
-            found = True
-            yield act(name, {})
-    for switch in _SWITCHES:
-        if re.search(switch.topic, sentence, re.IGNORECASE):
-            found = True
-            yield _switch(switch, sentence, act) if does else act(switch.look, {})
-    if re.search(_MODE, sentence, re.IGNORECASE):
-        found = True
-        mode = next((mode for words, mode in _MODES if re.search(words, sentence, re.IGNORECASE)), None)
-        is_set = does and mode is not None
-        yield act("set_network_mode_preference", {"mode": mode}) if is_set else act("check_network_mode_preference", {})
-    if "permission" in sentence.lower():
-        found = True
-        yield from _permissions(sentence.lower(), does, act)
-    for topic, name in () if found else _LOOKS:
-        if re.search(topic, sentence, re.IGNORECASE):
-            yield act(name, {})
+def _carry_out(message: str, act: Act) -> Iterator[str]:
+    """Yield the results of a message's clauses, in their order."""
+    topics: list[_Switch] = []
+    done: set[str] = set()
+    for clause in filter(None, _CLAUSE.split(message)):
+        named = [switch for switch in _SWITCHES if re.search(switch.topic, clause, re.IGNORECASE)]
+        topics = named or topics
+        if _IS_FORBIDDEN.search(clause) or _IS_BY_AGENT.search(clause):
+            continue
+        request = _BEFORE_REQUEST.sub("", clause)
+        if not _IS_ASKED_BACK.search(clause) and (_IMPERATIVE.search(request) or _IMPERATIVE.search(clause)):
+            meant = topics if re.search(r"\b(?:it|that|them|this)\b", clause, re.IGNORECASE) else named
+            results = list(_deeds(clause, meant, done, act))
+            yield from results
+            if results:
+                continue
+        if "?" in clause or re.search(rf"\b{_LOOK}\b", clause, re.IGNORECASE):
+            yield from _looks(clause, named, act)
 
 
-def _switch(switch: _Switch, sentence: str, act: Act) -> str:
-    """Turn something on or off as a sentence says, unless it is so already; toggle it where it says neither."""
+def _deeds(clause: str, switches: Sequence[_Switch], done: set[str], act: Act) -> Iterator[str]:
+    """Yield the results of a request: deeds, or else switches, network mode and permissions."""
+    deeds = [name for topic, name in _DEEDS if re.search(topic, clause, re.IGNORECASE)]
+    for name in deeds:
+        if name not in done:
+            yield act(name, {})
+    done.update(deeds)
+    for switch in () if deeds else switches:
+        yield _switch(switch, clause, act)
+    mode = next((mode for words, mode in _MODES if re.search(words, clause, re.IGNORECASE)), None)
+    if mode is not None and re.search(_MODE, clause, re.IGNORECASE):
+        yield act("set_network_mode_preference", {"mode": mode})
+    if "permission" in clause.lower():
+        yield from _permissions(clause.lower(), True, act)
+
+
+def _looks(clause: str, switches: Sequence[_Switch], act: Act) -> Iterator[str]:
+    """Yield what the user sees of the topics of a clause."""
+    names = [switch.look for switch in switches]
+    names += [name for topic, name in _LOOKS if re.search(topic, clause, re.IGNORECASE)]
+    if re.search(_MODE, clause, re.IGNORECASE):
+        names.append("check_network_mode_preference")
+    for name in dict.fromkeys(names):
+        yield act(name, {})
+    if "permission" in clause.lower():
+        yield from _permissions(clause.lower(), False, act)
+
+
+def _switch(switch: _Switch, clause: str, act: Act) -> str:
+    """Turn something on or off as a clause says ("off and on again" is both); toggle it where it says neither."""
     state = act(switch.look, {})
     is_on = switch.is_on in state
-    wanted = True if _ON.search(sentence) else False if _OFF.search(sentence) else not is_on
-    if wanted == is_on:
-        return state
-    return act(switch.on if wanted else switch.off, {})
+    for wanted in [match.group("off") is None for match in _DIRECTION.finditer(clause)] or [not is_on]:
+        if wanted != is_on:
+            state, is_on = act(switch.on if wanted else switch.off, {}), wanted
+    return state
 
 
 def _permissions(sentence: str, does: bool, act: Act) -> Iterator[str]:

@@ -8,18 +8,37 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1_gym.core.parsing import visible_text
 from agent_r1_gym.core.tool import Arguments, Tool
-from agent_r1_gym.core.types import Message, Role, ToolCall, ToolOutcome
+from agent_r1_gym.core.types import Message, Role, ToolCall, ToolOutcome, Transition
 from agent_r1_gym.envs.tau2.banking_user import DEMAND, act_on
 from agent_r1_gym.envs.tau2.database import Database
-from agent_r1_gym.envs.tau2.language import CONFIRM, Line, content_words, lines
+from agent_r1_gym.envs.tau2.judge import StatementJudge
+from agent_r1_gym.envs.tau2.language import (
+    AGREED,
+    ASKED,
+    CLOSING,
+    CONFIRM,
+    DONE,
+    OVER,
+    REFUSED,
+    UNDER,
+    Line,
+    asking_sentences,
+    content_words,
+    heard,
+    lines,
+    plain_text,
+    sentences,
+)
 from agent_r1_gym.envs.tau2.operations import DATABASE, Operations, specification
 from agent_r1_gym.envs.tau2.phone_user import follow, remaining_problem
+from agent_r1_gym.envs.tau2.proposals import amounts_in, gold_kinds, kinds_in, objection_to, spending_limit
 from agent_r1_gym.envs.tau2.tasks import Scenario, Tau2Task
 from agent_r1_gym.errors import EpisodeError, InfrastructureError, ToolError
 from agent_r1_gym.support.chat_client import ChatClient
@@ -43,25 +62,30 @@ YES = "Yes, please go ahead."
 _NO = "No, that is not what I want."
 _UNKNOWN = "I don't know."
 _WAITING = "OK."
+_WORKS = "Yes, it works now."
+_NOTHING_ELSE = "No, that is all."
+_THE_END = f"{_NOTHING_ELSE} Thank you. {STOP}"
 _MAX_REPEATS = 3
-_TRANSFERRED = re.compile(r"transferr?(?:ed|ing) (?:you )?to (?:a |our )?human", re.IGNORECASE)
+_TRANSFERRED = re.compile(
+    r"\b(?:(?:are|were|is|am|been|being|now)|(?:you|we|i)'(?:re|ve|m)) (?:now )?(?:being )?transferr(?:ed|ing)\b|"
+    r"\b(?:have|has|just) transferred\b|^transferring you\b",
+    re.IGNORECASE,
+)
+_NOT_YET = re.compile(
+    r"\?|\b(?:could|can|would|if|want|like|may|might|whether|unable|cannot|can't|not|before)\b", re.IGNORECASE
+)
 _IDENTITY = re.compile(
     r"\b(?:e-?mail|zip|user ?id|customer id|your (?:full |first |last )?name|verify|identity|identify|authenticate|"
-    r"who am i|account|date of birth|phone number)\b",
+    r"who am i|who i am|account|date of birth|phone number)\b",
     re.IGNORECASE,
 )
-_VERIFICATION = re.compile(
-    r"verif|identity|date of birth|phone number|e-?mail|address|full name|user id|your name", re.IGNORECASE
-)
-_ELSE = re.compile(r"\b(?:any|some)thing (?:else|more)\b", re.IGNORECASE)
-_FINISHED = re.compile(
-    r"\b(?:anything else|all set|done|completed?|cancell?ed|processed|success\w*|has been|have been|goodbye|"
-    r"(?:great|nice|good) day|you'?re welcome|cannot help|unable to help)\b",
+_OPEN_QUESTION = re.compile(
+    r"\b(?:how|what) (?:can|may|could|would|do|should|else) (?:i|we|you)\b.{0,20}"
+    r"\b(?:help|assist|do|proceed|want|like)\b",
     re.IGNORECASE,
 )
-_ORDER, _ITEM = re.compile(r"#?\bW\d{7}\b"), re.compile(r"(?<![\w#])\d{10}\b")
-_RESERVATION, _FLIGHT = re.compile(r"\b(?=\w*[A-Z])[A-Z0-9]{6}\b"), re.compile(r"\b[A-Z]{3}\d{3}\b")
-_METHOD = re.compile(r"\b(?:credit_card|gift_card|certificate|paypal)_\d+\b")
+_BEFORE = re.compile(r"\bbefore (?:i|we)\b|\bother (?:item|change)s?\b", re.IGNORECASE)
+_STATUS_QUESTION = re.compile(r"\b(?:work(?:s|ing)?|resolved|fixed|solved)\b[^.]{0,80}\?", re.IGNORECASE)
 
 
 def scripted_user(task: Tau2Task, turns: Sequence[Message], act: Act) -> str:
@@ -74,54 +98,13 @@ def scripted_user(task: Tau2Task, turns: Sequence[Message], act: Act) -> str:
     telephone, it does what the agent asks it to do with it, and reports what it sees; a customer of the bank acts when
     the agent has named the card, account or operation (`banking_user`).
     """
-    reply = _next_reply(task, turns, act)
-    repeats = sum(turn.content == reply for turn in turns if turn.role == "user")
-    return OUT_OF_SCOPE if reply not in (YES, DEMAND) and repeats >= _MAX_REPEATS else reply
-
-
-def _next_reply(task: Tau2Task, turns: Sequence[Message], act: Act) -> str:
-    message = turns[-1].content
-    said = "\n".join(turn.content for turn in turns if turn.role == "user")
-    script, words = _script(task.scenario), content_words(message)
-    if _TRANSFERRED.search(message):
-        return TRANSFER
-    if results := follow(message, task.world.operations.user_tools, act):
-        return "\n".join(results)
-    if results := act_on(task, message, said, act, is_closing=_ELSE.search(message) is not None):
-        return "\n".join(results)
-    if script.is_written and script.identity not in said and _VERIFICATION.search(message):
-        return script.identity  # before "could you confirm your address?" is taken for a proposal
-    triggered = [line for line in script.conditional if line.text not in said and _is_met(line, words)]
-    if CONFIRM in words:
-        triggered = [line for line in triggered if line.trigger and CONFIRM in line.trigger]
-    if triggered:
-        return triggered[0].text
-    if CONFIRM in words:
-        return f"{_NO} {task.prompt}" if _is_unwanted(task, message) else YES
-    reply = _offered_reason(task, message) or _answer(script, message, words, said)
-    problem = remaining_problem(task.scenario.reason, task.world.operations.user_tools, act) if STOP in reply else None
-    return problem or reply
-
-
-def _answer(script: _Script, message: str, words: frozenset[str], said: str) -> str:
-    """What the scenario says about a question, else the next thing that was not said yet, else the end."""
-    # Every message of a bank is about accounts: in a script, the question of its heading comes first.
-    if _IDENTITY.search(message) and script.identity and not script.is_written:
-        return script.identity
-    unsaid = [line for line in script.plain if line.text not in said]
-    is_question = "?" in message or "please" in message.lower()
-    if is_question and not _ELSE.search(message):
-        matching = [line for line in script.plain if len(line.words & words) > 1]
-        if matching:
-            new = [line for line in matching if line in unsaid]
-            return " ".join(line.text for line in (new or matching)[: 1 if script.is_written else 2])
-        if script.is_written and script.identity and _VERIFICATION.search(message):
-            return script.identity
-    if unsaid:
-        return unsaid[0].text
-    if _FINISHED.search(message):
-        return f"No, that is all. Thank you. {STOP}"
-    return _UNKNOWN if is_question else _WAITING
+    now = _Moment.of(task, turns)
+    reply = (
+        TRANSFER if _is_transferred(now.message) else "\n".join(_deeds(now, turns[-1].content, act)) or _say(now, act)
+    )
+    latest = [turn.content for turn in turns if turn.role == "user" and turn.content][-_MAX_REPEATS:]
+    is_stuck = reply not in (YES, DEMAND) and latest == [reply] * _MAX_REPEATS
+    return OUT_OF_SCOPE if is_stuck else reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,66 +114,196 @@ class _Script:
     Attributes:
         identity: who they are.
         plain: sentences without a condition.
-        conditional: sentences with one.
-        is_written: whether the scenario is a script, with sentences to say word by word.
+        wishes: those of them that come out before the end, even if nobody asks.
+        conditional: sentences with a condition.
+        limit: what they are willing to pay; None: they do not say.
     """
 
     identity: str
     plain: tuple[Line, ...]
+    wishes: tuple[Line, ...]
     conditional: tuple[Line, ...]
-    is_written: bool = False
+    limit: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What a user reacts to.
+
+    Attributes:
+        task: the task.
+        script: what its scenario lets the user say.
+        message: what the agent wrote, as plain text.
+        words: its content words, with what it does (`heard`).
+        said: everything that the user has said.
+        messages: everything that the agent has written.
+    """
+
+    task: Tau2Task
+    script: _Script
+    message: str
+    words: frozenset[str]
+    said: str
+    messages: tuple[str, ...]
+
+    @classmethod
+    def of(cls, task: Tau2Task, turns: Sequence[Message]) -> _Moment:
+        said = "\n".join(turn.content for turn in turns if turn.role == "user")
+        messages = tuple(plain_text(turn.content) for turn in turns if turn.role == "assistant")
+        return cls(task, _script(task.scenario), messages[-1], heard(messages[-1]), said, messages)
+
+    def unsaid(self) -> list[Line]:
+        """The lines with a condition that were not said, and do not wait for another one."""
+        return [line for line in self.script.conditional if line.text not in self.said and line.after in self.said]
+
+    def triggered(self) -> list[Line]:
+        """Those of them whose condition the message meets, the best match first."""
+        met = [line for line in self.unsaid() if _is_met(line, self.message, self.script.limit)]
+        return sorted(met, key=lambda line: -len((line.trigger or frozenset()) & self.words))
 
 
 @functools.lru_cache(maxsize=1024)
 def _script(scenario: Scenario) -> _Script:
+    if scenario.replies is not None:
+        plain = tuple(line for line in scenario.replies if line.trigger is None)
+        conditional = tuple(line for line in scenario.replies if line.trigger is not None)
+        return _Script(scenario.known, plain, plain, conditional, limit=None)
     known = [line for part in (scenario.known, scenario.unknown) for line in lines(part)]
-    is_written, every = scenario.replies is not None, scenario.replies
-    if every is None:
-        every = (*lines(scenario.reason), *known, *lines(scenario.instructions))
+    wishes = [*lines(scenario.reason), *lines(scenario.instructions)]
     return _Script(
-        scenario.known if is_written else " ".join(line.text for line in known if line.trigger is None),
-        tuple(line for line in every if line.trigger is None),
-        tuple(line for line in every if line.trigger is not None),
-        is_written,
+        " ".join(line.text for line in known if line.trigger is None),
+        tuple(line for line in (*wishes, *known) if line.trigger is None),
+        tuple(line for line in wishes if line.trigger is None),
+        tuple(line for line in (*wishes, *known) if line.trigger is not None),
+        spending_limit(scenario),
     )
 
 
-def _is_met(line: Line, words: frozenset[str]) -> bool:
-    """Whether a message meets a condition: it refuses or asks as the condition says, or shares two words with it."""
-    trigger = line.trigger or frozenset()
-    common = trigger & words
-    return len(common) >= min(2, len(trigger)) or any(word.startswith("<") for word in common)
+def _is_transferred(message: str) -> bool:
+    """Whether a message says that a human takes over now; an offer to do so does not."""
+    return any(_TRANSFERRED.search(part) and not _NOT_YET.search(part) for part in sentences(message))
 
 
-def _offered_reason(task: Tau2Task, message: str) -> str | None:
-    """The gold action's reason, where the agent offers it to choose from: scenarios leave it to the user."""
-    reasons = [str(action.call.arguments.get("reason", "")) for action in task.gold_writes]
-    return next((f"{reason.capitalize()}." for reason in reasons if reason and reason in message.lower()), None)
+def _deeds(now: _Moment, message: str, act: Act) -> list[str]:
+    """What the user does with its telephone or at its bank, if the message, as it was written, asks for it."""
+    results = follow(message, now.task.world.operations.user_tools, act)
+    return results or act_on(now.task, message, now.said, act, is_closing=CLOSING in now.words)
 
 
-def _is_unwanted(task: Tau2Task, message: str) -> bool:
-    """Whether a proposal is known to be wrong: it is about objects that neither scenario nor gold actions name.
+def _say(now: _Moment, act: Act) -> str:
+    script, triggered = now.script, now.triggered()
+    asks_who = script.identity != "" and _asks_who(now.message)
+    if asks_who and script.identity not in now.said and not any(ASKED in (line.trigger or ()) for line in triggered):
+        return script.identity
+    if CONFIRM in now.words:
+        return _answer_to_proposal(now, triggered)
+    if triggered:
+        return triggered[0].text
+    if asks_who:
+        return script.identity
+    reason, phone = now.task.scenario.reason, now.task.world.operations.user_tools
+    if "run_speed_test" in phone and _STATUS_QUESTION.search(now.message):
+        return remaining_problem(reason, phone, act) or _WORKS
+    reply = _gold_reason(now) or _answer(now)
+    problem = remaining_problem(reason, phone, act) if STOP in reply else None
+    return problem or reply
 
-    Without gold writes the user wants what the policy forbids, and confirms whatever is offered.
+
+def _asks_who(message: str) -> bool:
+    return any(_IDENTITY.search(asking) and not is_proposal for asking, is_proposal in asking_sentences(message))
+
+
+def _answer(now: _Moment) -> str:
+    """What the scenario says about a question, else the next wish that was not said yet, else the end."""
+    script, is_question = now.script, ASKED in now.words
+    if is_question:
+        asked = content_words(" ".join(sentence for sentence, _ in asking_sentences(now.message)))
+        if matching := _about(script, asked, now.said) or _about(script, now.words, now.said):
+            new = [line for line in matching if line.text not in now.said]
+            return " ".join(line.text for line in (new or matching)[:2])
+    is_end = CLOSING in now.words or (DONE in now.words and not is_question)
+    wishes = [line for line in script.wishes if line.text not in now.said]
+    if is_end or is_question:
+        wishes += [line for line in now.unsaid() if is_end and _is_due(now, line)]
+        if wishes:
+            return wishes[0].text
+    if is_end:
+        return _NOTHING_ELSE if _BEFORE.search(now.message) else _THE_END
+    if is_question:
+        return now.task.prompt if _OPEN_QUESTION.search(now.message) else _UNKNOWN
+    return _WAITING
+
+
+def _about(script: _Script, words: frozenset[str], said: str) -> list[Line]:
+    """The lines that share two words with a question, else those that share one that no other line has."""
+    known = [*script.plain, *(line for line in script.conditional if line.text in said)]
+    shared = sorted(((line, line.words & words) for line in known), key=lambda pair: -len(pair[1]))
+    uses = Counter(word for _, common in shared for word in common)
+    matching = [line for line, common in shared if len(common) > 1]
+    return matching or [line for line, common in shared if any(uses[word] == 1 for word in common)]
+
+
+# --- conditions ------------------------------------------------------------------------------------------------------
+
+
+def _is_met(line: Line, message: str, limit: float | None) -> bool:
+    """Whether a message meets a condition: it does what the condition says, or shares two words with it."""
+    words, trigger = heard(message), line.trigger or frozenset()
+    acts = {word for word in trigger if word.startswith("<")}
+    common, needed = len((trigger - acts) & words), min(2, len(trigger - acts))
+    if acts & {OVER, UNDER}:
+        limit = next((float(word) for word in trigger if word.isdigit()), limit)
+        return limit is not None and any((amount > limit) == (OVER in acts) for amount in amounts_in(message))
+    if ASKED in acts:
+        return ASKED in words and common >= needed
+    if CONFIRM in acts:
+        return CONFIRM in words and (common >= needed or needed < 2)
+    if acts & {DONE, AGREED}:
+        return bool(acts & words) and common >= min(1, needed)
+    return bool(acts & words) or 0 < needed <= common
+
+
+def _is_due(now: _Moment, line: Line) -> bool:
+    """Whether an unsaid line must come out before the end.
+
+    Something was to be done first, its condition was met earlier (each refusal brings out one line), or the reference
+    solution does what it asks for and nothing that was said does.
     """
-    writes = [action.call for action in task.gold_writes]
-    scenario = f"{task.prompt} {task.scenario}"
-    for pattern in (_ORDER, _RESERVATION):
-        mentioned = {found.lstrip("#") for found in pattern.findall(message)} - set(_FLIGHT.findall(message))
-        gold = {found.lstrip("#") for call in writes for found in pattern.findall(str(call.arguments))}
-        if mentioned and gold and not mentioned & gold and not any(found in scenario for found in mentioned):
-            return True
-        if mentioned & gold:
-            writes = [call for call in writes if any(found in str(call.arguments) for found in mentioned)]
-    for pattern in (_ITEM, _FLIGHT, _METHOD):
-        mentioned = set(pattern.findall(message))
-        gold = {found for call in writes for found in pattern.findall(str(call.arguments))}
-        if mentioned and gold and not mentioned & gold:
-            return True
-    new_items = {item for call in writes for item in call.arguments.get("new_item_ids", ())}
-    mentioned = set(_ITEM.findall(message))
-    known = {item for call in writes for item in _ITEM.findall(str(call.arguments))}
-    return bool(new_items and mentioned - known and not mentioned & new_items)
+    trigger = line.trigger or frozenset()
+    if DONE in trigger or kinds_in(line.text) & gold_kinds(now.task) - kinds_in(now.said):
+        return True
+    if {CONFIRM, ASKED, AGREED} & trigger:
+        return False
+    met = [message for message in now.messages if _is_met(line, message, now.script.limit)]
+    open_refusals = sum(CONFIRM not in heard(message) for message in met)  # what a proposal refuses, it replaces
+    if REFUSED in trigger:
+        fallbacks = [other for other in now.script.conditional if REFUSED in (other.trigger or ())]
+        open_refusals -= sum(other.text in now.said for other in fallbacks)
+    return open_refusals > 0
+
+
+# --- proposals and reasons -------------------------------------------------------------------------------------------
+
+
+def _answer_to_proposal(now: _Moment, triggered: Sequence[Line]) -> str:
+    """A change of mind that waits for a proposal, else a fallback or wish where the proposal is wrong, else yes."""
+    changes = [line.text for line in triggered if CONFIRM in (line.trigger or ())]
+    if changes:
+        return changes[0]
+    objection = objection_to(now.task, now.message, now.said, now.script.plain, now.script.conditional)
+    if objection is None:
+        return YES
+    return f"{_NO} {triggered[0].text if triggered else objection}"
+
+
+def _gold_reason(now: _Moment) -> str | None:
+    """The gold action's reason, where the agent asks for one or offers it: scenarios leave it to the user."""
+    if ASKED not in now.words:
+        return None
+    message = now.message.lower()
+    reasons = [str(action.call.arguments.get("reason", "")) for action in now.task.gold_writes]
+    fitting = (reason for reason in reasons if reason and (reason in message or re.search(r"\breason\b", message)))
+    return next((f"{reason.capitalize()}." for reason in fitting), None)
 
 
 # --- a language model as the user ------------------------------------------------------------------------------------
@@ -322,10 +435,12 @@ class EpisodeStart:
 
     Attributes:
         task: the task of the running episode.
+        earlier: its steps so far, for a judge.
     """
 
     def __init__(self) -> None:
         self.task: Tau2Task | None = None
+        self.earlier: Sequence[Transition] = ()
 
     def open_database(self) -> Database:
         """The database at the start of the episode."""
@@ -347,38 +462,40 @@ class UserTool(Tool):
     """The user of an episode: takes the agent's messages, and replies.
 
     `data` of an outcome has the calls that the user made ("user_calls"), and, where the reply ends the conversation,
-    the changed rows of the database ("changes").
+    the changed rows of the database ("changes") and what the judge decided ("statements").
 
     Args:
         user: who replies.
         start: opens the conversation.
+        judge: decides on the statements of tasks that are graded by them; None: no one does.
     """
 
     per_episode = True
     takes_messages = True
 
-    def __init__(self, user: User, start: EpisodeStart) -> None:
+    def __init__(self, user: User, start: EpisodeStart, judge: StatementJudge | None = None) -> None:
         parameters = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
         description = "Write a message to the user and read the reply."
         super().__init__(MESSAGE_USER, description, {**parameters, "additionalProperties": False}, timeout=None)
-        self._user, self._start = user, start
+        self._user, self._start, self._judge = user, start, judge
 
     @property
     def is_instant(self) -> bool:
-        """Whether it returns at once: only the scripted user does."""
-        return self._user is scripted_user
+        """Whether it returns at once: only the scripted user without a judge does."""
+        return self._user is scripted_user and self._judge is None
 
     def execute(self, arguments: Arguments) -> ToolOutcome:
         """Pass a message on to the user, and return the reply.
 
         Raises:
-            InfrastructureError: the user's model fails.
+            InfrastructureError: the model of the user or of the judge fails.
         """
         conversation = self.resources.get(_CONVERSATION, self._start.open_conversation)
-        assert self._start.task is not None
+        task = self._start.task
+        assert task is not None
         message = Message("assistant", arguments["text"])
         database = self.resources.get(DATABASE, self._start.open_database)
-        operations = self._start.task.world.operations(database)
+        operations = task.world.operations(database)
         calls: list[dict[str, Any]] = []
 
         def act(name: str, arguments: Mapping[str, Any]) -> str:
@@ -391,7 +508,7 @@ class UserTool(Tool):
             calls.append({"name": name, "arguments": dict(arguments), "result": result})
             return result
 
-        reply = self._user(self._start.task, (*conversation.turns, message), act)
+        reply = self._user(task, (*conversation.turns, message), act)
         conversation.turns.append(message)
         for call in calls:
             made = ToolCall(call["name"], call["arguments"], f"call_{len(conversation.turns)}")
@@ -401,6 +518,8 @@ class UserTool(Tool):
         data: dict[str, Any] = {"user_calls": calls} if calls else {}
         if any(token in reply for token in END_TOKENS):
             data["changes"] = database.changes
+            if self._judge is not None and "NL_ASSERTION" in task.reward_basis:
+                data["statements"] = self._judge(task, self._start.earlier, message.content, reply)
         return ToolOutcome(reply, data=data or None)
 
     def get_state(self) -> Any:

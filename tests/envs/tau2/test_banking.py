@@ -16,7 +16,7 @@ import pytest
 from agent_r1_gym.core.types import Message, ToolCall
 from agent_r1_gym.envs.tau2.banking import BankingOperations, described
 from agent_r1_gym.envs.tau2.database import Database
-from agent_r1_gym.envs.tau2.dialogue import read_script
+from agent_r1_gym.envs.tau2.dialogue import Kind, read_script
 from agent_r1_gym.envs.tau2.env import Tau2BankingEnv, Tau2Env, Tau2RetailEnv
 from agent_r1_gym.envs.tau2.grading import grade
 from agent_r1_gym.envs.tau2.knowledge import VARIANTS, GrepTool, SearchTool
@@ -317,14 +317,12 @@ class TestCustomers:
         assert script is not None
         assert script.opening == "Hi, can you help me with my fees?"
         assert script.known.split("\n") == [
-            *(
-                "My name is Ada Brandt.",
-                "My user ID is u_1 and my email is ada@x.org.",
-                "Name: Ada Brandt, Phone: 555-1.",
-            )
+            *("My name is Ada Brandt.", "My user ID is u_1.", "My email is ada@x.org.", "My phone number is 555-1.")
         ]
+        assert [fact.kind for fact in script.facts if fact.is_reserved] == ["user ID", "email"]
         assert [line.text for line in script.replies] == ["About eight a month.", "No, that is too far.", "Fine."]
         assert {"withdr", "monthl"} <= (script.replies[0].trigger or set())
+        assert [line.kind for line in script.replies] == [Kind.ASKED, Kind.REACTION, Kind.REACTION]
         assert read_script("You want to delete all your tasks.") is None
 
     def test_a_text_without_a_script_is_turned_into_the_first_person(self) -> None:
@@ -363,8 +361,7 @@ class TestCustomers:
             "Everything is done. Is there anything else?",
             "You are welcome. Goodbye!",
         )
-        assert replies[0].startswith("My name is Ada Brandt.")
-        assert "02/01/1980" in replies[0]
+        assert replies[0] == "My phone number is 555-010-2001. My date of birth is 02/01/1980."
         assert replies[1:4] == ["The one at the harbour.", "Yes, please go ahead.", "Thank you, that was quick."]
         assert STOP in replies[4]
         assert not made

@@ -7,7 +7,8 @@ import json
 import pickle
 import random
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import gymnasium
 import pytest
@@ -345,11 +346,65 @@ class TestModelAsUser:
 
     @pytest.mark.parametrize(
         "options",
-        [{"user": "tiny"}, {"user": "openai:"}, {"user": 5}, {"user_url": "http://127.0.0.1:1"}, {"split": "dev"}],
+        [
+            *({"user": "tiny"}, {"user": "openai:"}, {"user": 5}, {"user_url": "http://127.0.0.1:1"}, {"split": "dev"}),
+            *({"judge": "tiny"}, {"judge": "openai:"}, {"judge": 5}, {"judge_url": "http://127.0.0.1:1"}),
+            {"judge": "openai:tiny", "judge_url": "here"},
+        ],
     )
     def test_wrong_options_are_refused(self, options: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError):
             sample(**options)
+
+
+class TestJudge:
+    """A judge decides on the statements of tasks that are graded by them."""
+
+    ARGUMENTS: ClassVar = {"order_id": "#W1000001", "reason": "no longer needed"}
+
+    def play(self, verdicts: Sequence[Any], *, statements: tuple[str, ...] = ("It was polite.", "It cost $5.")) -> Any:
+        """Cancels the order of the first task; returns the last step, and the judge's requests."""
+        requests = []
+
+        def judge(request: dict[str, Any]) -> tuple[int, str]:
+            requests.append(request)
+            return completion(json.dumps({"results": verdicts}))
+
+        with endpoint(judge) as url:
+            env = sample(user=lambda task, turns, act: f"Thanks. {STOP}", judge="openai:tiny", judge_url=url)
+            task = env.tasks[0]
+            assert isinstance(task, Tau2Task)
+            env.tasks = [replace(task, nl_assertions=statements, reward_basis=("DB", "NL_ASSERTION"))]
+            env.reset(seed=0)
+            env.step(env.parser.format_call(ToolCall("cancel_pending_order", self.ARGUMENTS)))
+            step = env.step("It is cancelled </episode>.")
+        return step, requests
+
+    def test_the_task_is_solved_where_all_statements_are_true(self) -> None:
+        true, false = {"reason": "So it is.", "is_true": True}, {"reason": "No.", "is_true": False}
+        (_, reward, terminated, _, info), requests = self.play([true, true])
+        assert (reward, terminated) == (1.0, True)
+        (prompt,) = (message["content"] for request in requests for message in request["messages"])
+        episode = prompt.partition("<episode>\n")[2].partition("\n</episode>")[0]
+        lines = [json.loads(line) for line in episode.splitlines()]
+        assert lines[1:3] == [
+            {"role": "assistant", "calls": "cancel_pending_order", "arguments": self.ARGUMENTS},
+            {"role": "tool", "content": info["messages"][3].content},
+        ]
+        assert [line["role"] for line in lines] == ["user", "assistant", "tool", "assistant", "user"]
+        assert "1. It was polite.\n2. It cost $5." in prompt
+        (_, reward, terminated, _, info), _ = self.play([true, false])
+        assert (reward, terminated, info["reward_terms"]["false_statement"]) == (0.0, True, 1.0)
+
+    def test_tasks_without_statements_ask_nobody(self) -> None:
+        (_, reward, *_), requests = self.play([], statements=())
+        assert (reward, requests) == (1.0, [])
+
+    @pytest.mark.parametrize("verdicts", [[], [{"reason": "", "is_true": True}], [1, 2], [{"is_true": "yes"}] * 2])
+    def test_a_reply_that_is_no_verdict_is_a_failure_of_the_infrastructure(self, verdicts: Sequence[Any]) -> None:
+        (_, reward, _, _, info), requests = self.play(verdicts)
+        assert info["infrastructure_error"].startswith("message_user: unavailable: The judge tiny gave no verdict")
+        assert (reward, len(requests)) == (0.0, 3)
 
 
 class TestEpisodes:

@@ -138,8 +138,8 @@ class TestProduct:
         stated = task(nl_assertions=("It was said.",), reward_basis=("DB", "NL_ASSERTION"))
         changes = after(CANCEL, of=stated)
         assert "NL_ASSERTION" not in grade(stated, changes, (), []).checks
-        assert grade(stated, changes, (), ["Yes"], judge=lambda statements, messages: [messages == ["Yes"]]).reward == 1
-        verdict = grade(stated, changes, (), [], judge=lambda statements, messages: [False])
+        assert grade(stated, changes, (), [], statements=[True]).reward == 1.0
+        verdict = grade(stated, changes, (), [], statements=[True, False])
         assert (verdict.reward, verdict.failures) == (0.0, ("false_statement",))
 
 

@@ -184,6 +184,48 @@ class TestScriptedUser:
             ("I have enabled roaming on your line.", []),
             ("Thank you for your patience.", []),
             ("Your mobile data plan allows 10 GB.", []),
+            ("Don't turn off mobile data.", []),
+            ("Please do not turn off mobile data.", []),
+            ("Do not restart your phone yet.", []),
+            ("There is no need to restart, and never turn on roaming.", []),
+            ("You should not reset the APN settings, but restart the device.", ["reboot_device"]),
+            ("Please don't forget to restart your phone.", ["reboot_device"]),
+            ("Did you enable Airplane Mode recently?", ["check_network_status"]),
+            ("Have you tried turning roaming on?", ["check_network_status"]),
+            ("Have you paid the bill?", []),
+            ("I'll disable roaming on your line now, okay?", []),
+            ("I can turn on roaming for you on our side, shall I?", []),
+            ("I have turned on roaming for you, please restart your phone.", ["reboot_device"]),
+            ("Data roaming will let you connect abroad.", []),
+            ("Turning on roaming costs money.", []),
+            ("Please do a speed test.", ["run_speed_test"]),
+            ("Can you check your internet speed?", ["run_speed_test"]),
+            ("Take the SIM out and put it back in.", ["reseat_sim_card"]),
+            ("Remove the SIM card, then put the SIM back in.", ["reseat_sim_card"]),
+            ("Power cycle the handset.", ["reboot_device"]),
+            ("Could you turn your phone off and on again?", ["reboot_device"]),
+            ("Make sure roaming is on, then run a speed test.",
+             ["check_network_status", "toggle_roaming", "run_speed_test"]),
+            ("1. Turn on data roaming\n2. Reboot the phone\n3. Run a speed test",
+             ["check_network_status", "toggle_roaming", "reboot_device", "run_speed_test"]),
+            ("Would you mind turning on data roaming?", ["check_network_status", "toggle_roaming"]),
+            ("I'd like you to turn on data roaming.", ["check_network_status", "toggle_roaming"]),
+            ("I'd like you to enable data roaming, please.", ["check_network_status", "toggle_roaming"]),
+            ("I've enabled roaming on your line, now enable roaming on your phone.",
+             ["check_network_status", "toggle_roaming"]),
+            ("Do not touch other settings, just reboot.", ["reboot_device"]),
+            ("Set network mode: 4G/5G.", ["set_network_mode_preference"]),
+            ("First the SIM: take the SIM out.", ["reseat_sim_card"]),
+            ("I will now reset your APN settings remotely.", []),
+            ("I see an overdue bill. Can I send you a payment request?", []),
+            ("Would you like me to enable roaming?", []),
+            ("We need to reseat the SIM card.", ["reseat_sim_card"]),
+            ("If roaming is off, turn it on.", ["check_network_status", "toggle_roaming"]),
+            ("Please turn airplane mode on and off again.",
+             ["check_network_status", "toggle_airplane_mode", "toggle_airplane_mode"]),
+            ("Please make sure that airplane mode is not on.", ["check_network_status"]),
+            ("Would you be willing to settle it now?", ["make_payment"]),
+            ("I have sent you a payment request. Could you accept the payment request?", ["make_payment"]),
         ],
     )  # fmt: skip
     def test_requests(self, telecom: TelecomOperations, message: str, names: list[str]) -> None:
@@ -196,6 +238,12 @@ class TestScriptedUser:
         results = follow(message, telecom.user_tools, act)
         assert made == names
         assert bool(results) == bool(names)
+
+    def test_each_clause_has_its_own_direction(self, telecom: TelecomOperations) -> None:
+        telecom.call("toggle_wifi", {})
+        telecom.call("toggle_data", {})
+        results = follow("Turn off Wi-Fi and turn on mobile data.", telecom.user_tools, telecom.call)
+        assert [result.split("\n")[0] for result in results] == ["Wi-Fi is now OFF.", "Mobile Data is now ON."]
 
     def test_without_a_telephone_nothing_is_done(self) -> None:
         assert follow("Please restart your phone.", (), lambda name, arguments: name) == []
