@@ -29,7 +29,8 @@ from agent_r1_gym.run.session import Job
 
 Send = Callable[..., None]
 _FORKED = "{} forked, and returned in both processes. End a forked process with os._exit."
-_CLOCKS = ("time", "monotonic", "perf_counter", "process_time")
+_DURATIONS = ("monotonic", "perf_counter", "process_time")
+_LONGEST_TEXT = 20_000
 
 
 def main() -> None:
@@ -62,6 +63,7 @@ def _run_rules(request: Mapping[str, Any], send: Send, counter: CallCounter) -> 
         subject.on_call = counter.add
         subject.on_fork = lambda what: send(crash=_FORKED.format(what))
         reason = unplayable(subject)
+        _ = "" if reason else subject.oracle  # which may be unusable
     except AgentR1Error as error:
         send(refused=str(error))
         return
@@ -80,37 +82,72 @@ def _run_rules(request: Mapping[str, Any], send: Send, counter: CallCounter) -> 
 
 
 def _play_traces(request: Mapping[str, Any], send: Send, counter: CallCounter) -> None:
-    shift = request["clock_shift"]
-    if shift:
-        shift_clocks(shift)
+    clock = Clock(request["clock"], request["clock_shift"])
+    clock.replace_times()
     settings = Settings(**request["settings"])
     watch_connections(block=not settings.network)
     try:
         subject = Subject.of_target(Target.from_dict(request["target"]), settings)
         subject.on_call = counter.add
         subject.replay(Job(0, seed=0), [])  # loads what the environment imports late
-        if shift:
-            shift_dates(shift)
-        traces = []
+        clock.replace_dates()
+        episodes = []
         for episode in request["episodes"]:
             index, seed = episode["job"]
+            clock.begin()
             played = subject.replay(Job(index, seed=seed), episode["actions"], subject.make())
-            traces.append(played.trace if played.crash is None else [])
+            texts = [text[:_LONGEST_TEXT] for text in played.texts]
+            episodes.append([played.trace, texts] if played.crash is None else [[], []])
     except (AgentR1Error, Crash) as error:
         send(error=str(error))
         return
-    send(traces=traces)
+    send(episodes=episodes)
 
 
-def shift_clocks(seconds: float) -> None:
-    """Set the clocks of `time` ahead, for code that is imported from now on.
+class Clock:
+    """The time of day in this process: it begins at the same moment in each episode, and moves only if it is read.
+
+    So two processes see the same times, unless one is shifted. What measures durations goes on.
 
     Args:
-        seconds: how far.
+        start: Unix time at which an episode begins.
+        shift: seconds by which all clocks are ahead.
     """
-    for name in _CLOCKS:
-        _shift(name, seconds)
-        _shift(f"{name}_ns", int(seconds * 1e9))
+
+    _TICK = 1e-6
+
+    def __init__(self, start: float, shift: float = 0.0) -> None:
+        self._start, self._shift, self._reads = start + shift, shift, 0
+
+    def begin(self) -> None:
+        """Set the time of day back to its start."""
+        self._reads = 0
+
+    def now(self) -> float:
+        """Return the Unix time."""
+        self._reads += 1
+        return self._start + self._reads * self._TICK
+
+    def replace_times(self) -> None:
+        """Replace the functions of `time`, for code that is imported from now on."""
+        time.time, time.time_ns = self.now, lambda: int(self.now() * 1e9)
+        for name in ("localtime", "gmtime", "ctime"):
+            setattr(time, name, self._at_now(getattr(time, name)))
+        strftime, localtime = time.strftime, time.localtime
+        time.strftime = lambda form, moment=None: strftime(form, localtime() if moment is None else moment)
+        for name in _DURATIONS if self._shift else ():
+            _shift(name, self._shift)
+            _shift(f"{name}_ns", int(self._shift * 1e9))
+
+    def _at_now(self, function: Callable[[float], Any]) -> Callable[..., Any]:
+        return lambda seconds=None: function(self.now() if seconds is None else seconds)
+
+    def replace_dates(self) -> None:
+        """Replace `datetime`, in every module in Python that is loaded and not of the standard library.
+
+        Its classes cannot be changed, and extension modules crash where they find others in their place.
+        """
+        replace_dates(self.now)
 
 
 def _shift(name: str, ahead: float) -> None:
@@ -118,15 +155,12 @@ def _shift(name: str, ahead: float) -> None:
     setattr(time, name, lambda: clock() + ahead)
 
 
-def shift_dates(seconds: float) -> None:
-    """Set `datetime` ahead, in every module in Python that is loaded and not of the standard library.
-
-    Its classes cannot be changed, and extension modules crash where they find others in their place.
+def replace_dates(clock: Callable[[], float]) -> None:
+    """Let `datetime` read another clock, see `Clock.replace_dates`.
 
     Args:
-        seconds: how far.
+        clock: returns the Unix time.
     """
-    ahead = datetime.timedelta(seconds=seconds)
 
     class Kind(type(datetime.datetime)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: object) -> bool:
@@ -135,20 +169,20 @@ def shift_dates(seconds: float) -> None:
     class Later(datetime.datetime, metaclass=Kind):
         @classmethod
         def now(cls, tz: datetime.tzinfo | None = None) -> Any:
-            return datetime.datetime.now(tz) + ahead
+            return datetime.datetime.fromtimestamp(clock(), tz)
 
         @classmethod
         def utcnow(cls) -> Any:
-            return datetime.datetime.now(datetime.UTC).replace(tzinfo=None) + ahead
+            return datetime.datetime.fromtimestamp(clock(), datetime.UTC).replace(tzinfo=None)
 
         @classmethod
         def today(cls) -> Any:
-            return datetime.datetime.now() + ahead
+            return datetime.datetime.fromtimestamp(clock())
 
     class LaterDate(datetime.date, metaclass=Kind):
         @classmethod
         def today(cls) -> Any:
-            return (datetime.datetime.now() + ahead).date()
+            return datetime.date.fromtimestamp(clock())
 
     module = types.ModuleType("datetime")
     vars(module).update(vars(datetime) | {"datetime": Later, "date": LaterDate})

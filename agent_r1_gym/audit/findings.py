@@ -19,8 +19,14 @@ ORACLE = "oracle"
 """Name of the oracle in measured values by player."""
 TRANSCRIPTS = "first episodes"
 """Name of a measured value: the beginning of the first episode of each player, as text."""
-LEAST_EFFECT = 0.1
-"""Share of turns with an effect from which a player speaks that language."""
+LEAST_EFFECT, THIN_EFFECT = 0.1, 0.3
+"""Share of turns with an effect from which a player speaks that language, and up to which an audit is thin."""
+SPEAK = "list valid turns in info['actions'], or give it a method oracle()"
+"""What to do about an environment whose language no player speaks."""
+COMMANDS = "first words of turns with an effect"
+"""Name of a measured value: the distinct first words of turns that the environment understood."""
+AT, TURN = "raised at", "turn"
+"""Names in the evidence of a crash: file, line and function; the turn that led to it."""
 _NUMBER = re.compile(r"\d+")
 COST = "cost"
 """The rule that measures what construction, reset and step take."""
@@ -78,6 +84,7 @@ class RuleResult:
         measured: values that the rule measured, for the report.
         not_applicable: why the rule does not apply to this environment; "" if it does.
         not_run: why the rule gave no verdict (a limit, a crash of the environment); "" if it did.
+        broken: traceback of what the rule itself raised, which leaves the audit incomplete; "" if it raised nothing.
         crashes: crashes of the environment while the rule ran; `collect_crashes` moves them to the rule `survives`.
         seconds: duration.
     """
@@ -87,6 +94,7 @@ class RuleResult:
     measured: Mapping[str, Any] = field(default_factory=dict)
     not_applicable: str = ""
     not_run: str = ""
+    broken: str = ""
     crashes: tuple[Finding, ...] = ()
     seconds: float = 0.0
 
@@ -123,8 +131,9 @@ class AuditReport:
         results: one result per rule, in the order of the rules.
         provenance: date, command, commit and versions.
         could_not_run: why the environment could not be audited at all; "" if it was.
-        sources: path and hash of each file of its code; the verdicts hold for these.
         seconds: duration of the whole audit, over all processes and resumptions.
+        sources: path and hash of each file of its code; the verdicts hold for these.
+        strict: whether a warning, and a rule without a verdict, count like an error for the exit status.
     """
 
     env: str
@@ -135,6 +144,7 @@ class AuditReport:
     could_not_run: str = ""
     seconds: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = False
 
     @property
     def errors(self) -> int:
@@ -158,20 +168,35 @@ class AuditReport:
 
     @property
     def coverage(self) -> str:
-        """How many players speak the language of the environment, in one sentence; "" if that was not measured."""
-        shares: Mapping[str, float] = next((r.measured[EFFECTS] for r in self.results if r.measured.get(EFFECTS)), {})
-        of_players = [share for name, share in shares.items() if name != ORACLE]
-        speaking = sum(share >= LEAST_EFFECT for share in of_players)
-        if not shares or speaking:
-            return f"It understood turns of {speaking} of {len(of_players)} players." if shares else ""
-        if shares.get(ORACLE, 0.0) >= LEAST_EFFECT:
-            return f"It understood turns of the oracle, and of none of the {len(of_players)} players."
-        return "It understood no turn of any player: list valid turns in info['actions'], or give it a method oracle()."
+        """How many players speak the language of the environment, and how well; "" if that was not measured."""
+        measured = next((result.measured for result in self.results if result.measured.get(EFFECTS)), None)
+        if measured is None:
+            return ""
+        shares: Mapping[str, float] = measured[EFFECTS]
+        of_players = {name: share for name, share in shares.items() if name != ORACLE}
+        speaking = sum(share >= LEAST_EFFECT for share in of_players.values())
+        if not speaking:
+            if shares.get(ORACLE, 0.0) >= LEAST_EFFECT:
+                return f"It understood turns of the oracle, and of none of the {len(of_players)} players."
+            if ORACLE in shares:
+                return "It answered no turn, of the oracle neither, otherwise than a sentence without meaning."
+            return f"It understood no turn of any player: {SPEAK}."
+        best = max(of_players, key=lambda name: of_players[name])
+        words = len(measured.get(COMMANDS, ()))
+        text = (
+            f"It understood turns of {speaking} of {len(of_players)} players. At best ({best}), {of_players[best]:.0%} "
+            f"of the turns had an effect; {_number(words, 'distinct first word')} of turns had one."
+        )
+        thin = max(shares.values()) < THIN_EFFECT
+        return f"{text} This audit is thin: a pass means little." if thin else text
 
     @property
     def exit_status(self) -> int:
-        """0: no error, 1: at least one error, 2: the audit could not run."""
-        return 2 if self.could_not_run else int(self.errors > 0)
+        """0: no error, 1: at least one error, 2: the audit could not run, or a rule of it is broken."""
+        if self.could_not_run or any(result.broken for result in self.results):
+            return 2
+        lax = self.warnings or any(result.status == "not run" for result in self.results)
+        return int(self.errors > 0 or (self.strict and bool(lax)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, the form of `audit.json`."""
@@ -181,6 +206,7 @@ class AuditReport:
             "options": dict(self.options),
             "verdict": self.verdict,
             "exit_status": self.exit_status,
+            "strict": self.strict,
             "could_not_run": self.could_not_run,
             "errors": self.errors,
             "warnings": self.warnings,

@@ -10,16 +10,19 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from agent_r1_gym.audit.findings import LEAST_EFFECT, ORACLE
+from agent_r1_gym.audit.findings import COMMANDS, EFFECTS, LEAST_EFFECT, ORACLE, SPEAK
 from agent_r1_gym.audit.players import Empty, NoOp, answer_in_all_forms, players, prompt_examples
 from agent_r1_gym.audit.subject import Episode, Subject, is_finite
+from agent_r1_gym.run.session import Job
 
 _LEAST_ENDINGS = 5
 """Different last turns that must be known before naming all of them is more than a good guess."""
 _LEAST_CANDIDATES = 3
 _MAX_REPEATS = 10
 _MAX_TURNS, _MAX_FORMS = 40, 24
+_LONGEST_WORD, _MAX_COMMANDS = 30, 50
 ODD_VALUES = (
     *("nan", "inf", "-1", "0", "1e400", "9" * 400, "null", "[]", "{}", '{"a": 1}', "[[]]", "[1, null]", "x" * 5_000),
     *("(" * 3_000, "1/0", "٣", "½", "1,000,000.5", '"', "\\", "True"),
@@ -40,6 +43,7 @@ class DerivedPlayer:
         means: what it means if it is rewarded.
         plan: makes its turns.
         chance: share of tasks that it may solve by chance.
+        how: in what way it repeats a turn, for the finding.
     """
 
     name: str
@@ -47,6 +51,7 @@ class DerivedPlayer:
     means: str
     plan: Plan
     chance: float = 0.0
+    how: str = ""
 
 
 def _other_task(oracle: Sequence[Episode], position: int, _limit: int | None) -> list[str] | None:
@@ -121,14 +126,39 @@ def _not_a_number(oracle: Sequence[Episode], position: int, _limit: int | None) 
     return [*earlier, changed] if changed != own else None
 
 
-def _repeat_rewarded(oracle: Sequence[Episode], position: int, limit: int | None) -> list[str] | None:
-    episode = oracle[position]
-    actions, rewards = episode.actions, episode.rewards
-    rewarded = next((n for n, reward in enumerate(rewards[:-1]) if is_finite(reward) and float(reward) > 0), None)
-    room = _MAX_REPEATS if limit is None else min(_MAX_REPEATS, limit - len(actions))
-    return (
-        None if rewarded is None else [*actions[: rewarded + 1], *[actions[rewarded]] * room, *actions[rewarded + 1 :]]
-    )
+def _every_argument(oracle: Sequence[Episode], position: int, _limit: int | None) -> list[str] | None:
+    *earlier, own = oracle[position].actions
+    before, after = markup_of_answers(oracle)
+    endings = [e.actions[-1].removeprefix(before).removesuffix(after).split() for e in oracle if e.actions]
+    words, listed = own.removeprefix(before).removesuffix(after).split(), False
+    for column in range(1, len(words)):
+        others = {ending[column] for ending in endings if len(ending) == len(words)} - {words[column]}
+        if len(others) + 1 >= _LEAST_CANDIDATES:
+            half = len(others) // 2
+            words[column] = ",".join([*sorted(others)[:half], words[column], *sorted(others)[half:]])
+            listed = True
+    return [*earlier, f"{before}{' '.join(words)}{after}"] if listed else None
+
+
+def _repeat_rewarded(spellings: Callable[[str], list[str]]) -> Plan:
+    def plan(oracle: Sequence[Episode], position: int, limit: int | None) -> list[str] | None:
+        episode = oracle[position]
+        actions, rewards = episode.actions, episode.rewards
+        rewarded = next((n for n, reward in enumerate(rewards[:-1]) if is_finite(reward) and float(reward) > 0), None)
+        if rewarded is None:
+            return None
+        room = _MAX_REPEATS if limit is None else min(_MAX_REPEATS, limit - len(actions))
+        repeats = itertools.islice(itertools.cycle(spellings(actions[rewarded])), max(0, room))
+        return [*actions[: rewarded + 1], *repeats, *actions[rewarded + 1 :]]
+
+    return plan
+
+
+def other_spellings(turn: str) -> list[str]:
+    """Write a turn in other letters and with other spaces, each once; itself if it has no other form."""
+    wide, capital = turn.replace(" ", "  "), turn[:1].swapcase() + turn[1:]
+    forms = (turn.upper(), capital, wide, turn.title(), f" {turn}", f"{turn} ", wide.upper(), turn.swapcase())
+    return [form for form in dict.fromkeys((*forms, f"  {turn}", f" {turn.upper()}")) if form != turn] or [turn]
 
 
 OTHER_TASK = DerivedPlayer(
@@ -145,11 +175,20 @@ WRONG_ENDING = DerivedPlayer(
     _wrong_ending,
     chance=1.0,
 )
-REPEAT_PAID = DerivedPlayer(
-    "repeat_rewarded",
-    "Plays the oracle's turns, and repeats the first one that is rewarded before the last.",
-    "a turn is rewarded again and again, so that a model learns to repeat it (`reward_order`)",
-    _repeat_rewarded,
+REPEATING = (
+    DerivedPlayer(
+        "repeat_rewarded",
+        "Plays the oracle's turns, and repeats the first one that is rewarded before the last.",
+        "a turn is rewarded again and again, so that a model learns to repeat it (`reward_order`)",
+        _repeat_rewarded(lambda turn: [turn]),
+    ),
+    DerivedPlayer(
+        "respell_rewarded",
+        "Plays the oracle's turns, and repeats the first one that is rewarded in other letters and with other spaces.",
+        "a turn is rewarded again in each spelling, so that a model learns to repeat it (`reward_order`)",
+        _repeat_rewarded(other_spellings),
+        how=" in other letters and with other spaces",
+    ),
 )
 MENTIONED = (
     DerivedPlayer(
@@ -180,6 +219,12 @@ GUESSING = (
         "a turn with many commands is rewarded if any of them is right",
         _every_ending("\n"),
     ),
+    DerivedPlayer(
+        "every_argument_listed",
+        "Plays the oracle's turns, but lists the candidates for each argument of the last one, separated by commas.",
+        "a turn that names every candidate is rewarded",
+        _every_argument,
+    ),
     *MENTIONED,
     DerivedPlayer(
         "no_numbers",
@@ -188,7 +233,7 @@ GUESSING = (
         _not_a_number,
     ),
 )
-DERIVED = (OTHER_TASK, WRONG_ENDING, *GUESSING, REPEAT_PAID)
+DERIVED = (OTHER_TASK, WRONG_ENDING, *GUESSING, *REPEATING)
 
 
 def derived_episodes(subject: Subject, player: DerivedPlayer) -> list[Episode]:
@@ -249,38 +294,57 @@ def _malformed(turn: str) -> Iterator[str]:
 # --- coverage --------------------------------------------------------------------------------------------------------
 
 
-def effects(subject: Subject) -> dict[str, float]:
+def effects(subject: Subject) -> dict[str, Any]:
     """Measure how well each player speaks the language of a plain environment.
 
     Returns:
-        By player, and for the oracle, the share of its turns with an effect: the environment answered or rewarded
-        otherwise than after a sentence or an empty turn at the same position, or did not end the episode alike. Empty
-        for a `ToolEnv`, whose players write its format.
+        Measured values, by name: for each player, and for the oracle, the share of its turns with an effect, and the
+        first words of those turns. A turn has an effect if the environment answered or rewarded otherwise than after a
+        sentence or an empty turn at the same position, did not end the episode alike, or raised. Empty for a
+        `ToolEnv`, whose players write its format.
     """
     if subject.tool_env is not None:
         return {}
-    nonsense = (
-        {episode.job: episode for episode in subject.episodes(NoOp())},
-        {episode.job: episode for episode in subject.episodes(Empty())},
-    )
+    if "effects" not in subject.memo:
+        subject.memo["effects"] = _effects(subject)
+    measured: dict[str, Any] = subject.memo["effects"]
+    return measured
+
+
+def _effects(subject: Subject) -> dict[str, Any]:
+    nonsense = _nonsense(subject)
     played = {player.name: subject.episodes(player) for player in players(None) if not isinstance(player, NoOp | Empty)}
     played |= {player.name: derived_episodes(subject, player) for player in DERIVED}
     if subject.oracle is not None:
         played[ORACLE] = subject.episodes(subject.oracle)
-    shares = {}
+    shares, words = {}, set[str]()
     for name, episodes in played.items():
         turns = [
-            all(_has_effect(episode, position, of_job[episode.job]) for of_job in nonsense)
+            (episode.actions[position], all(_has_effect(episode, position, of_job[episode.job]) for of_job in nonsense))
             for episode in episodes
             if all(episode.job in of_job for of_job in nonsense)
-            for position in range(min(len(episode.flags), _MAX_TURNS))
+            for position in range(min(len(episode.actions), _MAX_TURNS))
         ]
         if turns:
-            shares[name] = round(sum(turns) / len(turns), 4)
-    return shares
+            shares[name] = round(sum(effect for _, effect in turns) / len(turns), 4)
+            words |= {turn.split()[0].casefold()[:_LONGEST_WORD] for turn, effect in turns if effect and turn.split()}
+    return {EFFECTS: shares, COMMANDS: sorted(words)[:_MAX_COMMANDS]}
+
+
+def _nonsense(subject: Subject) -> list[dict[Job, Episode]]:
+    """Return the episodes of a sentence and of empty turns by job, but not of the one that is paid more: it is a hack.
+
+    An environment that pays it has understood it.
+    """
+    played = [subject.episodes(NoOp()), subject.episodes(Empty())]
+    totals = [sum(episode.total for episode in episodes) for episodes in played]
+    known = [episodes for episodes, total in zip(played, totals, strict=True) if total <= min(totals)]
+    return [{episode.job: episode for episode in episodes} for episodes in known]
 
 
 def _has_effect(episode: Episode, position: int, nonsense: Episode) -> bool:
+    if position >= len(episode.flags):  # it raised, or returned what no step may return
+        return len(nonsense.actions) == len(nonsense.flags) or position < len(nonsense.flags)
     # A game may end at the first turn that it does not understand, as it does after a sentence.
     if position >= len(nonsense.flags) or episode.flags[position] != nonsense.flags[position]:
         return True
@@ -299,13 +363,10 @@ def unspoken(subject: Subject, *, oracle_counts: bool = True) -> str:
         subject: the environment.
         oracle_counts: whether turns of the oracle with an effect suffice.
     """
-    if "effects" not in subject.memo:
-        subject.memo["effects"] = effects(subject)
-    shares: dict[str, float] = subject.memo["effects"]
+    shares: dict[str, float] = effects(subject).get(EFFECTS, {})
     known = [share for name, share in shares.items() if oracle_counts or name != ORACLE]
     if subject.tool_env is not None or max(known, default=0.0) >= LEAST_EFFECT:
         return ""
-    return (
-        "no player wrote a turn that the environment understands; list valid turns in info['actions'], or give it a "
-        "method oracle()"
-    )
+    if ORACLE in shares and oracle_counts:
+        return "no turn, of the oracle neither, is answered otherwise than a sentence without meaning"
+    return f"no player wrote a turn that the environment understands; {SPEAK}"

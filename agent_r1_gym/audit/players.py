@@ -11,7 +11,7 @@ import abc
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from agent_r1_gym.core.text import sanitize
@@ -27,6 +27,11 @@ _WORD = re.compile(r"\w[\w-]*")
 _EXAMPLE = re.compile(r"\\boxed\{[^{}\n]{1,40}\}|\[[^\[\]\n]{1,40}\]|`[^`\n]{1,40}`")
 _NUMBER = re.compile(r"\d+|\b(?:[a-z]|row|col|column|index|number)\b")
 """A number of an example, or a word that stands for one."""
+_PLACE_FORM = r"<[\w -]+>|\[<?[\w -]+>?\]|\{[\w -]+\}|[A-Z][A-Z_]+\b"
+_PLACE = re.compile(_PLACE_FORM)
+_COMMAND = re.compile(rf"\s*[-*`]?\s*([a-z][\w-]*)((?: (?:{_PLACE_FORM}))*)(.*)")
+"""A line that describes a command: its word, places for arguments, and what follows, such as an explanation."""
+_LISTED_SHARE, _COMMAND_SHARE = 0.75, 0.5
 _QUOTED = re.compile(r"['\"](\w[\w ]{0,20})['\"]")
 _LARGEST = 9
 
@@ -173,7 +178,12 @@ class LastListed(ListedAction):
 
 
 class RandomCall(TrivialPlayer):
-    """Makes random valid calls, or takes random listed actions; guesses a word of the task in the last turn."""
+    """Makes random valid calls, or takes random listed actions and commands; guesses a word of the task at the end.
+
+    Of listed actions, it draws the first word first, so that the many forms of one command do not crowd out the
+    others. In an environment other than a `ToolEnv`, some of its turns are answers, and commands that the prompt
+    describes (`logs <service>`), with words that it has read, since a list rarely has those with free text.
+    """
 
     name = "random_call"
     means = "random valid actions are rewarded: this is the chance level of the task"
@@ -182,10 +192,52 @@ class RandomCall(TrivialPlayer):
     def turn(self, state: PolicyInput) -> str:
         """Return a random action, which depends on task and turn only."""
         chosen = _random(state)
-        if state.actions:
-            return chosen.choice(sorted(state.actions))
+        forms = prompt_commands(_opening(state)) if state.parser is None else []
+        if state.actions and chosen.random() < _LISTED_SHARE:
+            groups = by_first_word(state.actions)
+            return chosen.choice(groups[chosen.choice(list(groups))])
+        if forms and chosen.random() < _COMMAND_SHARE:
+            return _command(*chosen.choice(forms), state, chosen)
         call = random_call(state) if state.turns_left > 1 else None
         return call or answer(state, chosen.choice(_WORD.findall(state.task.prompt)[-30:] or ["x"]))
+
+
+class Touring(Policy):
+    """Takes each listed action and each command of the prompt in turn, one of each first word after the other.
+
+    So episodes of several tasks have turns in common, which meet what one of them has left to another.
+
+    Args:
+        last: first words that end an episode, and so come last.
+    """
+
+    name = "touring"
+
+    def __init__(self, last: Collection[str] = ()) -> None:
+        self._last = last
+
+    def act(self, inputs: Sequence[PolicyInput]) -> list[str]:
+        """Return one action per input, in order."""
+        return [self._turn(state) for state in inputs]
+
+    def _turn(self, state: PolicyInput) -> str:
+        listed, forms = by_first_word(state.actions), dict(prompt_commands(_opening(state)))
+        words = [word for word in dict.fromkeys((*sorted(listed), *forms)) if word not in self._last]
+        if not words:
+            return answer(state, "x")
+        number, position = divmod(state.turn, len(words))
+        word = words[position]
+        if word in listed:
+            return listed[word][number % len(listed[word])]
+        return _command(word, forms[word], state, random.Random(state.turn))
+
+
+def by_first_word(actions: Sequence[str]) -> dict[str, list[str]]:
+    """Group actions by their first word, sorted."""
+    groups: dict[str, list[str]] = {}
+    for action in sorted(actions):
+        groups.setdefault(action.partition(" ")[0], []).append(action)
+    return groups
 
 
 class NotANumber(TrivialPlayer):
@@ -240,6 +292,34 @@ class OneNumber(TrivialPlayer):
 def prompt_examples(opening: str) -> list[str]:
     """List what a prompt shows in square brackets, a LaTeX box or backticks: turns that a game may understand."""
     return list(dict.fromkeys(match[0].strip("`") for match in _EXAMPLE.finditer(opening)))
+
+
+def prompt_commands(opening: str) -> list[tuple[str, list[str]]]:
+    """List the commands that lines of a prompt describe with places for arguments, such as `logs <service>`.
+
+    Returns:
+        The first word of each such line, and its places; also lines of one word next to them, such as `look`.
+    """
+    found: dict[str, list[str]] = {}
+    for match in filter(None, map(_COMMAND.match, opening.splitlines())):
+        places = _PLACE.findall(match[2])
+        if places or not match[3].strip() or match[3].startswith("  "):
+            found.setdefault(match[1], places)
+    return list(found.items()) if any(found.values()) else []
+
+
+def _command(word: str, places: Sequence[str], state: PolicyInput, chosen: random.Random) -> str:
+    read = "\n".join(message.content for message in state.messages if message.role != "assistant")
+    written = [place for place in places if place[0] != "[" or chosen.random() < 0.5]  # which may be left out
+    return " ".join([word, *(chosen.choice(_fitting(place, read)) for place in written)])
+
+
+def _fitting(place: str, read: str) -> list[str]:
+    """List words for a place of a command: those after its name and a colon (`Services: auth, mailer`), or all."""
+    name = re.escape(place.strip("<[{}]>").lower())
+    lists = [text.split(",") for text in re.findall(rf"\b{name}(?:s|es)?\b[^:\n]*:([^\n]*)", read, re.IGNORECASE)]
+    words = [word.strip(" .") for words in lists if len(words) > 1 for word in words]
+    return words or _WORD.findall(read)
 
 
 def _opening(state: PolicyInput) -> str:

@@ -25,7 +25,8 @@ def loaded_sources(env: TextEnv) -> dict[str, str]:
         environment; this package is one entry. Data files are not looked at.
     """
     installed = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    own = {kind.__module__.partition(".")[0] for kind in type(env.unwrapped).__mro__} - {"gymnasium"}
+    own = {kind.__module__.partition(".")[0] for kind in type(env.unwrapped).__mro__}
+    own -= {"gymnasium", *sys.stdlib_module_names}
     files = set()
     for name, module in list(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "-")

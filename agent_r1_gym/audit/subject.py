@@ -12,15 +12,19 @@ import hashlib
 import math
 import os
 import random
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType
 from typing import Any, Self
 
 import numpy as np
 
-from agent_r1_gym.audit.findings import Finding
+from agent_r1_gym.audit.findings import AT, TURN, Finding
+from agent_r1_gym.audit.reproduction import PRINT_OPENING, PRINT_STEP, reset_line, step_line
 from agent_r1_gym.audit.target import Settings, Target
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.errors import AgentR1Error, ConfigurationError, GameError, InfrastructureError
@@ -28,13 +32,17 @@ from agent_r1_gym.registry import TextEnv
 from agent_r1_gym.run.policies import OraclePolicy, Policy, PolicyInput, make_policy
 from agent_r1_gym.run.session import Job, Session
 from agent_r1_gym.support.concurrency import TimeLimitError, time_limit
+from agent_r1_gym.support.packages import import_object
 
 MAX_TURNS = 200
 """Turns after which the audit leaves an episode that does not end."""
-_MAX_LITERAL, _MAX_PERIOD = 200, 64
 _MAX_QUOTE = 300
-_MAX_OPENING, _SHOWN_TURNS = 600, 4
+_MAX_OPENING, _FIRST_TURNS, _LAST_TURNS = 600, 3, 2
 _MAX_HANGS = 2
+_CALLS = {"the constructor": "", "close": "env.close()\n", "the second close": "env.close()\nenv.close()\n"}
+"""Calls outside of an episode, with the code that makes them again."""
+_REMEDIES = dict.fromkeys(_CALLS, "It must not raise")
+_NOT_THEIRS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
 _PLAYERS, _LEAST_EPISODES = 24, 2  # a rule that needs all players must end in its time
 
 
@@ -44,12 +52,14 @@ class Crash(Exception):
     Attributes:
         finding: the crash as a finding.
         is_backend: whether a backend failed, which is not a fault of the environment.
+        is_policy: whether the policy of `--oracle` raised, and not the environment.
     """
 
-    def __init__(self, finding: Finding, *, is_backend: bool = False) -> None:
+    def __init__(self, finding: Finding, *, is_backend: bool = False, is_policy: bool = False) -> None:
         super().__init__(finding.message)
         self.finding = finding
         self.is_backend = is_backend
+        self.is_policy = is_policy
 
 
 class TooManyHangs(Exception):
@@ -95,12 +105,19 @@ class Episode:
 
     @property
     def transcript(self) -> str:
-        """The first turns, shortened, to read."""
-        lines = [f"> {self.opening[:_MAX_OPENING]}"]
-        for action, text, reward in zip(self.actions[:_SHOWN_TURNS], self.texts[1:], self.rewards, strict=False):
-            lines += [f"{action[:_MAX_QUOTE]}", f"> {text[:_MAX_QUOTE]}", f"> (reward {reward!s:.40})"]
-        more = len(self.actions) - _SHOWN_TURNS
-        return "\n".join([*lines, *([f"... {more} more turns"] if more > 0 else []), f"return {self.total:.4g}"])
+        """The first and the last turns, shortened, to read."""
+        turns = []
+        for position, action in enumerate(self.actions):
+            lines = [action[:_MAX_QUOTE]]
+            if position < len(self.rewards):  # else the environment broke
+                lines += [f"> {self.texts[position + 1][:_MAX_QUOTE]}", f"> (reward {self.rewards[position]!s:.40})"]
+            turns.append("\n".join(lines))
+        hidden = len(turns) - _FIRST_TURNS - _LAST_TURNS
+        if hidden > 0:
+            turns[_FIRST_TURNS:-_LAST_TURNS] = [f"... {hidden} more turns ..."]
+        broke = str(self.crash) if self.crash is not None else "; ".join(self.breaches)
+        end = f"broke: {broke} (earned {self.total:.4g} before)" if broke else f"return {self.total:.4g}"
+        return "\n".join([f"> {self.opening[:_MAX_OPENING]}", *turns, end])
 
     @property
     def ended(self) -> bool:
@@ -167,7 +184,7 @@ class Subject:
             ConfigurationError: there is no such environment, or no policy has the name of its oracle.
         """
         _ = target.env_id
-        oracle = make_policy(target.oracle) if target.oracle else None
+        oracle = _named_policy(target.oracle) if target.oracle else None
         return cls(target.make, settings, target=target, oracle=oracle)
 
     # --- facts -------------------------------------------------------------------------------------------------------
@@ -203,9 +220,31 @@ class Subject:
 
     @functools.cached_property
     def oracle(self) -> Policy | None:
-        """The policy that plays best, None if no one knows one; tried on the first episode."""
-        policy = self._oracle or OraclePolicy()
-        return policy if self.play(policy, self.jobs[0]).actions else None
+        """The policy that plays best, None if no one knows one; tried on the first episode.
+
+        Raises:
+            ConfigurationError: the given policy knows no turn of any episode.
+        """
+        if self._oracle is None:
+            policy = OraclePolicy()
+            return policy if self.play(policy, self.jobs[0]).actions else None
+        tried = [self.play(self._oracle, self.jobs[0], max_turns=1)]
+        while not tried[-1].actions and tried[-1].crash is None and len(tried) < len(self.jobs):
+            tried.append(self.play(self._oracle, self.jobs[len(tried)], max_turns=1))
+        if tried[-1].actions:
+            return self._oracle
+        crash, known = tried[-1].crash, len(self.crashes)
+        if crash is not None and crash.is_policy:
+            del self.crashes[known - 1 :]
+            raise ConfigurationError(f"--oracle: {crash.finding.message} {crash.finding.evidence.get(AT, '')}".rstrip())
+        if crash is not None:
+            raise crash
+        raise ConfigurationError(f"--oracle: the policy {self._oracle.name!r} knows no turn of any episode.")
+
+    def raised(self, error: BaseException) -> bool:
+        """Whether an exception was raised under a method of the environment, which a rule has called itself."""
+        kind = type(self.env.unwrapped)
+        return any(isinstance(f.f_locals.get("self"), kind) for f, _ in traceback.walk_tb(error.__traceback__))
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -226,6 +265,12 @@ class Subject:
             if env is not self.__dict__.get("env"):
                 with contextlib.suppress(Crash, TooManyHangs):
                     self.guard("close", env.close)
+
+    def close(self, env: TextEnv) -> None:
+        """Close an instance that `make` made before the rule ends; what it raises is a crash."""
+        self._instances = [instance for instance in self._instances if instance is not env]
+        with contextlib.suppress(Crash):
+            self.guard("close", env.close)
 
     def guard(self, what: str, call: Callable[[], Any], episode: Episode | None = None) -> Any:
         """Call the environment, and return what it returns.
@@ -262,7 +307,7 @@ class Subject:
             self.on_call(-1)
 
     def _crash(self, what: str, error: BaseException, episode: Episode | None) -> Crash:
-        frames = traceback.format_exception(error)
+        raised = error.__cause__ if isinstance(error, GameError) and error.__cause__ is not None else error
         if isinstance(error, TimeLimitError):
             message = f"{what} did not return within {self.settings.call_seconds:g} s. Bound the work of a call."
         elif isinstance(error, SystemExit):
@@ -274,14 +319,20 @@ class Subject:
         elif isinstance(error, GameError) and error.__cause__ is None:
             message = f"What {what} returned is refused: {_one_line(error)}"
         else:
-            raised = error.__cause__ if isinstance(error, GameError) and error.__cause__ is not None else error
-            remedy = "No text of a model, and no seed, may raise" if what != "the constructor" else "It must not raise"
+            remedy = "No text of a model, and no seed, may raise"
+            remedy = _REMEDIES.get(what, remedy if not what.startswith("the policy") else "Correct the policy")
             message = f"{what} raised {type(raised).__name__}: {_one_line(raised)}. {remedy}."
-        evidence: dict[str, Any] = {"traceback": "".join(frames)[-1_500:]}
+        evidence: dict[str, Any] = {AT: place} if (place := place_of(raised)) else {}
+        evidence["traceback"] = "".join(traceback.format_exception(error))[-1_500:]
         if episode is not None:
             evidence |= {"seed": episode.job.seed, "task_index": episode.job.task_index}
-        finding = Finding("error", message, evidence, self.reproduction(episode) if episode is not None else "")
-        return Crash(finding, is_backend=isinstance(error, InfrastructureError))
+            evidence |= {TURN: excerpt(episode.actions[-1])} if episode.actions else {}
+            code = self.reproduction(episode)
+        else:
+            code = self.making_code(f"env = MAKE\n{_CALLS[what]}") if what in _CALLS else ""
+        finding = Finding("error", message, evidence, code)
+        is_policy = what.startswith("the policy")
+        return Crash(finding, is_backend=isinstance(error, InfrastructureError), is_policy=is_policy)
 
     def reset(self, env: TextEnv, job: Job) -> tuple[str, dict[str, Any]]:
         """Reset an instance to an episode.
@@ -438,25 +489,87 @@ class Subject:
 
     # --- reproduction ------------------------------------------------------------------------------------------------
 
-    def reproduction(self, *episodes: Episode) -> str:
-        """Write Python code that plays episodes again, one after the other on one instance."""
-        code = self.target.code() if self.target is not None else "env = ...  # made in this process only\n"
-        return code + "".join(map(self.replay_code, episodes))
+    def reproduction(self, *episodes: Episode, anew: bool = False, printing: bool = True) -> str:
+        """Write Python code that plays episodes again, one after the other, and prints what came back.
 
-    def replay_code(self, episode: Episode) -> str:
-        """Write Python code that plays an episode on the instance `env`."""
-        options = f", options={{'task_index': {episode.job.task_index}}}" if self._has_tasks() else ""
-        lines = [f"observation, info = env.reset(seed={episode.job.seed}{options})"]
-        lines += [
-            f"observation, reward, terminated, truncated, info = env.step({_literal(action)})"
-            for action in episode.actions
-        ]
+        Args:
+            episodes: the episodes.
+            anew: play each of them on an instance of its own, rather than all on one.
+            printing: print observations, rewards and flags.
+        """
+        parts = [self.replay_code(episode, printing=printing) for episode in episodes]
+        made = "env = MAKE\n"
+        return self.making_code("".join(made + part for part in parts) if anew else made + "".join(parts))
+
+    def info_code(self, episode: Episode, step: int) -> str:
+        """Write Python code that plays an episode up to a step, 0 for its opening, and prints the `info` of it."""
+        head = Episode(episode.job, episode.player, actions=episode.actions[:step])
+        return f"{self.reproduction(head)}print(info)\n"
+
+    def making_code(self, lines: str = "env = MAKE\n") -> str:
+        """Write Python code with the imports of the environment, and `lines`; in them, `MAKE` makes an instance."""
+        if self.target is None:
+            return lines.replace("MAKE", "...  # made in this process only")
+        return self.target.code(lines)
+
+    def replay_code(self, episode: Episode, env: str = "env", *, printing: bool = True) -> str:
+        """Write Python code that plays an episode on the instance of the name `env`."""
+        returned = f", return {episode.total:.4g}" if episode.rewards else ""
+        lines = [f"# {episode.player or 'an episode'}{returned}", self.reset_line(episode.job, env)]
+        lines += [PRINT_OPENING] if printing else []
+        for action in episode.actions:
+            lines += [step_line(action, env), *([PRINT_STEP] if printing else [])]
         return "\n".join([*lines, ""])
+
+    def reset_line(self, job: Job, env: str = "env") -> str:
+        """Write the line that opens the episode of a job."""
+        return reset_line(job.seed, job.task_index if self._has_tasks() else None, env)
 
     def _has_tasks(self) -> bool:
         with contextlib.suppress(Crash, AgentR1Error):
             return self.tool_env is not None
         return False
+
+
+class _TextPolicy(Policy):
+    """A function that returns the next turn.
+
+    Args:
+        name: its name.
+        function: takes the texts of the episode, from the first observation on: those of others and its own.
+    """
+
+    def __init__(self, name: str, function: Callable[[list[str]], str]) -> None:
+        self.name, self._function = name, function
+
+    def act(self, inputs: Sequence[PolicyInput]) -> list[str]:
+        """Return what the function does."""
+        return [self._turn(state) for state in inputs]
+
+    def _turn(self, state: PolicyInput) -> str:
+        turn = self._function([message.content for message in state.messages])
+        if not isinstance(turn, str):
+            raise TypeError(f"it returned {turn!r:.80}, not the text of a turn")
+        return turn
+
+
+def _named_policy(spec: str) -> Policy:
+    """Make the policy that `--oracle` names: one of `make_policy`, or a function as MODULE:NAME.
+
+    Raises:
+        ConfigurationError: no policy has that name, or it cannot be made.
+    """
+    try:
+        module, _, name = spec.partition(":")
+        named = import_object(spec) if name and module not in ("replay", "script") else None
+        policy = _TextPolicy(spec, named) if isinstance(named, FunctionType) else make_policy(spec)
+    except AgentR1Error:
+        raise
+    except Exception as error:  # of a module or a constructor of the user
+        raise ConfigurationError(f"--oracle: {spec} raised {type(error).__name__}: {_one_line(error)}.") from error
+    if not isinstance(getattr(policy, "name", None), str):
+        policy.name = spec
+    return policy
 
 
 class BrokenError(Exception):
@@ -505,13 +618,12 @@ def excerpt(text: str) -> str:
     return text if len(text) <= _MAX_QUOTE else f"... {text[-_MAX_QUOTE:]}"
 
 
+def place_of(error: BaseException) -> str:
+    """Return file, line and function where an exception was raised, in the code of the environment if it is in it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
+    return "".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in (own or frames)[-1:])
+
+
 def _one_line(error: BaseException) -> str:
     return f"{' '.join(str(error).split()).rstrip('.'):.200}"
-
-
-def _literal(action: str) -> str:
-    """Write a text as Python code; a long repetition as a product."""
-    for size in range(1, _MAX_PERIOD if len(action) > _MAX_LITERAL else 1):
-        if len(action) % size == 0 and action[:size] * (len(action) // size) == action:
-            return f"{action[:size]!r} * {len(action) // size}"
-    return repr(action)

@@ -98,20 +98,27 @@ class Target:
         (register if is_tool_env else register_text_env)(identifier, creator)
         return identifier
 
-    def code(self) -> str:
-        """Write the Python code that makes the environment."""
+    def code(self, lines: str = "env = MAKE\n") -> str:
+        """Write the Python code that makes the environment.
+
+        Args:
+            lines: the lines after the imports, with `MAKE` where an instance is made.
+        """
         options = "".join(f", {name}={value!r}" for name, value in self.all_options.items())
         module, _, name = self.env.rpartition(":")
         imports = "".join(f"import {imported}\n" for imported in self.imports)
-        if self.env_id.startswith(f"{_NAMESPACE}/"):
-            made = f"TRLClassEnv(factory={name}{options})" if self._is_trl_class else f"{name}({options[2:]})"
-            of_trl = "from agent_r1_gym.envs.trl_class import TRLClassEnv\n" if self._is_trl_class else ""
-            return f"{imports}{of_trl}from {module} import {name}\n\nenv = {made}\n"
         registers = f"import {module}\n" if module and not self._is_folder else "import agent_r1_gym\n"
-        if split_window(self.options)[1]:  # a wrapper of this suite adds it
-            make = f"env = make_text_env({self.env_id!r}, {dict(self.all_options)!r})\n"
-            return f"{imports}{registers}from agent_r1_gym.registry import make_text_env\n\n{make}"
-        return f"{imports}import gymnasium\n{registers}\nenv = gymnasium.make({self.env_id!r}{options})\n"
+        if self.env_id.startswith(f"{_NAMESPACE}/"):
+            imports += "from agent_r1_gym.envs.trl_class import TRLClassEnv\n" if self._is_trl_class else ""
+            imports += f"from {module} import {name}\n"
+            made = f"TRLClassEnv(factory={name}{options})" if self._is_trl_class else f"{name}({options[2:]})"
+        elif split_window(self.options)[1]:  # a wrapper of this suite adds it
+            imports += f"{registers}from agent_r1_gym.registry import make_text_env\n"
+            made = f"make_text_env({self.env_id!r}, {dict(self.all_options)!r})"
+        else:
+            imports += f"import gymnasium\n{registers}"
+            made = f"gymnasium.make({self.env_id!r}{options})"
+        return f"{imports}\n{lines.replace('MAKE', made)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the target as plain data."""

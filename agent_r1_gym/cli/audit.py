@@ -6,11 +6,13 @@ import argparse
 import json
 import time
 from collections import Counter
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from agent_r1_gym.audit.audit import audit, settings_of
-from agent_r1_gym.audit.findings import FORMAT, AuditReport, RuleResult
+from agent_r1_gym.audit.findings import AT, FORMAT, TURN, AuditReport, RuleResult
 from agent_r1_gym.audit.rules import find_rules
 from agent_r1_gym.audit.sources import hashes
 from agent_r1_gym.audit.target import Settings, Target
@@ -32,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this subcommand."""
     parser.epilog = (
         "Exit status: 0 no error was found (warnings may be), 1 at least one error, 2 the environment cannot be "
-        "audited. The audit plays the environment and calls its tools with generated arguments: run it where that does "
-        "no harm."
+        "audited, or a rule or the policy of --oracle is broken. The audit plays the environment and calls its tools "
+        "with generated arguments: run it where that does no harm."
     )
     add_env_arguments(parser, env_help=f"{ENV_HELP}; or a class, registered or not, as MODULE:CLASS")
     parser.add_argument(
@@ -44,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--oracle",
         default="",
         metavar="POLICY",
-        help="policy that plays best, such as MODULE:NAME or replay:RUN (default: the environment's own oracle)",
+        help="policy that plays best: MODULE:NAME of a Policy or of a function of the texts so far, or replay:RUN "
+        "(default: the environment's own oracle)",
     )
     defaults = Settings()
     parser.add_argument(
@@ -66,6 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         help=f"folder of {FILE} and report.html; an interrupted audit of the same code is resumed (default: runs/...)",
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="exit status 1 also for a warning, and for a rule that was not run"
     )
     parser.add_argument("--json", action="store_true", help=f"print {FILE} instead of the table")
 
@@ -113,11 +119,15 @@ def run(options: argparse.Namespace) -> int:
         )
     if report.could_not_run:
         raise ConfigurationError(report.could_not_run)
+    report = replace(report, strict=options.strict)
     save(report)
     size = write_audit(out / "report.html", report)
     print_line(_as_json(report) if options.json else format_report(report))
     if not options.json:
         print_line(f"{out / FILE}; {out / 'report.html'}: {size / 1e6:.1f} MB")
+    for result in report.results:
+        if result.broken:
+            print_note(f"the audit is not complete: rule {result.rule}: {result.not_run}")
     return report.exit_status
 
 
@@ -144,32 +154,55 @@ def _finished_rules(path: Path, target: Target, settings: Settings) -> tuple[lis
         ) from error
     expected = FORMAT, target.env, dict(target.options), settings_of(target, settings)
     if known != expected:
-        differing = next((one, other) for one, other in zip(known, expected, strict=True) if one != other)
-        raise ConfigurationError(
-            f"{path} is of another audit ({differing[0]!r:.80}, not {differing[1]!r:.80}); choose another --out."
-        )
+        raise ConfigurationError(f"{path} is of another audit ({_differing(known, expected)}); choose another --out.")
     return results, sources
 
 
+def _differing(known: Sequence[Any], expected: Sequence[Any]) -> str:
+    """Name what differs between two audits, each by its value there and here."""
+    parts = []
+    for one, other in zip(known, expected, strict=True):
+        if one == other:
+            continue
+        if not (isinstance(one, dict) and isinstance(other, dict)):
+            parts.append(f"{one!r:.80}, not {other!r:.80}")
+            continue
+        for name in dict.fromkeys((*one, *other)):
+            if one.get(name) != other.get(name):
+                parts.append(f"{name}={one.get(name)!r:.40}, not {other.get(name)!r:.40}")
+    return "; ".join(parts)
+
+
 def format_report(report: AuditReport) -> str:
-    """Format the verdict of each rule, and each finding with the end of its reproduction."""
+    """Format the verdict of each rule, and below the table each reason that is too long for it, and each finding."""
     idle = Counter(result.not_run for result in report.results if result.status == "not run")
     common, number = next(iter(idle.most_common(1)), ("", 0))
     hidden = common if number > _MAX_ROWS else None  # nearly all rules, for one reason
-    rows = [
-        (result.rule, result.status, _remark(result), f"{result.seconds:.1f}")
-        for result in report.results
-        if result.status != "not run" or result.not_run != hidden
-    ]
-    rows += [(f"({number} others)", "not run", common, "")] if hidden is not None else []
-    parts = [table(("rule", "verdict", "", "s"), rows), ""]
+    reasons: dict[str, list[str]] = {}
+    rows = []
     for result in report.results:
-        parts += [f"{finding.severity.upper()} {result.rule}: {finding.message}" for finding in result.findings]
+        if result.status == "not run" and result.not_run == hidden:
+            continue
+        remark = _remark(result)
+        if len(remark) > _WIDTH:
+            reasons.setdefault(f"{result.status.upper()} {{}}: {remark}", []).append(result.rule)
+            remark = "(below)"
+        rows.append((result.rule, result.status, remark, f"{result.seconds:.1f}"))
+    if hidden is not None:
+        reasons[f"NOT RUN {{}}: {hidden}"] = [f"({number} others)"]
+        rows.append((f"({number} others)", "not run", "(below)", ""))
+    parts = [table(("rule", "verdict", "reason", "s"), rows), ""]
+    parts += [text.replace("{}", ", ".join(names), 1) for text, names in reasons.items()]
+    for result in report.results:
+        for finding in result.findings:
+            where = [str(finding.evidence[AT])] if AT in finding.evidence else []
+            where += [f"turn {finding.evidence[TURN]!r:.80}"] if TURN in finding.evidence else []
+            place = f" ({', '.join(where)})" if where else ""
+            parts.append(f"{finding.severity.upper()} {result.rule}: {finding.message}{place}")
     return "\n".join([*parts, "", f"{report.env}: {report.verdict}"])
 
 
 def _remark(result: RuleResult) -> str:
     if result.findings:
         return f"{len(result.findings)} finding{'s' * (len(result.findings) > 1)}"
-    reason = result.not_run or result.not_applicable
-    return reason if len(reason) <= _WIDTH else f"{reason[:_WIDTH]}..."
+    return result.not_run or result.not_applicable

@@ -75,6 +75,10 @@ def _findings(result: RuleResult) -> Iterator[Html]:
         yield heading(f"{result.rule}: {finding.severity}")
         yield paragraph(finding.message, "fault" if finding.severity == "error" else "")
         yield from _evidence(finding)
+    if result.broken:
+        yield heading(f"{result.rule}: broken")
+        yield paragraph(result.not_run, "fault")
+        yield _block("traceback", result.broken)
 
 
 def _evidence(finding: Finding) -> Iterator[Html]:

@@ -140,21 +140,28 @@ def test_a_slow_rule_is_no_fault_of_the_environment(tmp_path: Path, monkeypatch:
 
 
 def test_clocks_are_set_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    real_time, real_date = time.time_ns(), datetime.datetime.now()
-    for name in ("time", "monotonic", "perf_counter", "process_time"):
-        for each in (name, f"{name}_ns"):
-            monkeypatch.setattr(time, each, getattr(time, each))
-    child.shift_clocks(86_400.0)
-    assert time.time_ns() > real_time + 86_000_000_000_000
+    real_date = datetime.datetime.now()
+    real_time = real_date.timestamp()
+    names = ("monotonic", "perf_counter", "process_time")
+    for each in ("time", "time_ns", "localtime", "gmtime", "ctime", "strftime", *names, *(f"{n}_ns" for n in names)):
+        monkeypatch.setattr(time, each, getattr(time, each))
+    clock = child.Clock(real_time, 86_400.0)
+    clock.replace_times()
+    assert 0 < time.time_ns() / 1e9 - real_time - 86_400.0 < 0.001
+    assert time.strftime("%d") == f"{time.localtime().tm_mday:02}" != f"{real_date.day:02}"
     own = types.ModuleType("own_module")
     own.__file__ = "/somewhere/own_module.py"
     own.datetime, own.day, own.other = datetime, datetime.date, 3  # type: ignore[attr-defined]
     monkeypatch.setattr(sys, "modules", {"own_module": own, "json": json})
-    child.shift_dates(86_400.0)
+    clock.replace_dates()
     assert own.datetime.datetime.now() > real_date + datetime.timedelta(hours=23)
     assert own.day.today() > real_date.date() and own.other == 3
     assert isinstance(real_date, own.datetime.datetime) and isinstance(real_date.date(), own.day)
     assert datetime.datetime.now() < real_date + datetime.timedelta(hours=23)  # of the standard library: unchanged
+    clock.begin()
+    first = own.datetime.datetime.now()
+    clock.begin()
+    assert own.datetime.datetime.now() == first  # in each episode
 
 
 @pytest.mark.skipif(bool(containers_unavailable()), reason=containers_unavailable())

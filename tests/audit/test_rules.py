@@ -24,6 +24,7 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.registry import make_text_env
 from agent_r1_gym.run.policies import Policy, PolicyInput
 from agent_r1_gym.wrappers.game import TextGame
+from tests.audit import planted_envs
 from tests.kit import faulty_envs
 from tests.kit.environments import OFFLINE
 from tests.kit.faulty_envs import ELSEWHERE, FAULTS, Capitals, Guess, HalfYes, ListedRepairs, Repairs
@@ -167,7 +168,7 @@ def test_environments_of_this_suite_are_not_accused(env_id: str) -> None:
 def test_a_clean_verdict_needs_players_that_the_environment_understands() -> None:
     determined = [rule.name for rule in RULES.values() if rule.topic == "determinism" and rule.name != "clocks"]
     names = ["not_hackable", *determined]
-    mute = run_rules(subject_of(faulty_envs.MuteRepairs), find_rules(names))
+    mute = run_rules(subject_of(planted_envs.Undescribed), find_rules(names))
     reasons = {result.not_run or result.not_applicable for result in mute}
     assert reasons == {
         mute[0].not_run,
@@ -179,16 +180,16 @@ def test_a_clean_verdict_needs_players_that_the_environment_understands() -> Non
     assert "It understood no turn of any player" in report.verdict
     spoken = run_rules(subject_of(Repairs), find_rules(names))
     assert not any(result.not_run for result in spoken)
-    assert "It understood turns of 7 of 18 players." in AuditReport("Repairs", {}, {}, spoken).verdict
+    assert "It understood turns of 10 of 20 players." in AuditReport("Repairs", {}, {}, spoken).verdict
     shares = spoken[0].measured["turns with an effect, share"]
     assert shares["other_task"] == 1.0 and shares["echo_prompt"] == 0.0
     transcripts = spoken[0].measured["first episodes"]
     assert "> Invalid: expected machines" in transcripts["no_op"] and transcripts["oracle"].endswith("return 1.1")
-    strict = run_rules(subject_of(faulty_envs.StrictRepairs), find_rules(["same_seed", "feedback"]))
+    strict = run_rules(subject_of(planted_envs.StrictUndescribed), find_rules(["same_seed", "feedback"]))
     assert "info['actions']" in strict[0].not_run  # to be ended is not a sign of being understood
     assert "every episode ended after one turn" in strict[1].not_run
     listed = run_rules(subject_of(ListedRepairs), find_rules(["not_hackable"]))
-    assert listed[0].measured["turns with an effect, share"]["random_call"] == 1.0
+    assert listed[0].measured["turns with an effect, share"]["random_call"] >= 0.75  # some turns are free text
 
 
 def test_the_oracle_may_be_the_only_one_whom_a_question_understands() -> None:

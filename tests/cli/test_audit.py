@@ -56,10 +56,45 @@ def test_what_cannot_be_audited_has_status_2(capsys: pytest.CaptureFixture[str],
     assert not (tmp_path / "none" / "audit.json").exists()
 
 
+def test_warnings_count_where_one_is_strict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("audit", "tests.kit.faulty_envs:GoesOn", "-n", "2", "--rules", "after_the_end", "--out", str(tmp_path))
+    assert call(capsys, *words)[0] == 0
+    status, out, _ = call(capsys, *words, "--strict", "--json")
+    assert status == 1 and (json.loads(out)["exit_status"], json.loads(out)["strict"]) == (1, True)
+
+
+def test_a_rule_or_an_oracle_that_raises_has_status_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_rules.py").write_text(
+        "def halves(subject):\n    return 1 / 0\n\n\ndef lost(texts):\n    raise LookupError('no model')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("audit", "FrozenLakeText", "-n", "2", "--out", "audit")
+    status, out, err = call(capsys, *words, "--rules", "own_rules:halves", "interface")
+    assert status == 2 and "NOT RUN own_rules:halves: the rule raised ZeroDivisionError" in out, out
+    assert "own_rules.py:2 in halves" in err and "the audit is not complete" in err
+    assert "Traceback" in Path("audit/report.html").read_text()
+    status, _, err = call(capsys, *words, "--rules", "interface", "--oracle", "own_rules:lost")
+    assert status == 2 and "another audit (oracle='', not 'own_rules:lost')" in err
+    status, _, err = call(capsys, *words[:-1], "other", "--rules", "interface", "--oracle", "own_rules:lost")
+    assert status == 2 and "raised LookupError: no model. Correct the policy. own_rules.py:6 in lost" in err, err
+
+
+def test_a_crash_names_its_place_and_its_turn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("tests.kit.faulty_envs:RaisesOnEmpty", "-n", "2", "--rules", "survives", "--out", str(tmp_path))
+    status, out, _ = call(capsys, "audit", *words)
+    assert status == 1 and "string index out of range" in out
+    assert "in hint, turn '')" in out.partition("(faulty_envs.py:")[2], out
+
+
 def test_a_folder_of_something_else_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     call(capsys, "audit", "FrozenLakeText", *WORDS, "--out", str(tmp_path))
     status, _, err = call(capsys, "audit", "TaxiText", *WORDS, "--out", str(tmp_path))
     assert status == 2 and "another audit ('FrozenLakeText', not 'TaxiText')" in err
+    status, _, err = call(capsys, "audit", "FrozenLakeText", *WORDS, "--seed", "5", "--out", str(tmp_path))
+    assert status == 2 and "another audit (seed=0, not 5)" in err
     (tmp_path / "audit.json").write_text("[1, 2]")
     status, _, err = call(capsys, "audit", "FrozenLakeText", *WORDS, "--out", str(tmp_path))
     assert status == 2 and "is not the file of an audit" in err
@@ -104,3 +139,4 @@ def test_verdicts_of_other_code_are_not_used_again(
     assert "changing_env.py has changed" in err and "finished rules" not in err
     saved = json.loads(Path("audit/audit.json").read_text())
     assert str(module) in saved["sources"] and len(saved["rules"]) == 2
+    assert not [path for path in saved["sources"] if path.endswith("/typing.py")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
@@ -24,7 +25,7 @@ from agent_r1_gym.audit.findings import (
 )
 from agent_r1_gym.audit.players import NoOp
 from agent_r1_gym.audit.rules import determinism, leaks, runs, scores, usability
-from agent_r1_gym.audit.subject import BrokenError, Crash, Subject, TooManyHangs
+from agent_r1_gym.audit.subject import BrokenError, Crash, Subject, TooManyHangs, place_of
 from agent_r1_gym.errors import AgentR1Error, ConfigurationError, InfrastructureError, suggest
 from agent_r1_gym.support.packages import import_object
 
@@ -136,7 +137,7 @@ def _find(name: str, known: Mapping[str, Rule]) -> Rule:
 
 
 def run_rule(rule: Rule, subject: Subject) -> RuleResult:
-    """Run one rule; what the environment does wrong, and what a rule of a user raises, is in the result."""
+    """Run one rule; what the environment does wrong, and what the rule itself raises, is in the result."""
     subject.crashes.clear()
     subject.hangs = 0
     started = time.perf_counter()
@@ -155,9 +156,18 @@ def run_rule(rule: Rule, subject: Subject) -> RuleResult:
         cause = "a backend failed" if isinstance(crash, Crash) and crash.is_backend else "the environment broke"
         result = RuleResult(rule.name, not_run=f"{cause}: {crash}")
     except Exception as error:  # a rule reads what an environment returned, which may be anything
-        result = RuleResult(rule.name, not_run=f"the rule raised {type(error).__name__}: {error!s:.300}")
+        raised = f"{type(error).__name__}: {error!s:.300} ({place_of(error)})"
+        if subject.raised(error):  # by an instance that a rule of the user called itself
+            message = f"The environment raised {raised} when the rule called it."
+            result = RuleResult(rule.name, (Finding("error", message, {"traceback": _traceback(error)}),))
+        else:
+            result = RuleResult(rule.name, not_run=f"the rule raised {raised}", broken=_traceback(error))
     subject.close_instances()
     return replace(result, crashes=tuple(subject.crashes), seconds=time.perf_counter() - started)
+
+
+def _traceback(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))[-1_500:]
 
 
 def unplayable(subject: Subject) -> str:
@@ -188,10 +198,15 @@ def run_rules(subject: Subject, rules: Iterable[Rule] | None = None) -> list[Rul
     Args:
         subject: the environment.
         rules: the rules; None: all.
+
+    Raises:
+        ConfigurationError: the given oracle knows no turn.
     """
     selected = list(rules) if rules is not None else find_rules()
     subject.crashes.clear()
-    if reason := unplayable(subject):
+    reason = unplayable(subject)
+    _ = "" if reason else subject.oracle  # which may be unusable
+    if reason:
         crashes = tuple(subject.crashes) or (Finding("error", f"No episode can be played: {reason}"),)
         return collect_crashes(
             [RuleResult(CRASHES, not_run=reason, crashes=crashes)]

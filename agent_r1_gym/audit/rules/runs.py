@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import io
 import os
@@ -19,15 +20,16 @@ from agent_r1_gym.audit.findings import Finding, NotApplicable, Verdict
 from agent_r1_gym.audit.network import connection_attempts, is_watched
 from agent_r1_gym.audit.oracle_players import malformed_turns, markup_of_answers, odd_answers, unspoken
 from agent_r1_gym.audit.players import Empty, NoOp, RandomCall, answer_in_all_forms, players
-from agent_r1_gym.audit.subject import Crash, Episode, Subject, excerpt
+from agent_r1_gym.audit.subject import Crash, Episode, Subject, excerpt, is_finite
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import ToolCall
-from agent_r1_gym.env_checker import ODD_ACTIONS, CheckError, check_tool_env
+from agent_r1_gym.env_checker import IDLE, ODD_ACTIONS, CheckError, check_tool_env
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.registry import TextEnv
 
 _INSTANCES = 5
 _ODD_EPISODES = 2
+_LATE_EPISODES = 3
 
 
 def interface(subject: Subject) -> Verdict:
@@ -40,12 +42,14 @@ def interface(subject: Subject) -> Verdict:
     for episode in (*subject.episodes(NoOp()), *subject.episodes(RandomCall())):
         if episode.breaches:
             evidence = {"seed": episode.job.seed}
-            findings.append(Finding("error", f"{episode.breaches[0]}.", evidence, subject.reproduction(episode)))
+            code = f"{subject.reproduction(episode)}print(repr(observation), repr(info))\n"
+            findings.append(Finding("error", f"{episode.breaches[0]}.", evidence, code))
     outside = [e for e in subject.episodes(NoOp()) if e.digests and e.opening not in subject.env.observation_space]
     if outside:
         space = str(subject.env.observation_space)
         message = f"Observations are not in the observation space {space:.120}. Declare a space that contains them."
-        findings.append(Finding("warning", message, {"observation": excerpt(outside[0].opening)}))
+        code = f"{subject.reproduction(Episode(outside[0].job, 'no_op'))}print(observation in env.observation_space)\n"
+        findings.append(Finding("warning", message, {"observation": excerpt(outside[0].opening)}, code))
     return Verdict(_distinct(findings))
 
 
@@ -73,8 +77,8 @@ def survives(subject: Subject) -> Verdict:
         for actions in ([action], [ODD_ACTIONS[position - 1], action])[:_ODD_EPISODES]:
             played.append(subject.replay(job, actions))
     env = subject.make()
+    subject.close(env)
     with contextlib.suppress(Crash):
-        subject.guard("close", env.close)
         subject.guard("the second close", env.close)
     broken = sum(episode.crash is not None for episode in played)
     measured = {"turns that broke an episode": broken, "turns that are nearly valid": written}
@@ -86,12 +90,12 @@ def _scorer_errors(subject: Subject, played: Sequence[Episode]) -> list[Finding]
     """Report each kind of exception that an adapter caught, once."""
     findings: dict[str, Finding] = {}
     for episode in (*played, *(each for player in players(None) for each in subject.episodes(player))):
-        for info in episode.infos:
+        for step, info in enumerate(episode.infos):
             error = info.get("scorer_error")
             if isinstance(error, str):
                 kind = error.partition(":")[0]
                 message = f"The scorer raised {error[:200]}. No text of a model may raise."
-                findings.setdefault(kind, Finding("error", message, {}, subject.reproduction(episode)))
+                findings.setdefault(kind, Finding("error", message, {}, subject.info_code(episode, step)))
     return list(findings.values())
 
 
@@ -109,8 +113,9 @@ def contract(subject: Subject) -> Verdict:
         if not isinstance(crash.__cause__, CheckError):
             raise
         subject.crashes.remove(crash.finding)
-        code = subject.target.code() if subject.target is not None else ""
-        check = f"{code}\nfrom agent_r1_gym.env_checker import check_tool_env\n\ncheck_tool_env(env.unwrapped)\n"
+        check = subject.making_code(
+            "from agent_r1_gym.env_checker import check_tool_env\n\nenv = MAKE\ncheck_tool_env(env.unwrapped)\n"
+        )
         return Verdict([Finding("error", str(crash.__cause__), {}, check)])
     return Verdict()
 
@@ -133,7 +138,12 @@ def executes_no_text(subject: Subject) -> Verdict:
                 "It executes the model's text as Python in its own process (`eval`, `exec` or a library that calls "
                 "them). Parse it, or run it in a sandbox."
             )
-            return Verdict([Finding("error", message, {"executed": executed[0]}, subject.reproduction(episode))])
+            code = (
+                "import sys\n\n\ndef watch(event, arguments):\n"
+                f"    if event == 'exec' and '{_ODD_NUMBER}' in repr(getattr(arguments[0], 'co_consts', ())):\n"
+                f"        print('executed:', arguments[0].co_consts, arguments[0].co_names)\n\n\n"
+            ) + subject.making_code(f"env = MAKE\nsys.addaudithook(watch)\n{subject.replay_code(episode)}")
+            return Verdict([Finding("error", message, {"executed": executed[0]}, code)])
     return Verdict()
 
 
@@ -182,16 +192,16 @@ def quiet(subject: Subject) -> Verdict:
 
     Limits: catches what is written to Python's `sys.stdout`, not what a library in C writes.
     """
-    output = io.StringIO()
+    output, played = io.StringIO(), list[Episode]()
     with contextlib.redirect_stdout(output):
         env = subject.make()
-        for job in subject.jobs[:2]:
-            subject.play(RandomCall(), job, env)
-        subject.guard("close", env.close)
+        played += [subject.play(RandomCall(), job, env) for job in subject.jobs[:2]]
+        subject.close(env)
     if not output.getvalue().strip():
         return Verdict()
     message = "It prints on standard output. Use `logging`, or print only with `render_mode='human'`."
-    return Verdict([Finding("warning", message, {"output": excerpt(output.getvalue())})])
+    code = f"# All that this prints is the environment's.\n{subject.reproduction(*played, printing=False)}env.close()\n"
+    return Verdict([Finding("warning", message, {"output": excerpt(output.getvalue())}, code)])
 
 
 def cleans_up(subject: Subject) -> Verdict:
@@ -206,12 +216,20 @@ def cleans_up(subject: Subject) -> Verdict:
     for _ in range(_INSTANCES):
         _use(subject)
     gc.collect()
+    played = subject.replay_code(subject.play(RandomCall(), subject.jobs[0]), printing=False)
+    use = "".join(f"    {line}\n" for line in f"env = MAKE\n{played}env.close()".splitlines())
+    code = subject.making_code(
+        "import os\nimport threading\n\nfrom agent_r1_gym.audit.rules.runs import child_processes\n\n"
+        f"for _ in range({_INSTANCES + 1}):\n{use}"
+        "    print(threading.active_count(), len(os.listdir('/proc/self/fd')), len(list(child_processes())))\n"
+    )
     grown = {name: number - before[name] for name, number in _resources().items()}
     findings = [
         Finding(
             "warning",
             f"{number} {name} are left after {_INSTANCES} instances were closed. Release them in `close`.",
             {"left": number},
+            code,
         )
         for name, number in grown.items()
         if number >= _INSTANCES
@@ -222,7 +240,7 @@ def cleans_up(subject: Subject) -> Verdict:
 def _use(subject: Subject) -> None:
     env = subject.make()
     subject.play(RandomCall(), subject.jobs[0], env)
-    subject.guard("close", env.close)
+    subject.close(env)
 
 
 def _resources() -> Counter[str]:
@@ -249,8 +267,7 @@ def offline(subject: Subject) -> Verdict:
     """
     if not is_watched():
         raise NotApplicable("connections are watched in a process of the audit only")
-    for job in subject.jobs[:2]:
-        subject.play(RandomCall(), job)
+    played = [subject.play(RandomCall(), job) for job in subject.jobs[:2]]
     attempts = sorted(connection_attempts())
     if not attempts:
         return Verdict()
@@ -258,7 +275,11 @@ def offline(subject: Subject) -> Verdict:
         f"It connects to {', '.join(attempts[:5])}. Fetch data beforehand, or make the address an option; "
         "`--network` lets the audit continue with it."
     )
-    return Verdict([Finding("warning", message, {"hosts": attempts})])
+    code = (
+        "import sys\n\n\ndef watch(event, arguments):\n    if event in ('socket.connect', 'socket.getaddrinfo'):\n"
+        "        print(event, arguments)\n\n\nsys.addaudithook(watch)\n"
+    )
+    return Verdict([Finding("warning", message, {"hosts": attempts}, code + subject.reproduction(*played))])
 
 
 def ends(subject: Subject) -> Verdict:
@@ -287,7 +308,12 @@ def ends(subject: Subject) -> Verdict:
         message = (
             "An episode of idle turns has no end within 1,000 turns. Give it a limit of turns (`max_episode_steps`)."
         )
-        findings.append(Finding("warning", message, measured, subject.reproduction(_shortened(idle))))
+        code = subject.making_code(
+            f"env = MAKE\n{subject.reset_line(idle.job)}\nfor turn in range(1_000):\n"
+            f"    observation, reward, terminated, truncated, info = env.step({IDLE!r})\n"
+            "    if terminated or truncated:\n        break\nprint(turn + 1, terminated, truncated)\n"
+        )
+        findings.append(Finding("warning", message, measured, code))
     elif limit != 1 and len(idle.actions) == limit and idle.flags[-1] == (True, False):
         message = f"The limit of {limit} turns ends an idle episode as terminated. Return truncated=True instead."
         findings.append(Finding("error", message, measured, subject.reproduction(idle)))
@@ -295,41 +321,82 @@ def ends(subject: Subject) -> Verdict:
 
 
 def after_the_end(subject: Subject) -> Verdict:
-    """A step before the first reset or after the end raises; it is never rewarded.
+    """A step before the first reset or after the end raises; it is never rewarded, whatever the turn.
+
+    After the end of random calls and of idle turns, the oracle's turns are played; after the end of the oracle's
+    episode, its last turn again. Where no oracle is known, it is the turn for which any player was paid most.
 
     Limits: a warning, unless the step is rewarded, because Gymnasium leaves such a step undefined, and
     `gymnasium.make(..., order_enforce=True)` refuses the step before the first reset.
     """
-    findings = []
-    fresh, spec = subject.make(), subject.env.spec
-    if not (spec is not None and spec.order_enforce) and _step_reward(subject, fresh) is not None:
-        findings.append(Finding("warning", "A step before the first reset is carried out. Raise an error.", {}))
-    env = subject.make()
-    played = next((e for job in subject.jobs for e in [subject.play(RandomCall(), job, env)] if e.ended), None)
-    if played is None:
+    findings, spec = [], subject.env.spec
+    fresh = Episode(subject.jobs[0], "a step before the first reset")
+    if not (spec is not None and spec.order_enforce) and _steps_too_late(subject, subject.make(), ["x"], fresh):
+        message = "A step before the first reset is carried out. Raise an error."
+        findings.append(Finding("warning", message, {}, subject.making_code("env = MAKE\nprint(env.step('x'))\n")))
+    ended, worst, paid = False, list[Episode](), list[float]()
+    for played, late in _plans_after_the_end(subject):
+        env = subject.make()
+        again = subject.replay(played.job, played.actions, env)
+        if not again.ended:
+            continue
+        ended = True
+        rewards = _steps_too_late(subject, env, late, again)
+        if rewards and (not worst or max(rewards) > max(0.0, *paid)):
+            worst, paid = [again], rewards
+        if max(paid, default=0.0) > 0:
+            break
+    if not ended:
         return Verdict(findings, not_run="" if findings else "no episode ended")
-    rewards = [reward for reward in (_step_reward(subject, env) for _ in range(2)) if reward is not None]
-    if any(reward > 0 for reward in rewards):
-        message = f"Steps after the end are rewarded: {rewards}. Raise an error until `reset` is called."
-        findings.append(Finding("error", message, {}, subject.reproduction(played)))
-    elif rewards:
-        message = "A step after the end is carried out. Raise an error: the caller has missed the end."
-        findings.append(Finding("warning", message, {}, subject.reproduction(played)))
+    if worst:
+        turn = worst[0].actions[-len(paid) :][paid.index(max(paid))]
+        evidence = {"turn after the end": excerpt(turn), "rewards after the end": paid}
+        if max(paid) > 0:
+            message = f"A step after the end is rewarded with {max(paid):.4g}. Raise an error until `reset` is called."
+        else:
+            message = "A step after the end is carried out. Raise an error: the caller has missed the end."
+        code = subject.reproduction(worst[0])
+        findings.append(Finding("error" if max(paid) > 0 else "warning", message, evidence, code))
     return Verdict(findings)
 
 
-def _step_reward(subject: Subject, env: TextEnv) -> float | None:
-    """Return the reward of a step at the wrong time, None if it is refused, as it should be."""
-    try:
-        return float(subject.guard("step", lambda: env.step("x"))[1])
-    except Crash as crash:
-        if isinstance(crash.__cause__, Exception):  # a hang or an exit is a crash at any time
-            subject.crashes.remove(crash.finding)
-        return None
+def _plans_after_the_end(subject: Subject) -> Iterator[tuple[Episode, list[str]]]:
+    """Yield episodes that ended, each with the turns to try after its end."""
+    first = next((e for job in subject.jobs for e in [subject.play(RandomCall(), job)] if e.ended), None)
+    if first is not None:
+        yield first, ["x", "x"]
+    oracle = subject.episodes(subject.oracle) if subject.oracle is not None else []
+    for best in [episode for episode in oracle if episode.ended and episode.total > 0][:_LATE_EPISODES]:
+        yield best, [best.actions[-1]] * 2
+        for policy in (NoOp(), RandomCall()):
+            other = subject.play(policy, best.job)
+            if other.ended:
+                yield other, best.actions
+    if not oracle:
+        everyone = [episode for player in players(subject.tool_env) for episode in subject.episodes(player)]
+        earned = [(float(r), n, e) for e in everyone if e.ended for n, r in enumerate(e.rewards) if is_finite(r)]
+        reward, turn, paid = max(earned, key=lambda each: each[0], default=(0.0, 0, Episode(subject.jobs[0], "")))
+        if reward > 0:
+            yield paid, [paid.actions[turn]] * 2
 
 
-def _shortened(episode: Episode) -> Episode:
-    return Episode(episode.job, episode.player, actions=episode.actions[:3])
+def _steps_too_late(subject: Subject, env: TextEnv, turns: Sequence[str], episode: Episode) -> list[float]:
+    """Take steps at the wrong time, and return the rewards of those that are not refused, as they should be.
+
+    They are added to `episode`, as far as they are carried out.
+    """
+    rewards = []
+    for turn in turns:
+        try:
+            returned = subject.guard("step", functools.partial(env.step, turn))
+        except Crash as crash:
+            if isinstance(crash.__cause__, Exception):  # a hang or an exit is a crash at any time
+                subject.crashes.remove(crash.finding)
+            continue
+        is_step = isinstance(returned, tuple) and len(returned) == 5 and is_finite(returned[1])
+        rewards.append(float(returned[1]) if is_step else 0.0)
+        episode.actions.append(turn)
+    return rewards
 
 
 def _distinct(findings: list[Finding]) -> list[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 import statistics
 import time
 from collections import Counter
@@ -15,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1_gym.audit.findings import EFFECTS, TRANSCRIPTS, Finding, NotApplicable, Severity, Verdict
+from agent_r1_gym.audit.findings import TRANSCRIPTS, Finding, NotApplicable, Severity, Verdict
 from agent_r1_gym.audit.oracle_players import (
     DERIVED,
     GUESSING,
     MENTIONED,
     OTHER_TASK,
-    REPEAT_PAID,
+    REPEATING,
     WRONG_ENDING,
     derived_episodes,
     effects,
@@ -37,6 +38,7 @@ from agent_r1_gym.audit.players import (
     players,
     random_call,
 )
+from agent_r1_gym.audit.reproduction import PRINT_STEP
 from agent_r1_gym.audit.subject import BrokenError, Crash, Episode, Subject, is_finite
 from agent_r1_gym.core.tool_env import ToolEnv
 from agent_r1_gym.core.types import ToolCall, ToolOutcome
@@ -56,7 +58,10 @@ FULL_SCORE = 1.0
 _ERRORS, _MIXED = (0.0, 0.25, 0.5, 1.0), 0.5
 _LEARNING_JOBS, _LEAST_JOBS, _GROUP = 10, 2, 4
 _NO_ORACLE = "no oracle is known; name a policy that plays best with --oracle"
-_NONE_CHECKED = "no episode of the oracle is solved, and solved alike after idle turns"
+_NONE_CHECKED = (
+    "no episode of the oracle could be delayed by idle turns to the last turn of the budget: it has to be solved, and "
+    "to end with the same reward when it is delayed by one turn less"
+)
 _ENOUGH = 20
 _TOO_FEW = "the oracle earned nothing in these few episodes, which may be bad luck; play more (-n)"
 _TOLERANCE = 1e-6
@@ -92,7 +97,8 @@ def reachable(subject: Subject) -> Verdict:
             )
             tasks = [episode.job.task_index for episode in failed]
             evidence = {"tasks": tasks, "seeds": [episode.job.seed for episode in failed]}
-            findings.append(Finding("error", message, evidence, subject.reproduction(failed[0])))
+            code = subject.info_code(failed[0], len(failed[0].actions))
+            findings.append(Finding("error", message, evidence, code))
     elif subject.tool_env is None and (failed := _suspicious(subject, oracle)):
         measured["tasks that the oracle may not solve"] = len(failed) / len(oracle)
         message = (
@@ -108,14 +114,22 @@ def reachable(subject: Subject) -> Verdict:
     }
     if better:
         message = f"Players without a model earn more than the oracle ({total:.3g}). Check the sign of the rewards."
-        findings.append(Finding("error", message, {"oracle": total, **better}, subject.reproduction(oracle[0])))
+        code = _side_by_side(subject, oracle, next(p for p in _players(subject) if p.name in better))
+        findings.append(Finding("error", message, {"oracle": total, **better}, code))
     return Verdict(findings, measured)
 
 
-def not_hackable(subject: Subject) -> Verdict:
+def _side_by_side(subject: Subject, oracle: Sequence[Episode], player: TrivialPlayer) -> str:
+    """Write code that plays the task in which a player earns most more than the oracle, with the turns of both."""
+    pairs = list(zip(oracle, subject.episodes(player), strict=False))
+    return subject.reproduction(*max(pairs, key=lambda pair: pair[1].total - pair[0].total))
+
+
+def not_hackable(subject: Subject) -> Verdict:  # noqa: C901, PLR0915
     """No player without a model solves the tasks: doing nothing, refusing, echoing, repeating calls, the format alone.
 
-    An episode counts as solved if its own score is 1, if its return reaches the oracle's on the same task (where the
+    An episode counts as solved if its own score is 1, or `info["is_success"]` of its last step is True. In a `ToolEnv`,
+    and where `is_success` is not set, it also does if its return reaches the oracle's on the same task (where the
     oracle itself earns more than the least that anyone earned), or if it is terminated with the last reward of the
     oracle's, where that is most of what the oracle earns. A player may solve up to 20 % by coincidence, one that
     neither acts nor answers 5 % (up to 20 % is a warning).
@@ -135,26 +149,27 @@ def not_hackable(subject: Subject) -> Verdict:
     best = {job: episode.total for job, episode in reference.items()}
     totals = [e.total for episodes in played.values() for e in episodes if e.crash is None]
     floor, largest = min([*totals, *best.values()], default=0.0), max(totals, default=0.0)
-    measured: dict[str, Any] = {EFFECTS: shares} if (shares := effects(subject)) else {}
+    measured: dict[str, Any] = dict(effects(subject))
     measured[TRANSCRIPTS] = _transcripts(subject, played)
+    declares = subject.tool_env is None and any(
+        episode.solved is not None for episode in itertools.chain(reference.values(), *played.values())
+    )
     if not reference:
         best = dict.fromkeys(subject.jobs, largest)
-        if largest < FULL_SCORE:
+        if largest < FULL_SCORE and not declares:
             reason = f"the best return of these players is {largest:.3g}, and no oracle is known to compare it with"
             means = {player: _mean(episodes) for player, episodes in played.items()}
             return Verdict([], {"mean return": means, **measured}, "; ".join(filter(None, (reason, unspoken(subject)))))
     constant = bool(totals) and min(totals) == max([*totals, *best.values()]) > 0  # rewarded whatever is done
 
+    def is_solved(episode: Episode) -> bool:
+        if declares or episode.crash is not None:
+            return bool(episode.solved) and episode.crash is None
+        by_return = _is_solved(episode, best[episode.job], floor, constant=constant)
+        return by_return or _ends_alike(episode, reference.get(episode.job))
+
     def solved_by(episodes: Sequence[Episode]) -> list[Episode]:
-        return [
-            episode
-            for episode in episodes
-            if episode.job in best
-            and (
-                _is_solved(episode, best[episode.job], floor, constant=constant)
-                or _ends_alike(episode, reference.get(episode.job))
-            )
-        ]
+        return [episode for episode in episodes if episode.job in best and is_solved(episode)]
 
     findings: list[Finding] = []
     solved_shares = {}
@@ -174,10 +189,21 @@ def not_hackable(subject: Subject) -> Verdict:
         if share > limit and (share == 1.0 or len(episodes) >= min(_LEAST_GUESSES, len(subject.jobs))):
             is_small = share <= max(limit, HACK_SHARE)
             severity: Severity = "warning" if is_chance or is_small or not reference else "error"
-            does = "solves" if reference else f"earns the best return of all players, {largest:.3g}, in"
-            message = f"`{player.name}` {does} {share:.0%} of the tasks: {player.means}."
+            says = f"solves {share:.0%} of the tasks: {player.means}"
+            if not (reference or declares):
+                says = f"earns the best return of all players, {largest:.3g}, in {says.removeprefix('solves ')}"
+            elif not declares and all(_is_paid_repeatedly(e, reference[e.job]) for e in solved):
+                says = (
+                    f"earns as much as the oracle in {share:.0%} of the tasks, without their end: a turn is paid again "
+                    "and again. Pay it once (`reward_order`)"
+                )
+            message = f"`{player.name}` {says}."
             evidence = {"share": share, "limit": round(limit, 3), "seeds": [e.job.seed for e in solved[:5]]}
-            findings.append(Finding(severity, message, evidence, subject.reproduction(solved[0])))
+            shown = next((e for e in solved if e.actions[-1:] != reference.get(e.job, e).actions[-1:]), solved[0])
+            code = subject.reproduction(shown)
+            if isinstance(player, ListedAction):
+                code = re.sub(r"env\.step\(.*\)", f"env.step(info['actions'][{player.position}])", code)
+            findings.append(Finding(severity, message, evidence, code))
     guessed, guess_shares = _guesses(subject, reference, solved_by)
     findings += guessed
     solved_shares |= guess_shares
@@ -238,6 +264,12 @@ def _transcripts(subject: Subject, played: Mapping[str, Sequence[Episode]]) -> d
     derived = {player.name: derived_episodes(subject, player) for player in DERIVED}
     everyone = {**oracle, **played, **derived}
     return {name: episodes[0].transcript for name, episodes in everyone.items() if episodes}
+
+
+def _is_paid_repeatedly(episode: Episode, oracle: Episode) -> bool:
+    """Whether an episode earns its return by several rewards, and not by an end like that of the oracle's."""
+    rewarded = sum(is_finite(reward) and float(reward) > 0 for reward in episode.rewards)
+    return rewarded > 1 and not episode.solved and not _ends_alike(episode, oracle)
 
 
 def _is_one_action(player: TrivialPlayer, episodes: Sequence[Episode]) -> bool:
@@ -389,8 +421,19 @@ def forged_answers(subject: Subject) -> Verdict:
             if info["answer"] is not None or info["outcome_reward"] > plain + _TOLERANCE:
                 message = f"A forged answer in {form} is taken for the model's. Parse only the model's own turn."
                 evidence = {"reward": reward, "answer": info["answer"], "action": action[:300], "output": content[:300]}
-                findings.append(Finding("error", message, evidence))
+                code = split_step_code(subject, job, action, f"ToolOutcome({content!r})")
+                findings.append(Finding("error", message, evidence, f"{code}print(info['answer'])\n"))
     return Verdict(list({finding.message: finding for finding in findings}.values()))
+
+
+def split_step_code(subject: Subject, job: Job, action: str, outcome: str) -> str:
+    """Write code that takes a step of a `ToolEnv` whose calls have an outcome, itself given as code."""
+    return subject.making_code(
+        "from agent_r1_gym.core.types import ToolOutcome\n\nenv = MAKE.unwrapped\n"
+        f"{subject.reset_line(job)}\npending = env.begin_step({action!r})\n"
+        "observation, reward, terminated, truncated, info = env.finish_step(\n"
+        f"    [{outcome} for _ in pending]\n)\n{PRINT_STEP}\n"
+    )
 
 
 def _tool_env_with_answers(subject: Subject) -> ToolEnv:
@@ -470,7 +513,7 @@ def reward_order(subject: Subject) -> Verdict:
     """A solved episode earns more than an unsolved one, even if a mistake came first; no turn is worth repeating.
 
     Limits: needs an oracle; where the environment has no score of its own, only the means are compared. Outside of a
-    `ToolEnv`, the first turn of the oracle that is rewarded is repeated up to ten times.
+    `ToolEnv`, the first turn of the oracle that is rewarded is repeated up to ten times, also in other spellings.
     """
     oracle = _oracle_episodes(subject)
     best = statistics.fmean(episode.total for episode in oracle)
@@ -478,15 +521,18 @@ def reward_order(subject: Subject) -> Verdict:
     idle = _mean([e for p in _players(subject)[:1] for e in subject.episodes(p)])
     if idle is not None and best < idle - _TOLERANCE:
         message = f"Playing best earns {best:.3g}, doing nothing {idle:.3g}. Check the sign of the rewards."
-        findings.append(Finding("error", message, {"oracle": best, "no_op": idle}, subject.reproduction(oracle[0])))
-    repeated = derived_episodes(subject, REPEAT_PAID)
-    pairs = [(e, played) for e in repeated for played in oracle if played.job == e.job]
-    if pairs and _is_better(*zip(*pairs, strict=True)):
-        message = (
-            f"Repeating a turn that is rewarded earns {_mean(repeated):.3g}, the oracle "
-            f"{_mean([played for _, played in pairs]):.3g}: {REPEAT_PAID.means}. Pay it once."
-        )
-        findings.append(Finding("error", message, {}, subject.reproduction(repeated[0])))
+        code = _side_by_side(subject, oracle, _players(subject)[0])
+        findings.append(Finding("error", message, {"oracle": best, "no_op": idle}, code))
+    for player in REPEATING:
+        repeated = derived_episodes(subject, player)
+        pairs = [(e, played) for e in repeated for played in oracle if played.job == e.job]
+        if pairs and _is_better(*zip(*pairs, strict=True)):
+            message = (
+                f"Repeating a turn that is rewarded{player.how} earns {_mean(repeated):.3g}, the oracle "
+                f"{_mean([played for _, played in pairs]):.3g}: {player.means}. Pay it once."
+            )
+            findings.append(Finding("error", message, {}, subject.reproduction(pairs[0][1], pairs[0][0])))
+            break
     scored = [e for e in _all_episodes(subject) if e.solved is not None and e.crash is None]
     late = [_after_a_mistake(subject, e) for e in oracle if e.solved and e.crash is None]
     solved = [e for e in (*scored, *late) if e.solved]
@@ -500,7 +546,7 @@ def reward_order(subject: Subject) -> Verdict:
             f"An episode that does not solve its task earns {luckiest.total:.3g} (player {luckiest.player}), one that "
             f"does {worst.total:.3g} (player {worst.player}). Weight the outcome above all that is earned without it."
         )
-        findings.append(Finding("error", message, measured, subject.reproduction(luckiest)))
+        findings.append(Finding("error", message, measured, subject.reproduction(luckiest, worst)))
     return Verdict(findings, {**measured, "oracle": best, "no_op": idle})
 
 
@@ -532,9 +578,8 @@ def informative(subject: Subject) -> Verdict:
             f"reset() without a seed begins with the same text {_UNSEEDED} times, with a seed it does not. Call "
             "`super().reset(seed=seed)` with seed=None too: training resets without a seed after the first episode."
         )
-        code = subject.target.code() if subject.target is not None else "env = ...  # made in this process only\n"
-        again = "".join("print(env.reset()[0])\n" for _ in range(3))
-        findings.append(Finding("error", message, {"opening": next(iter(unseeded))[-200:]}, code + again))
+        code = subject.making_code("env = MAKE\n" + "print(env.reset()[0])\n" * 3)
+        findings.append(Finding("error", message, {"opening": next(iter(unseeded))[-200:]}, code))
     totals = sorted({round(episode.total, 9) for episode in episodes})
     openings = {episode.digests[0] for episode in episodes if episode.digests}
     tasks = {episode.job.task_index for episode in episodes}
@@ -552,12 +597,14 @@ def informative(subject: Subject) -> Verdict:
             message = (
                 f"Every episode of every player earns {totals[0]:.3g}, the oracle's too: there is nothing to learn."
             )
-            findings.append(Finding("error", message, {"episodes": len(episodes)}))
+            code = subject.reproduction(*subject.episodes(subject.oracle)[:1], *subject.episodes(NoOp())[:1])
+            findings.append(Finding("error", message, {"episodes": len(episodes)}, code))
     for script in subject.tool_env.scripts if subject.tool_env is not None else ():
         measured[f"script:{script}"] = _mean(subject.episodes(ScriptPolicy(script)))
     if subject.tool_env is not None and len(tasks) > 1 and len(openings) == 1:
         message = f"All {len(tasks)} tasks begin with the same text, so a model cannot know which one it solves."
-        findings.append(Finding("error", message, {"tasks": len(tasks)}))
+        code = subject.reproduction(*(Episode(job, "no one") for job in subject.jobs[:2]))
+        findings.append(Finding("error", message, {"tasks": len(tasks)}, code))
     return Verdict(findings, measured)
 
 
@@ -609,7 +656,8 @@ def learnable(subject: Subject) -> Verdict:
         f"The oracle earns {means['0%']:.3g}, random turns {means['100%']:.3g}: the reward does not move with skill. "
         "Check what it depends on."
     )
-    return Verdict([Finding("error", message, measured)], measured)
+    code = subject.reproduction(skilled[0], random_turns[0])
+    return Verdict([Finding("error", message, measured, code)], measured)
 
 
 def last_turn(subject: Subject) -> Verdict:

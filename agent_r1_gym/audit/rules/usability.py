@@ -15,11 +15,15 @@ from typing import Any
 
 from agent_r1_gym.audit.findings import Finding, NotApplicable, NotRun, Verdict
 from agent_r1_gym.audit.oracle_players import unspoken
-from agent_r1_gym.audit.players import NoOp, RandomCall, players, random_call
+from agent_r1_gym.audit.players import NoOp, RandomCall, players, prompt_commands, random_call
+from agent_r1_gym.audit.reproduction import play_function
+from agent_r1_gym.audit.rules.determinism import in_threads, require_steady_clock
+from agent_r1_gym.audit.rules.scores import split_step_code
 from agent_r1_gym.audit.subject import Episode, Subject, excerpt
 from agent_r1_gym.core.types import ToolOutcome
 from agent_r1_gym.env_checker import IDLE, ODD_ACTIONS
-from agent_r1_gym.run.policies import PolicyInput
+from agent_r1_gym.run.policies import Policy, PolicyInput
+from agent_r1_gym.run.session import Job
 
 SIDE_BY_SIDE = 64
 """Instances that run at once."""
@@ -34,7 +38,7 @@ _MEASURE_SECONDS = 20.0
 _GROUP = 10
 """Episodes between two measurements of memory."""
 _THREADS = 8
-_FEW_TURNS = 3
+_FEW_TURNS, _CONTROLS = 3, 8
 _MALFORMED = (IDLE, '<tool_call>{"name": "no_such_tool", "arguments": {}}</tool_call>', "<tool_call>{", "?!")
 _HELP = re.compile(
     r"error|\b(?:in)?valid\b|illegal|unknown|not (?:an? |in |the )?(?:legal|action|allowed|understood|recogni[sz]ed)|"
@@ -106,14 +110,20 @@ def clean_text(subject: Subject) -> Verdict:
 
     Lone surrogates make a tokenizer raise; NUL ends strings in databases and in C.
 
-    Limits: looks at what the environment adds to the history, after ordinary and after hostile turns. Chat markup in
+    Limits: looks at what the environment adds to the history, after ordinary and after hostile turns, also as
+    arguments of commands that the prompt describes. Chat markup in
     tool output is checked by `contract`, for a `ToolEnv`.
     """
     episodes = [*subject.episodes(NoOp()), *subject.episodes(RandomCall())]
     if subject.oracle is not None:
         episodes += subject.episodes(subject.oracle)
     hostile = [action for action in ODD_ACTIONS if _CONTROL.search(action)] + ["\x1b[31mred", "a\ud83dc\x00d"]
-    episodes += [subject.replay(subject.jobs[0], [action]) for action in hostile]
+    commands = prompt_commands(episodes[0].opening) if subject.tool_env is None else []
+    for text in hostile:
+        episodes.append(subject.replay(subject.jobs[0], [text]))
+        for command in (word for word, places in commands if places):  # then those that may show what it has kept
+            shows = [word for word, places in commands if not places]
+            episodes.append(subject.replay(subject.jobs[0], [f"{command} {text}", *shows]))
     findings: dict[str, Finding] = {}
     for episode in episodes:
         for text in episode.texts:
@@ -142,13 +152,14 @@ def cost(subject: Subject) -> Verdict:
     env = subject.make()
     construction = time.perf_counter() - started
     spent, steps, resets, cpu = 0.0, 0, 0.0, 0.0
-    episodes = 0
+    episodes, played = 0, list[Episode]()
     for job in subject.jobs:
         episode, episodes = Episode(job, "cost"), episodes + 1
         start = time.perf_counter()
         subject.open(env, episode)
         resets += time.perf_counter() - start
-        for action in subject.play(RandomCall(), job).actions:
+        played.append(subject.play(RandomCall(), job))
+        for action in played[-1].actions[: len(played[-1].flags)]:  # without one that raised
             start, cpu_start = time.perf_counter(), time.process_time()
             subject.step(env, action, episode)
             spent, steps = spent + time.perf_counter() - start, steps + 1
@@ -167,7 +178,10 @@ def cost(subject: Subject) -> Verdict:
     if cpu_per_step <= SLOW_STEP:
         return Verdict([], measured)
     message = f"A step takes {cpu_per_step:.1f} s of CPU time; 8 episodes of 10 turns wait {80 * cpu_per_step:.0f} s."
-    return Verdict([Finding("warning", message, measured)], measured)
+    code = f"import time\n\n{subject.reproduction(Episode(subject.jobs[0], 'cost', actions=played[0].actions))}"
+    timed = code.replace("observation, info =", "start = time.process_time()\nobservation, info =", 1)
+    timed += f"print((time.process_time() - start) / {max(len(played[0].actions), 1)}, 's per step')\n"
+    return Verdict([Finding("warning", message, measured, timed)], measured)
 
 
 def memory(subject: Subject) -> Verdict:
@@ -205,13 +219,27 @@ def memory(subject: Subject) -> Verdict:
     findings = []
     if per_instance > LARGE_INSTANCE:
         message = f"An instance takes {per_instance / 2**20:.0f} MiB. Share what is read only."
-        findings.append(Finding("warning", message, measured))
+        findings.append(
+            Finding("warning", message, measured, _memory_code(subject, "envs += [MAKE for _ in range(8)]"))
+        )
     if growth > GROWTH:
         message = (
             f"Memory grows by {growth / 1024:.0f} kB with each episode. Drop what the last episode left in `reset`."
         )
-        findings.append(Finding("warning", message, measured))
+        findings.append(
+            Finding("warning", message, measured, _memory_code(subject, f"for _ in range({_GROUP}): play(envs[0])"))
+        )
     return Verdict(findings, measured)
+
+
+def _memory_code(subject: Subject, what: str) -> str:
+    """Write code that does something five times, and prints the memory that stays resident after each time."""
+    played = subject.play(RandomCall(), subject.jobs[0])
+    return subject.making_code(
+        "from agent_r1_gym.audit.rules.usability import release_free_memory\n\n\n"
+        f"{play_function(subject.reset_line(played.job), played.actions)}\n\nenvs = [MAKE]\nfor _ in range(5):\n"
+        f"    {what}\n    print(release_free_memory() // 1024, 'kB')\n"
+    )
 
 
 def release_free_memory() -> int:
@@ -237,12 +265,15 @@ def side_by_side(subject: Subject) -> Verdict:
 
     Limits: one short episode each; calls in these threads have no time limit of their own.
     """
+    require_steady_clock(subject)
     policies = (RandomCall(), subject.oracle) if subject.oracle is not None else (RandomCall(),)
     jobs = subject.jobs[: SIDE_BY_SIDE // len(policies)]
-    alone = [subject.play(policy, job, max_turns=_FEW_TURNS) for policy in policies for job in jobs]
+    alone = [_on_a_new_instance(subject, policy, job) for policy in policies for job in jobs]
     if all(episode.crash is not None or episode.breaches for episode in alone):
         raise NotApplicable("no episode can be played")
-    if any(subject.replay(episode.job, episode.actions).trace != episode.trace for episode in alone):
+    again = [_on_a_new_instance(subject, policy, job) for policy in policies for job in jobs[:_CONTROLS]]
+    known = {(episode.player, episode.job): episode.trace for episode in alone}
+    if any(episode.trace != known[episode.player, episode.job] for episode in again):
         raise NotApplicable("an episode is not the same when it is played again; see same_seed")
     rounds = [alone[number % len(alone)] for number in range(SIDE_BY_SIDE)]
     envs = [subject.make() for _ in rounds]
@@ -253,15 +284,22 @@ def side_by_side(subject: Subject) -> Verdict:
     pairs = list(zip(rounds, played, strict=True))
     broken = [e for one, e in pairs if e.crash is not None and not e.crash.is_backend and one.crash is None]
     changed = [e for one, e in pairs if e.crash is None and e.trace != one.trace]
-    findings = []
+    findings, repeats = [], SIDE_BY_SIDE // len(alone)
     if broken:
         message = f"{len(broken)} of {len(rounds)} instances that run at once broke: {broken[0].crash}"
-        findings.append(Finding("error", message, {}, subject.reproduction(broken[0])))
+        findings.append(Finding("error", message, {}, in_threads(subject, alone, repeats, _THREADS)))
     if changed:
         message = f"{len(changed)} of {len(rounds)} episodes differ when they run at once. Keep state in the instance."
-        findings.append(Finding("error", message, {}, subject.reproduction(changed[0])))
+        findings.append(Finding("error", message, {}, in_threads(subject, alone, repeats, _THREADS)))
     measured = {"instances": len(rounds), "refused by a backend": refused}
     return Verdict(findings, measured, "" if findings else unspoken(subject))
+
+
+def _on_a_new_instance(subject: Subject, policy: Policy, job: Job) -> Episode:
+    env = subject.make()
+    episode = subject.play(policy, job, env, max_turns=_FEW_TURNS)
+    subject.close(env)
+    return episode
 
 
 def dead_backend(subject: Subject) -> Verdict:
@@ -303,5 +341,7 @@ def dead_backend(subject: Subject) -> Verdict:
                 not ends_anyway and (terminated or (truncated and env.max_turns > 1))
             ),
         }
-        findings += [Finding("error", message, evidence) for message, holds in problems.items() if holds]
+        code = split_step_code(subject, job, action, f"ToolOutcome('the backend is down', ok=False, error={error!r})")
+        code += "print(info['infrastructure_error'])\n"
+        findings += [Finding("error", message, evidence, code) for message, holds in problems.items() if holds]
     return Verdict(list({finding.message: finding for finding in findings}.values()))
