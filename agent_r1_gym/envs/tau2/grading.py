@@ -109,6 +109,23 @@ def wrong_writes(task: Tau2Task, changes: Changes) -> list[str]:
     return list(dict.fromkeys(kinds))
 
 
+def is_open(task: Tau2Task, changes: Changes) -> bool | None:
+    """Whether a value that has to change did not yet; None where the database does not decide, or need not change."""
+    gold = task.world.gold_changes(task)
+    if "DB" not in task.reward_basis or not gold:
+        return None
+    states = [Database(task.world.tables, state) for state in (task.initial_changes, changes, gold)]
+    places = [(table, key) for table in gold if table not in task.world.operations.notes for key in gold[table]]
+    return any(_is_untouched(*(state.find(table, key) for state in states)) for table, key in places)
+
+
+def _is_untouched(initial: Any, value: Any, gold: Any) -> bool:
+    """Whether a value, or one within it, is still the initial one, and should not be."""
+    if isinstance(initial, dict) and isinstance(value, dict) and isinstance(gold, dict):
+        return any(_is_untouched(initial.get(name), value.get(name), gold[name]) for name in gold)
+    return bool(value == initial != gold)
+
+
 def assertions_hold(task: Tau2Task, changes: Changes) -> bool:
     """Whether the task's conditions hold on the final database; an operation that refuses does not hold."""
     operations = task.world.operations(Database(task.world.tables, copy.deepcopy(changes)))

@@ -18,6 +18,7 @@ from agent_r1_gym.core.tool import Arguments, Tool
 from agent_r1_gym.core.types import Message, Role, ToolCall, ToolOutcome, Transition
 from agent_r1_gym.envs.tau2.banking_user import DEMAND, act_on
 from agent_r1_gym.envs.tau2.database import Database
+from agent_r1_gym.envs.tau2.grading import is_communicated, is_open
 from agent_r1_gym.envs.tau2.judge import StatementJudge
 from agent_r1_gym.envs.tau2.language import (
     AGREED,
@@ -65,6 +66,7 @@ _WAITING = "OK."
 _WORKS = "Yes, it works now."
 _NOTHING_ELSE = "No, that is all."
 _THE_END = f"{_NOTHING_ELSE} Thank you. {STOP}"
+_STILL_OPEN = "I still need your help:"
 _MAX_REPEATS = 3
 _TRANSFERRED = re.compile(
     r"\b(?:(?:are|were|is|am|been|being|now)|(?:you|we|i)'(?:re|ve|m)) (?:now )?(?:being )?transferr(?:ed|ing)\b|"
@@ -88,20 +90,33 @@ _BEFORE = re.compile(r"\bbefore (?:i|we)\b|\bother (?:item|change)s?\b", re.IGNO
 _STATUS_QUESTION = re.compile(r"\b(?:work(?:s|ing)?|resolved|fixed|solved)\b[^.]{0,80}\?", re.IGNORECASE)
 
 
-def scripted_user(task: Tau2Task, turns: Sequence[Message], act: Act) -> str:
+def scripted_user(
+    task: Tau2Task, turns: Sequence[Message], act: Act, is_open: Callable[[], bool | None] = lambda: None
+) -> str:
     """Say what the scenario says, and nothing else.
 
     The user states the reason first (`Tau2Task.prompt`). Then it answers questions with the sentences of the scenario
     that are about them, confirms what is not known to be wrong, and ends the conversation when it has said everything
     and the agent has nothing to ask. What it wants in the end is read from the gold actions: that is how it recognises
-    a proposal that it must decline. It has no feelings, and does not follow directions for acting. Where it has a
-    telephone, it does what the agent asks it to do with it, and reports what it sees; a customer of the bank acts when
-    the agent has named the card, account or operation (`banking_user`).
+    a proposal that it must decline, and that it is not done yet. It has no feelings, and does not follow directions for
+    acting. Where it has a telephone, it does what the agent asks it to do with it, and reports what it sees; a customer
+    of the bank acts when the agent has named the card, account or operation (`banking_user`).
+
+    Args:
+        task: the task.
+        turns: the conversation.
+        act: carries out the user's operations.
+        is_open: whether something that the user wants is not done yet (`grading.is_open`), None if nobody knows.
     """
     now = _Moment.of(task, turns)
-    reply = (
-        TRANSFER if _is_transferred(now.message) else "\n".join(_deeds(now, turns[-1].content, act)) or _say(now, act)
-    )
+    if _is_transferred(now.message):
+        reply = TRANSFER
+    elif CLOSING in now.words and is_open() is False and _is_told(now):
+        reply = _THE_END
+    else:
+        reply = "\n".join(_deeds(now, turns[-1].content, act)) or _say(now, act)
+    if STOP in reply and REFUSED not in now.words and is_open():
+        reply = f"{_STILL_OPEN} {task.prompt}"
     latest = [turn.content for turn in turns if turn.role == "user" and turn.content][-_MAX_REPEATS:]
     is_stuck = reply not in (YES, DEMAND) and latest == [reply] * _MAX_REPEATS
     return OUT_OF_SCOPE if is_stuck else reply
@@ -182,6 +197,13 @@ def _script(scenario: Scenario) -> _Script:
 def _is_transferred(message: str) -> bool:
     """Whether a message says that a human takes over now; an offer to do so does not."""
     return any(_TRANSFERRED.search(part) and not _NOT_YET.search(part) for part in sentences(message))
+
+
+def _is_told(now: _Moment) -> bool:
+    """Whether the user knows what it wants to know; of statements about the conversation, only a judge can say so."""
+    task = now.task
+    asks = task.nl_assertions and "NL_ASSERTION" in task.reward_basis
+    return not asks and all(is_communicated(text, now.messages) for text in task.communicate_info)
 
 
 def _deeds(now: _Moment, message: str, act: Act) -> list[str]:
@@ -508,7 +530,11 @@ class UserTool(Tool):
             calls.append({"name": name, "arguments": dict(arguments), "result": result})
             return result
 
-        reply = self._user(task, (*conversation.turns, message), act)
+        seen = (*conversation.turns, message)
+        if self._user is scripted_user:
+            reply = scripted_user(task, seen, act, lambda: is_open(task, database.changes))
+        else:
+            reply = self._user(task, seen, act)
         conversation.turns.append(message)
         for call in calls:
             made = ToolCall(call["name"], call["arguments"], f"call_{len(conversation.turns)}")
