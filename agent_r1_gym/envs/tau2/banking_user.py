@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agent_r1_gym.core.types import ToolCall
 from agent_r1_gym.envs.tau2.banking_customer import CARD_TYPES
 from agent_r1_gym.envs.tau2.dialogue import Fact, Kind, Reply, Script, is_refusal, read_script, topics
+from agent_r1_gym.envs.tau2.language import asking_sentences
 from agent_r1_gym.support.json_data import parse_json
 
 if TYPE_CHECKING:
@@ -49,17 +50,41 @@ _ASKED_BACK = re.compile(
     re.IGNORECASE,
 )
 _CLOSING = re.compile(
-    r"\b(?:any|some)thing (?:else|more|further|other)\b|\bwhat else\b|\bany (?:other|further|more) (?:question|request|"
-    r"issue|concern)s?|\b(?:all set|take care|goodbye|good ?bye|you['’]?re welcome|glad I could|pleasure)\b|"
+    r"\b(?:any|some)thing (?:else|more|further|other)\b|\bwhat else\b|\boverlooked\b|"
+    r"\b(?:other|further|more) (?:question|request|issue|concern|matter|help|assistance|service)s?\b|"
+    r"\b(?:all set|take care|goodbye|good ?bye|you['’]?re welcome|glad I could|pleasure)\b|"
     r"\b(?:great|nice|good|wonderful|lovely) (?:day|evening|weekend)\b|\b(?:else|more) I can (?:do|help)|"
     r"cover everything",
     re.IGNORECASE,
 )
-_PROPOSAL = re.compile(
-    r"\b(?:confirm|proceed|go ahead|shall (?:I|we)|should (?:I|we)|may I|can I|yes/no|are you sure|do you agree|"
-    r"(?:do you want|would you like|want) (?:me|us)|is (?:that|this) (?:correct|right|ok|okay|all right|alright|fine)|"
-    r"(?:okay|ok|fine|all right|alright|happy) (?:with you|for me|if I|to)|sounds? (?:good|right)|does that work)\b",
+_CONSENT = re.compile(
+    r"\b(?:consent|authori[sz]e|objections?|(?:your|the) decision|you agree|like me to|want me to|ok to|okay to)\b|"
+    r"\b(?:that|this|it) suits? (?:you|your)|\b(?:get|got|have|understood?) (?:this|that|it|everything|you) right\b|"
+    r"\bmay I\?",
     re.IGNORECASE,
+)
+"""What asks for a yes, besides what `language` knows."""
+_OFFER = re.compile(
+    r"\b(?:do|would) you (?:want|like|prefer|need)\b"
+    r"(?! (?:me|us|that|this|to (?:proceed|continue|go ahead|confirm|move forward))\b)"
+    r"|\b(?:confirm|verify) (?:your|which|what|when|where|how|his|her|their|the (?!above|detail|request|change|order))",
+    re.IGNORECASE,
+)
+"""What looks like a request for a yes, and asks what the customer wants or knows."""
+_WITHHOLDS = re.compile(
+    r"^\W*(?:no|nope|wait|actually|hold on|hmm|but|never)\b|\?|\b(?:do not|don['’]t|not|rather) (?:want|need|think)\b",
+    re.IGNORECASE,
+)
+_AGREES = re.compile(
+    r"\b(?:yes|yeah|sure|go ahead|please do|of course|let['’]s do|(?:sounds|looks) (?:good|great|perfect))\b",
+    re.IGNORECASE,
+)
+_PRAISED = re.compile(
+    r"^(?:The )?(?!(?:That|This|It|Which|Everything|All|Yes)\b)((?:[A-Z][\w-]* ){1,4})(?:sounds|looks|seems)\b"
+)
+_ANNOUNCES = re.compile(r"\b(?:let me|I['’]ll|I will) (?:do|submit|apply|go with|take)\b", re.IGNORECASE)
+_NEGATED = re.compile(
+    r"\b(?:not|never)\b(?! (?:hesitate|forget|mind))|n['’]t\b(?! (?:hesitate|forget|mind))", re.IGNORECASE
 )
 _IS_OPEN = re.compile(r"\b(?:what|which|when|why|how|who|where|tell me|describe)\b", re.IGNORECASE)
 _IS_DONE = re.compile(
@@ -72,14 +97,23 @@ _REQUEST = re.compile(
     re.IGNORECASE,
 )
 _OWN_ACTION = re.compile(r"\b(?:I|we)(?:['’]ll| will| have|['’]ve| am going| can)\b|\bshall (?:I|we)\b", re.IGNORECASE)
+_TELLS = re.compile(r"\b(?:please|you|your|now|go ahead|next)\b", re.IGNORECASE)
+_HUMAN = re.compile(r"\bhuman (?:agent|colleague|representative)s?\b", re.IGNORECASE)
 _IDENTITY = re.compile(
     r"\bverif(?:y|ication)\b(?!.{0,20}\b(?:charge|transaction|amount))|\bidentity\b|\bidentify (?:you|yourself)\b|"
     r"\bwho (?:am I|you are|is this)\b|\b(?:locate|find|pull up|look up|access) your (?:account|profile|record|file)|"
     r"\bsecurity (?:questions?|check)",
     re.IGNORECASE,
 )
+_REFERS_BACK = re.compile(
+    r"\b(?:tell|giv\w{1,3}|provid\w{1,3}|shar\w{1,3}|know|stat\w{1,3})\b.{0,60}\b(?:th[eo]se|them|both|the above|"
+    r"all of (?:it|this|that))\b",
+    re.IGNORECASE,
+)
+_LIST_ITEM = re.compile(r"\s{0,9}(?:[-*•]|\d{1,2}[.)])")
 _ASKED_FACTS = {
-    "name": r"\b(?:full|first|last|legal|your) name\b|\bname[,;]|\bname (?:and|on (?:the|your) (?:account|file))\b",
+    "name": r"\bwho am I (?:talking|speaking)\b|\b(?:full|first|last|legal|your) name\b|\bname[,;]|"
+    r"\bname (?:and|on (?:the|your) (?:account|file))\b",
     "user ID": r"\b(?:user|customer|member) ?id\b",
     "phone number": r"\bphone\b|\bmobile number\b",
     "email": r"\be-?mail\b",
@@ -115,11 +149,15 @@ def act_on(task: Tau2Task, message: str, spoken: str, act: Act, *, is_closing: b
         return []
     calls = [action.call for action in task.actions or () if action.by_user]
     script = read_script(task.scenario.instructions)
+    is_asking = any(_CLOSING.search(sentence) is None for sentence, _ in asking_sentences(message)[-1:])
+    is_closing = is_closing or (_CLOSING.search(message) is not None and not is_asking)
+    is_end = is_closing or _HUMAN.search(message) is not None
+    demands = list(_demand(task, spoken, act, is_end=is_end)) if script is not None else []
+    if done := demands or _use_given(calls, message, spoken, act):
+        return done
     if script is None:
         return [reply for call in calls if (reply := _act(call, message, spoken, act))]
-    is_closing = is_closing or _CLOSING.search(message) is not None
-    demands = list(_demand(task, spoken, act, is_closing=is_closing))
-    return demands or _Customer(script, calls, spoken, act).reply(message, is_closing=is_closing)
+    return _Customer(script, calls, spoken, act).reply(message, is_closing=is_closing)
 
 
 def _order(line: Reply) -> int:
@@ -150,14 +188,17 @@ class _Customer:
     def reply(self, message: str, *, is_closing: bool) -> list[str]:
         """What they say next."""
         sentences = _SENTENCE.split(message)
-        facts = _asked_facts(self._facts, sentences)
+        facts = _asked_facts(self._facts, [part for part in sentences if not _is_proposal(part)])
         if facts is not None:
-            line = self._reaction(" ".join(part for part in sentences if not _kinds(part)))
+            line = self._reaction(" ".join(part for part in sentences if not (_kinds(part) or _is_proposal(part))))
             said = " ".join(fact.text for fact in facts)
             return [text for text in (said, line.text if line else "") if text] or [_UNKNOWN]
-        line = self._reaction(message)
+        is_proposal = _is_proposal(message)
+        line = self._reaction(message, is_proposal=is_proposal)
         if done := self._deeds(message, line):
             return done
+        if is_proposal:
+            return [_with_consent(line)]
         if line is not None and line.kind in _QUESTIONED:
             parts = (self._reaction(part) for part in _QUESTION.split(message, _MAX_QUESTIONS))
             others = [other for other in parts if other is not None and other.kind in _QUESTIONED]
@@ -166,26 +207,28 @@ class _Customer:
             return [line.text]
         is_question = "?" in message or "please" in message.lower()
         is_open = is_question and _IS_OPEN.search(message) is not None
-        is_proposal = _PROPOSAL.search(message) is not None
-        if is_proposal and not (is_open or is_closing):
+        is_offer = any(is_yes_or_no for _, is_yes_or_no in asking_sentences(message)[-1:])
+        if is_offer and not (is_open or is_closing):
             return [_YES]
         if is_open and _WHICH_CARD.search(message) and (card := self._chosen()):
             return [f"The {card}."]
         line = self._answer(message) if is_question and not is_closing else None
         if line := line or self._next(is_closing=is_closing, is_open=is_open, is_refused=is_refusal(message)):
             return [line.text]
-        return [_END if is_closing else _YES if is_proposal and not is_open else _UNKNOWN if is_question else _WAITING]
+        return [_END if is_closing else _UNKNOWN if is_question else _WAITING]
 
     def _deeds(self, message: str, line: Reply | None) -> list[str]:
         """The replies with which they do what a message asks for, after the reactions before it in the script."""
         acting = [other for other in self._replies if other.acts]
         said = line if line is not None and line.acts else acting[0] if len(acting) == 1 else None
         is_early = line is not None and line.kind is Kind.REACTION and any(line.order < other.order for other in acting)
+        is_early = is_early and line is not None and _ANNOUNCES.search(line.text) is None
         for call in self._calls:
             is_advised = call.name in ("apply_for_credit_card", "submit_referral")
             if is_advised and is_early and said is not line:
                 continue
             if done := _act(call, message, self._spoken, self._act, is_due=self._is_due(call, line, acting)):
+                said = said if line is None or _ANNOUNCES.search(line.text) is None else line
                 is_new = said is not None and said in self._unsaid and said.text != ""
                 return [said.text, done] if is_advised and said is not None and is_new else [done]
         return []
@@ -202,16 +245,25 @@ class _Customer:
         named = _named(line.acts, CARD_TYPES)
         return named == {call.arguments.get("card_type")} if len(acting) > 1 else is_next
 
-    def _reaction(self, message: str) -> Reply | None:
-        """The line whose condition a message meets best, None if it meets none."""
+    def _reaction(self, message: str, *, is_proposal: bool = False) -> Reply | None:
+        """The line whose condition a message meets best, None if it meets none.
+
+        Args:
+            message: what the agent wrote.
+            is_proposal: whether it waits for a yes: answers to questions, and what comes afterwards, are none to it.
+        """
         words, refuses = topics(message), is_refusal(message)
         told = topics(" ".join(part for part in _SENTENCE.split(message) if not _ASKED_BACK.search(part)))
-        is_done, is_question = _IS_DONE.search(message) is not None, "?" in message or "tell me" in message.lower()
+        is_done = not is_proposal and _IS_DONE.search(message) is not None
+        is_question = not is_proposal and ("?" in message or "tell me" in message.lower())
         is_open = {Kind.STAGE: is_done, Kind.REACTION: True, Kind.ASKED: is_question, Kind.NEED: is_question}
         lines = [
             line
             for line in self._unsaid
-            if is_open.get(line.kind) and (refuses or not line.is_refused) and (self._has_acted or not line.follows_act)
+            if is_open.get(line.kind)
+            and (refuses or not line.is_refused)
+            and (self._has_acted or not line.follows_act)
+            and _is_about(line.text, message)
         ]
         scores = {line: self._score(line, told if line.kind is Kind.REACTION else words) for line in lines}
         best = max(lines, key=lambda line: (scores[line], -line.order), default=None)
@@ -270,6 +322,26 @@ class _Customer:
         return None
 
 
+def _is_proposal(message: str) -> bool:
+    """Whether the last thing that a message asks for is a yes to what the agent is going to do."""
+    sentence, is_yes_or_no = next(iter(asking_sentences(message)[-1:]), ("", False))
+    is_proposal = is_yes_or_no or _CONSENT.search(sentence) is not None
+    return is_proposal and not any(pattern.search(sentence) for pattern in (_OFFER, _CLOSING, _IDENTITY))
+
+
+def _with_consent(line: Reply | None) -> str:
+    """What they say to a proposal: the line that it brings to mind, and yes unless the line decides or asks back."""
+    if line is None or not line.text:
+        return _YES
+    return line.text if _WITHHOLDS.search(line.text) or _AGREES.search(line.text) else f"{line.text} {_YES}"
+
+
+def _is_about(text: str, message: str) -> bool:
+    """Whether a line that praises a card or an account by its name answers a message with that name."""
+    praised = _PRAISED.match(text)
+    return praised is None or praised.group(1).strip().lower() in message.lower()
+
+
 def _unmarked(word: str) -> str:
     return word.removeprefix("not:")
 
@@ -278,17 +350,38 @@ def _opposite(word: str) -> str:
     return word.removeprefix("not:") if word.startswith("not:") else f"not:{word}"
 
 
+def _named_facts(sentence: str) -> set[str]:
+    return {kind for kind, asked in _ASKED_FACTS.items() if re.search(asked, sentence, re.IGNORECASE)}
+
+
+def _is_request(sentence: str) -> bool:
+    is_told = _OWN_ACTION.search(sentence) is not None and "?" not in sentence
+    return _REQUEST.search(sentence) is not None and not is_told
+
+
 def _kinds(sentence: str) -> set[str]:
     """The facts that a sentence asks for; "*" stands for who they are."""
-    if not _REQUEST.search(sentence) or (_OWN_ACTION.search(sentence) and "?" not in sentence):
+    if not _is_request(sentence):
         return set()
-    found = {kind for kind, asked in _ASKED_FACTS.items() if re.search(asked, sentence, re.IGNORECASE)}
+    found = _named_facts(sentence)
     return found or ({"*"} if _IDENTITY.search(sentence) else set())
 
 
 def _asked_facts(facts: Iterable[Fact], sentences: Iterable[str]) -> list[Fact] | None:
-    """What they are asked about themselves, None if they are not; who is to prove their identity tells the basics."""
-    kinds = {kind for sentence in sentences for kind in _kinds(sentence)}
+    """What they are asked about themselves, None if they are not; who is to prove their identity tells the basics.
+
+    "Those details" are all that was named before, and a list belongs to the request above it.
+    """
+    kinds: set[str] = set()
+    before: set[str] = set()
+    is_list = False
+    for sentence in sentences:
+        asked, named = _kinds(sentence), _named_facts(sentence)
+        is_list = is_list and _LIST_ITEM.match(sentence) is not None
+        kinds |= asked | (named if is_list else set())
+        kinds |= before if _is_request(sentence) and _REFERS_BACK.search(sentence) else set()
+        is_list = is_list or (_is_request(sentence) and sentence.rstrip("* ").endswith(":"))
+        before |= named
     if not kinds:
         return None
     named = kinds - {"*"}
@@ -324,8 +417,6 @@ def _act(call: ToolCall, message: str, spoken: str, act: Act, *, is_due: bool = 
         amount, card = f"{arguments.get('amount'):g}", str(arguments.get("credit_card_type"))
         is_named = card.lower() in message.lower() and amount in message.replace(",", "")
         return act(call.name, arguments) if is_named else ""
-    if call.name == "call_discoverable_user_tool":
-        return _use_given(call, message, spoken, act)
     return ""
 
 
@@ -355,14 +446,24 @@ def _given(call: ToolCall) -> tuple[str, list[str]]:
     return name, [value for value in values if value.startswith(("txn_", "cc_", "btxn_"))]
 
 
-def _use_given(call: ToolCall, message: str, spoken: str, act: Act) -> str:
-    """Use an operation that the agent has handed over and names, on an object that it names."""
+def _use_given(calls: Iterable[ToolCall], message: str, spoken: str, act: Act) -> list[str]:
+    """Use the operations that the agent has handed over, on the objects that its message names; the results."""
+    given = (call for call in calls if call.name == "call_discoverable_user_tool" and not _is_done(call, spoken))
+    return [act(call.name, call.arguments) for call in given if _is_handed_over(call, message)]
+
+
+def _is_handed_over(call: ToolCall, message: str) -> bool:
+    """Whether a message tells to use an operation, by its name or in its words, on the objects of a call."""
     name, objects = _given(call)
-    sentences = [part for part in _SENTENCE.split(message) if name in part]
-    if not sentences or not all(value in message for value in objects):
-        return ""
-    is_forbidden = all(re.search(r"\b(?:not|never)\b|n['’]t\b", part, re.IGNORECASE) for part in sentences)
-    return "" if is_forbidden else act(call.name, call.arguments)
+    sentences = [part for part in _SENTENCE.split(message) if not _NEGATED.search(part)]
+    verb, *words = re.findall(r"[a-z]+", name)
+    is_named = any(name in part for part in sentences)
+    if not is_named and all(re.search(rf"\b{word}", message, re.IGNORECASE) for word in words):
+        told = (part for part in sentences if not (_ASKED_BACK.search(part) or _OWN_ACTION.search(part)))
+        is_named = any(re.search(rf"\b{verb}\b", part, re.IGNORECASE) and _TELLS.search(part) for part in told)
+    named, own = _named(message, CARD_TYPES), _named(str(call.arguments.get("arguments")), CARD_TYPES)
+    is_about = named & own or not (named and own)
+    return bool(is_named and is_about) and all(any(value in part for part in sentences) for value in objects)
 
 
 def _named(text: str, names: Iterable[str]) -> set[str]:
@@ -410,11 +511,15 @@ def _without(text: str, names: Iterable[str]) -> str:
     return text
 
 
-def _demand(task: Tau2Task, spoken: str, act: Act, *, is_closing: bool) -> Iterator[str]:
-    """Request a human agent, as often as the scenario wants it: at the start of the conversation, and at its end."""
+def _demand(task: Tau2Task, spoken: str, act: Act, *, is_end: bool) -> Iterator[str]:
+    """Request a human agent, as often as the scenario wants it: at the start of the conversation, and at its end.
+
+    The end has come when the agent closes the conversation, or speaks of human agents itself.
+    """
     name = "request_human_agent_transfer"
     gold = [action.call.name for action in task.actions or ()]
     at_start = next((number for number, other in enumerate(gold) if other != name), len(gold))
-    if spoken.count(DEMAND) < (gold.count(name) if is_closing else at_start):
+    number = spoken.count(DEMAND)
+    if number < (gold.count(name) if is_end or number > at_start else at_start):
         act(name, {})
         yield DEMAND

@@ -74,6 +74,8 @@ _WANTED = re.compile(
     r"^I(?:['’]m| am| have|['’]d| would)?\b.*\b(?:looking for|like to|need to|calling|want)\b", re.IGNORECASE
 )
 _OWN = re.compile(r"^(?:(?:But|And|Now|About [^,]*),? )?(?:I\b|My .*\b(?:is|are|was|were|has|have)\b)(?!.*\bto\.$)")
+_THIRD_PERSON = re.compile(r"\b(available to) (?:her|him)\b")
+"""A slip of scenarios that introduce their character as somebody else."""
 _OBJECT = re.compile(r"\b(charged|charging|on|with|sent|gave|told) I\b(?=[.,]| (?:the|a|an|\w+ly)\b)")
 _SAYS_FIRST = re.compile(r"^\W*Start by saying (?:that )?", re.IGNORECASE)
 _ABOUT_ACTING = re.compile(
@@ -232,7 +234,7 @@ def read_script(text: str) -> Script | None:
     if "\n\n" not in text:
         return None
     plain = re.sub(r"\*\*|^#+ |\"(?=STOP\")|(?<=STOP)\"", "", text, flags=re.MULTILINE)
-    plain = _SECRET.sub("", plain)
+    plain = _THIRD_PERSON.sub(r"\1 you", _SECRET.sub("", plain))
     known: dict[str, Fact] = {}
     for fact in _facts(plain):
         known.setdefault(fact.kind, fact)

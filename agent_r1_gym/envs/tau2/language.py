@@ -26,6 +26,8 @@ REFUSED, CONFIRM = "<refused>", "<confirm>"
 ASKED, AGREED, DONE, PENDING, CLOSING = "<asked>", "<agreed>", "<done>", "<pending>", "<closing>"
 """Content words of messages that ask for information, say that something can be done, is done, or is not shipped yet,
 or close the conversation."""
+HELD = "<held>"
+"""In a trigger: the line is not said unless the condition is met."""
 OVER, UNDER = "<over>", "<under>"
 """In a trigger: the message must state an amount above, or below, the trigger's number or the scenario's limit."""
 
@@ -53,56 +55,77 @@ _AGREEMENT = re.compile(
 )
 _PENDING = re.compile(r"\bpending\b|(?:not|n't) (?:yet )?(?:been )?(?:yet )?shipped", re.IGNORECASE)
 _CLOSING = re.compile(
-    r"\b(?:(?:any|some)thing (?:else|more|further)|(?:good|bye-)?bye|take care|you're welcome|happy to help|"
-    r"(?:any|some) (?:other|more|further) (?:question|request|help|concern|item|change)s?|(?:that|this) (?:be )?all\b|"
+    r"\b(?:(?:any|some)thing (?:else|more|further|(?:that )?i (?:have )?(?:overlook|miss|forg)\w*)|(?:good|bye-)?bye|"
+    r"take care(?! of)|you're welcome|(?<!be )happy to help|further service|(?:that|this) (?:be )?all\b|"
+    r"(?:any|some) (?:other|more|further) (?:question|request|help|assistance|concern|matter|item|change)s?|"
+    r"other (?:question|request)s|"
+    r"(?:is|was|be) (?:that|this) everything|(?:that|this) (?:is|be|covers?) everything|are you satisfied|"
+    r"(?:does|did) (?:that|this|it|i) (?:help|answer|clarify|resolve|cover|clear)|"
     r"(?:great|nice|good|wonderful|lovely|pleasant) (?:day|evening|weekend|one|rest))\b",
     re.IGNORECASE,
 )
 _EXPLICIT_YES = re.compile(
-    r"yes/no|\byes or no\b|\b(?:reply|respond|answer|type|say|write|enter|send)\b.{0,25}\byes\b|\bsay the word\b|"
+    r"yes/no|\byes or no\b|^- yes\b|"
+    r"\bwhat (?:do )?you (?:say|think)\b(?! (?:about|of)\b)|\bwhen(?:ever)? you(?:'re| are) ready\b|"
+    r"\bwhat(?: is|'s) your (?:decision|verdict)\b|"
+    r"\b(?:reply|respond|answer|type|say|write|enter|send)\b.{0,25}\byes\b|\bsay the word\b|"
     r"\bthe (?:go-ahead|green light|okay)\b|"
     r"\b(?:an?|your) (?:\w+ )?(?:yes|approval|consent|permission|go-ahead|okay|ok|confirmation|green light)\b"
     r"(?! (?:number|code|id|e-?mail))",
     re.IGNORECASE,
 )
 _WH_QUESTION = re.compile(
-    r"(?:^|[,;:(—–-]\s*|\b(?:and|so|but|or)\s+)(?:(?:for|to|on|from|in|with|by|at) )?"
+    r"(?:^|[,;:(—–-]\s*|\b(?:and|so|but|or|know|tell me|ask)\s+)(?:(?:for|to|on|from|in|with|by|at) )?"
     r"(?:which|whose|what|who|where|why|how(?! about| do(?:es)? (?:that|this|it) (?:sound|look))|"
-    r"when(?= (?:do|does|did|would|will|is|are|was|should|shall|can)\b))\b.*\?",
+    r"when(?= (?:do|does|did|would|will|is|are|was|should|shall|can)\b))\b.*\?|"
+    r"\bshould (?:the|your)\b.{0,80}\bor (?:would|should|shall|do)\b",
     re.IGNORECASE,
 )
 _PERSONAL = (
-    r"(?:e-?mail|zip|user ?id|customer id|identity|date of birth|birth ?date|name|phone|account|"
+    r"(?:e-?mail|zip|post ?code|user ?id|customer id|identity|date of birth|birth ?date|name|phone|account|"
     r"address(?= ?(?:[?,.]|$|and|on)))"
 )
 _REQUEST = re.compile(
-    r"\b(?:may|can|could|might) (?:i|we) (?:please |also )?(?:have|get|know|ask)\b|"
+    r"\b(?:may|can|could|might) (?:i|we)\b(?:[ ,]*\b(?:please|also|kindly|just|quickly|once more|again|first)\b)*,? "
+    r"(?:have|get|know|ask|take|grab|request|see)\b(?! (?:whether|if|it|this|that|started|care|going|a moment)\b)|"
     r"\b(?:provide|specify|spell|shar(?:e|ing))\b|"
-    r"\bplease (?:enter|state|list|name|identify|verify|choose|select)\b|\bdo you (?:have|remember|know)\b|"
-    r"\b(?:tell|give|send|let) me (?!know(?! (?:your|which|what|where|when|who|how|the)\b)|do|go|proceed|check|look)|"
-    r"\bi(?:'ll|'d| will)? (?:also |first )?(?:(?:need|require) (?:your|the|to know)|have to know)\b|"
+    r"\bplease (?:enter|state|list|name|identify|verify|choose|select|fill in)\b|"
+    r"\bdo you (?:have(?! (?:any )?(?:other|more|further)\b)|remember|know)\b|"
+    r"\b(?:tell|give|send|let) me (?!know(?! (?:your|which|what|where|when|who|how|the)\b)|"
+    r"do|go|proceed|check|look|(?:just )?(?:a|one) (?:moment|second|minute))|"
+    r"\b(?:i|we)(?:'ll|'d)?(?: (?:will|would|do|just|still|also|first))* (?:have to know|(?:need|require):? "
+    rf"(?:your\b|the\b|to know|(?!to\b)[^.?!]{{0,40}}\b{_PERSONAL}\b))|"
+    rf"^(?:- )?(?:(?:your|the|and|full|first|last) )*{_PERSONAL}\b[^.?!]{{0,60}}(?:\bplease[.!]?|:)$|"
+    rf"^missing: [^.?!]{{0,40}}\b{_PERSONAL}\b|"
     r"\b(?:confirm|verify|check)\b(?:(?! (?:that|if|whether)\b)[^.?!]){0,60}"
     rf"\b(?:your|the|an?) (?:\w+ ){{0,3}}{_PERSONAL}\b|"
-    r"\bneed to (?:verify|identify|confirm)\b[^.?!]{0,60}\byour\b",
+    r"\bneed to (?:verify|identify|confirm|authenticate)\b[^.?!]{0,60}\b(?:your|who you are)\b|"
+    r"\bneed to (?:look up|locate|find|pull up|access) your (?:account|profile|details)\b",
     re.IGNORECASE,
 )
 _ASKS_TO_AGREE = re.compile(
-    r"\bconfirm(?:s|ation)?\b|\bdouble check\b|\bproceed\b|\bgo ahead\b|\bcontinue\b|\bsounds? good\b|\bhow about\b|"
-    r"\b(?:may|can) i (?!help|assist|do)|\b(?:good|ready) (?:for me|to)\b|"
-    r"(?:^|[,;] )(?:ok|okay|right|correct|agreed|deal)\?|"
+    r"\bconfirm(?:s|ing|ation)?\b|\bdouble check\b|\bproceed\b|\bgo ahead\b|\bcontinue\b|\bsounds? good\b|"
+    r"\bhow about\b|"
+    r"\b(?:may|can) i\b(?! (?:help|assist|do|be)\b)|\b(?:good|ready) (?:for me|to)\b|\b(?:any|no) objections?\b|"
+    r"(?:^|[,;:-] )(?:(?:all|everything)(?: is| looks)? )?(?:ok|okay|right|correct|agreed|deal|fine|good|alright)\?|"
+    r"(?:^|[,;:-] )(?:ok|okay|fine|alright) (?:to|for|if|with)\b|"
+    r"\b(?:did|do|have) i (?:get|got|understand|understood)\b.{0,20}\b(?:right|correct)|"
     r"\b(?:is|are|does|do|would|will|how) (?:that|this|it|these|those|everything|all (?:of )?(?:this|that)|the \w+) "
-    r".{0,25}?\b(?:correct|right|ok|okay|fine|good|acceptable|alright|work|like|want|sound|look)\b|"
+    r".{0,25}?\b(?:correct|right|ok|okay|fine|good|acceptable|alright|work|like|want|sound|look|suit)\b|"
     r"\b(?:okay|ok|fine|alright|all right|happy) (?:with (?:you|that|this)|for me to|if i)\b|"
-    r"\bare you (?:sure|ok|okay|fine|happy|certain)\b|\bdo you (?:agree|accept|approve|authorize|want that)\b|"
+    r"\bare you (?:sure|ok|okay|fine|happy|certain)\b|"
+    r"\bdo you (?:agree|accept|approve|authori[sz]e|consent|want that)\b|"
     r"\bif (?:this|that|it|everything|all) (?:is|looks|sounds|works|suits)\b",
     re.IGNORECASE,
 )
 _OFFERS = re.compile(
-    r"\b(?:shall|should) (?:i|that|this|it)\b|\b(?:do|would) you (?:want|like|prefer)\b|\bwant me to\b|"
+    r"\b(?:shall|should) (?:i|that|this|it)\b|\bshall we (?:do|get|make|book|cancel|change)\b|"
+    r"\b(?:do|would) you (?:want|like|prefer)\b|\b(?:want|like) me to\b|"
     r"\b(?:with|for|by|let) me\b",
     re.IGNORECASE,
 )
 _CHOICE = re.compile(r"\bor\b(?! (?:not|no)\b)(?!.{0,40}\b(?:any|some)thing\b)", re.IGNORECASE)
+_INTRODUCTION = re.compile(r"^(?:in order )?to (?:proceed|continue|go ahead)\b[^,.?!]{0,40}, ?", re.IGNORECASE)
 _AGREE_IF = re.compile(
     r"^confirm\b|\blet me know\b|\bif you(?:'d| would) like me to\b|\b(?:please|kindly|just|if you|"
     r"(?:need|ask)(?:s|ed)? (?:that )?you(?: to)?|once you|when you|until you|asks? for(?: \w+)?|"
@@ -124,10 +147,13 @@ def sentences(text: str) -> list[str]:
 
 def asking_sentences(text: str) -> list[tuple[str, bool]]:
     """The sentences of a message that want an answer, each with whether the answer is a yes or a no."""
-    found = []
+    found: list[tuple[str, bool]] = []
+    is_choice = False  # between "- Yes" and "- No"
     for sentence in sentences(_LIST_BEGIN.sub(": ", plain_text(text))):
+        sentence = _INTRODUCTION.sub("", sentence)
         is_question = sentence.rstrip("\"') ").endswith("?")
-        if _EXPLICIT_YES.search(sentence):
+        is_choice = is_choice or sentence.lower().startswith("- yes")
+        if _EXPLICIT_YES.search(sentence) or (is_choice and is_question):
             found.append((sentence, True))
         elif (is_question and _WH_QUESTION.search(sentence)) or _REQUEST.search(sentence):
             found.append((sentence, False))
@@ -168,6 +194,7 @@ _STOP_WORDS = frozenset(_COMMON.split())
 _SAME = {
     **{"birthd": "birth", "dob": "birth", "paymen": "pay", "number": "id"},
     **{"fly": "flight", "flying": "flight", "back": "return"},
+    **dict.fromkeys(("bag", "bags", "suitca", "luggag"), "baggag"),
 }
 
 
@@ -203,7 +230,8 @@ _DIRECTION = re.compile(
     r"try to (?:make|get|be)|make (?:sure|everything)|insist (?!that)|under no|avoid|keep (?!the)|remember|initially|"
     r"first complain|you will never|otherwise,? just|accept it|use both|(?:you )?move on|end the|ask explicitly|"
     r"you (?:also )?(?:like|tend|prefer) to (?:talk|say|speak|do one thing))\b|"
-    r"do not reveal|don't reveal|do not mention|don't mention|do not tell|do not share|not volunteer|"
+    r"do not reveal|don't reveal|English is not perfect|do not mention|don't mention|do not tell|"
+    r"do not share|not volunteer|"
     r"this is incorrect|is meant to test|same conversation|tool calls?\b|always ask|follow their guidance|whenever|"
     r"you are trying to make|until the agent asks|you (?:occasionally|randomly) insert|try a maximum|"
     r"approach will be|famous poem|carry on with|at once and in|things together|upfront|at the same time|"
@@ -223,9 +251,14 @@ _SECRET = re.compile(
     r"[^()]*\b(?:do not|don't|mention|agent|common mistake)\b[^()]*\)",
     re.IGNORECASE,
 )
+_HELD_BACK = re.compile(r"\s*\((?:do not|don't) mention it if [^()]*\)", re.IGNORECASE)
 _REWRITTEN = tuple(
     (re.compile(pattern, re.IGNORECASE), replacement)
     for pattern, replacement in (
+        (
+            r"\((?:that )?you (?:do not|don't|prefer not to) (?:want to )?(?:mention|reveal) it,? but (?:it is|it's) ",
+            "(it is ",
+        ),
         (r"\s+,", ","),
         (r"(?<!\.)\.\s*\.(?!\.)", "."),  # what a secret leaves
         (r",\s*\n+\s*(?=(?-i:[a-z]))", ", "),
@@ -241,6 +274,10 @@ _REWRITTEN = tuple(
         (r"\bbecome angry and ", "want to "),
         (r"\b(?:are|would be) angry (?:and|but) (?:swear for a few times, then )?", ""),
         (r"\badd another request and (?=also want)", ""),
+        (r"\bmade a mistake and provide\b", "made a mistake, it is"),
+        (r"\bwant to rethink for a while, and then change your mind to\b", "have changed your mind and want to"),
+        (r"\bask for (?=changing\b)", "you insist on "),
+        (r"\ban? \w+ (?:guy|man|woman|person) (?:called|named) ", ""),
         (r"\bsuddenly change your mind\b", "you change your mind"),
         (r"\b(?:you suddenly decide that|suddenly|do not say yes immediately, because) ", ""),
         (r"\btell the agent not to do it\b", "then not"),
@@ -250,7 +287,7 @@ _REWRITTEN = tuple(
         (r"\byou can also ask for ([^.]*) or try to negotiate ", r"you also ask for \1 or "),
         (r"- do not accept\b", "- you do not accept"),
         (r"\bconfirm and ask the agent to\b", ""),
-        (r"\b(?:first,? )?try to (?!make|get|be\b|negotiate)", "you want to "),
+        (r"(?<!\bdid )\b(?:first,? )?try to (?!make|get|be\b|negotiate)", "you want to "),
         (r"\binsist persistently on\b", "you insist on"),
         (r"\binsist (?=the agent should\b)", ""),
         (r"\bbut (don't remember|are not sure)\b", r"but you \1"),
@@ -303,7 +340,7 @@ _AFTER = re.compile(r"^(?:only )?(?:after|once)\b", re.IGNORECASE)
 _REFERS_BACK = re.compile(r"^(?:so|not|that|it|there|after \w+ing it)\b", re.IGNORECASE)
 _ABOVE, _BELOW = re.compile(r"\b(?:more|greater|higher|above|exceeds?)\b"), re.compile(r"\b(?:less|cheaper|below)\b")
 _CONFIRMING = frozenset({"confir", "double", "check", "final", "again", "before", "procee"})
-_PRICED = re.compile(r"\b(?:price|costs?|bucks)\b|\$|^it (?:is|will be) (?:more|less)", re.IGNORECASE)
+_PRICED = re.compile(r"\b(?:price|costs?|bucks)\b|\$|\bit (?:is|will be) (?:more|less)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +370,7 @@ def opening(scenario: Scenario) -> str:
 
 def lines(text: str) -> list[Line]:
     """The sentences of a part of a scenario that a user may say; directions for the acting are dropped."""
-    text = _SECRET.sub("", text)
+    text = _SECRET.sub("", _HELD_BACK.sub(HELD, text))
     for pattern, replacement in _REWRITTEN:
         text = pattern.sub(replacement, text)
     found: list[Line] = []
@@ -420,7 +457,7 @@ def _conditional(sentence: str, previous: Line | None) -> Line | None:
 
 def _trigger(condition: str, consequence: frozenset[str]) -> frozenset[str]:
     """The content words of a condition, among them what a message must do."""
-    words = content_words(condition)
+    words = content_words(condition.replace(HELD, "")) | ({HELD} if HELD in condition else set())
     if CONFIRM in words or re.search(r"\b(?:asks?|wants?)\b.*\bconfirm", condition, re.IGNORECASE):
         return (words - _CONFIRMING) | {CONFIRM}
     if _FAILED.search(condition):
@@ -439,7 +476,7 @@ def _trigger(condition: str, consequence: frozenset[str]) -> frozenset[str]:
 
 
 def _spoken(sentence: str) -> str:
-    text = first_person(_TO_AGENT.sub("", sentence.strip()))
+    text = first_person(_TO_AGENT.sub("", sentence.replace(HELD, "").strip()))
     text = re.sub(r"^((?:finally, )?)ask\b", r"\1I want to ask", text, flags=re.IGNORECASE)
     text = re.sub(r"(, |\band |\bso )ask (?=you\b)", r"\1I ask ", text)
     text = text[:1].upper() + text[1:] if text[:1].islower() else text

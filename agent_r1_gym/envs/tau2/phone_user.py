@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 Act = Callable[[str, Mapping[str, Any]], str]
 _DECODER = json.JSONDecoder()
 _VERB = (
-    r"(?:turn|switch|toggl|enabl|disabl|activat|deactivat|disconnect|connect|set|chang|select|grant|allow|giv|pay|settl|"
-    r"accept|mak|ensur|restart|reboot|power|reset|re-?seat|re-?insert|remov|eject|tak|pull|put)"
+    r"(?:turn|switch|toggl|enabl|disabl|activat|deactivat|disconnect|connect|set|chang|select|choos|pick|grant|allow|giv|"
+    r"pay|settl|accept|mak|ensur|restart|reboot|power|reset|restor|re-?seat|re-?insert|remov|eject|tak|pull|put)"
 )
 _LOOK = r"(?:check|run|do|perform|try|tell|look|see|show|test|read|confirm|verify|report|send|open)"
-_JOINT = r"and|but|then|so|or|please"
+_JOINT = r"and|but|then|so|please"
+_LATER = rf"(?:(?:{_JOINT}|afterwards|after (?:that|this)|finally|also|next|now|to),?\s{{1,4}}){{0,3}}"
 _CLAUSE = re.compile(
-    rf"(?<=[.!?;])\s+|\n+|(?<=:)\s+(?={_VERB}e?\b)|,?\s{{1,4}}(?:(?:{_JOINT})\s{{1,4}}){{1,4}}"
+    rf"(?<=[.!?;])\s+|\n+|(?<=:)\s+(?={_VERB}e?\b)|,?\s{{1,4}}(?:{_JOINT})\s{{1,4}}{_LATER}"
     rf"(?=(?:{_VERB}e?|{_LOOK}|don['’]?t|do not|never|not)\b)"
     rf"|,\s{{1,4}}(?=(?:(?:{_JOINT}|now|next|just|simply|you|can|could|would|should)\s{{1,4}}){{0,4}}"
     rf"(?:{_VERB}e?|{_LOOK}|don['’]?t|do not|never|without|I|we)\b)|,?\s{{1,4}}(?:and|but|so)\s{{1,4}}(?=(?:I|we)\b)",
@@ -34,7 +35,9 @@ _BEFORE_REQUEST = re.compile(
 _IMPERATIVE = re.compile(
     r"^[\W\d]*(?:(?:please|kindly|now|then|next|first|finally|also|and|so|but|ok|okay|great|just|simply|again|go|ahead|"
     r"try|to|you|we|should|need|must|can|could|would|will|may|might|have|want|like|let['’]?s|mind|be|able|willing|us|don|t|"
-    rf"not|forget|never|hesitate)\W+)*(?:{_VERB}e?|(?:(?<=mind )|(?<=try )){_VERB}t?ing)\b",
+    rf"not|forget|never|hesitate)\W+)*(?:{_VERB}e?|(?<=mind ){_VERB}t?ing|(?<=try ){_VERB}(?:t?ing|e?d))\b"
+    r"(?![\s*]{0,4}:| [-–] )"
+    rf"|\b(?:must|should|ha(?:s|ve) to|needs? to) be {_VERB}(?:t?ed|d|en)?\b",
     re.IGNORECASE,
 )
 _IS_ASKED_BACK = re.compile(
@@ -43,16 +46,22 @@ _IS_ASKED_BACK = re.compile(
     re.IGNORECASE,
 )
 _IS_FORBIDDEN = re.compile(
-    r"\b(?:(?:do not|don['’]?t|never)(?! (?:forget|hesitate))|not to|no need to|without|avoid|rather than|instead of|"
+    r"\b(?:(?:do not|don['’]?t|never)(?! (?:forget|hesitate))|not to|no need to|without|avoid|"
     r"(?:should|must|need)(?:n['’]?t| not)|can['’]?t|cannot|won['’]?t)\b|^not\b",
     re.IGNORECASE,
 )
 _IS_BY_AGENT = re.compile(
     r"\b(?:I|we(?! (?:need|have) to\b))\b(?:['’](?:ll|ve|d|m|re))?"
     rf"(?!.{{0,80}}\byou(?: to| please| should| can| could)? (?:{_VERB}e?|{_LOOK}|go)\b)"
-    r"|\b(?:I|we)\b.{0,80}\bfor you\b|\b(?:let me|me to)\b(?! (?:know|see))|\bon (?:our|my) (?:side|end)\b",
+    r"|\b(?:I|we)\b.{0,80}\bfor you\b|\b(?:let me|me to)\b(?! (?:know|see))|\b(?:with|for) me \w+ing\b"
+    r"|\bsend(?:ing)? you\b|\bon (?:our|my) (?:side|end)\b|\b(?:on|for) your (?:line|account|plan)\b",
     re.IGNORECASE,
 )
+_AFTER = re.compile(
+    r"^(?P<last>.*\w\W+)(?:after|once|as soon as)\s+(?:you(?:['’]ve| have)?\s+)?(?P<first>(?!that\b|this\b).*\w)",
+    re.IGNORECASE,
+)
+_REPLACED = re.compile(r"\b(?:rather than|instead of)\b[^,.;!?\n]*", re.IGNORECASE)
 _DIRECTION = re.compile(
     r"(?P<off>\b(?:off|disabl\w+|deactivat\w+|disconnect\w*)\b|\bnot (?:(?:turned|switched) )?on\b)"
     r"|\b(?:turn|switch)(?:ing)? on\b|\bon\b(?! (?:your|our|my|this|that|its?|the|a)\b)"
@@ -87,8 +96,8 @@ _SWITCHES = (
     _toggle(r"airplane|flight mode", "airplane_mode", "check_network_status", "Airplane Mode: ON"),
     _toggle(r"data saver", "data_saver_mode", "check_data_restriction_status", "is ON"),
     _toggle(r"roaming", "roaming", "check_network_status", "Data Roaming Enabled: Yes"),
-    _toggle(r"wi-?fi calling", "wifi_calling", "check_wifi_calling_status", "turned ON"),
-    _toggle(r"wi-?fi(?! calling)", "wifi", "check_wifi_status", "Wi-Fi is ON"),
+    _toggle(r"wi-?fi calling|calling over wi-?fi", "wifi_calling", "check_wifi_calling_status", "turned ON"),
+    _toggle(r"(?<!calling over )wi-?fi(?! calling)", "wifi", "check_wifi_status", "Wi-Fi is ON"),
     _toggle(r"(?:mobile|cellular) data(?! usage)", "data", "check_network_status", "Mobile Data Enabled: Yes"),
     _Switch(r"vpn", "connect_vpn", "disconnect_vpn", "check_vpn_status", "connected"),
 )
@@ -99,12 +108,15 @@ _DEEDS = (
         "reboot_device",
     ),
     (r"\bre-?(?:seat|insert)|\b(?:remov|eject|tak|pull|put)\w*.{0,20}\bsim\b", "reseat_sim_card"),
-    (r"\breset\b.{0,30}\bapn\b|\bapn\b.{0,30}\breset\b", "reset_apn_settings"),
+    (
+        r"\b(?:reset|restor)\w*\b.{0,30}\b(?:apn|access point)|\b(?:apn|access point)\b.{0,30}\b(?:reset|restor)",
+        "reset_apn_settings",
+    ),
     (r"\b(?:pay|settl)(?:e|ing)?\b|\bmak\w+ (?:(?:the|a|your) )?payment|\baccept\b.{0,20}\bpayment", "make_payment"),
 )
 """What a clause asks for, and the operation that does it: once for a message, so that "remove and re-insert" is one."""
 _LOOKS = (
-    (r"status bar", "check_status_bar"),
+    (r"status bar|top of (?:the|your) (?:screen|display|phone)|\bicons?\b", "check_status_bar"),
     (r"\bspeed\b|how fast", "run_speed_test"),
     (r"network status|signal|cellular connection|\bservice\b", "check_network_status"),
     (r"\bsim\b", "check_sim_status"),
@@ -114,8 +126,10 @@ _LOOKS = (
     (r"payment request", "check_payment_request"),
 )
 _MODE = r"network (?:mode|type|preference)|preferred network"
+_CHOOSE = r"\b(?:set|choos|select|chang|switch|pick|put|enabl|turn)"
 _MODES = (("5g", "4g_5g_preferred"), ("4g|lte", "4g_only"), ("3g", "3g_only"), ("2g", "2g_only"))
 _PERMISSIONS = ("sms", "storage", "phone", "network")
+_ABOUT_PERMISSIONS = re.compile(r"\bpermissions?\b|\b(?:sms|storage)\b", re.IGNORECASE)
 
 
 def follow(message: str, operations: Sequence[str], act: Act) -> list[str]:
@@ -152,38 +166,63 @@ def _named(message: str, operations: Sequence[str]) -> Iterator[tuple[str, Mappi
 
 
 def _carry_out(message: str, act: Act) -> Iterator[str]:
-    """Yield the results of a message's clauses, in their order."""
+    """Yield the results of a message's clauses, in the order in which it wants them."""
     topics: list[_Switch] = []
     done: set[str] = set()
-    for clause in filter(None, _CLAUSE.split(message)):
+    for clause in filter(None, _CLAUSE.split(_REPLACED.sub("", _in_order(message)))):
         named = [switch for switch in _SWITCHES if re.search(switch.topic, clause, re.IGNORECASE)]
         topics = named or topics
-        if _IS_FORBIDDEN.search(clause) or _IS_BY_AGENT.search(clause):
-            continue
-        request = _BEFORE_REQUEST.sub("", clause)
-        if not _IS_ASKED_BACK.search(clause) and (_IMPERATIVE.search(request) or _IMPERATIVE.search(clause)):
+        if _is_request(clause):
             meant = topics if re.search(r"\b(?:it|that|them|this)\b", clause, re.IGNORECASE) else named
             results = list(_deeds(clause, meant, done, act))
             yield from results
             if results:
                 continue
-        if "?" in clause or re.search(rf"\b{_LOOK}\b", clause, re.IGNORECASE):
+        if _is_spoken_to(clause) and ("?" in clause or re.search(rf"\b{_LOOK}\b", clause, re.IGNORECASE)):
             yield from _looks(clause, named, act)
+
+
+def _in_order(message: str) -> str:
+    """A message whose requests stand in the order in which they are to be done: "A after B" is "B, then A"."""
+    return "\n".join(map(_reordered, re.split(r"(?<=[.!?;])\s+|\n+", message)))
+
+
+def _reordered(sentence: str) -> str:
+    match = _AFTER.match(sentence)
+    if match is None or not _is_request(match["last"]) or not _is_request(f"try {match['first']}"):
+        return sentence
+    return f"try {match['first']}, then {match['last']}"
+
+
+def _is_spoken_to(clause: str) -> bool:
+    """Whether a clause is about what the user does, and does not forbid it."""
+    return not (_IS_FORBIDDEN.search(clause) or _IS_BY_AGENT.search(clause))
+
+
+def _is_request(clause: str) -> bool:
+    """Whether a clause asks the user to do something."""
+    if not _is_spoken_to(clause) or _IS_ASKED_BACK.search(clause):
+        return False
+    return any(_IMPERATIVE.search(text) for text in (_BEFORE_REQUEST.sub("", clause), clause))
 
 
 def _deeds(clause: str, switches: Sequence[_Switch], done: set[str], act: Act) -> Iterator[str]:
     """Yield the results of a request: deeds, or else switches, network mode and permissions."""
-    deeds = [name for topic, name in _DEEDS if re.search(topic, clause, re.IGNORECASE)]
+    found = ((re.search(topic, clause, re.IGNORECASE), name) for topic, name in _DEEDS)
+    deeds = [name for _, name in sorted((match.start(), name) for match, name in found if match)]
     for name in deeds:
         if name not in done:
             yield act(name, {})
     done.update(deeds)
     for switch in () if deeds else switches:
         yield _switch(switch, clause, act)
-    mode = next((mode for words, mode in _MODES if re.search(words, clause, re.IGNORECASE)), None)
-    if mode is not None and re.search(_MODE, clause, re.IGNORECASE):
+    wanted = (
+        mode for words, mode in _MODES if re.search(rf"(?<!not )(?<!n['’]t )\b(?:{words})\b", clause, re.IGNORECASE)
+    )
+    mode = next(wanted, None) if re.search(rf"{_MODE}|{_CHOOSE}", clause, re.IGNORECASE) else None
+    if mode is not None and not re.search(r"\b(?:off|disabl\w+)\b", clause, re.IGNORECASE):
         yield act("set_network_mode_preference", {"mode": mode})
-    if "permission" in clause.lower():
+    if _ABOUT_PERMISSIONS.search(clause):
         yield from _permissions(clause.lower(), True, act)
 
 
@@ -195,7 +234,7 @@ def _looks(clause: str, switches: Sequence[_Switch], act: Act) -> Iterator[str]:
         names.append("check_network_mode_preference")
     for name in dict.fromkeys(names):
         yield act(name, {})
-    if "permission" in clause.lower():
+    if re.search(r"\bpermission|\b(?:sms|storage)\b.{0,60}\b(?:allow|access|grant)", clause, re.IGNORECASE):
         yield from _permissions(clause.lower(), False, act)
 
 
@@ -211,7 +250,8 @@ def _switch(switch: _Switch, clause: str, act: Act) -> str:
 
 def _permissions(sentence: str, does: bool, act: Act) -> Iterator[str]:
     app = "browser" if "browser" in sentence else "messaging"
-    wanted = [name for name in _PERMISSIONS if re.search(rf"\b{name}\b", sentence)] if does else []
+    known = _PERMISSIONS if "permission" in sentence else ("sms", "storage")
+    wanted = [name for name in known if re.search(rf"(?<!your )\b{name}\b", sentence)] if does else []
     for name in wanted:
         yield act("grant_app_permission", {"app_name": app, "permission": name})
     if not wanted:

@@ -33,7 +33,7 @@ _KINDS = {
     "return": re.compile(r"\breturn", re.IGNORECASE),
     "change": re.compile(
         r"\b(?<!the )(?<!this )(?:exchang|swap|modif(?!ication)|chang(?!es\b)|updat|switch|upgrad|downgrad|remov|"
-        r"replac|push|mov(?:e|ing)\b|add(?:ing|ed)?\b(?! up))",
+        r"replac|push|mov(?:e|ing)\b|add(?:ing|ed)?\b(?! up| [\d.]+ ?GB\b))(?!\w* (?:any|some)thing\b)",
         re.IGNORECASE,
     ),
     "book": re.compile(
@@ -48,6 +48,18 @@ _FORBIDS = re.compile(
     re.IGNORECASE,
 )
 _NO_REFUND = re.compile(r"\b(?:no|without|non|not|\w+n't)\b[^.]{0,30}refund", re.IGNORECASE)
+_OFFERED = re.compile(
+    r"(?:^|[,;:-] |\b(?:and|so|know|also) )(?:do|would|will) you (?:also |still )?"
+    r"(?:want|like|need|care|wish)\b([^?]*)",
+    re.IGNORECASE,
+)
+_GO_AHEAD = re.compile(
+    r"\b(?:this|that|these|those|it|them|me|us|so|everything|proceed|continue|go|confirm|finali[sz]e|submit|complete)\b",
+    re.IGNORECASE,
+)
+_KNOWN_ALREADY = re.compile(r"\b(?:the|your|refund\w*)\b", re.IGNORECASE)
+_NEGATED = re.compile(r"\b(?:no|not|never|without)\b|n't\b", re.IGNORECASE)
+_NO_THANKS = "No, thank you."
 _REASONS = {"no longer needed": r"no longer need", "ordered by mistake": r"by mistake"}
 
 
@@ -57,8 +69,8 @@ def objection_to(
     """What speaks against a proposal, None if it is not known to be wrong.
 
     It is wrong if it is about objects that neither scenario nor gold actions name, gives another reason, does what the
-    scenario forbids or does not speak of, or costs more than the user will pay. Without gold writes the user wants what
-    the policy forbids, and confirms what it has asked for.
+    scenario forbids or does not speak of, misses a condition ("if not, no cancellation"), or costs more than the user
+    will pay. Without gold writes the user wants what the policy forbids, and confirms what it has asked for.
 
     Args:
         task: the task.
@@ -67,9 +79,13 @@ def objection_to(
         plain: what it may say without a condition.
         conditional: what it may say with one; a change of mind that it has said replaces its wishes before.
     """
+    for line in conditional:
+        forbids = re.match(r"no\b", line.text, re.IGNORECASE) and REFUSED in (line.trigger or ())
+        if forbids and negates(message, line.trigger or frozenset()):
+            return line.text
     regrets = [line.text for line in conditional if CONFIRM in (line.trigger or ()) and line.text in said]
     wish = regrets[-1] if regrets else task.prompt
-    if _names_others(task, message) or _names_other_reason(task, message):
+    if _names_others(task, message) or names_other_reason(task, message):
         return wish
     scenario, proposed = task.scenario, _proposed_kinds(task, message)
     questions = " ".join(question for question, is_proposal in asking_sentences(message) if is_proposal)
@@ -79,6 +95,28 @@ def objection_to(
         return next((line.text for line in plain if _LIMIT.search(line.text)), wish)
     asked_for = regrets or [scenario.reason, scenario.instructions, scenario.known]
     return wish if proposed and not proposed & (gold_kinds(task) | kinds_in(" ".join(asked_for))) else None
+
+
+def unwanted_extra(task: Tau2Task, message: str, plain: Sequence[Line]) -> str | None:
+    """What speaks against an offer of something more, None if the message makes none or the user may want it.
+
+    Insurance, for instance, is declined where the gold booking has none: with the line about it, else politely. So is
+    what neither scenario nor gold actions speak of, such as a newsletter.
+    """
+    asking = asking_sentences(message)
+    offer = _OFFERED.search(asking[-1][0]) if asking else None
+    if offer is None or _GO_AHEAD.search(offer.group(1)) or kinds_in(offer.group(1)) - {"change"}:
+        return None
+    declined, chosen = set[str](), set[str]()
+    for name, value in (pair for action in task.gold_writes for pair in action.call.arguments.items()):
+        is_declined = value in ("no", 0)
+        (declined if is_declined else chosen).update(content_words(f"{name} {value}".replace("_", " ")))
+    offered = content_words(offer.group(1))
+    if named := offered & (declined - chosen):
+        return next((line.text for line in plain if line.words & named and _NEGATED.search(line.text)), _NO_THANKS)
+    is_new = offered and not offered & (chosen | content_words(f"{task.prompt} {task.scenario}"))
+    is_vague = kinds_in(offer.group(1)) or _KNOWN_ALREADY.search(offer.group(1))
+    return _NO_THANKS if is_new and not is_vague else None
 
 
 def _forbidding(task: Tau2Task, message: str, proposed: frozenset[str], plain: Sequence[Line]) -> str | None:
@@ -131,7 +169,8 @@ def _numbers(pattern: re.Pattern[str], message: str) -> list[float]:
     return [float(found.replace(",", "")) for found in pattern.findall(message)]
 
 
-def _names_other_reason(task: Tau2Task, message: str) -> bool:
+def names_other_reason(task: Tau2Task, message: str) -> bool:
+    """Whether a text gives a reason for a cancellation, and none that a gold action gives."""
     gold = {action.call.arguments.get("reason") for action in task.gold_writes} & set(_REASONS)
     named = {reason for reason, pattern in _REASONS.items() if re.search(pattern, message, re.IGNORECASE)}
     return bool(gold and named and not gold & named)
@@ -141,17 +180,18 @@ def _names_others(task: Tau2Task, message: str) -> bool:
     """Whether a proposal is about objects that neither scenario nor gold actions name."""
     writes = [action.call for action in task.gold_writes]
     scenario, touched = f"{task.prompt} {task.scenario}", _touched(message)
+    reservations = {str(call.arguments.get("reservation_id")) for call in writes}
     for pattern in (_ORDER, _RESERVATION):
-        mentioned = _ids(pattern, message)
-        gold = {found for call in writes for found in _ids(pattern, str(call.arguments))}
+        mentioned = _ids(pattern, message, reservations)
+        gold = {found for call in writes for found in _ids(pattern, str(call.arguments), reservations)}
         foreign = {found for found in mentioned - gold if found not in scenario}
-        is_about_one = all(_ids(pattern, str(call.arguments)) for call in writes)
+        is_about_one = all(_ids(pattern, str(call.arguments), reservations) for call in writes)
         if gold and (any(found in touched for found in foreign) or (is_about_one and foreign and foreign == mentioned)):
             return True
         if mentioned & gold:
             writes = [call for call in writes if any(found in str(call.arguments) for found in mentioned)]
     for pattern in (_ITEM, _FLIGHT, _METHOD):
-        mentioned = set(pattern.findall(message))
+        mentioned = set(pattern.findall(message)) - reservations
         gold = {found for call in writes for found in pattern.findall(str(call.arguments))}
         if mentioned and gold and not mentioned & gold:
             return True
@@ -162,9 +202,14 @@ def _names_others(task: Tau2Task, message: str) -> bool:
     return bool(known and (mentioned if is_other_variant else set(_ITEM.findall(touched))) - known)
 
 
-def _ids(pattern: re.Pattern[str], text: str) -> set[str]:
-    """The orders or reservations in a text; numbers of flights look like those of reservations."""
-    return {found.lstrip("#") for found in pattern.findall(text)} - set(_FLIGHT.findall(text))
+def _ids(pattern: re.Pattern[str], text: str, reservations: set[str]) -> set[str]:
+    """The orders or reservations in a text; numbers of flights look like those of reservations, and some like them."""
+    return {found.lstrip("#") for found in pattern.findall(text)} - (set(_FLIGHT.findall(text)) - reservations)
+
+
+def negates(message: str, words: frozenset[str]) -> bool:
+    """Whether a sentence of a message says that something is not so, and shares two words with it."""
+    return any(_NEGATED.search(part) and len(content_words(part) & words) > 1 for part in sentences(message))
 
 
 def _touched(message: str) -> str:

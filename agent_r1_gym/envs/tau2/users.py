@@ -26,6 +26,7 @@ from agent_r1_gym.envs.tau2.language import (
     CLOSING,
     CONFIRM,
     DONE,
+    HELD,
     OVER,
     REFUSED,
     UNDER,
@@ -39,7 +40,15 @@ from agent_r1_gym.envs.tau2.language import (
 )
 from agent_r1_gym.envs.tau2.operations import DATABASE, Operations, specification
 from agent_r1_gym.envs.tau2.phone_user import follow, remaining_problem
-from agent_r1_gym.envs.tau2.proposals import amounts_in, gold_kinds, kinds_in, objection_to, spending_limit
+from agent_r1_gym.envs.tau2.proposals import (
+    amounts_in,
+    gold_kinds,
+    kinds_in,
+    names_other_reason,
+    objection_to,
+    spending_limit,
+    unwanted_extra,
+)
 from agent_r1_gym.envs.tau2.tasks import Scenario, Tau2Task
 from agent_r1_gym.errors import EpisodeError, InfrastructureError, ToolError
 from agent_r1_gym.support.chat_client import ChatClient
@@ -66,27 +75,40 @@ _WAITING = "OK."
 _WORKS = "Yes, it works now."
 _NOTHING_ELSE = "No, that is all."
 _THE_END = f"{_NOTHING_ELSE} Thank you. {STOP}"
-_STILL_OPEN = "I still need your help:"
+_STILL_OPEN = "I still need your help."
 _MAX_REPEATS = 3
 _TRANSFERRED = re.compile(
     r"\b(?:(?:are|were|is|am|been|being|now)|(?:you|we|i)'(?:re|ve|m)) (?:now )?(?:being )?transferr(?:ed|ing)\b|"
     r"\b(?:have|has|just) transferred\b|^transferring you\b",
     re.IGNORECASE,
 )
+_MONEY = re.compile(r"\b(?:money|funds?|balance|amount|points|miles|payment|savings|deposit)\b|\$", re.IGNORECASE)
+_HUMAN = re.compile(r"\b(?:agent|human|representative|specialist|supervisor|colleague|person)\b", re.IGNORECASE)
 _NOT_YET = re.compile(
     r"\?|\b(?:could|can|would|if|want|like|may|might|whether|unable|cannot|can't|not|before)\b", re.IGNORECASE
 )
 _IDENTITY = re.compile(
-    r"\b(?:e-?mail|zip|user ?id|customer id|your (?:full |first |last )?name|verify|identity|identify|authenticate|"
-    r"who am i|who i am|account|date of birth|phone number)\b",
+    r"\b(?:e-?mail|zip|post ?code|user ?id|customer id|(?:your|(?:full|first|last|the)) name|name (?:and|or)|verify|"
+    r"identity|identify|authenticate|who (?:am i|i am|do i|are you|you are|is (?:this|calling))|your details|account|"
+    r"date of birth|phone number)\b",
     re.IGNORECASE,
 )
+_NEW_ADDRESS = re.compile(r"\bnew (?:\w+ ){0,3}(?:address|passenger)\b", re.IGNORECASE)
 _OPEN_QUESTION = re.compile(
     r"\b(?:how|what) (?:can|may|could|would|do|should|else) (?:i|we|you)\b.{0,20}"
-    r"\b(?:help|assist|do|proceed|want|like)\b",
+    r"\b(?:help|assist|do|proceed|want|like)\b|"
+    r"\bwh(?:ich|at)(?:'s| is)? (?:(?:the|your|full|new|default|shipping) )*"
+    r"(?:of (?:them|these|those)|one|order|item|product|reservation|trip|booking|flight|address|problem|issue|"
+    r"request)(?:s|es)?\b",
     re.IGNORECASE,
 )
+_ABOUT_SOMETHING = re.compile(r"\b(?:which|what|how (?:many|much)|why|where|when|who)\b", re.IGNORECASE)
 _BEFORE = re.compile(r"\bbefore (?:i|we)\b|\bother (?:item|change)s?\b", re.IGNORECASE)
+_WHY = re.compile(r"\breason\b|\bwhy\b(?!.{0,40}\b(?:return|exchang|chang))", re.IGNORECASE)
+_CORRECTS = frozenset({"differ", "wrong", "incorr"})
+"""Words of conditions that a right proposal does not meet."""
+_IF_NEEDED = re.compile(r"\bif (?:necessary|needed)\b|\bconsider the issue resolved\b", re.IGNORECASE)
+"""What a user says only where it is asked about."""
 _STATUS_QUESTION = re.compile(r"\b(?:work(?:s|ing)?|resolved|fixed|solved)\b[^.]{0,80}\?", re.IGNORECASE)
 
 
@@ -108,14 +130,14 @@ def scripted_user(
         act: carries out the user's operations.
         is_open: whether something that the user wants is not done yet (`grading.is_open`), None if nobody knows.
     """
-    now = _Moment.of(task, turns)
+    now = _Moment.of(task, turns, is_open())
     if _is_transferred(now.message):
         reply = TRANSFER
-    elif CLOSING in now.words and is_open() is False and _is_told(now):
+    elif CLOSING in now.words and now.is_open is False and _is_told(now):
         reply = _THE_END
     else:
         reply = "\n".join(_deeds(now, turns[-1].content, act)) or _say(now, act)
-    if STOP in reply and REFUSED not in now.words and is_open():
+    if STOP in reply and REFUSED not in now.words and now.is_open:
         reply = f"{_STILL_OPEN} {task.prompt}"
     latest = [turn.content for turn in turns if turn.role == "user" and turn.content][-_MAX_REPEATS:]
     is_stuck = reply not in (YES, DEMAND) and latest == [reply] * _MAX_REPEATS
@@ -152,6 +174,7 @@ class _Moment:
         words: its content words, with what it does (`heard`).
         said: everything that the user has said.
         messages: everything that the agent has written.
+        is_open: whether something that the user wants is not done yet, None if nobody knows.
     """
 
     task: Tau2Task
@@ -160,20 +183,24 @@ class _Moment:
     words: frozenset[str]
     said: str
     messages: tuple[str, ...]
+    is_open: bool | None
 
     @classmethod
-    def of(cls, task: Tau2Task, turns: Sequence[Message]) -> _Moment:
+    def of(cls, task: Tau2Task, turns: Sequence[Message], is_open: bool | None) -> _Moment:
         said = "\n".join(turn.content for turn in turns if turn.role == "user")
         messages = tuple(plain_text(turn.content) for turn in turns if turn.role == "assistant")
-        return cls(task, _script(task.scenario), messages[-1], heard(messages[-1]), said, messages)
+        return cls(task, _script(task.scenario), messages[-1], heard(messages[-1]), said, messages, is_open)
 
     def unsaid(self) -> list[Line]:
-        """The lines with a condition that were not said, and do not wait for another one."""
-        return [line for line in self.script.conditional if line.text not in self.said and line.after in self.said]
+        """The lines with a condition that were not said, do not wait for another one, and still have a use."""
+        lines = (line for line in self.script.conditional if line.text not in self.said and line.after in self.said)
+        return [line for line in lines if self.is_open is not False or not _is_moot(line)]
 
     def triggered(self) -> list[Line]:
-        """Those of them whose condition the message meets, the best match first."""
+        """Those of them whose condition the message meets, the best match first; corrections wait for a mistake."""
         met = [line for line in self.unsaid() if _is_met(line, self.message, self.script.limit)]
+        if CONFIRM not in self.words or objection_to(self.task, self.message, self.said, self.script.plain, ()) is None:
+            met = [line for line in met if not _CORRECTS.intersection(line.trigger or ())]
         return sorted(met, key=lambda line: -len((line.trigger or frozenset()) & self.words))
 
 
@@ -188,15 +215,18 @@ def _script(scenario: Scenario) -> _Script:
     return _Script(
         " ".join(line.text for line in known if line.trigger is None),
         tuple(line for line in (*wishes, *known) if line.trigger is None),
-        tuple(line for line in wishes if line.trigger is None),
+        tuple(line for line in wishes if line.trigger is None and not _IF_NEEDED.search(line.text)),
         tuple(line for line in (*wishes, *known) if line.trigger is not None),
         spending_limit(scenario),
     )
 
 
 def _is_transferred(message: str) -> bool:
-    """Whether a message says that a human takes over now; an offer to do so does not."""
-    return any(_TRANSFERRED.search(part) and not _NOT_YET.search(part) for part in sentences(message))
+    """Whether a message says that a human takes over now; neither an offer to do so nor a transfer of money does."""
+    return any(
+        _TRANSFERRED.search(part) and not _NOT_YET.search(part) and (_HUMAN.search(part) or not _MONEY.search(part))
+        for part in sentences(message)
+    )
 
 
 def _is_told(now: _Moment) -> bool:
@@ -215,8 +245,12 @@ def _deeds(now: _Moment, message: str, act: Act) -> list[str]:
 def _say(now: _Moment, act: Act) -> str:
     script, triggered = now.script, now.triggered()
     asks_who = script.identity != "" and _asks_who(now.message)
-    if asks_who and script.identity not in now.said and not any(ASKED in (line.trigger or ()) for line in triggered):
+    asked = content_words(" ".join(asking for asking, _ in asking_sentences(now.message))) | {ASKED}
+    is_special = any({ASKED} < (line.trigger or frozenset()) & asked for line in triggered)
+    if asks_who and script.identity not in now.said and not is_special:
         return script.identity
+    if now.task.scenario.replies is None and (declined := unwanted_extra(now.task, now.message, script.plain)):
+        return declined
     if CONFIRM in now.words:
         return _answer_to_proposal(now, triggered)
     if triggered:
@@ -232,20 +266,25 @@ def _say(now: _Moment, act: Act) -> str:
 
 
 def _asks_who(message: str) -> bool:
-    return any(_IDENTITY.search(asking) and not is_proposal for asking, is_proposal in asking_sentences(message))
+    return any(
+        _IDENTITY.search(asking) and not is_proposal and not _NEW_ADDRESS.search(asking)
+        for asking, is_proposal in asking_sentences(message)
+    )
 
 
 def _answer(now: _Moment) -> str:
     """What the scenario says about a question, else the next wish that was not said yet, else the end."""
-    script, is_question = now.script, ASKED in now.words
+    script, is_question, is_about = now.script, ASKED in now.words, False
     if is_question:
-        asked = content_words(" ".join(sentence for sentence, _ in asking_sentences(now.message)))
+        question = " ".join(sentence for sentence, _ in asking_sentences(now.message))
+        is_about = now.task.scenario.replies is None and _ABOUT_SOMETHING.search(question) is not None
+        asked = content_words(question)
         if matching := _about(script, asked, now.said) or _about(script, now.words, now.said):
             new = [line for line in matching if line.text not in now.said]
             return " ".join(line.text for line in (new or matching)[:2])
     is_end = CLOSING in now.words or (DONE in now.words and not is_question)
     wishes = [line for line in script.wishes if line.text not in now.said]
-    if is_end or is_question:
+    if is_end or (is_question and not is_about):
         wishes += [line for line in now.unsaid() if is_end and _is_due(now, line)]
         if wishes:
             return wishes[0].text
@@ -266,6 +305,12 @@ def _about(script: _Script, words: frozenset[str], said: str) -> list[Line]:
 
 
 # --- conditions ------------------------------------------------------------------------------------------------------
+
+
+def _is_moot(line: Line) -> bool:
+    """Whether a line is of no use once all that the user wants is done: a fallback, or another wish."""
+    trigger = line.trigger or frozenset()
+    return not trigger & {ASKED, CONFIRM} and (DONE not in trigger or bool(kinds_in(line.text)))
 
 
 def _is_met(line: Line, message: str, limit: float | None) -> bool:
@@ -292,6 +337,8 @@ def _is_due(now: _Moment, line: Line) -> bool:
     solution does what it asks for and nothing that was said does.
     """
     trigger = line.trigger or frozenset()
+    if HELD in trigger or names_other_reason(now.task, line.text):
+        return False
     if DONE in trigger or kinds_in(line.text) & gold_kinds(now.task) - kinds_in(now.said):
         return True
     if {CONFIRM, ASKED, AGREED} & trigger:
@@ -324,7 +371,7 @@ def _gold_reason(now: _Moment) -> str | None:
         return None
     message = now.message.lower()
     reasons = [str(action.call.arguments.get("reason", "")) for action in now.task.gold_writes]
-    fitting = (reason for reason in reasons if reason and (reason in message or re.search(r"\breason\b", message)))
+    fitting = (reason for reason in reasons if reason and (reason in message or _WHY.search(message)))
     return next((f"{reason.capitalize()}." for reason in fitting), None)
 
 

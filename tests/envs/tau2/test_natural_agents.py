@@ -64,6 +64,18 @@ STYLES = {
         "I understand, but this doesn't qualify under our rules, so I won't be able to do it.",
         "Glad I could help! If there's anything else you need, feel free to ask.",
     ),
+    "courteous": Style(
+        "I'd be happy to help! May I please, first, kindly request your user id, or your name and zip code?",
+        "If it is agreeable to you, this is what I would do: {deed}. With your permission, I shall do it now. May I?",
+        "With my sincerest regrets, I have to tell you that this is against our policy.",
+        "All of it has been dealt with. Is there anything that I have overlooked?",
+    ),
+    "form": Style(
+        "**Identity check**\n\n- User ID:\n- Or full name and zip code:\n\nPlease fill in one of them.",
+        "**Final step:** {deed}.\n\n- Yes, proceed\n- No, make changes\n\nWhich one is it?",
+        "**Not eligible.** The policy doesn't allow it.",
+        "**Done.** Is that everything?",
+    ),
 }
 _MAX_PROPOSALS = 5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -249,6 +250,51 @@ class TestAnswers:
             *("My name is Cleo Duarte.", "My date of birth is 05/12/1991.", "My annual income is $52,000.")
         ]
 
+    @pytest.mark.parametrize(
+        "question",
+        [
+            "It takes your name, your date of birth and your phone number. Could you please give me those details?",
+            "Please provide the following:\n- Full name\n- Date of birth\n- Phone number",
+            "Who am I talking to, when were you born, and what is your phone number?",
+        ],
+    )
+    def test_all_that_was_named_before_is_told(self, question: str) -> None:
+        known = {"My name is Bo Castell.", "My phone number is 555-0100.", "My date of birth is 02/03/1985."}
+        assert known == {f"{part.strip('.')}." for part in business(question)[0][0].split(". ")}
+
+    @pytest.mark.parametrize(
+        "proposal",
+        [
+            "So you'd like me to close it?",
+            "Do you authorise me to close it?",
+            "Do you consent to closing the card?",
+            "OK to close the card?",
+            "Would you like me to change your email to bo@castell.example?",
+            "Shall I send the new one to your address?",
+            "I can close the card today. Would that suit you?",
+            "I'll close it then. Any objections?",
+            "Did I get this right: you would like to have the card closed?",
+            "I would close the card, which has no balance. May I?",
+            "If you say yes, I will close it; if you say no, I leave it as it is. What is your decision?",
+            "All set! I've looked at it. Do you confirm that you'd like me to close it? Please reply \"yes\".",
+            "The monthly fees, the minimum balance and the cashback end. Would you like me to proceed?",
+        ],
+    )
+    def test_a_proposal_is_agreed_to(self, proposal: str) -> None:
+        assert business(proposal)[0] == [YES]
+
+    def test_a_proposal_that_brings_a_line_to_mind_is_agreed_to_as_well(self) -> None:
+        refused, asked = business(
+            "There was an overdraft fee, so you are ineligible for an increase. Shall I close the card?",
+            "I recommend a card with better rewards, 4%. Shall I note that?",
+        )[0]
+        assert refused == f"Annoying. {YES}"
+        assert asked == "Oh, you have that? What is its annual fee?"
+
+    @pytest.mark.parametrize("question", ["Please confirm your date of birth.", "Can you confirm which card it is?"])
+    def test_what_is_to_be_confirmed_is_not_agreed_to(self, question: str) -> None:
+        assert YES not in business(question)[0]
+
     def test_secrets_and_directions_are_no_lines(self) -> None:
         script = read_script(BUSINESS)
         assert script is not None
@@ -263,6 +309,61 @@ class TestAnswers:
         assert "Fine." in said[1:]
 
 
+def disputes(*messages: str) -> list[str]:
+    """Says messages to a customer who is to dispute two transactions; returns the transactions that they disputed."""
+    calls = [
+        ToolCall(
+            "call_discoverable_user_tool",
+            {
+                "discoverable_tool_name": "submit_cash_back_dispute_0589",
+                "arguments": json.dumps({"user_id": "u_1", "transaction_id": transaction}),
+            },
+        )
+        for transaction in ("txn_a1", "txn_b2")
+    ]
+    task = replace(customer(BUSINESS, CARD), actions=tuple(GoldAction(call, by_user=True) for call in calls))
+    turns, made = [Message("user", task.prompt)], []
+
+    def act(name: str, arguments: Mapping[str, Any]) -> str:
+        made.append(json.loads(arguments["arguments"])["transaction_id"])
+        return f'"{made[-1]}"'
+
+    for message in messages:
+        turns.append(Message("assistant", message))
+        turns.append(Message("user", scripted_user(task, turns, act)))
+    return made
+
+
+class TestHandedOver:
+    @pytest.mark.parametrize(
+        ("message", "made"),
+        [
+            ("Please call submit_cash_back_dispute_0589 with user id u_1, transaction id txn_a1.", ["txn_a1"]),
+            (
+                "Please use submit_cash_back_dispute_0589 with your user ID (u_1) and the transaction ID (txn_b2).",
+                ["txn_b2"],
+            ),
+            (
+                "I've enabled a cash back dispute tool for you. Please submit a dispute for transaction txn_a1 using "
+                "your user ID u_1.",
+                ["txn_a1"],
+            ),
+            (
+                "Please call `submit_cash_back_dispute_0589` twice: for txn_a1, and for txn_b2, with user ID u_1.",
+                ["txn_a1", "txn_b2"],
+            ),
+            ("Please run submit_cash_back_dispute_0589 for:\n- txn_b2\n- txn_a1", ["txn_a1", "txn_b2"]),
+            ("Please run submit_cash_back_dispute_0589 for txn_a1. Do not dispute txn_b2.", ["txn_a1"]),
+            ("Please don't call submit_cash_back_dispute_0589 for txn_a1 yet.", []),
+            ("Have you submitted a cash back dispute for txn_a1? When did you submit it?", []),
+            ("I will submit a cash back dispute for txn_a1.", []),
+            ("Please call submit_cash_back_dispute_0589 with transaction id txn_c3.", []),
+        ],
+    )
+    def test_an_operation_is_used_on_the_objects_that_are_named(self, message: str, made: list[str]) -> None:
+        assert disputes(message, message) == made
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -273,8 +374,13 @@ class TestAnswers:
         "please " * 8_000,
         f"not {CARD}. " * 2_000,
         "x" * 40_000,
+        "restart it after " * 3_000,
+        "sms " * 10_000,
+        "set 5g " * 5_000 + "off",
+        "those " * 8_000,
+        "- name:\n" * 6_000,
     ],
-    ids=["I", "and", "spaces", "questions", "pleas", "cards", "a word"],
+    ids=["I", "and", "spaces", "questions", "pleas", "cards", "a word", "after", "sms", "set", "those", "lists"],
 )
 def test_long_messages_are_read_fast(message: str) -> None:
     start = time.process_time()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from agent_r1_gym.core.types import Message
+from agent_r1_gym.core.types import Message, ToolCall
 from agent_r1_gym.envs.tau2.language import content_words, first_person, lines, opening
-from agent_r1_gym.envs.tau2.tasks import Scenario, Tau2Task, open_world
+from agent_r1_gym.envs.tau2.tasks import GoldAction, Scenario, Tau2Task, open_world
 from agent_r1_gym.envs.tau2.users import OUT_OF_SCOPE, STOP, TRANSFER, YES, scripted_user
 
 SCENARIO = Scenario(
@@ -107,6 +108,24 @@ def test_a_conversation_ends_when_everything_is_said() -> None:
         "Before we proceed, I need to verify your identity. Could you provide your e-mail, or your name and zip code?",
         "To go ahead, please confirm the name and zip code on your account.",
         "Who am I speaking with? I can confirm nothing before I know your zip code.",
+        *("Name and zip, please.", "Your user ID, please.", "Please fill in:\n- Full name:\n- Zip code:"),
+        *(
+            "**Missing:** your user ID",
+            "I still need:\n- [ ] Your full name",
+            "I just need to look up your account first.",
+        ),
+        *(
+            "Who do I have the pleasure of speaking with today?",
+            "Can I get your details?",
+            "Could I take your postcode?",
+        ),
+        *(
+            "Please enter:\n- First name\n- ZIP code",
+            "Sorry, but I do need your user ID before I can look at anything.",
+        ),
+        "May I please, once more, kindly request your name and zip code?",
+        "I'll need either your email address, or your full name together with your zip code. Could you share one?",
+        "I'd be happy to help! Before I can access your orders, I need to verify who you are.",
     ],
 )
 def test_a_request_for_information_is_no_proposal(question: str) -> None:
@@ -122,10 +141,14 @@ def test_a_request_for_information_is_no_proposal(question: str) -> None:
         ("How would you like to proceed?", "I want to cancel my order #W1000001, because I no longer need it."),
         ("May I have the colour of the lantern?", "I don't know."),
         ("Would you like a refund, or shall I send it again?", "I don't know."),
+        ("To proceed, could you let me know why you want to cancel it?", "No longer needed."),
+        ("Which order is this about?", "I want to cancel my order #W1000001, because I no longer need it."),
+        ("To confirm: should the order stay open, or would you like it cancelled and sent again?", "I want to cancel"),
     ],
 )
 def test_questions_that_have_no_yes_or_no_are_answered(question: str, answer: str) -> None:
-    assert converse(open_world("retail", "sample").part("base")[0][0], question) == [answer]
+    (reply,) = converse(open_world("retail", "sample").part("base")[0][0], question)
+    assert reply.startswith(answer)
 
 
 @pytest.mark.parametrize(
@@ -139,12 +162,90 @@ def test_questions_that_have_no_yes_or_no_are_answered(question: str, answer: st
             "Do I have your permission?",
             "Do you want me to cancel it or not?",
         ),
+        *("So you'd like me to do that?", "Do you authorise me to do so?", "Do you consent?", "OK to do that?"),
+        *("Would that suit you?", "Any objections?", "Everything fine?", "May I?", "What do you say, shall we do it?"),
+        *("Did I get this right: cancel it?", "Would you mind confirming it?", "Let me know when you're ready."),
+        *("- Yes, proceed\n- No, make changes\n\nWhich one is it?", "If you say no, I won't. What is your decision?"),
+        'Please reply "yes", or let me know if you\'d like to change anything.',
     ],
 )
 def test_whoever_asks_for_a_yes_gets_it(proposal: str) -> None:
     task = open_world("retail", "sample").part("base")[0][0]
     assert converse(task, f"I would cancel order #W1000001, as no longer needed. {proposal}") == [YES]
     assert converse(task_of(SCENARIO), f"I would return the lamp. {proposal}") == ["I want to keep the shade."]
+
+
+@pytest.mark.parametrize(
+    ("known", "offer", "answer"),
+    [
+        ("You are Ada.", "Would you like to hear about our newsletter?", "No, thank you."),
+        ("You are Ada.", "Would you like to add travel insurance for $30 per passenger?", "No, thank you."),
+        ("You are Ada. You do not need bags or insurance.", "Do you want travel insurance?", "I do not need bags or"),
+        ("You are Ada. You have 3 suitcases.", "How many checked bags do you need?", "I have 3 suitcases."),
+        ("You are Ada. You want a window seat.", "How many checked bags do you need?", "I don't know."),
+        ("You are Ada.", "Would you like to book this?", YES),
+        ("You are Ada.", "Do you want to proceed without insurance?", YES),
+    ],
+)
+def test_an_extra_is_declined_unless_it_is_wanted(known: str, offer: str, answer: str) -> None:
+    scenario = Scenario("You want to book a flight.", known=known)
+    booking = GoldAction(ToolCall("book_reservation", {"flight_type": "one_way", "insurance": "no"}))
+    task = replace(open_world("airline", "sample").part("base")[0][0], actions=(booking,))
+    (reply,) = converse(replace(task, prompt=opening(scenario), scenario=scenario), offer)
+    assert reply.startswith(answer)
+
+
+def test_a_proposal_that_misses_a_condition_is_declined() -> None:
+    scenario = Scenario("You want to cancel it. If you cannot refund to the gift card, no cancellation at all.")
+    proposal = "The refund would go to {}. Would you like me to proceed?"
+    task = task_of(scenario, index=7)
+    assert converse(task, proposal.format("your gift card"))[0] == YES
+    missing = converse(task, proposal.format("your credit card, not to a gift card"))[0]
+    assert missing == "No, that is not what I want. No cancellation at all."
+
+
+def test_a_correction_waits_for_a_mistake() -> None:
+    task = task_of(Scenario("You want it. If the agent proposes a different order for the lamp, say it's not the one."))
+    assert converse(task, "For the lamp, I'd cancel order #W1000001. OK?") == [YES]
+    assert "not the one" in converse(task, "For the lamp, I'd cancel order #W9999999. OK?")[0]
+
+
+def test_fallbacks_do_not_come_out_once_everything_is_done() -> None:
+    scenario = Scenario("You want it. If that is not possible, cancel the order. After that, thank the agent.")
+    turns = [Message("user", "I want it."), Message("assistant", "That isn't possible. I cancelled it. Anything else?")]
+    task = task_of(scenario)
+    assert scripted_user(task, turns, no_phone, lambda: True) == "Cancel the order."
+    assert "Cancel" not in scripted_user(task, turns, no_phone, lambda: False)
+
+
+def test_a_line_that_is_held_back_waits_for_its_condition() -> None:
+    held = (
+        "If the agent says it cannot be changed (do not mention it if the agent does not mention it), cancel the order."
+    )
+    task = task_of(Scenario(f"You want to change it. {held}"))
+    assert STOP in converse(task, "Done. Anything else?")[0]
+    assert converse(task, "It cannot be changed.") == ["Cancel the order."]
+
+
+@pytest.mark.parametrize(
+    "question", ["Does that help?", "Do you have other requests?", "Are you satisfied?", "Did I answer your question?"]
+)
+def test_whether_that_was_all_is_no_question_about_the_scenario(question: str) -> None:
+    assert STOP in converse(task_of(Scenario("You want a lamp.")), question)[0]
+
+
+@pytest.mark.parametrize(
+    "promise",
+    ["I'd be happy to help with that!", "Sure! Let me look it up.", "Of course! I'll take care of that for you."],
+)
+def test_a_promise_is_awaited(promise: str) -> None:
+    assert converse(task_of(Scenario("You want a lamp.")), promise) == ["OK."]
+
+
+def test_what_is_still_open_is_said_again() -> None:
+    task = task_of(Scenario("You want a lamp."))
+    turns = [Message("user", "I want a lamp."), Message("assistant", "Anything else?")]
+    assert scripted_user(task, turns, no_phone, lambda: True) == "I still need your help. I want a lamp."
 
 
 def test_a_change_of_mind_lasts() -> None:
@@ -282,6 +383,8 @@ def test_only_a_transfer_that_takes_place_ends_the_conversation() -> None:
     offer = "I could have you transferred to a human agent, do you want that?"
     assert TRANSFER not in converse(task, offer)[0]
     assert TRANSFER not in converse(task, "If that fails, you will be transferred to a human agent.")[0]
+    for message in ("I've transferred the money.", "Your funds have been transferred to the new account."):
+        assert TRANSFER not in converse(task, message)[0]
     for message in ("I'm transferring you to a specialist now.", "You have been transferred to a human agent."):
         assert converse(task, message) == [TRANSFER]
 
@@ -337,6 +440,18 @@ def test_a_message_that_asks_nothing_brings_nothing_out() -> None:
         ("You are happy with original payment for refund.", ["I am happy with original payment for refund."]),
         ("You want to:\n- add a bag\n- change the seat", ["I want to: add a bag, change the seat."]),
         ("The correct id is 52 (do not share this with the agent).", []),
+        (
+            "Use your address (you do not want to mention it, but it is in your profile the agent can look up).",
+            ["Use my address (it is in my profile you can look up)."],
+        ),
+        ("Say you made a mistake and provide 52.", ["I made a mistake, it is 52."]),
+        (
+            "You want to rethink for a while, and then change your mind to keep it.",
+            ["I have changed my mind and want to keep it."],
+        ),
+        ("You DID try to contact the shop.", ["I DID try to contact the shop."]),
+        ("You are French by birth and your English is not perfect.", []),
+        ("You are an interesting guy called Bo Castell.", ["I am Bo Castell."]),
     ],
 )
 def test_stage_directions_and_secrets_are_not_spoken(scenario: str, spoken: list[str]) -> None:
@@ -389,8 +504,24 @@ def test_words_of_a_question_find_refusals_and_confirmations() -> None:
     assert content_words("the and of it") == frozenset()
 
 
+HOSTILE = ("may i please, ", "i need ", "i will ", "your name ", "should the ", "did i get ", "would you like ", "not ")
+
+
 @pytest.mark.parametrize(
-    "text", ["confirm ", "need to verify ", "work ", "what and ", "your ", "total ", "no ", ":\n", "- W1\n", "is this "]
+    "text",
+    [
+        "confirm ",
+        "need to verify ",
+        "work ",
+        "what and ",
+        "your ",
+        "total ",
+        "no ",
+        ":\n",
+        "- W1\n",
+        "is this ",
+        *HOSTILE,
+    ],
 )
 def test_long_messages_are_read_in_linear_time(text: str) -> None:
     def seconds(number: int) -> float:
