@@ -128,7 +128,7 @@ def scripted_user(
         task: the task.
         turns: the conversation.
         act: carries out the user's operations.
-        is_open: whether something that the user wants is not done yet (`grading.is_open`), None if nobody knows.
+        is_open: whether something that the user wants is not done yet (`grading.is_open`), None if that is not known.
     """
     now = _Moment.of(task, turns, is_open())
     if _is_transferred(now.message):
@@ -151,7 +151,7 @@ class _Script:
     Attributes:
         identity: who they are.
         plain: sentences without a condition.
-        wishes: those of them that come out before the end, even if nobody asks.
+        wishes: those of them that come out before the end, even without a question.
         conditional: sentences with a condition.
         limit: what they are willing to pay; None: they do not say.
     """
@@ -174,7 +174,7 @@ class _Moment:
         words: its content words, with what it does (`heard`).
         said: everything that the user has said.
         messages: everything that the agent has written.
-        is_open: whether something that the user wants is not done yet, None if nobody knows.
+        is_open: whether something that the user wants is not done yet, None if that is not known.
     """
 
     task: Tau2Task

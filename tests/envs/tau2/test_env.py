@@ -396,7 +396,7 @@ class TestJudge:
         (_, reward, terminated, _, info), _ = self.play([true, false])
         assert (reward, terminated, info["reward_terms"]["false_statement"]) == (0.0, True, 1.0)
 
-    def test_tasks_without_statements_ask_nobody(self) -> None:
+    def test_tasks_without_statements_need_no_judge(self) -> None:
         (_, reward, *_), requests = self.play([], statements=())
         assert (reward, requests) == (1.0, [])
 

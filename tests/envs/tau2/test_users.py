@@ -169,7 +169,7 @@ def test_questions_that_have_no_yes_or_no_are_answered(question: str, answer: st
         'Please reply "yes", or let me know if you\'d like to change anything.',
     ],
 )
-def test_whoever_asks_for_a_yes_gets_it(proposal: str) -> None:
+def test_a_request_for_a_yes_gets_one(proposal: str) -> None:
     task = open_world("retail", "sample").part("base")[0][0]
     assert converse(task, f"I would cancel order #W1000001, as no longer needed. {proposal}") == [YES]
     assert converse(task_of(SCENARIO), f"I would return the lamp. {proposal}") == ["I want to keep the shade."]
