@@ -28,7 +28,7 @@ def test_committed_results_are_small_and_text() -> None:
     files = [path for path in BENCHMARKS.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert not [path for path in files if path.suffix in (".safetensors", ".gz", ".bin", ".pt")]
     results = [path for path in files if path.suffix == ".jsonl"]
-    assert sum(path.stat().st_size for path in results) < 1_000_000
+    assert sum(path.stat().st_size for path in results) < 1_500_000
     for path in results:
         assert all(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()), path
 
