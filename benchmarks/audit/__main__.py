@@ -129,10 +129,15 @@ def audit_one(entry: Entry, *, episodes: int) -> Row:
         "commit": commit(),
     }
     said = _portable((done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1])
-    if done.returncode not in (0, 1):
-        return {**row, "refused": said}
     file = out / "audit.json"
     report = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    broken = [result["rule"] for result in report.get("rules", ()) if result["broken"]]
+    if broken:
+        raise ConfigurationError(
+            f"Rules are broken: {', '.join(broken)}. {file} has their tracebacks; repair them first."
+        )
+    if done.returncode not in (0, 1):
+        return {**row, "refused": said}
     if report.get("exit_status") != done.returncode or not {*RULES} <= {result["rule"] for result in report["rules"]}:
         raise ConfigurationError(f"The audit of {entry.library} {entry.name} has failed: {said}. {file} is not whole.")
     row["seconds"] = round(report["seconds"], 1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import agent_r1_gym.envs  # noqa: F401 - registers the environments
+from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.registry import registered_id
 from benchmarks.audit import __main__ as table
 from benchmarks.audit.environments import Entry, entries
@@ -70,6 +72,23 @@ def test_every_published_finding_was_looked_at_and_the_page_has_the_tables() -> 
     assert len(rows) > 150 and table.not_reviewed(rows) == ""
     page = table.RESULTS.with_name("README.md").read_text(encoding="utf-8")
     assert table.by_library(rows) in page and table.by_rule(rows) in page
+
+
+def test_a_broken_rule_is_our_fault_and_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = Entry("agent-r1-gym", "Broken", "Broken", {})
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        out = Path(command[command.index("--out") + 1])
+        out.mkdir(parents=True)
+        report = {"exit_status": 2, "rules": [{"rule": "ends", "broken": "ZeroDivisionError"}]}
+        (out / "audit.json").write_text(json.dumps(report), encoding="utf-8")
+        return subprocess.CompletedProcess(command, 2, "", "")
+
+    monkeypatch.setattr(table, "REPORTS", tmp_path)
+    monkeypatch.setattr(table.subprocess, "run", run)
+    monkeypatch.setattr(table, "commit", lambda: "0" * 40)
+    with pytest.raises(ConfigurationError, match="Rules are broken: ends"):
+        table.audit_one(entry, episodes=1)
 
 
 def test_messages_name_no_place_of_this_machine() -> None:

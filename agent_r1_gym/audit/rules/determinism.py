@@ -457,7 +457,7 @@ def require_steady_clock(subject: Subject) -> None:
 
 
 def clock_decides(subject: Subject) -> bool:
-    """Whether the episodes are others at another time; False if that cannot be told."""
+    """Whether the episodes are others at another time; False if that is not known."""
     try:
         return subject.target is not None and bool(_clock_findings(subject))
     except (NotApplicable, NotRun):

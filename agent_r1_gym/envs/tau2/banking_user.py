@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agent_r1_gym.core.types import ToolCall
 from agent_r1_gym.envs.tau2.banking_customer import CARD_TYPES
 from agent_r1_gym.envs.tau2.dialogue import Fact, Kind, Reply, Script, is_refusal, read_script, topics
-from agent_r1_gym.envs.tau2.language import asking_sentences
+from agent_r1_gym.envs.tau2.language import THE_END, UNKNOWN, WAITING, YES, asking_sentences, is_closing
 from agent_r1_gym.support.json_data import parse_json
 
 if TYPE_CHECKING:
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 Act = Callable[[str, Mapping[str, Any]], str]
 DEMAND = "Please transfer me to a human agent."
 """What a customer says with each request for a human agent."""
-_YES, _UNKNOWN, _WAITING, _END = (
-    "Yes, please go ahead.",
-    "I don't know.",
-    "OK.",
-    "No, that is all. Thank you. ###STOP###",
-)
-"""What customers say without a script, as other users do (`users`)."""
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
 _ADVICE = re.compile(
     r"\b(?:recommend\w*|suggest\w*|advis\w+|appl(?:y|ication)|go (?:with|for)|choose|pick|best|ideal|perfect|suits?|"
@@ -47,14 +40,6 @@ _ADVISED_AGAINST = re.compile(
 _ASKED_BACK = re.compile(
     r"\b(?:do|did|have|are|were) you (?!(?:want|interested|happy|ready|willing)\b|(?:\w+ )?(?:like|wish|care) to\b)"
     r"|\bhave (?:you|I)\b.{0,200}\?",
-    re.IGNORECASE,
-)
-_CLOSING = re.compile(
-    r"\b(?:any|some)thing (?:else|more|further|other)\b|\bwhat else\b|\boverlooked\b|"
-    r"\b(?:other|further|more) (?:question|request|issue|concern|matter|help|assistance|service)s?\b|"
-    r"\b(?:all set|take care|goodbye|good ?bye|you['’]?re welcome|glad I could|pleasure)\b|"
-    r"\b(?:great|nice|good|wonderful|lovely) (?:day|evening|weekend)\b|\b(?:else|more) I can (?:do|help)|"
-    r"cover everything",
     re.IGNORECASE,
 )
 _CONSENT = re.compile(
@@ -135,7 +120,7 @@ _WHICH_CARD = re.compile(r"\bwhich (?:\w+ )?(?:card|one)\b", re.IGNORECASE)
 _BASICS = ("name", "user ID", "phone number", "email", "date of birth", "address")
 
 
-def act_on(task: Tau2Task, message: str, spoken: str, act: Act, *, is_closing: bool) -> list[str]:
+def act_on(task: Tau2Task, message: str, spoken: str, act: Act) -> list[str]:
     """Say and do what a message of the agent makes a customer say and do; the replies, [] without a script.
 
     Args:
@@ -143,21 +128,19 @@ def act_on(task: Tau2Task, message: str, spoken: str, act: Act, *, is_closing: b
         message: what the agent wrote.
         spoken: everything that the customer has said.
         act: carries out the customer's operations.
-        is_closing: whether the agent asks for further wishes.
     """
     if "apply_for_credit_card" not in task.world.operations.user_tools:
         return []
     calls = [action.call for action in task.actions or () if action.by_user]
     script = read_script(task.scenario.instructions)
-    is_asking = any(_CLOSING.search(sentence) is None for sentence, _ in asking_sentences(message)[-1:])
-    is_closing = is_closing or (_CLOSING.search(message) is not None and not is_asking)
-    is_end = is_closing or _HUMAN.search(message) is not None
+    is_last = is_closing(message) and all(is_closing(sentence) for sentence, _ in asking_sentences(message)[-1:])
+    is_end = is_last or _HUMAN.search(message) is not None
     demands = list(_demand(task, spoken, act, is_end=is_end)) if script is not None else []
     if done := demands or _use_given(calls, message, spoken, act):
         return done
     if script is None:
         return [reply for call in calls if (reply := _act(call, message, spoken, act))]
-    return _Customer(script, calls, spoken, act).reply(message, is_closing=is_closing)
+    return _Customer(script, calls, spoken, act).reply(message, is_last=is_last)
 
 
 def _order(line: Reply) -> int:
@@ -185,14 +168,14 @@ class _Customer:
         self._stage = self._stages(max(before, default=-1) + 1)
         self._has_acted = bool(calls) and all(_is_done(call, spoken) for call in calls)
 
-    def reply(self, message: str, *, is_closing: bool) -> list[str]:
+    def reply(self, message: str, *, is_last: bool) -> list[str]:
         """What they say next."""
         sentences = _SENTENCE.split(message)
         facts = _asked_facts(self._facts, [part for part in sentences if not _is_proposal(part)])
         if facts is not None:
             line = self._reaction(" ".join(part for part in sentences if not (_kinds(part) or _is_proposal(part))))
             said = " ".join(fact.text for fact in facts)
-            return [text for text in (said, line.text if line else "") if text] or [_UNKNOWN]
+            return [text for text in (said, line.text if line else "") if text] or [UNKNOWN]
         is_proposal = _is_proposal(message)
         line = self._reaction(message, is_proposal=is_proposal)
         if done := self._deeds(message, line):
@@ -208,14 +191,14 @@ class _Customer:
         is_question = "?" in message or "please" in message.lower()
         is_open = is_question and _IS_OPEN.search(message) is not None
         is_offer = any(is_yes_or_no for _, is_yes_or_no in asking_sentences(message)[-1:])
-        if is_offer and not (is_open or is_closing):
-            return [_YES]
+        if is_offer and not (is_open or is_last):
+            return [YES]
         if is_open and _WHICH_CARD.search(message) and (card := self._chosen()):
             return [f"The {card}."]
-        line = self._answer(message) if is_question and not is_closing else None
-        if line := line or self._next(is_closing=is_closing, is_open=is_open, is_refused=is_refusal(message)):
+        line = self._answer(message) if is_question and not is_last else None
+        if line := line or self._next(is_last=is_last, is_open=is_open, is_refused=is_refusal(message)):
             return [line.text]
-        return [_END if is_closing else _UNKNOWN if is_question else _WAITING]
+        return [THE_END if is_last else UNKNOWN if is_question else WAITING]
 
     def _deeds(self, message: str, line: Reply | None) -> list[str]:
         """The replies with which they do what a message asks for, after the reactions before it in the script."""
@@ -253,7 +236,7 @@ class _Customer:
             is_proposal: whether it waits for a yes: answers to questions, and what comes afterwards, are none to it.
         """
         words, refuses = topics(message), is_refusal(message)
-        told = topics(" ".join(part for part in _SENTENCE.split(message) if not _ASKED_BACK.search(part)))
+        stated = topics(" ".join(part for part in _SENTENCE.split(message) if not _ASKED_BACK.search(part)))
         is_done = not is_proposal and _IS_DONE.search(message) is not None
         is_question = not is_proposal and ("?" in message or "tell me" in message.lower())
         is_open = {Kind.STAGE: is_done, Kind.REACTION: True, Kind.ASKED: is_question, Kind.NEED: is_question}
@@ -265,7 +248,7 @@ class _Customer:
             and (self._has_acted or not line.follows_act)
             and _is_about(line.text, message)
         ]
-        scores = {line: self._score(line, told if line.kind is Kind.REACTION else words) for line in lines}
+        scores = {line: self._score(line, stated if line.kind is Kind.REACTION else words) for line in lines}
         best = max(lines, key=lambda line: (scores[line], -line.order), default=None)
         return best if best is not None and scores[best] > 0 else None
 
@@ -277,15 +260,15 @@ class _Customer:
         if not trigger:
             return 0.1 if line.is_refused else 0
         vague = frozenset() if line.kind is Kind.NEED else _VAGUE
-        common, told = trigger & words, len((line.words - trigger - vague) & words)
+        common, shared = trigger & words, len((line.words - trigger - vague) & words)
         if any(_opposite(word) in words for word in trigger - common):
             return 0
-        score = sum(1 / max(self._counts[word], 1) for word in common) + told / 10
+        score = sum(1 / max(self._counts[word], 1) for word in common) + shared / 10
         clear, needed = common - _VAGUE, len(trigger - _VAGUE)
         is_unique = needed < 3 and any(self._counts[word] == 1 for word in clear)
         is_met = bool(common and (not own or own & common)) and (len(clear) >= min(2, needed) or is_unique)
         is_now = self._stages(line.order) == self._stage
-        is_met = is_met or (is_asked and bool(score >= 0.5 if common else told > 1 and is_now))
+        is_met = is_met or (is_asked and bool(score >= 0.5 if common else shared > 1 and is_now))
         return round(score * (1 if is_now else 0.5), 3) if is_met else 0
 
     def _stages(self, order: int) -> int:
@@ -308,17 +291,17 @@ class _Customer:
         named = [_named(line.acts, CARD_TYPES) for line in self._replies if line.acts and line not in self._unsaid]
         return next((name for names in reversed(named) for name in names if len(names) == 1), "")
 
-    def _next(self, *, is_closing: bool, is_open: bool, is_refused: bool) -> Reply | None:
+    def _next(self, *, is_last: bool, is_open: bool, is_refused: bool) -> Reply | None:
         """The next line that they bring up themselves; none behind a condition unless the agent closes or refuses."""
         waits = False
         for line in self._unsaid:
-            if line.kind is Kind.STAGE and (self._has_acted if line.follows_act else is_closing):
+            if line.kind is Kind.STAGE and (self._has_acted if line.follows_act else is_last):
                 return line
-            if line.kind is Kind.NEED and is_open and not is_closing and self._stages(line.order) == self._stage:
+            if line.kind is Kind.NEED and is_open and not is_last and self._stages(line.order) == self._stage:
                 return line
             if line.kind is Kind.WISH and not waits:
                 return line
-            waits = waits or (line.kind in (Kind.STAGE, Kind.REACTION) and not (is_closing or is_refused))
+            waits = waits or (line.kind in (Kind.STAGE, Kind.REACTION) and not (is_last or is_refused))
         return None
 
 
@@ -326,14 +309,14 @@ def _is_proposal(message: str) -> bool:
     """Whether the last thing that a message asks for is a yes to what the agent is going to do."""
     sentence, is_yes_or_no = next(iter(asking_sentences(message)[-1:]), ("", False))
     is_proposal = is_yes_or_no or _CONSENT.search(sentence) is not None
-    return is_proposal and not any(pattern.search(sentence) for pattern in (_OFFER, _CLOSING, _IDENTITY))
+    return is_proposal and not (is_closing(sentence) or _OFFER.search(sentence) or _IDENTITY.search(sentence))
 
 
 def _with_consent(line: Reply | None) -> str:
     """What they say to a proposal: the line that it brings to mind, and yes unless the line decides or asks back."""
     if line is None or not line.text:
-        return _YES
-    return line.text if _WITHHOLDS.search(line.text) or _AGREES.search(line.text) else f"{line.text} {_YES}"
+        return YES
+    return line.text if _WITHHOLDS.search(line.text) or _AGREES.search(line.text) else f"{line.text} {YES}"
 
 
 def _is_about(text: str, message: str) -> bool:
@@ -355,8 +338,8 @@ def _named_facts(sentence: str) -> set[str]:
 
 
 def _is_request(sentence: str) -> bool:
-    is_told = _OWN_ACTION.search(sentence) is not None and "?" not in sentence
-    return _REQUEST.search(sentence) is not None and not is_told
+    is_announced = _OWN_ACTION.search(sentence) is not None and "?" not in sentence
+    return _REQUEST.search(sentence) is not None and not is_announced
 
 
 def _kinds(sentence: str) -> set[str]:
@@ -368,7 +351,7 @@ def _kinds(sentence: str) -> set[str]:
 
 
 def _asked_facts(facts: Iterable[Fact], sentences: Iterable[str]) -> list[Fact] | None:
-    """What they are asked about themselves, None if they are not; who is to prove their identity tells the basics.
+    """What they are asked about themselves, None if they are not; who is to prove their identity gives the basics.
 
     "Those details" are all that was named before, and a list belongs to the request above it.
     """
@@ -421,7 +404,7 @@ def _act(call: ToolCall, message: str, spoken: str, act: Act, *, is_due: bool = 
 
 
 def _is_done(call: ToolCall, spoken: str) -> bool:
-    """Whether the customer has told that they did something."""
+    """Whether the customer has said that they did something."""
     arguments = call.arguments
     if call.name == "apply_for_credit_card":
         return "Credit card application submitted" in spoken
@@ -459,8 +442,8 @@ def _is_handed_over(call: ToolCall, message: str) -> bool:
     verb, *words = re.findall(r"[a-z]+", name)
     is_named = any(name in part for part in sentences)
     if not is_named and all(re.search(rf"\b{word}", message, re.IGNORECASE) for word in words):
-        told = (part for part in sentences if not (_ASKED_BACK.search(part) or _OWN_ACTION.search(part)))
-        is_named = any(re.search(rf"\b{verb}\b", part, re.IGNORECASE) and _TELLS.search(part) for part in told)
+        orders = (part for part in sentences if not (_ASKED_BACK.search(part) or _OWN_ACTION.search(part)))
+        is_named = any(re.search(rf"\b{verb}\b", part, re.IGNORECASE) and _TELLS.search(part) for part in orders)
     named, own = _named(message, CARD_TYPES), _named(str(call.arguments.get("arguments")), CARD_TYPES)
     is_about = named & own or not (named and own)
     return bool(is_named and is_about) and all(any(value in part for part in sentences) for value in objects)

@@ -75,7 +75,7 @@ _WANTED = re.compile(
 )
 _OWN = re.compile(r"^(?:(?:But|And|Now|About [^,]*),? )?(?:I\b|My .*\b(?:is|are|was|were|has|have)\b)(?!.*\bto\.$)")
 _THIRD_PERSON = re.compile(r"\b(available to) (?:her|him)\b")
-"""A slip of scenarios that introduce their character as somebody else."""
+"""A slip of scenarios that introduce their character as someone else."""
 _OBJECT = re.compile(r"\b(charged|charging|on|with|sent|gave|told) I\b(?=[.,]| (?:the|a|an|\w+ly)\b)")
 _SAYS_FIRST = re.compile(r"^\W*Start by saying (?:that )?", re.IGNORECASE)
 _ABOUT_ACTING = re.compile(
@@ -200,7 +200,7 @@ class Fact:
     Attributes:
         kind: a key of what it is about, such as "email".
         text: the sentence.
-        is_reserved: whether it is told only if asked for by name.
+        is_reserved: whether it is given only to who asks for it by name.
     """
 
     kind: str
@@ -245,13 +245,13 @@ def read_script(text: str) -> Script | None:
         opening = quotes[0][2]  # the first long sentence to say
     if opening is not None:
         said = [_reply(*quote) for quote in quotes if quote[2] != opening]
-        told = [*_directions(plain), *_background(plain, facts)]
+        rest = [*_directions(plain), *_background(plain, facts)]
     else:
         said = [line for line in starmap(_reply, quotes) if line.kind is not Kind.WISH]
-        told = list(_sentences(re.sub(r"\"[^\"]*\"", "", plain), facts))
-        wishes = [line.text for line in told if line.kind is Kind.WISH and _WANTED.search(line.text)]
+        rest = list(_sentences(re.sub(r"\"[^\"]*\"", "", plain), facts))
+        wishes = [line.text for line in rest if line.kind is Kind.WISH and _WANTED.search(line.text)]
         opening = _start(plain) or " ".join(wishes[:2]) or "Hello, I need help."
-    every = [*said, *(line for line in told if not line.text or line.text not in opening)]
+    every = [*said, *(line for line in rest if not line.text or line.text not in opening)]
     every.sort(key=lambda line: line.kind is Kind.FACT)
     return Script(opening, facts, tuple(replace(line, order=order) for order, line in enumerate(every)))
 
@@ -427,17 +427,17 @@ def _as_said(text: str) -> str:
 
 
 def _background(text: str, facts: tuple[Fact, ...]) -> Iterator[Reply]:
-    """Yield what a text tells of the situation before it comes to the script: to answer questions with."""
+    """Yield what a text says of the situation before it comes to the script: to answer questions with."""
     for row in text.split("\n"):
         if _SECTION.search(row):
             return
         item = _ITEM.match(row)
         content = re.sub(r"^Your (?:\w+ )?(?:situation|goal|character)[^:]*: ", "", row[item.end() :] if item else row)
         if item and " - " in content:
-            told = [_as_said(content)]  # an item is one thing to tell
+            found = [_as_said(content)]  # an item is one thing to tell
         else:
-            told = [_OBJECT.sub(r"\1 me", line.text) for line in lines(content) if line.trigger is None]
-        for sentence in told:
+            found = [_OBJECT.sub(r"\1 me", line.text) for line in lines(content) if line.trigger is None]
+        for sentence in found:
             is_known = any(fact.text[:-1] in sentence for fact in facts) or _FACT.match(sentence)
             is_own = _OWN.search(sentence) or (item and " - " in content and re.search(r"\b(?:I|my)\b", sentence))
             if is_own and not (is_known or _ABOUT_ACTING.search(sentence)):

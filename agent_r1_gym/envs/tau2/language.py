@@ -19,6 +19,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agent_r1_gym.envs.tau2.tasks import Scenario
 
+# --- set phrases -----------------------------------------------------------------------------------------------------
+
+STOP, TRANSFER, OUT_OF_SCOPE = "###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###"
+"""What a user says last: the request is dealt with, a human takes over, or the scenario does not say how to go on."""
+END_TOKENS = (STOP, TRANSFER, OUT_OF_SCOPE)
+YES, NO = "Yes, please go ahead.", "No, that is not what I want."
+UNKNOWN, WAITING = "I don't know.", "OK."
+NOTHING_ELSE = "No, that is all."
+THE_END = f"{NOTHING_ELSE} Thank you. {STOP}"
+
 # --- what a message does ---------------------------------------------------------------------------------------------
 
 REFUSED, CONFIRM = "<refused>", "<confirm>"
@@ -58,7 +68,8 @@ _CLOSING = re.compile(
     r"\b(?:(?:any|some)thing (?:else|more|further|(?:that )?i (?:have )?(?:overlook|miss|forg)\w*)|(?:good|bye-)?bye|"
     r"take care(?! of)|you're welcome|(?<!be )happy to help|further service|(?:that|this) (?:be )?all\b|"
     r"(?:any|some) (?:other|more|further) (?:question|request|help|assistance|concern|matter|item|change)s?|"
-    r"other (?:question|request)s|"
+    r"other (?:question|request)s|(?:other|more|further) issues?|what else|all set|glad i could|pleasure|"
+    r"cover everything|"
     r"(?:is|was|be) (?:that|this) everything|(?:that|this) (?:is|be|covers?) everything|are you satisfied|"
     r"(?:does|did) (?:that|this|it|i) (?:help|answer|clarify|resolve|cover|clear)|"
     r"(?:great|nice|good|wonderful|lovely|pleasant) (?:day|evening|weekend|one|rest))\b",
@@ -134,6 +145,11 @@ _AGREE_IF = re.compile(
 )
 
 
+def is_closing(text: str) -> bool:
+    """Whether a text has a phrase that closes a conversation; a message also needs to ask for nothing (`heard`)."""
+    return _CLOSING.search(plain_text(text)) is not None
+
+
 def plain_text(text: str) -> str:
     """A message with straight quotes, without marks of emphasis, and with its list items behind hyphens."""
     text = re.sub(r"^[ \t]*(?:\*|•|\d+[.)])[ \t]+", "- ", text, flags=re.MULTILINE)
@@ -159,7 +175,7 @@ def asking_sentences(text: str) -> list[tuple[str, bool]]:
             found.append((sentence, False))
         elif _ASKS_TO_AGREE.search(sentence) and (is_question or _AGREE_IF.search(sentence)):
             found.append((sentence, True))
-        elif is_question and not _CLOSING.search(sentence):
+        elif is_question and not is_closing(sentence):
             found.append((sentence, _OFFERS.search(sentence) is not None and not _CHOICE.search(sentence)))
     return found
 
@@ -176,7 +192,7 @@ def heard(message: str) -> frozenset[str]:
         found.add(DONE)
     if _PENDING.search(text):
         found.add(PENDING)
-    if _CLOSING.search(text) and not {ASKED, CONFIRM} & found:
+    if is_closing(text) and not {ASKED, CONFIRM} & found:
         found.add(CLOSING)
     return frozenset(found)
 

@@ -15,8 +15,8 @@ from agent_r1_gym.core.types import ScriptedPolicy, Task, ToolCall, Transition
 from agent_r1_gym.envs.tau2.banking import described, names_tool
 from agent_r1_gym.envs.tau2.grading import user_calls
 from agent_r1_gym.envs.tau2.knowledge import SEARCH
+from agent_r1_gym.envs.tau2.language import YES
 from agent_r1_gym.envs.tau2.tasks import GoldAction, Tau2Task
-from agent_r1_gym.envs.tau2.users import YES
 
 _WHO = "Hello! Could you please tell me your name, and your user id, e-mail address or zip code?"
 _ELSE = "Is there anything else that I can help you with?"

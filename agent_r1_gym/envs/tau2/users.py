@@ -26,10 +26,20 @@ from agent_r1_gym.envs.tau2.language import (
     CLOSING,
     CONFIRM,
     DONE,
+    END_TOKENS,
     HELD,
+    NO,
+    NOTHING_ELSE,
+    OUT_OF_SCOPE,
     OVER,
     REFUSED,
+    STOP,
+    THE_END,
+    TRANSFER,
     UNDER,
+    UNKNOWN,
+    WAITING,
+    YES,
     Line,
     asking_sentences,
     content_words,
@@ -60,21 +70,11 @@ User = Callable[[Tau2Task, Sequence[Message], Act], str]
 """Says the next turn of a conversation, whose turns have the role "user" (its own) or "assistant"; what the user did
 before is a turn of its own with one of `tool_calls`, and one with the role "tool" and the result."""
 
-STOP, TRANSFER, OUT_OF_SCOPE = "###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###"
-"""What a user says last: the request is dealt with, a human takes over, or the scenario does not say how to go on."""
-END_TOKENS = (STOP, TRANSFER, OUT_OF_SCOPE)
-
 # --- scripted users --------------------------------------------------------------------------------------------------
 
 MESSAGE_USER = "message_user"
 """Name of the tool that plays the user."""
-YES = "Yes, please go ahead."
-_NO = "No, that is not what I want."
-_UNKNOWN = "I don't know."
-_WAITING = "OK."
 _WORKS = "Yes, it works now."
-_NOTHING_ELSE = "No, that is all."
-_THE_END = f"{_NOTHING_ELSE} Thank you. {STOP}"
 _STILL_OPEN = "I still need your help."
 _MAX_REPEATS = 3
 _TRANSFERRED = re.compile(
@@ -112,9 +112,7 @@ _IF_NEEDED = re.compile(r"\bif (?:necessary|needed)\b|\bconsider the issue resol
 _STATUS_QUESTION = re.compile(r"\b(?:work(?:s|ing)?|resolved|fixed|solved)\b[^.]{0,80}\?", re.IGNORECASE)
 
 
-def scripted_user(
-    task: Tau2Task, turns: Sequence[Message], act: Act, is_open: Callable[[], bool | None] = lambda: None
-) -> str:
+def scripted_user(task: Tau2Task, turns: Sequence[Message], act: Act, *, is_open: bool | None = None) -> str:
     """Say what the scenario says, and nothing else.
 
     The user states the reason first (`Tau2Task.prompt`). Then it answers questions with the sentences of the scenario
@@ -130,11 +128,11 @@ def scripted_user(
         act: carries out the user's operations.
         is_open: whether something that the user wants is not done yet (`grading.is_open`), None if that is not known.
     """
-    now = _Moment.of(task, turns, is_open())
+    now = _Moment.of(task, turns, is_open)
     if _is_transferred(now.message):
         reply = TRANSFER
-    elif CLOSING in now.words and now.is_open is False and _is_told(now):
-        reply = _THE_END
+    elif CLOSING in now.words and now.is_open is False and _is_informed(now):
+        reply = THE_END
     else:
         reply = "\n".join(_deeds(now, turns[-1].content, act)) or _say(now, act)
     if STOP in reply and REFUSED not in now.words and now.is_open:
@@ -207,9 +205,7 @@ class _Moment:
 @functools.lru_cache(maxsize=1024)
 def _script(scenario: Scenario) -> _Script:
     if scenario.replies is not None:
-        plain = tuple(line for line in scenario.replies if line.trigger is None)
-        conditional = tuple(line for line in scenario.replies if line.trigger is not None)
-        return _Script(scenario.known, plain, plain, conditional, limit=None)
+        return _Script("", (), (), (), limit=None)  # `banking_user` says what stands in a script
     known = [line for part in (scenario.known, scenario.unknown) for line in lines(part)]
     wishes = [*lines(scenario.reason), *lines(scenario.instructions)]
     return _Script(
@@ -229,7 +225,7 @@ def _is_transferred(message: str) -> bool:
     )
 
 
-def _is_told(now: _Moment) -> bool:
+def _is_informed(now: _Moment) -> bool:
     """Whether the user knows what it wants to know; of statements about the conversation, only a judge can say so."""
     task = now.task
     asks = task.nl_assertions and "NL_ASSERTION" in task.reward_basis
@@ -239,7 +235,7 @@ def _is_told(now: _Moment) -> bool:
 def _deeds(now: _Moment, message: str, act: Act) -> list[str]:
     """What the user does with its telephone or at its bank, if the message, as it was written, asks for it."""
     results = follow(message, now.task.world.operations.user_tools, act)
-    return results or act_on(now.task, message, now.said, act, is_closing=CLOSING in now.words)
+    return results or act_on(now.task, message, now.said, act)
 
 
 def _say(now: _Moment, act: Act) -> str:
@@ -249,7 +245,7 @@ def _say(now: _Moment, act: Act) -> str:
     is_special = any({ASKED} < (line.trigger or frozenset()) & asked for line in triggered)
     if asks_who and script.identity not in now.said and not is_special:
         return script.identity
-    if now.task.scenario.replies is None and (declined := unwanted_extra(now.task, now.message, script.plain)):
+    if declined := unwanted_extra(now.task, now.message, script.plain):
         return declined
     if CONFIRM in now.words:
         return _answer_to_proposal(now, triggered)
@@ -277,7 +273,7 @@ def _answer(now: _Moment) -> str:
     script, is_question, is_about = now.script, ASKED in now.words, False
     if is_question:
         question = " ".join(sentence for sentence, _ in asking_sentences(now.message))
-        is_about = now.task.scenario.replies is None and _ABOUT_SOMETHING.search(question) is not None
+        is_about = _ABOUT_SOMETHING.search(question) is not None
         asked = content_words(question)
         if matching := _about(script, asked, now.said) or _about(script, now.words, now.said):
             new = [line for line in matching if line.text not in now.said]
@@ -289,10 +285,10 @@ def _answer(now: _Moment) -> str:
         if wishes:
             return wishes[0].text
     if is_end:
-        return _NOTHING_ELSE if _BEFORE.search(now.message) else _THE_END
+        return NOTHING_ELSE if _BEFORE.search(now.message) else THE_END
     if is_question:
-        return now.task.prompt if _OPEN_QUESTION.search(now.message) else _UNKNOWN
-    return _WAITING
+        return now.task.prompt if _OPEN_QUESTION.search(now.message) else UNKNOWN
+    return WAITING
 
 
 def _about(script: _Script, words: frozenset[str], said: str) -> list[Line]:
@@ -362,7 +358,7 @@ def _answer_to_proposal(now: _Moment, triggered: Sequence[Line]) -> str:
     objection = objection_to(now.task, now.message, now.said, now.script.plain, now.script.conditional)
     if objection is None:
         return YES
-    return f"{_NO} {triggered[0].text if triggered else objection}"
+    return f"{NO} {triggered[0].text if triggered else objection}"
 
 
 def _gold_reason(now: _Moment) -> str | None:
@@ -579,7 +575,7 @@ class UserTool(Tool):
 
         seen = (*conversation.turns, message)
         if self._user is scripted_user:
-            reply = scripted_user(task, seen, act, lambda: is_open(task, database.changes))
+            reply = scripted_user(task, seen, act, is_open=is_open(task, database.changes))
         else:
             reply = self._user(task, seen, act)
         conversation.turns.append(message)

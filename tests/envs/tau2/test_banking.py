@@ -20,9 +20,10 @@ from agent_r1_gym.envs.tau2.dialogue import Kind, read_script
 from agent_r1_gym.envs.tau2.env import Tau2BankingEnv, Tau2Env, Tau2RetailEnv
 from agent_r1_gym.envs.tau2.grading import grade
 from agent_r1_gym.envs.tau2.knowledge import VARIANTS, GrepTool, SearchTool
+from agent_r1_gym.envs.tau2.language import STOP, TRANSFER
 from agent_r1_gym.envs.tau2.sample import sample_files
 from agent_r1_gym.envs.tau2.tasks import Tau2Task, open_world
-from agent_r1_gym.envs.tau2.users import STOP, TRANSFER, scripted_user
+from agent_r1_gym.envs.tau2.users import scripted_user
 from agent_r1_gym.errors import ConfigurationError, DatasetError, ToolError
 from tests.kit.environments import play_script
 

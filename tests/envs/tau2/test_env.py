@@ -19,8 +19,9 @@ from agent_r1_gym.core.types import Message, ToolCall
 from agent_r1_gym.env_checker import CheckedEnv
 from agent_r1_gym.envs.tau2.database import Database
 from agent_r1_gym.envs.tau2.env import Tau2AirlineEnv, Tau2BankingEnv, Tau2Env, Tau2RetailEnv, Tau2TelecomEnv
+from agent_r1_gym.envs.tau2.language import OUT_OF_SCOPE, STOP, TRANSFER
 from agent_r1_gym.envs.tau2.tasks import Tau2Task
-from agent_r1_gym.envs.tau2.users import OUT_OF_SCOPE, STOP, TRANSFER, Act
+from agent_r1_gym.envs.tau2.users import Act
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from tests.kit.chat_endpoint import completion, endpoint
 from tests.kit.environments import play_script

@@ -9,7 +9,7 @@ import pytest
 
 from agent_r1_gym.core.types import Message, ToolCall
 from agent_r1_gym.envs.tau2.database import Database, differences
-from agent_r1_gym.envs.tau2.grading import Verdict, grade, has_actions, is_communicated
+from agent_r1_gym.envs.tau2.grading import Verdict, grade, has_actions, is_communicated, is_open
 from agent_r1_gym.envs.tau2.tasks import EnvAssertion, GoldAction, Tau2Task, World, _make_world, open_world
 
 CANCEL = ToolCall("cancel_pending_order", {"order_id": "#W1000001", "reason": "no longer needed"})
@@ -141,6 +141,19 @@ class TestProduct:
         assert grade(stated, changes, (), [], statements=[True]).reward == 1.0
         verdict = grade(stated, changes, (), [], statements=[True, False])
         assert (verdict.reward, verdict.failures) == (0.0, ("false_statement",))
+
+    def test_a_task_is_open_until_each_value_that_has_to_change_did(self) -> None:
+        asked = task()
+        assert is_open(asked, {}) is True
+        assert is_open(asked, after(CANCEL, of=asked)) is False
+        (table, rows) = next(iter(after(CANCEL, of=asked).items()))
+        (key,) = rows
+        row = Database(asked.world.tables).find(table, key)
+        assert row is not None
+        half = {**row, "status": rows[key]["status"]}  # of several values that the order gets
+        assert half != rows[key]
+        assert is_open(asked, {table: {key: half}}) is True
+        assert is_open(task(reward_basis=("ACTION",)), {}) is None
 
 
 class TestAssertions:

@@ -15,10 +15,11 @@ from agent_r1_gym.core.types import Message, ToolCall
 from agent_r1_gym.envs.tau2.dialogue import read_script
 from agent_r1_gym.envs.tau2.env import Tau2BankingEnv
 from agent_r1_gym.envs.tau2.grading import user_calls
+from agent_r1_gym.envs.tau2.language import STOP, YES
 from agent_r1_gym.envs.tau2.phone_user import follow
 from agent_r1_gym.envs.tau2.sample import sample_files
 from agent_r1_gym.envs.tau2.tasks import GoldAction, Scenario, Tau2Task, open_world
-from agent_r1_gym.envs.tau2.users import MESSAGE_USER, STOP, YES, scripted_user
+from agent_r1_gym.envs.tau2.users import MESSAGE_USER, scripted_user
 from tests.kit.data import shared_file
 
 APPLIED = ["apply_for_credit_card"]

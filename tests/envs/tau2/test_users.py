@@ -10,9 +10,18 @@ from typing import Any
 import pytest
 
 from agent_r1_gym.core.types import Message, ToolCall
-from agent_r1_gym.envs.tau2.language import content_words, first_person, lines, opening
+from agent_r1_gym.envs.tau2.language import (
+    OUT_OF_SCOPE,
+    STOP,
+    TRANSFER,
+    YES,
+    content_words,
+    first_person,
+    lines,
+    opening,
+)
 from agent_r1_gym.envs.tau2.tasks import GoldAction, Scenario, Tau2Task, open_world
-from agent_r1_gym.envs.tau2.users import OUT_OF_SCOPE, STOP, TRANSFER, YES, scripted_user
+from agent_r1_gym.envs.tau2.users import scripted_user
 
 SCENARIO = Scenario(
     reason="You want to return the lamp, but if the agent asks you to confirm, you want to keep the shade. "
@@ -214,8 +223,8 @@ def test_fallbacks_do_not_come_out_once_everything_is_done() -> None:
     scenario = Scenario("You want it. If that is not possible, cancel the order. After that, thank the agent.")
     turns = [Message("user", "I want it."), Message("assistant", "That isn't possible. I cancelled it. Anything else?")]
     task = task_of(scenario)
-    assert scripted_user(task, turns, no_phone, lambda: True) == "Cancel the order."
-    assert "Cancel" not in scripted_user(task, turns, no_phone, lambda: False)
+    assert scripted_user(task, turns, no_phone, is_open=True) == "Cancel the order."
+    assert "Cancel" not in scripted_user(task, turns, no_phone, is_open=False)
 
 
 def test_a_line_that_is_held_back_waits_for_its_condition() -> None:
@@ -245,7 +254,7 @@ def test_a_promise_is_awaited(promise: str) -> None:
 def test_what_is_still_open_is_said_again() -> None:
     task = task_of(Scenario("You want a lamp."))
     turns = [Message("user", "I want a lamp."), Message("assistant", "Anything else?")]
-    assert scripted_user(task, turns, no_phone, lambda: True) == "I still need your help. I want a lamp."
+    assert scripted_user(task, turns, no_phone, is_open=True) == "I still need your help. I want a lamp."
 
 
 def test_a_change_of_mind_lasts() -> None:
