@@ -63,8 +63,8 @@ class StatementJudge:
             },
             temperature=0.0,
             votes=1,
-            max_tokens=4_096,
-            timeout=60.0,
+            max_tokens=2_048,
+            timeout=300.0,
             retries=2,
             max_requests=None,
         )
