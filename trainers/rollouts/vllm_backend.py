@@ -83,6 +83,8 @@ class VLLMBackend:
         self.prompt_tokens = self.cached_tokens = 0
         self._shared = torch.distributed.is_initialized()
         self._llm = _start(options)
+        if self._shared:
+            self._keep_process_group()
         self._scratch = tempfile.TemporaryDirectory(prefix="agent-r1-adapters-")
         self._adapter: Any = None
         self._asleep = False
@@ -163,6 +165,12 @@ class VLLMBackend:
         else:
             client.shutdown()
         self._scratch.cleanup()
+
+    def _keep_process_group(self) -> None:
+        """Take back what vLLM (0.32) does when its client is collected: it ends the trainer's process group too."""
+        finalizer = getattr(self._llm.llm_engine.engine_core, "_finalizer", None)
+        if finalizer is not None:
+            finalizer.detach()
 
     def _wake(self) -> None:
         if self._asleep:

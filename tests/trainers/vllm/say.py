@@ -8,9 +8,19 @@ from typing import Any
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
+from tests.kit.programs import Client, user
 from tests.kit.say_env import register_say
 from trainers.commands.train.building import build_trainer
 from trainers.config.agent import AgentConfig
+
+
+AGENT = f"{__name__}:ask"
+"""A program that plays an episode of it, as `agent` names it."""
+
+
+def ask(task: str, base_url: str, api_key: str) -> None:
+    """Asks the model for one turn, which is the answer."""
+    Client(base_url, api_key).chat([user(task)])
 
 
 def say_config(folder: Path, env_id: str, **changes: Any) -> AgentConfig:

@@ -18,7 +18,7 @@ from benchmarks.common.servers import VLLMServer
 from tests.kit.models import ScriptedSession, make_model
 from tests.kit.say_env import save_model
 from tests.trainers.rollouts.test_engines import assert_replays, tokens
-from tests.trainers.vllm.say import learns_in_twenty_steps
+from tests.trainers.vllm.say import AGENT, learns_in_twenty_steps
 from trainers.rollouts.request_engine import RequestEngine, SamplingOptions
 from trainers.rollouts.vllm_client import VLLMServerBackend, VLLMServerOptions
 
@@ -93,6 +93,11 @@ def test_a_model_and_a_rank_that_it_was_not_started_with(tmp_path: Path, server:
     with pytest.raises(ConfigurationError, match="has another model than the one that is trained"):
         servers.sync(get_peft_model(other, LoraConfig(r=8)))
     servers.close()
+
+
+def test_twenty_steps_learn_through_a_program(tmp_path: Path, server: VLLMServer, model_folder: str) -> None:
+    where = {"vllm_mode": "server", "vllm_server_base_url": server.url, "env_kwargs": {"agent": AGENT}}
+    learns_in_twenty_steps(tmp_path / "run", model_folder, lora=True, **where).backend.close()
 
 
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "whole"])  # whole weights stay in the server
