@@ -291,12 +291,7 @@ class VerdictClient:
         retries: int,
         max_requests: int | None,
     ) -> None:
-        for option, text in (("model", model), ("endpoint", endpoint)):
-            check_text(f"{option} of a judge", text)
-        if not endpoint.startswith(("http://", "https://")):
-            raise ConfigurationError(
-                f"endpoint of a judge must be a URL such as http://127.0.0.1:8000/v1, got {endpoint!r}."
-            )
+        check_text("model of a judge", model)
         if max_requests is not None:
             check_integer("max_requests of a judge", max_requests, 1)
         check_integer("retries of a judge", retries, 0)

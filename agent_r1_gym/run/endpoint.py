@@ -15,13 +15,13 @@ from agent_r1_gym.core.types import Message
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError, InfrastructureTimeout
 from agent_r1_gym.support.backoff import CircuitBreaker
 from agent_r1_gym.support.chat_refusals import FieldNames, Refusal, actual_status, token_count
+from agent_r1_gym.support.checks import check_base_url
 from agent_r1_gym.support.http import RETRIED_STATUSES, HTTPClient, Response, check_headers
 
 _KEYS = ("AGENT_R1_API_KEY", "OPENAI_API_KEY")
 _REFUSED = frozenset({401, 402, 403, 404, 405})
 _EQUAL_REFUSALS = 3
 """Conversations refused in the same words, before any was answered, after which it gets no more."""
-_ADDRESS = re.compile(r"https?://[^/@?#\s]+(?:/[^@?#\s]*)?")
 
 
 class ContextLengthError(InfrastructureError):
@@ -119,9 +119,9 @@ class EndpointOptions:
     """Additional fields of the request; None drops a field."""
 
     def __post_init__(self) -> None:
+        check_base_url("base_url of an endpoint", self.base_url)
         for name, valid, expected in (
             ("model", bool(self.model), "the name of a model"),
-            ("base_url", bool(_ADDRESS.fullmatch(self.base_url)), "an address like http://127.0.0.1:8000/v1, no login"),
             ("temperature", self.temperature >= 0, "at least 0"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
             ("max_turn_tokens", self.max_turn_tokens >= 1, "at least 1"),

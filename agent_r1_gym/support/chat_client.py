@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent_r1_gym.errors import InfrastructureError
+from agent_r1_gym.support.checks import check_base_url
 
 if TYPE_CHECKING:
     from agent_r1_gym.support.http import HTTPClient
@@ -32,7 +33,8 @@ class ChatClient:
         max_retries: further attempts.
 
     Raises:
-        ConfigurationError: the API key has a line break, or another character that HTTP does not allow.
+        ConfigurationError: `url` is not an address, or HTTP does not allow a character of the API key, such as a line
+            break.
     """
 
     def __init__(
@@ -48,9 +50,10 @@ class ChatClient:
         from agent_r1_gym.support.chat_refusals import FieldNames
         from agent_r1_gym.support.http import check_headers
 
+        check_base_url(f"the address of {role}", url)
         check_headers(_headers(), f"The key of {_KEY}")
         self._model, self._url, self._timeout, self._max_retries = model, url.rstrip("/"), timeout, max_retries
-        self._role, self._sampling = role, dict(sampling)
+        self._name, self._sampling = f"The model of {role} {model} at {self._url}", dict(sampling)
         self._fields = FieldNames(f"The model of {role} {model}")
         self._client: HTTPClient | None = None
 
@@ -95,18 +98,21 @@ class ChatClient:
                 status_of=actual_status,
                 headers=_headers(),
             )
-            if answer.status == 200 or not self._fields.adapt(request, Refusal.read(answer)):
+            if answer.status == 200:
                 break
-        problem = f"The model of {self._role} {self._model} returned"
-        if answer.status != 200:
-            raise InfrastructureError(f"{problem} HTTP {answer.status}.", retry_after=retry_after)
+            refusal = Refusal.read(answer)
+            if not self._fields.adapt(request, refusal):
+                words = refusal.message.replace(os.environ.get(_KEY) or "\0", "<key>")
+                raise InfrastructureError(
+                    f"{self._name} returned HTTP {refusal.status}: {words[:300]!r}.", retry_after=retry_after
+                )
         try:
             message = json.loads(answer.body)["choices"][0]["message"]
             text, calls = message.get("content") or "", list(message.get("tool_calls") or ())
             parts = [{"type": "text", "text": text}] if isinstance(text, str) else text
             return "".join(part["text"] for part in parts if part["type"] == "text"), calls
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-            raise InfrastructureError(f"{problem} no chat completion: {answer.body[:80]!r}.") from error
+            raise InfrastructureError(f"{self._name} returned no chat completion: {answer.body[:80]!r}.") from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_client": None}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import inspect
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from threading import TIMEOUT_MAX
 from typing import Any, ClassVar, NoReturn, Self, TypeGuard
 
 from agent_r1_gym.errors import ConfigurationError, suggest
+
+_BASE_URL = re.compile(r"https?://[^/@?#\s]+(?:/[^@?#\s]*)?")
 
 
 class StrictOptions:
@@ -96,6 +99,19 @@ def check_text(name: str, value: Any) -> None:
     """Raise a `ConfigurationError` unless `value` is a string with a visible character."""
     if not isinstance(value, str) or not value.strip():
         raise ConfigurationError(f"{name} must be a non-empty string, got {value!r:.200}.")
+
+
+def check_base_url(name: str, url: Any) -> None:
+    """Refuse what is not the address of a server, with or without a path.
+
+    Raises:
+        ConfigurationError: it is none, or it has a login, a query or a fragment.
+    """
+    if not isinstance(url, str) or not _BASE_URL.fullmatch(url):
+        shown = url.partition("?")[0].rpartition("@")[2] if isinstance(url, str) else url  # the rest may be secret
+        raise ConfigurationError(
+            f"{name} must be an address like http://127.0.0.1:8000/v1, without a login or a query, got {shown!r:.80}."
+        )
 
 
 def check_path(name: str, value: Any) -> None:

@@ -408,7 +408,7 @@ class TestSetup:
     def test_wrong_arguments_are_named(self) -> None:
         for options, message in (
             ({"model": ""}, "model"),
-            ({"endpoint": "127.0.0.1:8000"}, "URL"),
+            ({"endpoint": "127.0.0.1:8000"}, "an address like"),
             ({"name": "so good"}, "identifier"),
             ({"scale": 1}, "scale"),
             ({"votes": 2}, "odd"),

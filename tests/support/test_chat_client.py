@@ -63,7 +63,7 @@ def test_a_passing_fault_does_not_lose_the_conversation(fault: Answer, slept: li
 
 def test_a_server_says_when_to_ask_again_and_a_lasting_fault_is_infrastructure(slept: list[float]) -> None:
     with served(Server(Answer(status=429, headers={"Retry-After": "7"}))) as url:
-        with pytest.raises(InfrastructureError, match="The model of the user m returned HTTP 429") as failure:
+        with pytest.raises(InfrastructureError, match=f"The model of the user m at {url} returned HTTP 429") as failure:
             client(url, max_retries=2).complete(MESSAGES)
         assert slept == [7.0, 7.0] and failure.value.retry_after == 7.0
         with pytest.raises(InfrastructureError, match="HTTP 429"):
@@ -135,3 +135,19 @@ def test_a_key_that_cannot_be_sent_is_refused_and_never_shown(monkeypatch: pytes
     with pytest.raises(InfrastructureError, match="'Authorization' has a line break at its end") as failure:
         asked.complete(MESSAGES)
     assert "sk-secret" not in str(refused.value) + str(failure.value)
+
+
+def test_an_error_quotes_the_server_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    answer = Answer(b'{"error": {"message": "Incorrect API key provided: sk-secret."}}', status=401)
+    with served(Server(answer)) as url, pytest.raises(InfrastructureError, match=r"401: 'Incorrect .*: <key>\.'"):
+        client(url).complete(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8000/v1", "ftp://x/", "http://user:secret@x/v1", "http://x/v1?key=secret"]
+)
+def test_what_is_no_address_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"the address of the user must be .* like http://") as refusal:
+        client(url)
+    assert "secret" not in str(refusal.value)

@@ -29,6 +29,7 @@ from accelerate.utils import broadcast_object_list  # type: ignore[import-untype
 from safetensors.torch import save_file
 
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
+from agent_r1_gym.support.checks import check_base_url
 from agent_r1_gym.support.concurrency import submit_call
 from agent_r1_gym.support.http import HTTPClient
 from trainers.rollouts.request_engine import SampledTurn, SamplingOptions, TurnRequest
@@ -452,6 +453,7 @@ class VLLMServerClient:
     """One server: who it is, whether it is up, and how many requests it has."""
 
     def __init__(self, url: str) -> None:
+        check_base_url("vllm_server_base_url", url)
         self.url = url.rstrip("/")
         self.base_model = ""
         self.in_flight = 0

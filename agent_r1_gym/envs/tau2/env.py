@@ -19,7 +19,7 @@ from agent_r1_gym.envs.tau2.scripts import SCRIPTS, gold_turn
 from agent_r1_gym.envs.tau2.tasks import DOMAINS, Tau2Task, World, open_world
 from agent_r1_gym.envs.tau2.users import EpisodeStart, ModelUser, User, UserTool, scripted_user
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.support.checks import check_choice, check_path, check_split, check_text
+from agent_r1_gym.support.checks import check_choice, check_path, check_split
 
 _DEFAULT_URL = "http://127.0.0.1:8000/v1"
 _ENDPOINT = "openai:"
@@ -396,7 +396,7 @@ def _choose_retrieval(
 def _make_user(user: Any, url: str | None) -> User:
     if not callable(user) and user != "scripted":
         expected = "'scripted', 'openai:MODEL' or a function"
-        return ModelUser(_model_of("user", user, expected), _url_of("user_url", url))
+        return ModelUser(_model_of("user", user, expected), _DEFAULT_URL if url is None else url)
     if url is not None:
         raise ConfigurationError(f"user_url={url!r} needs user='openai:MODEL', or drop it.")
     return user if callable(user) else scripted_user
@@ -404,7 +404,7 @@ def _make_user(user: Any, url: str | None) -> User:
 
 def _make_judge(judge: Any, url: str | None) -> StatementJudge | None:
     if judge is not None:
-        return StatementJudge(_model_of("judge", judge, "'openai:MODEL' or None"), _url_of("judge_url", url))
+        return StatementJudge(_model_of("judge", judge, "'openai:MODEL' or None"), _DEFAULT_URL if url is None else url)
     if url is not None:
         raise ConfigurationError(f"judge_url={url!r} needs judge='openai:MODEL', or drop it.")
     return None
@@ -414,10 +414,3 @@ def _model_of(option: str, value: Any, expected: str) -> str:
     if not isinstance(value, str) or not value.startswith(_ENDPOINT) or value == _ENDPOINT:
         raise ConfigurationError(f"{option} must be {expected}, got {value!r:.80}.")
     return value.removeprefix(_ENDPOINT)
-
-
-def _url_of(option: str, url: str | None) -> str:
-    if url is None:
-        return _DEFAULT_URL
-    check_text(option, url)
-    return url

@@ -13,7 +13,6 @@ from tests.kit.say_env import register_say
 from trainers.commands.train.building import build_trainer
 from trainers.config.agent import AgentConfig
 
-
 AGENT = f"{__name__}:ask"
 """A program that plays an episode of it, as `agent` names it."""
 
