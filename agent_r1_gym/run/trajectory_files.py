@@ -344,9 +344,7 @@ def from_atif(row: Row, where: str, number: int) -> Conversation:
             for call in _objects(step, "tool_calls", at)
         )
         messages.append(Message(role, content, tool_calls=calls))
-        for result in _objects(_optional(step, "observation", dict, at), "results", at):
-            text = _text(result.get("content"), at)
-            messages.append(Message("tool", text, tool_call_id=result.get("source_call_id")))
+        messages += _observed(_objects(_optional(step, "observation", dict, at), "results", at), messages[-1], at)
         if role != "assistant":
             continue
         if step.get("is_copied_context"):
@@ -362,6 +360,21 @@ def from_atif(row: Row, where: str, number: int) -> Conversation:
     further = {"tools": agent.get("tool_definitions"), "actions": actions, "rewards": rewards, "metadata": extra}
     identifier = row.get("trajectory_id") or row.get("session_id")
     return _conversation(further, messages, where, number, turns=turns, identifier=identifier)
+
+
+def _observed(results: Sequence[Mapping[str, Any]], turn: Message, at: str) -> list[Message]:
+    """What follows a step of ATIF: the results of its calls, then as a user turn what belongs to none of them."""
+    unnamed = len(turn.tool_calls) - sum(result.get("source_call_id") is not None for result in results)
+    answers, notes = list[Message](), list[str]()
+    for result in results:
+        text, named = _text(result.get("content"), at), result.get("source_call_id")
+        is_note = named is None and unnamed <= 0 and (turn.tool_calls or turn.role != "assistant")
+        if is_note:
+            notes.append(text)
+            continue
+        unnamed -= named is None
+        answers.append(Message("tool", text, tool_call_id=named))
+    return answers + ([Message("user", "\n".join(notes))] if notes else [])
 
 
 def _conversation(

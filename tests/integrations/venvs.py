@@ -68,6 +68,12 @@ def _classical(package: str, pick: str, *needs: str, **more: Any) -> Library:
 
 
 LIBRARIES: Mapping[str, Library] = {
+    "ATIF's readers": Library(
+        package="atif",
+        page="trajectories.md",
+        tests=["tests/integrations/test_atif.py"],
+        needs=["nvidia-nat-atif"],
+    ),
     "GEM": Library(
         package="gem-llm",
         page="libraries/gem.md",

@@ -141,6 +141,26 @@ def test_examples_of_the_formats_themselves_are_read(tmp_path: Path) -> None:
         assert read.turns == 2
 
 
+def test_what_an_atif_observation_says_of_no_call_is_a_user_turn(tmp_path: Path) -> None:
+    calls = [{"tool_call_id": "x", "function_name": "w", "arguments": {}}]
+    results = [{"content": "disk full"}, {"source_call_id": "x", "content": "sun"}]
+    steps = [
+        {"source": "system", "message": "Be brief.", "observation": {"results": [{"content": "started"}]}},
+        {"source": "user", "message": "Weather?"},
+        {"source": "agent", "message": "", "tool_calls": calls, "observation": {"results": results}},
+        {"source": "agent", "message": "", "tool_calls": calls, "observation": {"results": results[:1]}},
+        {"source": "agent", "message": "Sun."},
+    ]
+    file = tmp_path / "file.json"
+    file.write_text(json.dumps({"schema_version": "ATIF-v1.7", "steps": steps}))
+    (read,) = read_conversations(file)
+    assert [(message.role, message.content) for message in read.messages] == [
+        *(("system", "Be brief."), ("user", "started"), ("user", "Weather?")),
+        *(("assistant", ""), ("tool", "sun"), ("user", "disk full")),
+        *(("assistant", ""), ("tool", "disk full"), ("assistant", "Sun.")),  # without an id it may be the call's
+    ]
+
+
 def test_turns_are_written_in_the_format_of_an_environment() -> None:
     messages = (
         Message("user", "Who?"),
