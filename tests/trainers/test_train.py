@@ -7,8 +7,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import pytest
@@ -25,15 +26,17 @@ from agent_r1_gym.run.record import Trajectory
 from agent_r1_gym.wrappers import WINDOW_MODES, ContextWindow
 from tests.kit.pages import PAGES
 from tests.trainers.rollouts.test_collect import EchoEnv
+from trainers.algorithms.process_group import ProcessGroup
 from trainers.commands.train import command, main
 from trainers.commands.train.building import build_collector, build_trainer
 from trainers.commands.train.environments import env_maker
-from trainers.commands.train.rollouts import build_engine
+from trainers.commands.train.rollouts import build_engine, sampling_seeds
 from trainers.config.agent import AgentConfig
 from trainers.resume.signals import StopOnSignal
 from trainers.rollouts.chat_format import ChatFormat
 from trainers.rollouts.chat_template import trl_templates
 from trainers.rollouts.local_model import LocalOptions, open_model
+from trainers.rollouts.request_engine import RequestEngine, SamplingOptions
 from trainers.rollouts.slot_engine import SlotEngine
 from trainers.toy.model import build_model, build_tokenizer
 
@@ -176,6 +179,30 @@ def test_both_engines_stop_where_the_template_ends_a_turn(tmp_path: Path) -> Non
         playing = build_engine(args, trainer.chat, trainer._request([], training=True), slots=1)
         stops = playing.options.stop_token_ids if isinstance(playing, SlotEngine) else playing.stop_token_ids
         assert set(stops) == set(tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
+
+
+def test_rollouts_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+    """A process's rows have the seeds that the same rows of the batch have in one process."""
+    tokenizer = build_tokenizer()
+    trainer = build_trainer(config(tmp_path), build_model(tokenizer), tokenizer=tokenizer)
+    request = trainer._request([trainer.train_dataset[number // 2] for number in range(8)], training=True)
+    whole = trainer.collect(request).records
+    parts = list[Trajectory]()
+    for rank in range(2):
+        rows, group = request.rows[4 * rank : 4 * rank + 4], ProcessGroup(rank=rank, size=2)
+        parts += trainer.collect(replace(request, rows=rows, process_group=group)).records
+    assert [record.tokens.completion_ids for record in parts] == [record.tokens.completion_ids for record in whole]
+    assert whole[0].tokens.completion_ids != whole[1].tokens.completion_ids  # each row has a seed of its own
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_seeds_of_requests_are_shared_out_too(rank: int) -> None:
+    def engine() -> RequestEngine:
+        return RequestEngine(cast(Any, None), SamplingOptions(max_new_tokens=1), slots=1, max_length=8, seed=5)
+
+    drawn = engine()
+    whole = [drawn.draw_seed() for _ in range(12)]
+    assert sampling_seeds(engine(), 4, rank) == whole[4 * rank : 4 * rank + 4]
 
 
 def test_a_used_folder_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:

@@ -101,12 +101,20 @@ class Collector:
     seconds: float | None = None
     _reported: set[str] = field(default_factory=set)
 
-    def collect(self, rows: Sequence[Row], engine: Engine, *, keep_deadline: bool = False) -> list[Trajectory]:
+    def collect(
+        self,
+        rows: Sequence[Row],
+        engine: Engine,
+        *,
+        seeds: Sequence[int] | None = None,
+        keep_deadline: bool = False,
+    ) -> list[Trajectory]:
         """Play the rows' episodes; those that stay without a backend come back marked (`infrastructure_error`).
 
         Args:
             rows: what is played.
             engine: who acts.
+            seeds: of the model's samples, one per row; None, and for episodes that are played again: the engine's.
             keep_deadline: these belong to the latest rollouts, whose time is running.
         """
         records: dict[int, Trajectory] = {}
@@ -117,7 +125,7 @@ class Collector:
         for attempt in range(self.retries + 1):
             if attempt and waiting:
                 time.sleep(backoff(self.retry_delay, attempt - 1))
-            records |= self._play(rows, waiting, engine)
+            records |= self._play(rows, waiting, engine, None if attempt else seeds)
             waiting = [index for index in waiting if records[index].infrastructure_error is not None]
             if self.out_of_time:
                 break
@@ -141,14 +149,17 @@ class Collector:
         """Close the environments."""
         self.player.close()
 
-    def _play(self, rows: Sequence[Row], indices: Sequence[int], engine: Engine) -> dict[int, Trajectory]:
+    def _play(
+        self, rows: Sequence[Row], indices: Sequence[int], engine: Engine, seeds: Sequence[int] | None
+    ) -> dict[int, Trajectory]:
         records: dict[int, Trajectory] = {}
 
         def end(record: Trajectory) -> None:
             # Episodes end in any order, and copies of a row share the task: only `sample` identifies the row.
             records[record.sample] = record
 
-        self.player.play((job_of(rows[index], index) for index in indices), engine, end)
+        jobs = (job_of(rows[index], index, None if seeds is None else seeds[index]) for index in indices)
+        self.player.play(jobs, engine, end)
         if len(records) < len(indices):
             missing = len(indices) - len(records)
             raise RuntimeError(
@@ -158,7 +169,7 @@ class Collector:
         return records
 
 
-def job_of(row: Row, number: int) -> Job:
+def job_of(row: Row, number: int, sampling_seed: int | None = None) -> Job:
     """Make the job of a row; its sample number is the index of the row, to assign the record to the row."""
-    index = row.get("task_index")
-    return Job(number if index is None else index, number, seed=row.get("seed"), env=row.get("env") or "")
+    index, env = row.get("task_index"), row.get("env") or ""
+    return Job(number if index is None else index, number, row.get("seed"), sampling_seed, env=env)

@@ -148,9 +148,13 @@ class RequestEngine:
             Exception: whatever a session, its Future or the iterator raises, with a note that names the session.
         """
         try:
-            _EngineRun(self, iter(sessions), self._seeds).loop()
+            _EngineRun(self, iter(sessions)).loop()
         finally:
             self.backend.abort_all()
+
+    def draw_seed(self) -> int:
+        """Draw the seed of a session."""
+        return self._seeds.getrandbits(62)
 
     def close(self) -> None:
         """Free what the engine owns: nothing, the backend is its owner's."""
@@ -159,8 +163,8 @@ class RequestEngine:
 class _EngineRun:
     """One run of a `RequestEngine`."""
 
-    def __init__(self, engine: RequestEngine, sessions: Iterator[TokenSession], seeds: random.Random) -> None:
-        self.engine, self.sessions, self.seeds = engine, sessions, seeds
+    def __init__(self, engine: RequestEngine, sessions: Iterator[TokenSession]) -> None:
+        self.engine, self.sessions = engine, sessions
         self.live = self.count = 0
         self.exhausted = self.more_to_come = False
         self.turns: SimpleQueue[tuple[_ActiveEpisode, Future[SampledTurn] | None, NextTokensOrFuture]] = SimpleQueue()
@@ -191,7 +195,7 @@ class _EngineRun:
             if not context:
                 raise ConfigurationError(f"prompt_ids of session {self.count} is empty, expected at least one token.")
             seed = getattr(session, "seed", None)
-            rng = random.Random(self.seeds.getrandbits(62) if seed is None else seed)
+            rng = random.Random(self.engine.draw_seed() if seed is None else seed)
             options = replace(self.engine.options, **getattr(session, "sampling", {}))
             episode = _ActiveEpisode(session, self.count, context, options, rng)
             self.count += 1

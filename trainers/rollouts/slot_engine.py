@@ -107,6 +107,10 @@ class SlotEngine:
         self.generator = torch.Generator().manual_seed(options.seed)
         self.sampled_tokens = 0
 
+    def draw_seed(self) -> int:
+        """Draw the seed of a session."""
+        return int(torch.randint(2**62, (), generator=self.generator))
+
     def close(self) -> None:
         """Free what the engine owns: nothing, the model is its owner's."""
 
@@ -199,8 +203,7 @@ class _EngineRun:
             if not prompt:
                 raise ConfigurationError(f"prompt_ids of session {self.count} is empty, expected at least one token.")
             seed = getattr(session, "seed", None)
-            if seed is None:
-                seed = int(torch.randint(2**62, (), generator=self.engine.generator))
+            seed = self.engine.draw_seed() if seed is None else seed
             options = replace(self.engine.options, **getattr(session, "sampling", {}))
             slot = _Slot(session, self.count, slot_index, random.Random(seed), options, prompt, [])
             self.occupants[slot_index] = slot

@@ -155,7 +155,8 @@ class RolloutRunner:
         collector.player.reset_counts()
         self._playing = _Playing(collector.player, engine, len(rows), time.monotonic())
         try:
-            records = collector.collect(rows, engine, keep_deadline=attempt > 0)
+            seeds = None if attempt else sampling_seeds(engine, len(rows), request.process_group.rank)
+            records = collector.collect(rows, engine, seeds=seeds, keep_deadline=attempt > 0)
         finally:
             self._playing = None
         if self._group_reward is None or not request.training:
@@ -209,13 +210,29 @@ def build_engine(
             stop_token_ids=chat.stop_ids,
         )
     temperature = None if request.training else args.eval_temperature
-    # A seed for every batch and process, so that a resumed run samples as if never stopped.
+    # A seed for every batch, so that a resumed run samples as if never stopped; `sampling_seeds` shares it out.
     stream = (request.batch, *request.seed_suffix) if request.training else (request.batch, 0)
-    seed = hash((args.seed, *stream, request.process_group.rank)) + attempt
+    seed = hash((args.seed, *stream, request.process_group.rank if attempt else 0)) + attempt
     if request.backend is not None:
         options, room = sampling_options(args, chat, temperature), max_context_length(args, request.model)
         return RequestEngine(request.backend, options, slots=slots, max_length=room, seed=seed)
     return build_slot_engine(args, request.model, chat, slots=slots, seed=seed, temperature=temperature)
+
+
+def sampling_seeds(engine: Engine, count: int, rank: int) -> list[int] | None:
+    """Draw the seeds of this process's part of a batch: those that the same rows have in one process.
+
+    Args:
+        engine: its random numbers begin with the batch.
+        count: number of rows of a process.
+        rank: which part of the batch this is.
+
+    Returns:
+        A seed per row; None where the engine takes none (engine=trl).
+    """
+    if not isinstance(engine, SlotEngine | RequestEngine):
+        return None
+    return [engine.draw_seed() for _ in range((rank + 1) * count)][rank * count :]
 
 
 def sampling_options(args: AgentConfig, chat: ChatFormat, temperature: float | None = None) -> SamplingOptions:
