@@ -35,7 +35,7 @@ from weakref import WeakSet
 from agent_r1_gym.core.text import encodable
 from agent_r1_gym.errors import ConfigurationError, InfrastructureError
 from agent_r1_gym.gateway.episode import ProgramEnd, ProgramResult
-from agent_r1_gym.support.checks import is_number
+from agent_r1_gym.support.checks import check_parameters, is_number
 from agent_r1_gym.support.files import is_url
 from agent_r1_gym.support.http import HTTPClient
 from agent_r1_gym.support.packages import import_object
@@ -385,11 +385,13 @@ class FunctionProgram(Program):
 
     Args:
         function: may return what `read_result` reads.
+
+    Raises:
+        ConfigurationError: it takes other arguments.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        if not callable(function):
-            raise ConfigurationError(f"agent must name a function, got {function!r:.80}.")
+        check_parameters("agent", function, "task", "base_url", "api_key", coroutine=True)
         self._function = function
 
     def start(self, job: ProgramJob) -> Stop:

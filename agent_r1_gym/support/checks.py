@@ -144,8 +144,14 @@ def check_items(name: str, value: Any, kind: type) -> None:
         raise ConfigurationError(f"{name} must be a sequence of {kind.__name__}, got {value!r:.200}.")
 
 
-def check_parameters(name: str, function: Any, *arguments: str) -> None:
+def check_parameters(name: str, function: Any, *arguments: str, coroutine: bool = False) -> None:
     """Check that a function can be called with positional arguments of these names.
+
+    Args:
+        name: what it is, for the error.
+        function: the function.
+        *arguments: names of the arguments.
+        coroutine: whether it may be a coroutine function.
 
     Raises:
         ConfigurationError: it cannot be called, needs more or other arguments, or is a coroutine function.
@@ -153,7 +159,7 @@ def check_parameters(name: str, function: Any, *arguments: str) -> None:
     expected = f"{name} must be a function of ({', '.join(arguments)})"
     if not callable(function):
         raise ConfigurationError(f"{expected}, got {function!r:.80}.")
-    if inspect.iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(function) and not coroutine:
         raise ConfigurationError(f"{expected}, and no coroutine function; got async {function!r:.80}.")
     try:
         signature = inspect.signature(function)

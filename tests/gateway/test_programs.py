@@ -252,7 +252,8 @@ def test_what_is_no_program_is_refused():
         ("no-such-program {task}", "no program 'no-such-program'"),
         ("python 'x", "quotation"),
         ("no_module:function", "cannot be loaded"),
-        ("os:sep", "must name a function"),
+        ("os:sep", r"must be a function of \(task, base_url, api_key\), got '/'"),
+        ("os:listdir", "its parameters are .*: too many positional arguments"),
         ("http://[x", "is not an address"),
     ):
         with pytest.raises(ConfigurationError, match=problem):
