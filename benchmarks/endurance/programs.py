@@ -44,7 +44,8 @@ from benchmarks.common.measure import append_row, check_commit, provenance
 RESULTS = Path(__file__).parent / "programs.jsonl"
 PROGRAM = Path(__file__).parent / "unruly_program.py"
 _TASKS = 4_096
-_ATTEMPTS = 12
+_ATTEMPTS = 40
+"""Times that an episode is played at most: the last one of a batch is the only one that can be killed from outside."""
 _TURNS = 8
 """Turns of the episodes that are timed."""
 _BATCH = 128
