@@ -50,7 +50,7 @@ class ChatClient:
         from agent_r1_gym.support.chat_refusals import FieldNames
         from agent_r1_gym.support.http import check_headers
 
-        check_base_url(f"the address of {role}", url)
+        check_base_url(f"The URL of {role}", url)
         check_headers(_headers(), f"The key of {_KEY}")
         self._model, self._url, self._timeout, self._max_retries = model, url.rstrip("/"), timeout, max_retries
         self._name, self._sampling = f"The model of {role} {model} at {self._url}", dict(sampling)

@@ -265,7 +265,7 @@ class TestNames:
         for text, problem in (
             ('model = "m"\n', "lacks 'endpoint'"),
             ('model = "m"\nendpoint = "http://x"\ncache = "c"\n', "unknown key 'cache'"),
-            ('model = "m"\nendpoint = "x"\n', "the address of the judge must be an address"),
+            ('model = "m"\nendpoint = "x"\n', "The URL of the judge must be an address"),
             ('model = "m"\nendpoint = "http://x"\nscale = 1\n', "scale of a judge"),
             ('model = "m"\nendpoint = "http://x"\nvotes = 2\n', "must be odd"),
         ):

@@ -148,6 +148,6 @@ def test_an_error_quotes_the_server_without_the_key(monkeypatch: pytest.MonkeyPa
     "url", ["", "localhost:8000/v1", "ftp://x/", "http://user:secret@x/v1", "http://x/v1?key=secret"]
 )
 def test_what_is_no_address_is_refused_at_once(url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"the address of the user must be .* like http://") as refusal:
+    with pytest.raises(ConfigurationError, match=r"The URL of the user must be .* like http://") as refusal:
         client(url)
     assert "secret" not in str(refusal.value)

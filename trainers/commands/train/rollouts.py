@@ -222,6 +222,8 @@ def build_engine(
 def sampling_seeds(engine: Engine, count: int, rank: int) -> list[int] | None:
     """Draw the seeds of this process's part of a batch: those that the same rows have in one process.
 
+    Episodes that are played again draw on from there, where another process may have drawn too; their contexts differ.
+
     Args:
         engine: its random numbers begin with the batch.
         count: number of rows of a process.
