@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_r1_gym.core.parsing import PARSER_HELP
 from agent_r1_gym.errors import ConfigurationError
-from agent_r1_gym.run.mixture import ENV_SYNTAX, EnvConfig, load_mixture, parse_mixture, parse_option
+from agent_r1_gym.run.mixture import ENV_SYNTAX, EnvConfig, env_configs_from_file, parse_mixture, parse_option
 from agent_r1_gym.run.trust import Trust, add_trust_options
 from agent_r1_gym.support.terminal import print_note
 from agent_r1_gym.wrappers import WINDOW_OPTIONS
@@ -65,7 +65,9 @@ def env_configs_from_options(options: argparse.Namespace) -> tuple[EnvConfig, ..
     if options.config is None:
         named = parse_mixture(options.envs or [options.env])
     else:  # the user's own file: its data sets and servers are wanted, and yet a file runs no code
-        named = replace(trust_from_options(options), places=True).vet(options.config, load_mixture(options.config))
+        named = replace(trust_from_options(options), places=True).vet(
+            options.config, env_configs_from_file(options.config)
+        )
     common = env_options(options)
     return tuple(
         replace(env_config, options={**common, **env_config.options, **(env_config.eval_options or {})})

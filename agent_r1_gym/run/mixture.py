@@ -196,7 +196,7 @@ def env_configs_from_args(args: Any) -> tuple[EnvConfig, ...]:
     )
 
 
-def load_mixture(path: Path) -> tuple[EnvConfig, ...]:
+def env_configs_from_file(path: Path) -> tuple[EnvConfig, ...]:
     """Read the environments of a training configuration, in YAML or JSON.
 
     Raises:

@@ -15,9 +15,9 @@ from agent_r1_gym.run.mixture import (
     ENV_SYNTAX,
     EnvConfig,
     env_configs_from_args,
+    env_configs_from_file,
     format_option,
     interleaved_order,
-    load_mixture,
     parse_mixture,
     parse_option,
 )
@@ -153,17 +153,17 @@ def test_a_training_file_sets_what_is_evaluated(tmp_path) -> None:
         "learning_rate: 1e-6\nenv_kwargs: {max_turns: 2}\neval_env_kwargs: {n: 1}\n"
         "envs:\n  - FictionQA style=compact\n  - {env_id: Shop, weight: 3}\n"
     )
-    found = load_mixture(path)
+    found = env_configs_from_file(path)
     assert [(env_config.name, env_config.weight) for env_config in found] == [("FictionQA", 1), ("Shop", 3)]
     assert found[1].options == {"max_turns": 2} and found[1].eval_options == {"n": 1}  # as training takes it
     path.write_text("env_id: FictionQA")
-    assert load_mixture(path) == (EnvConfig(env_id="FictionQA"),)
+    assert env_configs_from_file(path) == (EnvConfig(env_id="FictionQA"),)
     for text, problem in (("envs: 3", "must be a list"), ("{", "cannot be read as YAML"), ("", "names no environment")):
         path.write_text(text)
         with pytest.raises(ConfigurationError, match=problem):
-            load_mixture(path)
+            env_configs_from_file(path)
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        load_mixture(tmp_path / "absent.yaml")
+        env_configs_from_file(tmp_path / "absent.yaml")
     assert "weight=W" in ENV_SYNTAX
 
 

@@ -245,7 +245,7 @@ def labelled(ids: Sequence[int], mask: Sequence[int]) -> TokenRow:
     return {"input_ids": list(ids), "labels": labels}
 
 
-def training_rows(chat: ChatFormat, messages: Sequence[Message], *, opening: int = 0) -> list[TokenRow]:
+def token_rows(chat: ChatFormat, messages: Sequence[Message], *, opening: int = 0) -> list[TokenRow]:
     """Tokenise a context; only what the model writes in it has labels, its end-of-turn tokens included.
 
     One row, unless the chat template renders earlier turns differently later on: then one row per rendering.
@@ -259,7 +259,7 @@ def training_rows(chat: ChatFormat, messages: Sequence[Message], *, opening: int
 
 
 def training_row(chat: ChatFormat, messages: Sequence[Message], *, only: Collection[str] = ()) -> TokenRow:
-    """Tokenise a history as one row (see `training_rows`).
+    """Tokenise a history as one row (see `token_rows`).
 
     Args:
         chat: the chat format.

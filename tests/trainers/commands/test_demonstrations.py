@@ -33,7 +33,7 @@ from trainers.commands.demonstrations import (
     imported,
     play_demonstrations,
     successes,
-    training_rows,
+    token_rows,
 )
 from trainers.rollouts.chat_format import ChatFormat
 
@@ -218,7 +218,7 @@ def test_labels_are_exactly_what_the_agent_says(family: str, tmp_path: Path) -> 
     for context in contexts(records, env):
         learned = [
             chat.tokenizer.decode([token for token in row["labels"] if token != IGNORE_INDEX])
-            for row in training_rows(chat, context.messages)
+            for row in token_rows(chat, context.messages)
         ]
         said = [message.content for message in context.messages if message.role == "assistant"]
         assert len(said) > 1
@@ -257,7 +257,7 @@ def test_rows_are_what_the_trainer_would_train_on(way: str, family: str, tmp_pat
         rows = [
             (row["input_ids"], [int(label != IGNORE_INDEX) for label in row["labels"]])
             for context in contexts([record], make())
-            for row in training_rows(chat, context.messages, opening=context.num_prompt_messages)
+            for row in token_rows(chat, context.messages, opening=context.num_prompt_messages)
         ]
         games = collector(make, TokenLimits(4_096, 4_096), chat=chat)
         actions = [turn.action for turn in record.turns]
@@ -278,7 +278,7 @@ def test_a_context_that_somebody_else_rewrites_is_a_row_of_its_own() -> None:
     rows = [
         (row["input_ids"], [int(label != IGNORE_INDEX) for label in row["labels"]])
         for context in contexts([record], FreshEnv())
-        for row in training_rows(CHAT, context.messages, opening=context.num_prompt_messages)
+        for row in token_rows(CHAT, context.messages, opening=context.num_prompt_messages)
     ]
     assert rows == trained_on(record)
     assert [message.content for message in record.transcript[:4]] == ["who", "yes", "who 1", "no"]

@@ -32,7 +32,7 @@ from agent_r1_gym.run.token_session import TokenLimits, bind_chat
 from tests.kit.chat_families import FAMILIES, NATIVE, SEARCH
 from tests.kit.helpers import play
 from trainers.algorithms.batch import tokens_of
-from trainers.commands.demonstrations import IGNORE_INDEX, contexts, training_rows
+from trainers.commands.demonstrations import IGNORE_INDEX, contexts, token_rows
 from trainers.rollouts import chat_template
 from trainers.rollouts.chat_format import ChatFormat
 from trainers.rollouts.collect import Collector
@@ -100,7 +100,7 @@ def test_rows_for_supervised_training_are_the_tokens_of_a_rollout(name: str) -> 
     rows = [
         (row["input_ids"], [int(label != IGNORE_INDEX) for label in row["labels"]])
         for context in contexts([demonstration], env)
-        for row in training_rows(bind_chat(chat_of(name), env), context.messages, opening=context.num_prompt_messages)
+        for row in token_rows(bind_chat(chat_of(name), env), context.messages, opening=context.num_prompt_messages)
     ]
     record = played_by_ids(name, fiction)
     assert spoken(record) == spoken(demonstration)

@@ -38,7 +38,7 @@ from trainers.commands.demonstrations import (
     imported,
     play_demonstrations,
     successes,
-    training_rows,
+    token_rows,
 )
 from trainers.commands.train.building import model_init_kwargs
 from trainers.commands.train.environments import check_training_split
@@ -412,7 +412,7 @@ def _rows(records: Sequence[Trajectory], env: TextEnv, chat: ChatFormat, *, max_
     for context in contexts(records, env):
         bound = bind_chat(chat, env)
         if all(bound.template.expresses(message) for message in context.messages):
-            rows += training_rows(bound, context.messages, opening=context.num_prompt_messages)
+            rows += token_rows(bound, context.messages, opening=context.num_prompt_messages)
         else:
             inexpressible += 1
     if inexpressible:
