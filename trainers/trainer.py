@@ -36,7 +36,14 @@ from trainers.algorithms.advantages import check_options, estimate_credit
 from trainers.algorithms.batch import Batch, check_trajectories, credit_options, mean_advantages, valid_fraction
 from trainers.algorithms.credit import Credit, CreditInputs
 from trainers.algorithms.critic import Critic, ValueBatch, policy_value_model
-from trainers.algorithms.distillation import add_to_advantages, distilled_rows, load_teacher, teacher_log_ratios
+from trainers.algorithms.distillation import (
+    add_to_advantages,
+    distilled_rows,
+    distilled_values,
+    load_teacher,
+    teacher_log_ratios,
+    vocabulary_logits,
+)
 from trainers.algorithms.metrics import RolloutSummary, credit_metrics_by_env, rollout_metrics
 from trainers.algorithms.packing import (
     Layout,
@@ -94,6 +101,10 @@ class Progress:
     """(B, T): contexts of the rows of this pass, see `batch.context_ids`."""
     prefixes: Prefixes | None = None
     """What the teacher reads in front of each context in this pass; None: the pass is not a teacher's."""
+    informed: Prefixes | None = None
+    """What the teacher reads in the loss under way, whose pass leaves `divergences`; None: it has no teacher."""
+    divergences: Tensor | None = None
+    """(B, T): `forward_kl` at each token of the loss under way."""
     turn_ratio_inputs: dict[str, Any] | None = None
     """Inputs of the loss under way if its ratios are per turn: the log-prob pass completes them."""
     eval_batches: int = 0
@@ -317,6 +328,11 @@ class AgentTrainer(ResumableTrainer):
             logps = self._policy_logps(output)
             log_ratios = self._teacher_log_ratios(batch, output, logps, teacher_prefixes)
         as_reward = self.args.distillation_placement == "reward"
+        if self.args.distils_in_loss:
+            prefixes = teacher_prefixes or Prefixes.none(len(batch.records), device=self.accelerator.device)
+            rows = distilled_rows(batch.records, failures_only=self.args.distillation_failures_only)
+            output |= {"teacher_ids": prefixes.ids, "teacher_lengths": prefixes.lengths}
+            output["distilled"] = rows.to(self.accelerator.device)
         with self.resume_state.propagate_failure():
             inputs = self._credit_inputs(batch, output, logps, critic_prefixes, log_ratios if as_reward else None)
             credit = self._estimate_credit(batch, output, inputs, None if as_reward else log_ratios)
@@ -361,7 +377,8 @@ class AgentTrainer(ResumableTrainer):
         logps: Tensor | None = output.get("old_per_token_logps")
         every = 1 if self.backend is not None else self.args.logprob_check_steps
         checked = "sampling_per_token_logps" in output and every and self.batches % every == 0
-        if logps is None and (self._kl_in_reward() or self.args.distillation_weight or checked):
+        distils = self.args.distillation_weight and not self.args.distils_in_loss
+        if logps is None and (self._kl_in_reward() or distils or checked):
             logps = self._logprobs(self.model, output)
         return logps
 
@@ -385,11 +402,10 @@ class AgentTrainer(ResumableTrainer):
         self, batch: Batch, output: dict[str, Any], logps: Tensor | None, prefixes: Prefixes | None
     ) -> Tensor | None:
         """Compute by how much (B, T) the teacher prefers each sampled token, in nats; None without a teacher."""
-        if not self.args.distillation_weight:
+        if not self.args.distillation_weight or self.args.distils_in_loss:
             return None
         assert logps is not None
-        nothing = torch.zeros((len(batch.records), 1), dtype=torch.long, device=logps.device)
-        self.progress.prefixes = prefixes or Prefixes(nothing, nothing[:, 0])
+        self.progress.prefixes = prefixes or Prefixes.none(len(batch.records), device=logps.device)
         try:
             teacher_logps = self._logprobs(self.model if self.teacher is None else self.teacher, output)
         finally:
@@ -474,12 +490,31 @@ class AgentTrainer(ResumableTrainer):
         # Without old log-probs (one update per batch) every ratio is 1, whatever its level.
         by_turn = "turn_ids" in inputs and "old_per_token_logps" in inputs
         self.progress.turn_ratio_inputs = scaled if by_turn else None
+        if "distilled" in inputs:  # in training only
+            bos = trl_internals.tokenizer_of(self).bos_token_id
+            self.progress.informed = Prefixes(inputs["teacher_ids"], inputs["teacher_lengths"], bos)
         is_empty = not self.accelerator.reduce(mask.sum(), reduction="sum")
         try:
             with trl_internals.without_token_means(self) if is_empty else nullcontext():
-                return super()._compute_loss(model, scaled)  # type: ignore[no-untyped-call]
+                loss = super()._compute_loss(model, scaled)  # type: ignore[no-untyped-call]
         finally:
-            self.beta, self.progress.turn_ratio_inputs = beta, None
+            self.beta, self.progress.turn_ratio_inputs, self.progress.informed = beta, None, None
+        return loss if "distilled" not in inputs else loss + self._distillation_loss(inputs, mask)
+
+    def _distillation_loss(self, inputs: dict[str, Any], mask: Tensor) -> Tensor:
+        """Sum the teacher's divergences over the tokens, so that an optimiser step has the mean over its tokens.
+
+        The divisor is that of TRL's loss `dapo`: the tokens of all processes and micro-batches of a step.
+        """
+        divergences = self.progress.divergences
+        assert divergences is not None
+        self.progress.divergences = None
+        distilled = mask.bool() & inputs["distilled"][:, None]
+        self._log_mean("distillation/forward_kl", divergences.detach()[distilled])
+        tokens = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
+        share = self.current_gradient_accumulation_steps / (self.args.steps_per_generation or 1)
+        mean: Tensor = (divergences * distilled).sum() / (tokens * share)
+        return self.args.distillation_weight * mean
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -497,19 +532,22 @@ class AgentTrainer(ResumableTrainer):
         """
         trl_logprobs = super()._get_per_token_logps_and_entropies
 
-        def forward(layout: Layout) -> Any:
+        def forward(layout: Layout) -> tuple[list[Tensor], Tensor | None]:
+            if layout.informed is not None:
+                return self._distilled_pass(model, layout, **options)
             ids = layout.inputs["input_ids"]
             with trl_internals.labels_only(ids.device, vocab_size=self.vocab_size):
-                return trl_logprobs(
+                logps, entropies, aux = trl_logprobs(
                     functools.partial(layout.forward, model), ids, torch.ones_like(ids), ids.size(1), **options
                 )
+            return [logps] if entropies is None else [logps, entropies], aux
 
         needs_logprobs, context_ids = self.progress.needs_logprobs, self.progress.context_ids
         assert needs_logprobs is not None
         rows = rows_per_pass(batch_size or len(input_ids), input_ids.device)
         prefixes = self.progress.prefixes
         with without_dropout(model):
-            results = compute_logprobs(
+            values, aux = compute_logprobs(
                 forward,
                 input_ids,
                 attention_mask,
@@ -518,12 +556,33 @@ class AgentTrainer(ResumableTrainer):
                 rows=rows,
                 packed=self.packed and prefixes is None,
                 prefixes=prefixes,
+                informed=self.progress.informed,
             )
+        if self.progress.informed is not None:
+            self.progress.divergences = values.pop()
         inputs = self.progress.turn_ratio_inputs
         if inputs is not None:  # TRL's loss reads the old log-probs after this pass
             old = inputs["old_per_token_logps"]
-            inputs["old_per_token_logps"] = turn_level_old_logps(results[0], old, inputs["turn_ids"], needs_logprobs)
-        return results
+            inputs["old_per_token_logps"] = turn_level_old_logps(values[0], old, inputs["turn_ids"], needs_logprobs)
+        return values[0], values[1] if len(values) > 1 else None, aux
+
+    def _distilled_pass(
+        self, model: Any, layout: Layout, *, compute_aux_loss: bool = False, **_options: Any
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Run policy and teacher on the same tokens; log-probs, entropies and divergences, and MoE loss."""
+        teacher = model if self.teacher is None else self.teacher
+        assert layout.informed is not None
+        router = {"output_router_logits": True} if compute_aux_loss else {}
+        with self.accelerator.autocast():
+            with torch.no_grad(), without_dropout(teacher):
+                taught = vocabulary_logits(teacher, layout.informed, head=self._output_layer(teacher)).logits
+            output = vocabulary_logits(model, layout, head=self._output_layer(model), **router)
+        values = distilled_values(output.logits, taught, layout, temperature=self.args.temperature)
+        return values, output.aux_loss if compute_aux_loss else None
+
+    def _output_layer(self, model: Any) -> torch.nn.Module:
+        layer: torch.nn.Module = self.accelerator.unwrap_model(model).get_output_embeddings()
+        return layer
 
     # Around a step
 

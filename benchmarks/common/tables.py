@@ -244,7 +244,7 @@ def contrasts_by_set(cells: Cells, chosen: Sequence[Contrast], titles: Sequence[
 
 
 def by_step(cells: Cells, label: str, value: Callable[[Point], float], step: str = "step") -> str:
-    """The mean of a value over the cells of each arm, evaluation by evaluation.
+    """The mean of a value over the cells of each arm, evaluation by evaluation; without arms that have no curve.
 
     Args:
         cells: the finished cells.
@@ -252,12 +252,13 @@ def by_step(cells: Cells, label: str, value: Callable[[Point], float], step: str
         value: of an evaluation.
         step: key of what counts the evaluations.
     """
-    found = list(cells.by_arm.values())
-    number = min((len(cell["curve"]) for each in found for cell in each), default=0)
-    header = [str(found[0][0]["curve"][at][step]) for at in range(number)]
+    found = {title: each for title, each in cells.rows() if "curve" in each[0]}
+    curves = [cell["curve"] for each in found.values() for cell in each]
+    number = min(map(len, curves), default=0)
+    header = [str(curves[0][at][step]) for at in range(number)]
     rows = (
         (title, *(f"{statistics.mean(value(cell['curve'][at]) for cell in each):.2f}" for at in range(number)))
-        for title, each in cells.rows()
+        for title, each in found.items()
     )
     return markdown((label, *header), rows)
 

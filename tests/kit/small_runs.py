@@ -153,8 +153,8 @@ def by_row(request: RolloutRequest) -> RolloutResult:
     return RolloutResult(request.rows, trajectories)
 
 
-def logps_of_turns(model: Any, record: Trajectory, *, prefix: Sequence[int] = ()) -> list[torch.Tensor]:
-    """Log-probs with gradient of each turn's tokens, by a plain pass over each context with `prefix` in front."""
+def distributions_of_turns(model: Any, record: Trajectory, *, prefix: Sequence[int] = ()) -> list[torch.Tensor]:
+    """Log-probs of the vocabulary, with gradient, at each turn's tokens: a plain pass over each context."""
     tokens, found = tokens_of(record), []
     for start, end in pairwise([0, *tokens.context_starts, len(tokens.completion_ids)]):
         before = [*prefix, *([] if start else tokens.prompt_ids)]
@@ -162,9 +162,16 @@ def logps_of_turns(model: Any, record: Trajectory, *, prefix: Sequence[int] = ()
         table = model(input_ids=ids).logits[0].log_softmax(-1)
         for first, last in tokens.spans:
             if start <= first < end:
-                positions = torch.arange(first, last) - start + len(before)
-                found.append(table[positions - 1].gather(1, ids[0, positions][:, None])[:, 0])
+                found.append(table[torch.arange(first, last) - start + len(before) - 1])
     return found
+
+
+def logps_of_turns(model: Any, record: Trajectory, *, prefix: Sequence[int] = ()) -> list[torch.Tensor]:
+    """Log-probs with gradient of each turn's tokens, with `prefix` in front of each context."""
+    tokens = tokens_of(record)
+    sampled = (torch.tensor(tokens.completion_ids[first:last]) for first, last in tokens.spans)
+    tables = distributions_of_turns(model, record, prefix=prefix)
+    return [table.gather(1, ids[:, None])[:, 0] for table, ids in zip(tables, sampled, strict=True)]
 
 
 def gradients(trainer: Any, output: dict[str, Any]) -> tuple[float, dict[str, torch.Tensor]]:

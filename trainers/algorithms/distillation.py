@@ -16,6 +16,15 @@ Tokens of the environment have no d_t: the policy did not choose them. As a rewa
 weight * d_t is instead part of the returns, like a KL to a reference model: then it is credited to earlier tokens too,
 and PPO's critic learns it. DGPO (arXiv 2508.20324) does so for rollouts with a wrong answer only
 (`distillation_failures_only`).
+
+What the policy never samples has no d_t, so none of the two teaches a first step that the policy does not know: the
+gradient vanishes where the policy is sure, however wrong the teacher finds it. `distillation_placement="loss"` takes
+the whole vocabulary at the same states instead, the forward KL
+
+    KL(q || p) = sum_v q(v | z, s_t) (log q(v | z, s_t) - log p(v | s_t))
+
+whose gradient by the logits is p - q (GKD, arXiv 2306.13649, and OPSD over the vocabulary; `distillation_alpha=0` in
+TRL). It is added to the loss, as the mean over the tokens in the loss.
 """
 
 from __future__ import annotations
@@ -26,6 +35,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
@@ -33,12 +43,80 @@ from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.run.record import Trajectory
 from trainers import trl_internals
 from trainers.algorithms.credit import Credit
+from trainers.algorithms.packing import Layout
 from trainers.config.agent import AgentConfig
 
 
 def teacher_log_ratios(teacher_logps: Tensor, logps: Tensor, mask: Tensor) -> Tensor:
     """Return d_t = log q - log p where `mask` is True, 0 elsewhere; all are (B, T)."""
     return torch.where(mask, teacher_logps - logps, 0.0)
+
+
+def forward_kl(logps: Tensor, teacher_logps: Tensor) -> Tensor:
+    """Return KL(q || p) over the vocabulary, in nats, at each of N positions.
+
+    Args:
+        logps: (N, V) of the policy p.
+        teacher_logps: (N, V) of the teacher q.
+    """
+    return (teacher_logps.exp() * (teacher_logps - logps)).sum(-1)
+
+
+def vocabulary_logits(model: Any, layout: Layout, *, head: torch.nn.Module, **options: Any) -> Any:
+    """Run a model and return its output, with logits (N, V) at `layout.predicting()` and nowhere else.
+
+    Args:
+        model: as wrapped for training, or a teacher.
+        layout: the input.
+        head: the model's output layer.
+        **options: further arguments of the model.
+    """
+    positions = layout.predicting()
+
+    def select(_head: torch.nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return arguments[0].flatten(0, 1)[positions], *arguments[1:]
+
+    hook = head.register_forward_pre_hook(select)
+    try:
+        return model(**layout.inputs, use_cache=False, **options)
+    finally:
+        hook.remove()
+
+
+def distilled_values(logits: Tensor, teacher_logits: Tensor, layout: Layout, *, temperature: float) -> list[Tensor]:
+    """Return log-probs of the labels, entropies and `forward_kl`, in the shape of `layout.labels`.
+
+    Few positions at a time, and anew in the backward pass: of the distributions only the logits are kept.
+
+    Args:
+        logits: (N, V) of the policy, see `vocabulary_logits`.
+        teacher_logits: (N, V') of the teacher. What one vocabulary has beyond the other is padding
+            (`check_same_tokenizer`), and is left out of the divergence.
+        layout: the policy's input.
+        temperature: by which the logits are divided, as in sampling.
+    """
+    positions = layout.predicting()
+    labels = layout.labels.flatten()[positions]
+    shared = min(logits.size(-1), teacher_logits.size(-1))
+
+    def values(part: Tensor, taught: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scaled = part.float() / temperature
+        logps, teacher_logps = scaled.log_softmax(-1), (taught[:, :shared].float() / temperature).log_softmax(-1)
+        own = logps if shared == part.size(-1) else scaled[:, :shared].log_softmax(-1)
+        entropies = -(logps.exp() * logps).sum(-1)
+        return logps.gather(1, label[:, None])[:, 0], entropies, forward_kl(own, teacher_logps)
+
+    size = max(1, _CHUNK_NUMBERS // logits.size(-1))
+    chunks = zip(*(torch.split(each, size) for each in (logits, teacher_logits, labels)), strict=True)
+    parts = zip(
+        *(checkpoint(values, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks), strict=True
+    )
+    empty = logits.new_zeros(layout.labels.numel(), dtype=torch.float32)
+    return [empty.scatter(0, positions, torch.cat(each)).view_as(layout.labels) for each in parts]
+
+
+_CHUNK_NUMBERS = 2**24
+"""Numbers in a chunk of logits: 64 MiB in float32."""
 
 
 def add_to_advantages(credit: Credit, log_ratios: Tensor, *, weight: float) -> Credit:
@@ -48,7 +126,7 @@ def add_to_advantages(credit: Credit, log_ratios: Tensor, *, weight: float) -> C
 
 
 def distilled_rows(records: Sequence[Trajectory], *, failures_only: bool) -> Tensor:
-    """Return (B,) bool: the rollouts whose tokens the teacher scores.
+    """Return (B,) bool: the rollouts whose tokens the teacher scores; none that was lost to a failure.
 
     Args:
         records: the rollouts.
@@ -59,7 +137,8 @@ def distilled_rows(records: Sequence[Trajectory], *, failures_only: bool) -> Ten
     def failed(record: Trajectory) -> bool:
         return record.outcome_reward <= 0 if record.solved is None else not record.solved
 
-    return torch.tensor([not failures_only or failed(record) for record in records], dtype=torch.bool)
+    kept = (record.infrastructure_error is None and (not failures_only or failed(record)) for record in records)
+    return torch.tensor([*kept], dtype=torch.bool)
 
 
 def load_teacher(name: str, args: AgentConfig, *, tokenizer: Any, device: Any) -> Any:

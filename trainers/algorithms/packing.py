@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -58,12 +58,14 @@ class Layout:
         labels: the token that each position has to predict, `IGNORE_INDEX` where none is needed.
         included: (B, W) bool: the tokens that are in the input.
         positions: where they stand there, in row-major order; indices of the input's dimensions.
+        informed: the same trajectories as a teacher reads them; None: there is no teacher in this pass.
     """
 
     inputs: dict[str, Any]
     labels: Tensor
     included: Tensor
     positions: tuple[Tensor, ...]
+    informed: Layout | None = None
 
     def forward(self, model: Any, *, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **options: Any) -> Any:
         """Run a model; what TRL made of `inputs` is of no use."""
@@ -74,6 +76,11 @@ class Layout:
         laid = outputs.new_zeros(self.included.shape)
         laid[self.included] = outputs[self.positions]
         return torch.nn.functional.pad(laid[:, :-1], (1, 0))
+
+    def predicting(self) -> Tensor:
+        """Return (N,): positions with a label in the flattened input, by row and column of the tokens they predict."""
+        numbers = torch.arange(self.labels.numel(), device=self.labels.device).view_as(self.labels)
+        return self.to_rows(numbers)[self.to_rows(self.labels != IGNORE_INDEX)]
 
 
 class Prefixes(NamedTuple):
@@ -89,13 +96,19 @@ class Prefixes(NamedTuple):
     lengths: Tensor
     bos_token_id: int | None = None
 
+    @classmethod
+    def none(cls, number: int, *, device: Any) -> Prefixes:
+        """Empty prefixes of `number` trajectories."""
+        nothing = torch.zeros((number, 1), dtype=torch.long, device=device)
+        return cls(nothing, nothing[:, 0])
+
     def select(self, rows: Tensor) -> Prefixes:
         """Select the prefixes of some trajectories."""
         return self._replace(ids=self.ids[rows], lengths=self.lengths[rows])
 
 
 def compute_logprobs(
-    forward: Callable[[Layout], tuple[Tensor, Tensor | None, Tensor | None]],
+    forward: Callable[[Layout], tuple[Sequence[Tensor], Tensor | None]],
     input_ids: Tensor,
     attention_mask: Tensor,
     *,
@@ -104,12 +117,13 @@ def compute_logprobs(
     rows: int,
     packed: bool,
     prefixes: Prefixes | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Compute the log-probs of trajectories, `rows` of them in a pass, like ones together.
+    informed: Prefixes | None = None,
+) -> tuple[list[Tensor], Tensor | None]:
+    """Compute log-probs of trajectories and what comes with them, `rows` of them in a pass, like ones together.
 
     Args:
-        forward: runs the model; returns log-probs and entropies in the shape of `Layout.labels`, and a scalar; the last
-            two may be None.
+        forward: runs the model; returns values in the shape of `Layout.labels`, log-probs first, and a scalar, which
+            may be None.
         input_ids: (B, W), padded anywhere but within a context.
         attention_mask: (B, W), 0 for padding.
         needs_logprobs: (B, T) bool: the tokens whose log-probs are wanted.
@@ -117,9 +131,10 @@ def compute_logprobs(
         rows: trajectories in a pass; all processes make equally many passes.
         packed: which layout.
         prefixes: of the trajectories; needs rows, since every context gets its own.
+        informed: what a teacher reads in front of each context in the same pass, see `Layout.informed`.
 
     Returns:
-        Log-probs and entropies (B, T), 0 for all other tokens, and the mean of the scalars.
+        The values (B, T), 0 for all other tokens, and the mean of the scalars.
     """
     width = needs_logprobs.size(1)
     full_mask = torch.nn.functional.pad(needs_logprobs, (input_ids.size(1) - width, 0))
@@ -133,13 +148,15 @@ def compute_logprobs(
             layout = packed_layout(*part, prompt=input_ids.size(1) - width)
         else:
             layout = rows_layout(*part, None if prefixes is None else prefixes.select(chunk))
-        logps, entropies, loss = forward(layout)
-        parts.append([layout.to_rows(outputs) for outputs in (logps, entropies) if outputs is not None])
+        if informed is not None:
+            layout = replace(layout, informed=rows_layout(*part, informed.select(chunk)))
+        values, loss = forward(layout)
+        parts.append([layout.to_rows(each) for each in values])
         aux.append(loss)
     back = order.argsort()
     results = [torch.cat(pieces)[back][:, -width:] for pieces in zip(*parts, strict=True)]
     losses = [loss for loss in aux if loss is not None]
-    return results[0], results[1] if len(results) > 1 else None, torch.stack(losses).mean() if losses else None
+    return results, torch.stack(losses).mean() if losses else None
 
 
 def can_reorder_micro_batches(args: Any) -> bool:

@@ -264,6 +264,11 @@ class AgentConfig(  # type: ignore[misc]  # some of TRL's fields may be None; he
         return int(self.generation_batch_size or 0) // int(self.world_size)
 
     @property
+    def distils_in_loss(self) -> bool:
+        """Whether the loss compares the whole vocabularies of policy and teacher."""
+        return self.distillation_placement == "loss" and self.distillation_weight > 0
+
+    @property
     def alarm_delay(self) -> int:
         """Step from the last good weights to an alarm, which counts only logs with new rollouts."""
         log_steps = max(1, math.ceil(self.logging_steps * (self.max_steps if self.logging_steps < 1 else 1)))

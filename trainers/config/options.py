@@ -208,8 +208,9 @@ class AlgorithmOptions:
     distillation_weight: Annotated[float, Preset(0.0), _AMOUNT] = _preset(
         "Weight of the teacher: of its log-prob minus the policy's, at each sampled token; 0: no teacher."
     )
-    distillation_placement: Annotated[str, Preset("advantage"), OneOf(("advantage", "reward"))] = _preset(
-        "Place of the teacher's log-ratio: advantage (of its token alone) or reward (part of the returns)."
+    distillation_placement: Annotated[str, Preset("advantage"), OneOf(("advantage", "reward", "loss"))] = _preset(
+        "Where the teacher acts: advantage (its log-ratio, of its token alone), reward (the log-ratio as part of the "
+        "returns), or loss (the forward KL over the whole vocabulary at each sampled token)."
     )
     distillation_failures_only: Annotated[bool, Preset(False)] = _preset(
         "Let the teacher score only rollouts with a wrong answer."

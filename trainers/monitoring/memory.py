@@ -146,6 +146,7 @@ class Setup:
         group: rollouts that share a prompt.
         reference: whether KL needs a reference model; with an adapter it is the base model and takes no memory.
         teacher_bytes: bytes of a teacher with its own weights, whole on every process.
+        distilled_tokens: tokens of a rollout at which the whole vocabularies of policy and teacher are compared.
         critic: whether there is a value model (PPO), trained like the policy.
         checkpointing: whether activations are recomputed in the backward pass.
         shards: processes over which FSDP2 or ZeRO-3 shard weights, gradients and optimiser state.
@@ -163,6 +164,7 @@ class Setup:
     group: int = 1
     reference: bool = True
     teacher_bytes: int = 0
+    distilled_tokens: int = 0
     critic: bool = False
     checkpointing: bool = True
     shards: int = 1
@@ -222,7 +224,7 @@ def estimate_memory(shape: ModelShape, setup: Setup) -> Estimate:
     teacher), critic P w + T w (gradients) + 2 T w / processes (optimiser; with an adapter as in the terms above), copy
     for rollouts P c if s > 1 or w differs from c (c bytes per number in computation; an adapter likewise),
     KV cache slots x (length + 1) x layers x 2 x kv_heads x head_dim x c, sampling slots x vocabulary x 24;
-    see `activation_bytes` for the last term.
+    see `activation_bytes` and `distillation_bytes` for the last term.
     """
     frozen, trained, size = shape.parameters, shape.parameters, setup.weight_bytes
     adapter = 0
@@ -244,7 +246,7 @@ def estimate_memory(shape: ModelShape, setup: Setup) -> Estimate:
         rollout_copy=copied * computing,
         kv_cache=kv_cache_bytes(shape, slots=setup.slots, length=setup.length, number_bytes=computing),
         sampling=setup.slots * shape.vocabulary * _SAMPLING_BYTES,
-        activations=activation_bytes(shape, setup),
+        activations=activation_bytes(shape, setup) + distillation_bytes(shape, setup),
         process=PROCESS_BYTES if setup.on_cpu else 0,
     )
 
@@ -298,6 +300,14 @@ def activation_bytes(shape: ModelShape, setup: Setup) -> int:
     rows = min(setup.micro_batch, _ROWS_PER_CPU_PASS) if setup.on_cpu else setup.micro_batch
     stored = shape.layers * width * setup.weight_bytes
     return copies + setup.tokens(setup.micro_batch) * stored + setup.tokens(rows) * layer
+
+
+def distillation_bytes(shape: ModelShape, setup: Setup) -> int:
+    """Bytes of the logits that `distillation_placement="loss"` keeps: of policy and teacher, and their gradient.
+
+    In float32, which Accelerate makes of them.
+    """
+    return 3 * 4 * setup.micro_batch * setup.distilled_tokens * shape.vocabulary
 
 
 # --- Of a run: concurrent episodes, and the first screen ---
@@ -402,6 +412,7 @@ def setup_of(trainer: Any, *, slots: int) -> Setup:
         group=args.num_generations,
         reference=bool(args.beta),
         teacher_bytes=0 if trainer.teacher is None else sum(weight.nbytes for weight in trainer.teacher.parameters()),
+        distilled_tokens=args.max_completion_length if args.distils_in_loss else 0,
         critic=trainer.critic is not None,
         checkpointing=args.gradient_checkpointing,
         processes=args.world_size,
@@ -477,7 +488,8 @@ class MemoryCheck(TrainerCallback):
 
     Computes loss and gradient of one micro-batch of full-length rollouts and drops them. Weights, optimiser, random
     state and logs stay unchanged. The memory that AdamW allocates in its first step is reserved meanwhile. Not covered:
-    a critic's update, rollouts of several contexts, and DeepSpeed, whose backward pass also steps.
+    a critic's update, rollouts of several contexts, what a teacher reads beyond them, and DeepSpeed, whose backward
+    pass also steps.
 
     Args:
         trainer: an `AgentTrainer`.
@@ -543,7 +555,10 @@ def max_size_inputs(trainer: Any) -> dict[str, Tensor]:
     ids = torch.arange(rows, device=device)[:, None] % config.vocab_size
     completion = ids.repeat(1, scored)
     ones = torch.ones(rows, scored, device=device)
+    nothing = torch.zeros(rows, 1, dtype=torch.long, device=device)
+    teacher = {"teacher_ids": nothing, "teacher_lengths": nothing[:, 0], "distilled": torch.ones_like(nothing[:, 0])}
     return {
+        **(teacher if args.distils_in_loss else {}),
         "prompt_ids": ids.repeat(1, prompt),
         "prompt_mask": torch.ones(rows, prompt, dtype=torch.long, device=device),
         "completion_ids": completion,

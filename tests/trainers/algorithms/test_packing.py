@@ -101,10 +101,10 @@ def logprobs_by(model: Any, sample: dict[str, Any], *, packed: bool, rows: int) 
     def run(layout: Layout) -> Any:
         passes.append(layout)
         output = model(**layout.inputs, shift_labels=layout.labels, fused_lm_head=True)
-        return output.log_probs, output.entropy, None
+        return [output.log_probs, output.entropy], None
 
-    logps, entropies, aux = compute_logprobs(run, **sample, rows=rows, packed=packed)
-    assert aux is None and entropies is not None
+    (logps, entropies), aux = compute_logprobs(run, **sample, rows=rows, packed=packed)
+    assert aux is None
     assert len(passes) == -(-len(sample["needs_logprobs"]) // rows)
     return logps, entropies
 

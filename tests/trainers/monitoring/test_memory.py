@@ -124,6 +124,9 @@ def test_what_a_setup_adds() -> None:
     assert frozen.rollout_copy == 2 * TINY.adapter_parameters(4)  # of the adapter alone
     assert estimate_memory(TINY, Setup(length=64, reference=False)).reference == 0
     assert estimate_memory(TINY, Setup(length=64, lora_rank=4)).reference == 0
+    distilled = estimate_memory(TINY, Setup(length=64, micro_batch=3, distilled_tokens=10))
+    undistilled = estimate_memory(TINY, Setup(length=64, micro_batch=3))
+    assert distilled.activations - undistilled.activations == 3 * 10 * TINY.vocabulary * 3 * 4
     taught = estimate_memory(TINY, Setup(length=64, teacher_bytes=10**6))
     assert (taught.rollout - one.rollout, taught.update - one.update) == (10**6, 10**6)
     assert estimate_memory(TINY, Setup(length=64, critic=True)).critic == 4 * one.weights
@@ -301,7 +304,8 @@ def test_rows_are_as_long_as_the_budgets_allow_and_share_no_prompt() -> None:
     def inputs(positions: int, *, measured: int | None = None) -> dict[str, Any]:
         shape = SimpleNamespace(max_position_embeddings=positions, vocab_size=50)
         model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: shape))
-        args = SimpleNamespace(per_device_train_batch_size=3, max_prompt_length=5, max_completion_length=7)
+        limits = {"max_prompt_length": 5, "max_completion_length": 7}
+        args = SimpleNamespace(per_device_train_batch_size=3, distils_in_loss=False, **limits)
         accelerator = SimpleNamespace(device=torch.device("cpu"))
         trainer = SimpleNamespace(args=args, model=model, accelerator=accelerator, longest_prompt=measured)
         return max_size_inputs(trainer)
