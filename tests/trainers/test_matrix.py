@@ -56,3 +56,21 @@ def test_loss(loss_type: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_option(settings: dict[str, Any], algorithm: str, tmp_path: Path) -> None:
     trains(tmp_path, algorithm=algorithm, num_generations=4, **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"lora": True},
+        {"gradient_checkpointing": True},
+        {"bf16": True},
+        {"num_iterations": 2},
+        {"entropy_coef": 0.1},
+    ],
+    ids=lambda settings: ",".join(settings),
+)
+@pytest.mark.parametrize("algorithm", ["grpo", "opsd"])
+def test_whole_vocabulary(settings: dict[str, Any], algorithm: str, tmp_path: Path) -> None:
+    teacher = {"distillation_placement": "loss", "distillation_weight": 0.5, "teacher_privileged": "answer"}
+    trains(tmp_path, algorithm=algorithm, num_generations=4, **teacher, **settings)

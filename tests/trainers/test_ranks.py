@@ -55,6 +55,12 @@ def losing(request: RolloutRequest) -> RolloutResult:
     return RolloutResult(request.rows, records)
 
 
+def answering(request: RolloutRequest) -> RolloutResult:
+    """Rollouts by row, of tasks with an answer."""
+    records = [replace(record, gold_answers=("green",)) for record in losing(request).records]
+    return RolloutResult(request.rows, records)
+
+
 LOST = make_rows(["red"])[0]["target"]
 MIXTURE = {"envs": ["FictionQA name=a", "FictionQA name=b"]}
 GRADIENTS: dict[str, tuple[Collect, dict[str, Any]]] = {
@@ -67,6 +73,10 @@ GRADIENTS: dict[str, tuple[Collect, dict[str, Any]]] = {
     "dr_grpo, lost": (losing, {"algorithm": "dr_grpo"}),
     "dapo, lost": (losing, {"algorithm": "grpo", "loss_type": "dapo"}),
     "ppo, lost": (losing, {"algorithm": "ppo", "loss_type": "grpo"}),
+    "whole vocabulary": (
+        answering,
+        {"algorithm": "opsd", "teacher_privileged": "answer", "distillation_placement": "loss"},
+    ),
     "mixture, lost": (losing, {"algorithm": "reinforce++", **MIXTURE}),
 }
 """What is trained, by name: rollouts and settings."""
