@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -42,10 +44,14 @@ from benchmarks.learning.refill import rollout_budget as refill
 from benchmarks.learning.refill.settings import EXPERIMENT as REFILL
 from benchmarks.learning.retry.settings import EXPERIMENT as RETRY
 from benchmarks.learning.retry.settings import WORLD
+from benchmarks.learning.self_distillation import settings as self_distillation
+from benchmarks.learning.self_distillation import warm_start as reader
+from benchmarks.learning.self_distillation.settings import EXPERIMENT as SELF_DISTILLATION
 from benchmarks.learning.steppo.settings import EXPERIMENT as STEPPO
 from tests.benchmarks.cells import write
 from tests.kit.helpers import play
-from trainers.toy.demonstrations import demonstrate
+from trainers.rollouts.chat_format import ChatFormat
+from trainers.toy.demonstrations import demonstrate, demonstrations
 from trainers.toy.model import (
     ANSWER_CLOSE,
     ANSWER_OPEN,
@@ -58,7 +64,10 @@ from trainers.toy.model import (
 from trainers.toy.quickstart import SHIPPED
 from trainers.toy.warm_start import warm_start
 
-EXPERIMENTS = {each.name: each for each in (MULTIHOP, CREDIT, DISCOVERY, RETRY, REFILL, COLLAPSE, STEPPO, PRIVILEGED)}
+EXPERIMENTS = {
+    each.name: each
+    for each in (MULTIHOP, CREDIT, DISCOVERY, RETRY, REFILL, COLLAPSE, STEPPO, PRIVILEGED, SELF_DISTILLATION)
+}
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------
@@ -69,6 +78,7 @@ SLOW = {
     "discovery": ["process"],
     "retry": ["check-5"],
     "refill": ["plain", "refill"],
+    "self_distillation": ["demonstrations", "vocabulary"],
 }
 """An arm of each kind, the last of which is replayed."""
 
@@ -182,6 +192,47 @@ def test_contrasts_of_privileged_have_equal_rollouts_and_the_hardest_questions()
     named = {arm for one in PRIVILEGED.contrasts["Contrasts"] for arm in (one.ours, one.theirs)}
     assert named == set(PRIVILEGED.arms) - {"grpo-refill"}
     assert all(len(profile.validation) == 1 for profile in PRIVILEGED.profiles.values())
+
+
+def test_a_fixed_teacher_is_the_start_with_the_solution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, Any] = {}
+    monkeypatch.setattr(self_distillation, "reinforce", lambda run: (None, {"args": run.args}))
+    for name in SELF_DISTILLATION.arms:
+        run = run_of(SELF_DISTILLATION, name, tmp_path)
+        learns = run.arm.learn is self_distillation.taught_by_the_start
+        made[name] = run.arm.learn(run)[1]["args"] if learns else run.args
+    fixed = {name for name, args in made.items() if args.teacher_model_name_or_path == str(SHIPPED)}
+    assert fixed == {"sampled", "vocabulary", "grpo-vocabulary"}
+    taught = {name for name, args in made.items() if args.distillation_weight}
+    assert taught == fixed | {"moving"}
+    assert {made[name].teacher_privileged for name in taught} == {"solution"}
+    assert {made[name].distillation_weight for name in taught} == {1.0}
+    assert [made[name].distillation_placement for name in ("sampled", "vocabulary", "moving", "grpo-vocabulary")] == [
+        *("advantage", "loss", "loss", "loss")
+    ]
+    assert {args.num_generations for args in made.values()} == {8}
+
+
+def test_the_reader_of_solutions_sees_whole_chains_behind_them_alone() -> None:
+    tokenizer = build_tokenizer()
+    rows, lengths = reader.informed_rows(ChatFormat(tokenizer), seed=0), set()
+    for row in itertools.islice(rows, 40):
+        prefix, _, _ = tokenizer.decode(row["input_ids"]).partition("\n\n")
+        learned = tokenizer.decode([token for token, label in zip(*row.values(), strict=True) if label == token])
+        assert prefix.startswith("A correct solution takes these turns:")
+        hidden = len(tokenizer(f"{prefix}\n\n", add_special_tokens=False)["input_ids"])
+        assert set(row["labels"][:hidden]) == {-100}
+        searches = re.findall(r'"query": "([^"]+)"', learned)
+        assert searches == re.findall(r'"query": "([^"]+)"', prefix)
+        lengths.add(len(searches))
+    assert lengths == {1, 2, 3, 4}
+    mix = dict.fromkeys(reader.ALONE, 0.5)
+    alone = demonstrations(seed=0, mix=mix, habits=reader.ALONE)
+    for messages in itertools.islice(alone, 80):
+        calls = [
+            message.content for message in messages if message.role == "assistant" and CALL_OPEN in message.content
+        ]
+        assert len({call.partition(CALL_OPEN)[2].split('"')[0] for call in calls}) <= 1
 
 
 def test_arms_of_credit_differ_in_the_estimator_alone(tmp_path: Path) -> None:
