@@ -352,9 +352,10 @@ def test_wrappers_of_a_registration_are_kept_and_checks_are_not(tmp_path: Path) 
 def test_every_number_of_the_docs_is_logged(tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     logged: set[str] = set()
-    # No run has a critic and refills.
+    # No run has a critic and refills, or a teacher in two places.
     teacher = {"teacher_privileged": "answer", "distillation_weight": 0.1}
-    for own in ({"algorithm": "ppo", "beta": 0.01, **teacher}, {"refill_groups": 1}):
+    in_loss = {"distillation_placement": "loss", **teacher}
+    for own in ({"algorithm": "ppo", "beta": 0.01, **teacher}, in_loss, {"refill_groups": 1}):
         changes = {"num_generations": 2, "logging_steps": 1, "max_steps": 1, **own}
         trainer = build_trainer(config(tmp_path, **changes), build_model(tokenizer), tokenizer=tokenizer)
         trainer.train()

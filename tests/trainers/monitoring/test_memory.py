@@ -417,7 +417,8 @@ def test_the_first_screen_says_which_number_and_why(trainer: Any, monkeypatch: p
 
 
 def test_bfloat16_is_computed_in_and_copied(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "args", SimpleNamespace(**{**vars(trainer.args), "bf16": True, "world_size": 1}))
+    changed = {"bf16": True, "world_size": 1, "distils_in_loss": False}
+    monkeypatch.setattr(trainer, "args", SimpleNamespace(**{**vars(trainer.args), **changed}))
     shape, setup = memory.shape_of(trainer), memory.setup_of(trainer, slots=5)
     assert shape is not None
     assert setup.compute_bytes == 2
