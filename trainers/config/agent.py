@@ -384,6 +384,11 @@ _COMBINATIONS: tuple[Check, ...] = (
         "sampled, not the environment's. Set distillation_weight=0, or leave loss_mask.",
     ),
     (
+        lambda c: c.distils_in_loss and c.cast_lm_head_to_fp32,
+        "cast_lm_head_to_fp32=True with distillation_placement=loss, which computes the output layer as the model "
+        "does: set cast_lm_head_to_fp32=False, or choose another distillation_placement.",
+    ),
+    (
         lambda c: c.temperature <= 0,
         "temperature={c.temperature}: training needs rollouts that differ. Set it above 0; eval_temperature=0 "
         "evaluates greedily.",

@@ -312,6 +312,10 @@ class TestRefused:
                 "a teacher scores their tokens all the same",
             ),
             ({"algorithm": "opsd", "loss_mask": False}, "not the environment's"),
+            (
+                {"algorithm": "opsd", "distillation_placement": "loss", "cast_lm_head_to_fp32": True},
+                "set cast_lm_head_to_fp32=False",
+            ),
         ],
     )
     def test_options_without_effect(self, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
