@@ -40,9 +40,9 @@ from trainers.algorithms.distillation import (
     add_to_advantages,
     distilled_rows,
     distilled_values,
+    forward_at_labels,
     load_teacher,
     teacher_log_ratios,
-    vocabulary_logits,
 )
 from trainers.algorithms.metrics import RolloutSummary, credit_metrics_by_env, rollout_metrics
 from trainers.algorithms.packing import (
@@ -575,8 +575,8 @@ class AgentTrainer(ResumableTrainer):
         router = {"output_router_logits": True} if compute_aux_loss else {}
         with self.accelerator.autocast():
             with torch.no_grad(), without_dropout(teacher):
-                taught = vocabulary_logits(teacher, layout.informed, head=self._output_layer(teacher)).logits
-            output = vocabulary_logits(model, layout, head=self._output_layer(model), **router)
+                taught = forward_at_labels(teacher, layout.informed, head=self._output_layer(teacher)).logits
+            output = forward_at_labels(model, layout, head=self._output_layer(model), **router)
         values = distilled_values(output.logits, taught, layout, temperature=self.args.temperature)
         return values, output.aux_loss if compute_aux_loss else None
 

@@ -62,7 +62,7 @@ def forward_kl(logps: Tensor, teacher_logps: Tensor) -> Tensor:
     return (teacher_logps.exp() * (teacher_logps - logps)).sum(-1)
 
 
-def vocabulary_logits(model: Any, layout: Layout, *, head: torch.nn.Module, **options: Any) -> Any:
+def forward_at_labels(model: Any, layout: Layout, *, head: torch.nn.Module, **options: Any) -> Any:
     """Run a model and return its output, with logits (N, V) at `layout.predicting()` and nowhere else.
 
     Args:
@@ -89,7 +89,7 @@ def distilled_values(logits: Tensor, teacher_logits: Tensor, layout: Layout, *, 
     Few positions at a time, and anew in the backward pass: of the distributions only the logits are kept.
 
     Args:
-        logits: (N, V) of the policy, see `vocabulary_logits`.
+        logits: (N, V) of the policy, see `forward_at_labels`.
         teacher_logits: (N, V') of the teacher. What one vocabulary has beyond the other is padding
             (`check_same_tokenizer`), and is left out of the divergence.
         layout: the policy's input.

@@ -1,1 +1,1 @@
-"""Can a policy that reads a solution teach itself a task that it never solves?"""
+"""Can a policy that reads a solution teach itself a task that it hardly ever solves?"""

@@ -1,4 +1,4 @@
-"""Can a policy that follows a solution, if it reads one, teach itself a task that it never solves?
+"""Can a policy that follows a solution, if it reads one, teach itself a task that it hardly ever solves?
 
 The toy policy follows a solution in front of its prompt. Without one it searches once and answers, so that hardly any
 of its rollouts on questions of three hops succeeds, and groups of rollouts have no signal. The teacher is the same

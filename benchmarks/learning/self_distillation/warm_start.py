@@ -13,6 +13,7 @@ from typing import Any
 from agent_r1_gym.envs.fiction_qa.env import FictionQAEnv
 from agent_r1_gym.run.record import Trajectory
 from benchmarks.common.policy import on_device, save_half
+from benchmarks.learning.discovery.settings import HABITS
 from trainers.algorithms.privileged import PrivilegedContext
 from trainers.commands.demonstrations import IGNORE_INDEX, TokenRow, training_row
 from trainers.rollouts.chat_format import ChatFormat
@@ -21,14 +22,7 @@ from trainers.toy.model import build_model, build_tokenizer
 from trainers.toy.supervised import Muon, fit
 
 ALONE: Mapping[str, Habits] = {
-    "1hop": Habits(
-        full_chain=0.75,
-        stops_early=0.0,
-        malformed_call=0.1,
-        direct_answer=0.05,
-        question_as_query=0.05,
-        retrieve_once=0.05,
-    ),
+    "1hop": HABITS["1hop"],
     "bridge": Habits(
         full_chain=0.0,
         stops_early=0.6,

@@ -37,9 +37,9 @@ from trainers.algorithms.distillation import (
     check_same_tokenizer,
     distilled_rows,
     distilled_values,
+    forward_at_labels,
     forward_kl,
     teacher_log_ratios,
-    vocabulary_logits,
 )
 from trainers.algorithms.packing import Layout
 from trainers.monitoring.memory import MemoryCheck
@@ -257,7 +257,7 @@ class TestWholeVocabulary:
         real = torch.ones_like(ids, dtype=torch.bool)
         layout = Layout({"input_ids": ids}, labels, real, tuple(real.nonzero(as_tuple=True)))
         assert layout.predicting().tolist() == [1, 3, 7]
-        logits = vocabulary_logits(model, layout, head=model.get_output_embeddings()).logits
+        logits = forward_at_labels(model, layout, head=model.get_output_embeddings()).logits
         whole = model(input_ids=ids).logits
         assert whole.shape[:2] == ids.shape  # the layer is whole again
         assert_close(logits, whole[[0, 0, 1], [1, 3, 2]], rtol=1e-5, atol=1e-6)
