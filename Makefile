@@ -8,8 +8,8 @@
 # make type         mypy alone
 # make test-adapters   the tests of other libraries, each in an environment of its own: minutes each, LIBRARY=verl for one
 # make test-vllm    the tests that need vLLM, in an environment of its own (4 GB)
-# make test-floors  the fast tests with the oldest versions that pyproject.toml allows, in an environment of its own
-# make test-newest  the fast tests with the newest versions that pyproject.toml allows, in an environment of its own
+# make test-floors  the tests with the oldest versions that pyproject.toml allows, in an environment of its own
+# make test-newest  the tests with the newest versions that pyproject.toml allows, in an environment of its own
 # make docs         build the site of the documentation, offline, into docs/_build
 # make clean        remove the virtual environment, caches and reports
 #
@@ -58,7 +58,7 @@ test-floors:
 	.venv-floors/bin/python -m pip install --disable-pip-version-check --quiet uv
 	.venv-floors/bin/uv pip install --python .venv-floors/bin/python --index-strategy unsafe-best-match \
 		--resolution lowest-direct -c .venv-floors/torch.txt -e ".[$(FLOOR_EXTRAS)]"
-	.venv-floors/bin/python -m pytest -n 3 --dist worksteal -m "$(FAST)"
+	.venv-floors/bin/python -m pytest -n 3 --dist worksteal
 	.venv-floors/bin/python -V | sed 's/^/# /' > tests/versions/floors.txt
 	.venv-floors/bin/python -m pip freeze --exclude-editable >> tests/versions/floors.txt
 	.venv-floors/bin/python docs/versions_page.py
@@ -68,7 +68,7 @@ test-newest:
 	grep '^torch==' constraints.txt > .venv-newest/torch.txt
 	.venv-newest/bin/python -m pip install --disable-pip-version-check --quiet --upgrade --upgrade-strategy eager \
 		-c .venv-newest/torch.txt -e ".[$(NEWEST_EXTRAS)]"
-	.venv-newest/bin/python -m pytest -n 3 --dist worksteal -m "$(FAST)"
+	.venv-newest/bin/python -m pytest -n 3 --dist worksteal
 	.venv-newest/bin/python -V | sed 's/^/# /' > tests/versions/newest.txt
 	.venv-newest/bin/python -m pip freeze --exclude-editable >> tests/versions/newest.txt
 	.venv-newest/bin/python docs/versions_page.py

@@ -26,9 +26,9 @@ _HEAD = """\
 # Versions
 
 `pyproject.toml` allows ranges, and the tests run with three sets of versions: the oldest that it allows
-(`make test-floors`, the fast tests with the extras test, train and sandbox), those of `constraints.txt` (all tests, in
-CI), and the newest (`make test-newest`, the fast tests with test and train). Of torch all three have the version of
-`constraints.txt`, since pip would fetch gigabytes of another build. An empty field was not installed there.
+(`make test-floors`, with the extras test, train and sandbox), those of `constraints.txt` (in CI), and the newest
+(`make test-newest`, with test and train). Of torch all three have the version of `constraints.txt`, since pip would
+fetch gigabytes of another build. An empty field was not installed there.
 
 `python docs/versions_page.py` writes this page.
 
