@@ -52,6 +52,7 @@ from trainers.algorithms.packing import (
     compute_logprobs,
     reorder_micro_batches,
     rows_per_pass,
+    rows_with_advantage,
     setup_packing,
     without_dropout,
 )
@@ -105,6 +106,10 @@ class Progress:
     """What the teacher reads in the loss under way, whose pass leaves `divergences`; None: it has no teacher."""
     divergences: Tensor | None = None
     """(B, T): `forward_kl` at each token of the loss under way."""
+    kept_rows: Tensor | None = None
+    """(B,) bool: the rollouts that the loss under way looks at; None: all."""
+    entropy_estimates: Tensor | None = None
+    """(B, T): -log p of each sampled token, whose mean is the entropy; for the rollouts that are left out."""
     turn_ratio_inputs: dict[str, Any] | None = None
     """Inputs of the loss under way if its ratios are per turn: the log-prob pass completes them."""
     eval_batches: int = 0
@@ -196,6 +201,12 @@ class AgentTrainer(ResumableTrainer):
                 peft_config=peft_config,
                 rollout_func=lambda _prompts, _trainer: self._roll_out(),
                 **trl_arguments,
+            )
+        if args.skip_zero_advantages and self.aux_loss_enabled:
+            raise ConfigurationError(
+                f"skip_zero_advantages=True with router_aux_loss_coef={args.router_aux_loss_coef} and a mixture of "
+                "experts, which rollouts without an advantage balance too. Set router_aux_loss_coef=0 or "
+                "skip_zero_advantages=False."
             )
         self.collect, self.chat, self.card, self.prefetcher = collect, chat, card, prefetcher
         self.privileged = privileged or PrivilegedContext()
@@ -487,6 +498,8 @@ class AgentTrainer(ResumableTrainer):
         beta = self.beta  # restored below: where it is 0, TRL computes no log-probs of the reference model
         self.beta = beta / share if self.args.kl_placement == "loss" else 0.0
         scaled = inputs | {"advantages": inputs["advantages"] / share}
+        if self.args.skip_zero_advantages and torch.is_grad_enabled():
+            self._keep_rows_with_advantage(scaled, mask)
         # Without old log-probs (one update per batch) every ratio is 1, whatever its level.
         by_turn = "turn_ids" in inputs and "old_per_token_logps" in inputs
         self.progress.turn_ratio_inputs = scaled if by_turn else None
@@ -499,7 +512,20 @@ class AgentTrainer(ResumableTrainer):
                 loss = super()._compute_loss(model, scaled)  # type: ignore[no-untyped-call]
         finally:
             self.beta, self.progress.turn_ratio_inputs, self.progress.informed = beta, None, None
+            self.progress.kept_rows = self.progress.entropy_estimates = None
         return loss if "distilled" not in inputs else loss + self._distillation_loss(inputs, mask)
+
+    def _keep_rows_with_advantage(self, inputs: dict[str, Any], mask: Tensor) -> None:
+        """Have the log-prob pass leave out rollouts without an advantage; their log-probs are 0, and their ratios 1."""
+        passes = -(-len(mask) // rows_per_pass(len(mask), mask.device))
+        lengths = inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)
+        kept = rows_with_advantage(inputs["advantages"], mask, lengths=lengths, at_least=passes)
+        self.progress.kept_rows, self.progress.needs_logprobs = kept, mask.bool() & kept[:, None]
+        old, sampling = inputs.get("old_per_token_logps"), inputs.get("sampling_per_token_logps")
+        if sampling is not None:
+            self.progress.entropy_estimates = -sampling.nan_to_num(0.0)  # NaN: not sampled
+        if old is not None:
+            inputs["old_per_token_logps"] = torch.where(kept[:, None], old, 0.0)
 
     def _distillation_loss(self, inputs: dict[str, Any], mask: Tensor) -> Tensor:
         """Sum the teacher's divergences over the tokens, so that an optimiser step has the mean over its tokens.
@@ -557,7 +583,13 @@ class AgentTrainer(ResumableTrainer):
                 packed=self.packed and prefixes is None,
                 prefixes=prefixes,
                 informed=self.progress.informed,
+                kept=self.progress.kept_rows,
             )
+        kept, estimates = self.progress.kept_rows, self.progress.entropy_estimates
+        if kept is not None and len(values) > 1:
+            if estimates is None:  # the backend reports no log-probs: the mean of the others
+                estimates = values[1].detach().sum() / needs_logprobs.sum().clamp(min=1)
+            values[1] = torch.where(kept[:, None], values[1], estimates)
         if self.progress.informed is not None:
             self.progress.divergences = values.pop()
         inputs = self.progress.turn_ratio_inputs

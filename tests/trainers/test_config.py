@@ -165,6 +165,24 @@ class TestRefusals:
         assert make_args(tmp_path, **settings).refill_groups == 0
         assert make_args(tmp_path, refill_groups=2, kl_placement="reward", gamma=0.9).refill_groups == 2
 
+    @samples(
+        ("settings", "message"),
+        [
+            ({"beta": 0.1}, r"beta=0\.1 and kl_placement=loss: the KL moves the policy"),
+            ({"entropy_coef": 0.1}, r"entropy_coef=0\.1, .* need the entropies"),
+            ({"top_entropy_quantile": 0.5}, r"top_entropy_quantile=0\.5, which need"),
+            (
+                {"algorithm": "opsd", "teacher_privileged": "answer", "distillation_placement": "loss"},
+                "distillation_placement=loss: the teacher moves the policy",
+            ),
+        ],
+    )
+    def test_skipping_rollouts_that_teach(self, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigurationError, match=f"skip_zero_advantages=True with .*{message}"):
+            make_args(tmp_path, skip_zero_advantages=True, **settings)
+        assert not make_args(tmp_path, **settings).skip_zero_advantages
+        assert make_args(tmp_path, skip_zero_advantages=True, beta=0.1, kl_placement="reward").skip_zero_advantages
+
     def test_unknown_key(self, tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="gama"):
             make_args(tmp_path, gama=0.9)

@@ -61,6 +61,15 @@ def answering(request: RolloutRequest) -> RolloutResult:
     return RolloutResult(request.rows, records)
 
 
+def mostly_silent(request: RolloutRequest) -> RolloutResult:
+    """Rollouts by row, without rewards but for one task, so that some processes have no rollout with an advantage."""
+    records = [
+        record if row["target"] == LOST else replace(record, turns=[replace(turn, reward=0.0) for turn in record.turns])
+        for row, record in zip(request.rows, by_row(request).records, strict=True)
+    ]
+    return RolloutResult(request.rows, records)
+
+
 LOST = make_rows(["red"])[0]["target"]
 MIXTURE = {"envs": ["FictionQA name=a", "FictionQA name=b"]}
 GRADIENTS: dict[str, tuple[Collect, dict[str, Any]]] = {
@@ -77,6 +86,7 @@ GRADIENTS: dict[str, tuple[Collect, dict[str, Any]]] = {
         answering,
         {"algorithm": "opsd", "teacher_privileged": "answer", "distillation_placement": "loss"},
     ),
+    "without advantages": (mostly_silent, {"algorithm": "grpo", "skip_zero_advantages": True}),
     "mixture, lost": (losing, {"algorithm": "reinforce++", **MIXTURE}),
 }
 """What is trained, by name: rollouts and settings."""

@@ -118,6 +118,7 @@ def compute_logprobs(
     packed: bool,
     prefixes: Prefixes | None = None,
     informed: Prefixes | None = None,
+    kept: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor | None]:
     """Compute log-probs of trajectories and what comes with them, `rows` of them in a pass, like ones together.
 
@@ -132,16 +133,21 @@ def compute_logprobs(
         packed: which layout.
         prefixes: of the trajectories; needs rows, since every context gets its own.
         informed: what a teacher reads in front of each context in the same pass, see `Layout.informed`.
+        kept: (B,) bool: the trajectories to run, at least one per pass, see `rows_with_advantage`; None: all.
 
     Returns:
-        The values (B, T), 0 for all other tokens, and the mean of the scalars.
+        The values (B, T), 0 for all other tokens and trajectories, and the mean of the scalars.
     """
     width = needs_logprobs.size(1)
     full_mask = torch.nn.functional.pad(needs_logprobs, (input_ids.size(1) - width, 0))
     contexts = None if context_ids is None else torch.nn.functional.pad(context_ids, (input_ids.size(1) - width, 0))
     order = similarity_order(input_ids[:, :-width], attention_mask, packed=packed)
+    chunks = torch.split(order, rows)
+    if kept is not None:
+        order = order[kept[order]]
+        chunks = torch.tensor_split(order, len(chunks))
     parts, aux = [], []
-    for chunk in torch.split(order, rows):
+    for chunk in chunks:
         own = None if contexts is None else contexts[chunk]
         part = input_ids[chunk], attention_mask[chunk], full_mask[chunk], own
         if packed:
@@ -153,10 +159,30 @@ def compute_logprobs(
         values, loss = forward(layout)
         parts.append([layout.to_rows(each) for each in values])
         aux.append(loss)
-    back = order.argsort()
-    results = [torch.cat(pieces)[back][:, -width:] for pieces in zip(*parts, strict=True)]
+    results = []
+    for pieces in zip(*parts, strict=True):
+        found = torch.cat(pieces)[:, -width:]
+        results.append(found.new_zeros(needs_logprobs.shape).index_put((order,), found))
     losses = [loss for loss in aux if loss is not None]
     return results, torch.stack(losses).mean() if losses else None
+
+
+def rows_with_advantage(advantages: Tensor, mask: Tensor, *, lengths: Tensor, at_least: int) -> Tensor:
+    """Return (B,) bool: the trajectories whose gradient is not 0 for sure, and short ones up to a number of `at_least`.
+
+    All processes make equally many passes, and each needs a trajectory.
+
+    Args:
+        advantages: (B, T).
+        mask: (B, T), 1 for each token that the loss sees.
+        lengths: (B,), of the trajectories.
+        at_least: how many are needed.
+    """
+    kept = ((advantages != 0) & mask.bool()).any(1)
+    missing = at_least - int(kept.sum())
+    if missing > 0:
+        kept[torch.where(kept, lengths.max() + 1, lengths).argsort(stable=True)[:missing]] = True
+    return kept
 
 
 def can_reorder_micro_batches(args: Any) -> bool:

@@ -389,6 +389,22 @@ _COMBINATIONS: tuple[Check, ...] = (
         "does: set cast_lm_head_to_fp32=False, or choose another distillation_placement.",
     ),
     (
+        lambda c: c.skip_zero_advantages and c.beta and c.kl_placement == "loss",
+        "skip_zero_advantages=True with beta={c.beta} and kl_placement=loss: the KL moves the policy on rollouts "
+        "without an advantage too. Set beta=0 or skip_zero_advantages=False.",
+    ),
+    (
+        lambda c: c.skip_zero_advantages and c.distils_in_loss,
+        "skip_zero_advantages=True with distillation_placement=loss: the teacher moves the policy on rollouts without "
+        "an advantage too. Set skip_zero_advantages=False.",
+    ),
+    (
+        lambda c: c.skip_zero_advantages and (c.entropy_coef or c.use_adaptive_entropy or c.top_entropy_quantile < 1),
+        "skip_zero_advantages=True with entropy_coef={c.entropy_coef}, use_adaptive_entropy={c.use_adaptive_entropy}, "
+        "top_entropy_quantile={c.top_entropy_quantile}, which need the entropies of rollouts without an advantage too. "
+        "Leave these options, or set skip_zero_advantages=False.",
+    ),
+    (
         lambda c: c.temperature <= 0,
         "temperature={c.temperature}: training needs rollouts that differ. Set it above 0; eval_temperature=0 "
         "evaluates greedily.",

@@ -128,6 +128,11 @@ class RolloutOptions:
         "Layout of rollouts in an update: packed, rows or auto; packed has no padding and a shared prompt once, rows "
         "one trimmed sequence per context, auto takes packed on a CPU if the model's attention allows it, else rows.",
     )
+    skip_zero_advantages: bool = _help(
+        False,
+        "Leave rollouts without an advantage, as in groups of equal returns, out of the passes of an update: they add "
+        "nothing to the gradient. The metric entropy counts them by -log p of the tokens that they sampled.",
+    )
     infrastructure_retries: Annotated[int, _AMOUNT] = _help(
         2, "Number of times that an episode whose backend failed is played again; then it is dropped."
     )
