@@ -259,6 +259,8 @@ class Recipe:
         return "--max-turn-tokens", str(self.turn_tokens), "--max-concurrent", "64"
 
 
+SKIPPING = ("--skip-zero-advantages", "True")
+"""Words that spare an update the rollouts that teach nothing; the oldest experiments have cells without them."""
 _ON_A_GPU = {"rows": 64, "micro_batches": 2, "recompute": True, "save": 40}
 _ON_A_CPU = {"rows": 16, "micro_batches": 8, "recompute": False, "save": 10}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from benchmarks.common.commands import CommandProfile, Recipe, recipe_profiles
+from benchmarks.common.commands import SKIPPING, CommandProfile, Recipe, recipe_profiles
 from benchmarks.common.contrasts import Contrast
 from benchmarks.common.experiment import Arm, Experiment
 from benchmarks.common.tables import arms, contrasts_of
@@ -54,7 +54,7 @@ def _arms(name: str) -> dict[str, Arm]:
     sft = RECIPE.sft("{many}", "--from", source, "--gradient-accumulation-steps", str(passes), *options)
     return {
         f"{name}-sft": Arm(f"{title}, 200 demonstrations", learn=RECIPE.trained(sft)),
-        name: Arm(f"{title}, then GRPO", learn=RECIPE.trained(sft, RECIPE.after_sft(*options))),
+        name: Arm(f"{title}, then GRPO", learn=RECIPE.trained(sft, RECIPE.after_sft(*SKIPPING, *options))),
     }
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import mean
 
 from agent_r1_gym.run.record import Trajectory
-from benchmarks.common.commands import Recipe, recipe_profiles
+from benchmarks.common.commands import SKIPPING, Recipe, recipe_profiles
 from benchmarks.common.contrasts import Contrast
 from benchmarks.common.experiment import Arm, Experiment
 from benchmarks.common.tables import Cells, arms, contrasts_of, markdown
@@ -28,7 +28,7 @@ ARMS: Mapping[str, Arm] = {
     "base": Arm("Base Tool Call", learn=RECIPE.untrained("--option", "shots=0")),
     "base-2": Arm("Base Tool Call, 2 shots", learn=RECIPE.untrained("--option", "shots=2")),
     "sft": Arm("110 demonstrations", learn=RECIPE.trained(_SFT)),
-    "grpo": Arm("110 demonstrations, then GRPO", learn=RECIPE.trained(_SFT, RECIPE.after_sft())),
+    "grpo": Arm("110 demonstrations, then GRPO", learn=RECIPE.trained(_SFT, RECIPE.after_sft(*SKIPPING))),
     "rejection": Arm(
         "110 demonstrations, then rejection sampling", learn=RECIPE.trained(_SFT, RECIPE.rejection(samples=23))
     ),

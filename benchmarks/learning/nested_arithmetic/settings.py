@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.common.commands import Recipe, recipe_profiles
+from benchmarks.common.commands import SKIPPING, Recipe, recipe_profiles
 from benchmarks.common.contrasts import Contrast
 from benchmarks.common.experiment import Arm, Experiment
 
@@ -19,7 +19,7 @@ ARMS: Mapping[str, Arm] = {
     "untrained": Arm("untrained", learn=RECIPE.untrained("--option", "shots=0")),
     "untrained-2": Arm("untrained, 2 shots", learn=RECIPE.untrained("--option", "shots=2")),
     "sft": Arm("100 demonstrations", learn=RECIPE.trained(_SFT)),
-    "grpo": Arm("100 demonstrations, then GRPO", learn=RECIPE.trained(_SFT, RECIPE.after_sft())),
+    "grpo": Arm("100 demonstrations, then GRPO", learn=RECIPE.trained(_SFT, RECIPE.after_sft(*SKIPPING))),
     "rejection": Arm("100 demonstrations, then rejection sampling", learn=RECIPE.trained(_SFT, RECIPE.rejection())),
 }
 
