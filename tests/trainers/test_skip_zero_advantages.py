@@ -82,6 +82,14 @@ def test_gradient_is_the_same_from_fewer_tokens(tmp_path: Path, loss_type: str, 
     assert {name: others[name] for name in clipped} == pytest.approx({name: metrics[name] for name in clipped})
 
 
+@pytest.mark.parametrize("level", ["sequence", "turn"])
+def test_ratios_of_sequences_and_turns(tmp_path: Path, level: str) -> None:
+    settings = {"importance_sampling_level": level, "num_iterations": 2}
+    wanted, found = (updated(tmp_path, half_silent(), skip=skip, **settings)[0] for skip in (False, True))
+    assert found[0] == pytest.approx(wanted[0], rel=1e-5, abs=1e-7)
+    assert_close(found[1], wanted[1], rtol=1e-4, atol=3e-7)
+
+
 def test_entropy_of_the_others_is_estimated_from_what_they_sampled(tmp_path: Path) -> None:
     """By 1 nat per token in rollouts that are made up."""
     first, second = half_silent()[:4], half_silent()[4:]

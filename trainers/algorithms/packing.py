@@ -168,15 +168,15 @@ def compute_logprobs(
 
 
 def rows_with_advantage(advantages: Tensor, mask: Tensor, *, lengths: Tensor, at_least: int) -> Tensor:
-    """Return (B,) bool: the trajectories whose gradient is not 0 for sure, and short ones up to a number of `at_least`.
+    """Return (B,) bool: trajectories with an advantage in the loss, and the shortest others if these are too few.
 
-    All processes make equally many passes, and each needs a trajectory.
+    All processes make equally many passes, and each pass needs a trajectory.
 
     Args:
         advantages: (B, T).
         mask: (B, T), 1 for each token that the loss sees.
         lengths: (B,), of the trajectories.
-        at_least: how many are needed.
+        at_least: number of passes.
     """
     kept = ((advantages != 0) & mask.bool()).any(1)
     missing = at_least - int(kept.sum())

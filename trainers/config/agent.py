@@ -402,7 +402,7 @@ _COMBINATIONS: tuple[Check, ...] = (
         lambda c: c.skip_zero_advantages and (c.entropy_coef or c.use_adaptive_entropy or c.top_entropy_quantile < 1),
         "skip_zero_advantages=True with entropy_coef={c.entropy_coef}, use_adaptive_entropy={c.use_adaptive_entropy}, "
         "top_entropy_quantile={c.top_entropy_quantile}, which need the entropies of rollouts without an advantage too. "
-        "Leave these options, or set skip_zero_advantages=False.",
+        "Do not set these three, or set skip_zero_advantages=False.",
     ),
     (
         lambda c: c.temperature <= 0,
