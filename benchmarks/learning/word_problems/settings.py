@@ -14,7 +14,7 @@ from statistics import mean
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.report.plots import Curve, curves, standalone
 from agent_r1_gym.support.files import atomic_file
-from benchmarks.common.commands import CONTROLS, Recipe, recipe_profiles
+from benchmarks.common.commands import CONTROLS, SKIPPING, Recipe, recipe_profiles
 from benchmarks.common.contrasts import Contrast
 from benchmarks.common.experiment import Arm, Experiment
 from benchmarks.common.tables import Cells, arms, contrasts_of, markdown, share
@@ -27,13 +27,14 @@ RECIPE = Recipe(
 )
 _NO_TOOL = ("--option", "tools=none")
 _FEW, _MANY = RECIPE.sft("{few}"), RECIPE.sft("{many}")
+_ALL = RECIPE.sft("1263")  # all whose solution is known; the profile of the committed cells has no word for it
 
 _MODULE = "benchmarks.learning.word_problems.controls"
 _CONTROLS = {
     "without the question": f"{_MODULE}:{WITHOUT_QUESTION}",
     "changed results": f"{_MODULE}:{CHANGED_RESULTS}",
 }
-"""Environments with all 1,000 problems again, for the policy of the arm `grpo`."""
+"""Environments with all 1,000 problems again, for policies after GRPO."""
 
 
 ARMS: Mapping[str, Arm] = {
@@ -78,6 +79,11 @@ ARMS: Mapping[str, Arm] = {
         "240 demonstrations, then GRPO at a quarter of the rate",
         learn=RECIPE.trained(_MANY, RECIPE.after_sft("--learning-rate", f"{RECIPE.learning_rate / 4:g}")),
     ),
+    # Exploratory too: what reinforcement learning adds after as many demonstrations as there can be.
+    "sft-all": Arm("1,263 demonstrations", learn=RECIPE.trained(_ALL)),
+    "grpo-all": Arm(
+        "1,263 demonstrations, then GRPO", learn=RECIPE.trained(_ALL, RECIPE.after_sft(*SKIPPING), controls=_CONTROLS)
+    ),
 }
 """An arm changes one thing; each begins with the same demonstrations and seed, unless its title says otherwise."""
 
@@ -103,6 +109,10 @@ CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
         Contrast("GRPO, slow - demonstrations alone", "grpo-slow", "sft", "end"),
         Contrast("GRPO at temperature 1 - demonstrations alone", "grpo-cool", "sft", "end"),
         Contrast("GRPO with a KL penalty - demonstrations alone", "grpo-kl", "sft", "end"),
+    ),
+    "Exploratory, all demonstrations": (
+        Contrast("1,263 - 240 demonstrations", "sft-all", "sft", "end"),
+        Contrast("GRPO - demonstrations alone, 1,263 of them", "grpo-all", "sft-all", "end"),
     ),
 }
 
