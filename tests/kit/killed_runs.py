@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import transformers.modeling_utils
 
+from tests.kit.process_groups import renew_threads
 from tests.kit.small_runs import make_trainer, play
 
 EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "rollout")
@@ -94,6 +95,7 @@ def in_child(function: Callable[[], None]) -> int:
     child = os.fork()
     if not child:
         try:
+            renew_threads()
             function()
         except BaseException:
             sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]

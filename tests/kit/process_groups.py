@@ -63,7 +63,17 @@ def in_world(processes: int, work: Callable[[], None]) -> list[int]:
     return [os.waitpid(child, 0)[1] for child in children]
 
 
+def renew_threads() -> None:
+    """Makes torch replace the parent's pool of threads, in a fork that has one thread yet.
+
+    torch does so at the pool's next use, without a lock: of two threads that use it at once, one may find none and
+    abort the process ("Invalid thread pool!").
+    """
+    torch.set_num_threads(torch.get_num_threads())
+
+
 def _work(rank: int, processes: int, port: int, work: Callable[[], None]) -> None:
+    renew_threads()
     if processes > 1:
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
         os.environ.update({name: str(number) for name, number in places.items()})
