@@ -26,6 +26,7 @@ from agent_r1_gym.envs.maths.problems import (
     problems,
     rounded,
 )
+from agent_r1_gym.envs.maths.rewards import PRESETS
 from agent_r1_gym.errors import ConfigurationError
 from agent_r1_gym.sandbox import Isolation
 from agent_r1_gym.sandbox.interface import check_isolation
@@ -114,6 +115,7 @@ class MathsEnv(ToolEnv):
         "quoter": _quoter,
         "beginner": _beginner,
     }
+    reward_presets = PRESETS
     held_out_splits: Sequence[str] = ("validation", "test")
     instructions: ClassVar[str] = (
         "Solve the problem step by step. Do not compute in your head: call a tool for every computation, and use its "
@@ -232,7 +234,8 @@ class GSM8KEnv(MathsEnv):
     Paid once, at the end of the episode. "em" (default): 1 if the last number of the answer equals the gold number
     (exactly: 72 = 72.0 = $72), else 0. "f1": the same. "agent_r1": the paper's formula, one of 1, 0, -0.5, -1.
     ### Process
-    Preset "process", as in `AgentR1/HotpotQA-v0`, except for new_support, which is 0.
+    Preset "process", as in `AgentR1/HotpotQA-v0`, with correct_step instead of new_support: +0.2 x the share of the
+    solution's steps whose result a call returned for the first time; the last result stands for all steps.
 
     ## Episode End
     ### Termination
@@ -300,7 +303,7 @@ class SVAMPEnv(MathsEnv):
     ### Outcome
     As in `AgentR1/GSM8K-v0`.
     ### Process
-    Preset "process", as in `AgentR1/HotpotQA-v0`, except for new_support, which is 0.
+    As in `AgentR1/GSM8K-v0`.
 
     ## Episode End
     ### Termination
@@ -366,7 +369,7 @@ class ArithmeticEnv(MathsEnv):
     ### Outcome
     As in `AgentR1/GSM8K-v0`.
     ### Process
-    Preset "process", as in `AgentR1/HotpotQA-v0`, except for new_support, which is 0.
+    As in `AgentR1/GSM8K-v0`.
 
     ## Episode End
     ### Termination
@@ -435,7 +438,7 @@ class ReToolEnv(MathsEnv):
     ### Outcome
     As in `AgentR1/GSM8K-v0`.
     ### Process
-    Preset "process", as in `AgentR1/HotpotQA-v0`, except for new_support, which is 0.
+    As in `AgentR1/GSM8K-v0`.
 
     ## Episode End
     ### Termination

@@ -20,6 +20,10 @@ ARMS: Mapping[str, Arm] = {
     "untrained-2": Arm("untrained, 2 shots", learn=RECIPE.untrained("--option", "shots=2")),
     "sft": Arm("100 demonstrations", learn=RECIPE.trained(_SFT)),
     "grpo": Arm("100 demonstrations, then GRPO", learn=RECIPE.trained(_SFT, RECIPE.after_sft(*SKIPPING))),
+    "process": Arm(
+        "100 demonstrations, then GRPO with process rewards",
+        learn=RECIPE.trained(_SFT, RECIPE.after_sft(*SKIPPING, "--option", "reward=process")),
+    ),
     "rejection": Arm("100 demonstrations, then rejection sampling", learn=RECIPE.trained(_SFT, RECIPE.rejection())),
 }
 
@@ -30,6 +34,7 @@ CONTRASTS: Mapping[str, tuple[Contrast, ...]] = {
         Contrast("GRPO - demonstrations alone", "grpo", "sft", "end"),
         Contrast("GRPO - rejection sampling", "grpo", "rejection", "end"),
     ),
+    "Process rewards": (Contrast("process rewards - outcome alone", "process", "grpo", "end"),),
 }
 
 EXPERIMENT = Experiment(

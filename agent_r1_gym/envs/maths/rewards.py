@@ -1,0 +1,48 @@
+"""Rewards of the maths environments: the usual ones, and a process term for the steps of a known solution."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from agent_r1_gym.core.rewards import RewardTerm, failed_call, malformed_call, repeated_query, valid_call
+from agent_r1_gym.core.scoring import number_alone
+from agent_r1_gym.core.types import Transition
+
+
+def correct_step(transition: Transition) -> float:
+    """Share of the solution's steps whose result a call of this turn returned for the first time, in [0, 1].
+
+    Summed over an episode it is at most 1. The result of the last step stands for all steps: a call that computes the
+    whole term earns as much as one call per step. A result counts if the output is that number and nothing else,
+    whatever was computed to get it; 0 for tasks without a known solution.
+    """
+    steps = getattr(transition.task, "decomposition", ())
+    if not steps or not transition.outcomes:
+        return 0.0
+    wanted = [number_alone(step.answer) or step.answer for step in steps]
+    before = sum((_results(step) for step in transition.earlier), Counter[str]())
+    return _share(before + _results(transition), wanted) - _share(before, wanted)
+
+
+def _results(step: Transition) -> Counter[str]:
+    """The numbers that the calls of a step returned, in one spelling ("1/3 = 0.333333" is 1/3)."""
+    outputs = (outcome.content.partition(" = ")[0] for outcome in step.outcomes if outcome.ok)
+    return Counter(number for output in outputs if (number := number_alone(output)) is not None)
+
+
+def _share(results: Counter[str], wanted: list[str]) -> float:
+    return 1.0 if wanted[-1] in results else (results & Counter(wanted)).total() / len(wanted)
+
+
+PRESETS: Mapping[str, tuple[str | RewardTerm, ...]] = {
+    "process": (
+        "em",
+        RewardTerm("valid_call", valid_call, 0.05, kind="process"),
+        RewardTerm("malformed_call", malformed_call, -0.1, kind="process"),
+        RewardTerm("failed_call", failed_call, -0.05, kind="process"),
+        RewardTerm("correct_step", correct_step, 0.2, kind="process"),
+        RewardTerm("repeated_query", repeated_query, -0.05, kind="process"),
+    )
+}
+"""Meaning of a usual preset here, where solutions have steps and there are no gold passages."""
