@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.kit.cpu_time import cpu_below
 from tests.kit.pages import PAGES
 from tests.test_layers import HEAVY, LAYERS, MODULES
 
@@ -101,8 +103,8 @@ def test_no_test_measures_the_wall_clock() -> None:
         for line in sorted(wall_clock_reads(ast.parse(path.read_text(encoding="utf-8"))))
     ]
     assert not found, (
-        f"{found}: a busy machine stretches this time. Measure `time.process_time()`, compare n with 2n, or assert an "
-        "order of events."
+        f"{found}: a busy machine stretches this time. Use `cpu_below` of tests/kit/cpu_time.py, compare n with 2n, or "
+        "assert an order of events."
     )
 
 
@@ -115,3 +117,12 @@ while time.monotonic() < start + 5: pass
 assert time.process_time() - start < 5
 """
     assert sorted(wall_clock_reads(ast.parse(source))) == [2, 3]
+
+
+def test_cpu_time_is_measured_without_collections_of_garbage() -> None:
+    with cpu_below(10):
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(AssertionError, match="too much"), cpu_below(0, "too much"):
+        sum(range(10_000))
+    assert gc.isenabled()
