@@ -12,6 +12,7 @@ import pytest
 import agent_r1_gym  # noqa: F401 - registers the environments
 from agent_r1_gym.core.types import Task
 from agent_r1_gym.data.base import Hop, Question
+from tests.kit.data import shared_file
 from tests.kit.samples import samples
 
 TWO = Question("t", "67 - (64 - 20)?", ("23",), decomposition=(Hop("64 - 20", "44"), Hop("67 - 44", "23")))
@@ -20,6 +21,9 @@ EQUAL = Question(
 )
 SPELT = Question(
     "s", "?", ("0.5",), decomposition=(Hop("12 * 100", "1,200"), Hop("1 / 3", "1/3"), Hop("1 / 2", "0.50"))
+)
+DECIMAL = Question(
+    "d", "?", ("0.6666666667",), decomposition=(Hop("4 / 3", "1.3333333333"), Hop("1.3333333333 / 2", "0.6666666667"))
 )
 
 
@@ -52,6 +56,8 @@ def earned(task: Task, turns: Sequence[str], env: Any = None) -> list[float]:
         (EQUAL, [call("1 + 4"), call("2 + 3"), call("5 + 5")], [1 / 3, 1 / 3, 1 / 3]),
         (EQUAL, [call("1 + 4", "1 + 4"), call("1 + 4")], [2 / 3, 0]),
         (SPELT, [call("12 * 100"), call("1 / 3"), call("2 / 4")], [1 / 3, 1 / 3, 1 / 3]),
+        (DECIMAL, [call("4 / 3"), call("1.333333333333333 / 2")], [1 / 2, 1 / 2]),
+        (DECIMAL, [call("1.33333"), call("0.66667")], [0, 0]),  # nearly is not equal
         (Task("u", "1 + 1?", ("2",)), [call("1 + 1")], [0]),  # the solution is not known
     ],
 )
@@ -88,6 +94,19 @@ def test_the_oracle_earns_all_steps_and_no_episode_earns_more(env_id: str, optio
             shares += info["reward_terms"]["correct_step"]
         assert shares == pytest.approx(1)
         assert rewards == pytest.approx(1 + 0.05 + 0.2)
+
+
+@pytest.mark.slow
+def test_the_annotated_steps_of_gsm8k_are_earned_whole() -> None:
+    env = make("GSM8K", dataset=str(shared_file("gsm8k_train_1000.jsonl")))
+    for index, task in enumerate(env.tasks):
+        env.reset(options={"task_index": index})
+        shares, over = 0.0, False
+        while not over:
+            turn = env.parser.format_turn(env.oracle(env.task, env.transitions))
+            _, _, terminated, truncated, info = env.step(turn)
+            shares, over = shares + info["reward_terms"]["correct_step"], terminated or truncated
+        assert shares == pytest.approx(float(env.has_solution(task)))
 
 
 def test_weights_name_the_term() -> None:
