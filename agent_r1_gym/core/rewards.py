@@ -330,18 +330,19 @@ def _outcome(name: str, function: Callable[..., float], scorer: AnswerScorer, lo
     return RewardTerm(name, functools.partial(function, scorer=scorer), low=low, needs_answers=True)
 
 
-_PROCESS_TERMS = (
+PROCESS_TERMS = (
     RewardTerm("valid_call", valid_call, 0.05, kind="process"),
     RewardTerm("malformed_call", malformed_call, -0.1, kind="process"),
     RewardTerm("failed_call", failed_call, -0.05, kind="process"),
     RewardTerm("new_support", new_support, 0.2, kind="process"),
     RewardTerm("repeated_query", repeated_query, -0.05, kind="process"),
 )
+"""Those of the preset "process"."""
 REWARD_PRESETS: dict[str, Callable[[AnswerScorer], tuple[RewardTerm, ...]]] = {
     "em": lambda scorer: (_outcome("em", exact_match, scorer),),
     "f1": lambda scorer: (_outcome("f1", f1, scorer),),
     "agent_r1": lambda scorer: (_outcome("agent_r1", agent_r1, scorer, low=-1.0),),
-    "process": lambda scorer: (_outcome("em", exact_match, scorer), *_PROCESS_TERMS),
+    "process": lambda scorer: (_outcome("em", exact_match, scorer), *PROCESS_TERMS),
 }
 """Terms by the name that `make_rewards` accepts."""
 

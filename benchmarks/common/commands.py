@@ -260,7 +260,7 @@ class Recipe:
 
 
 SKIPPING = ("--skip-zero-advantages", "True")
-"""For experiments without committed cells of RL: others keep the words that their cells ran with."""
+"""For arms that had no cells before this option: the others keep the words that their cells ran with."""
 _ON_A_GPU = {"rows": 64, "micro_batches": 2, "recompute": True, "save": 40}
 _ON_A_CPU = {"rows": 16, "micro_batches": 8, "recompute": False, "save": 10}
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from decimal import Decimal
 
-from agent_r1_gym.core.rewards import RewardTerm, failed_call, malformed_call, repeated_query, valid_call
+from agent_r1_gym.core.rewards import PROCESS_TERMS, RewardTerm
 from agent_r1_gym.core.scoring import number_alone
 from agent_r1_gym.core.types import Transition
 
@@ -45,14 +45,8 @@ def _share(results: Counter[str], wanted: list[str]) -> float:
     return 1.0 if wanted[-1] in results else (results & Counter(wanted)).total() / len(wanted)
 
 
+_CORRECT_STEP = RewardTerm("correct_step", correct_step, 0.2, kind="process")
 PRESETS: Mapping[str, tuple[str | RewardTerm, ...]] = {
-    "process": (
-        "em",
-        RewardTerm("valid_call", valid_call, 0.05, kind="process"),
-        RewardTerm("malformed_call", malformed_call, -0.1, kind="process"),
-        RewardTerm("failed_call", failed_call, -0.05, kind="process"),
-        RewardTerm("correct_step", correct_step, 0.2, kind="process"),
-        RewardTerm("repeated_query", repeated_query, -0.05, kind="process"),
-    )
+    "process": ("em", *(_CORRECT_STEP if term.name == "new_support" else term for term in PROCESS_TERMS))
 }
-"""Meaning of a usual preset here, where solutions have steps and there are no gold passages."""
+"""The usual preset, where solutions have steps and there are no gold passages."""
