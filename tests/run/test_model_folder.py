@@ -7,7 +7,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -256,7 +255,6 @@ def test_unknown_policy_lists_models() -> None:
 )
 def test_wrong_path_is_answered_before_torch(command: list[str], folder: Path) -> None:
     words = [word.format(folder.parent / "modle") for word in command]
-    began = time.process_time()
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "agent_r1_gym", *words], capture_output=True, text=True, cwd=folder
     )
@@ -264,7 +262,6 @@ def test_wrong_path_is_answered_before_torch(command: list[str], folder: Path) -
     assert done.stderr.splitlines()[-1].endswith("no such folder. Did you mean 'model'?")
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert not imported & {"torch", "transformers", "trl"}
-    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(
