@@ -2,7 +2,7 @@
 
 SmolLM2-135M-Instruct, dequantised from Q4_1; `AgentR1/Arithmetic-v0` with problems of the type "nested", 1 to 5
 operations. From 3 operations on, no tree of operations of the test problems is in training. All of it was fixed before
-the cells ran.
+the cells ran, but for the arm `process`, which was added after seed 0 of `sft` and `grpo`.
 """
 
 from __future__ import annotations
