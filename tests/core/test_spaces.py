@@ -1,7 +1,6 @@
 import copy
 import multiprocessing
 import pickle
-import time
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1_gym.core.spaces import UnicodeText, is_encodable
+from tests.kit.cpu_time import cpu_below
 
 SPACE = UnicodeText(50)
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
@@ -45,19 +45,13 @@ class TestMembership:
     @pytest.mark.parametrize("text", ["x" * 20_000, "é中🙂" * 6_666])
     def test_is_fast(self, text):
         space = UnicodeText(65_536)
-        fastest = min(_seconds(lambda: space.contains(text)) for _ in range(20))
-        assert fastest < 2e-4, f"contains took {fastest * 1e3:.2f} ms on {len(text)} characters"
+        with cpu_below(0.05):  # .004 is usual; to look at each character, as Gymnasium's `Text` does, takes .2
+            assert all(text in space for _ in range(100))
 
     @pytest.mark.parametrize("length", [0, -3])
     def test_needs_a_positive_length(self, length):
         with pytest.raises(ValueError, match="at least 1 character"):
             UnicodeText(length)
-
-
-def _seconds(function):
-    start = time.process_time()
-    function()
-    return time.process_time() - start
 
 
 class TestSampling:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from agent_r1_gym.report.runs import write_report
 from agent_r1_gym.report.training import curve_over_seeds, curve_plots, group_by_settings, read_training_run
 from agent_r1_gym.run.evaluation.run_folder import InfraFailure, RunFolder
 from agent_r1_gym.run.record import Trajectory
+from tests.kit.cpu_time import cpu_below
 from tests.kit.reports import chunks, episodes, sides, token_row, write_run
 
 LOST = InfraFailure(99, 0, "task-99", "unavailable: search", 2)
@@ -142,14 +142,9 @@ class TestTraining:
         assert [mean for mean, _, _ in few] == [row["reward"] for row in ramp[:9]]
 
     def test_a_long_log_takes_time_linear_in_its_length(self) -> None:
-        def seconds(length: int) -> float:
-            log = [{"step": step, "reward": 0.5} for step in range(length)]
-            start = time.process_time()
+        log = [{"step": step, "reward": 0.5} for step in range(50_000)]
+        with cpu_below(3):  # .2 is usual
             curve_over_seeds([log], "reward")
-            return time.process_time() - start
-
-        seconds(100)
-        assert min(seconds(8_000) for _ in range(3)) < 3 * max(seconds(4_000) for _ in range(3))
 
     def test_seeds_are_runs_of_equal_settings_whatever_their_folders_are_called(self, tmp_path: Path) -> None:
         settings = {"learning_rate": 1e-5, "max_steps": 3}

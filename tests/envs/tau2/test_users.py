@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,6 +21,7 @@ from agent_r1_gym.envs.tau2.language import (
 )
 from agent_r1_gym.envs.tau2.tasks import GoldAction, Scenario, Tau2Task, open_world
 from agent_r1_gym.envs.tau2.users import scripted_user
+from tests.kit.cpu_time import cpu_below
 
 SCENARIO = Scenario(
     reason="You want to return the lamp, but if the agent asks you to confirm, you want to keep the shade. "
@@ -533,9 +533,5 @@ HOSTILE = ("may i please, ", "i need ", "i will ", "your name ", "should the ", 
     ],
 )
 def test_long_messages_are_read_in_linear_time(text: str) -> None:
-    def seconds(number: int) -> float:
-        start = time.process_time()
-        converse(task_of(SCENARIO), f"{text * number}?")
-        return time.process_time() - start
-
-    assert seconds(8_000) < 8 * seconds(2_000) + 0.1
+    with cpu_below(6):  # up to 1.4 is usual; a search from each of the 100,000 characters to the end takes far more
+        converse(task_of(SCENARIO), f"{text * 8_000}?")
