@@ -106,7 +106,7 @@ def test_time_is_measured_in_one_place() -> None:
         for line in sorted(clock_reads(ast.parse(path.read_text(encoding="utf-8"))))
     ]
     assert not found, (
-        f"{found}: a busy machine stretches wall-clock time, and a collection of garbage CPU time. Use `cpu_below` of "
+        f"{found}: a busy machine stretches wall-clock time, and a collection of garbage CPU time. Use "
         "tests/kit/cpu_time.py, or assert an order of events."
     )
 

@@ -21,7 +21,7 @@ from agent_r1_gym.envs.tau2.language import (
 )
 from agent_r1_gym.envs.tau2.tasks import GoldAction, Scenario, Tau2Task, open_world
 from agent_r1_gym.envs.tau2.users import scripted_user
-from tests.kit.cpu_time import cpu_below
+from tests.kit.cpu_time import cpu_seconds
 
 SCENARIO = Scenario(
     reason="You want to return the lamp, but if the agent asks you to confirm, you want to keep the shade. "
@@ -533,5 +533,7 @@ HOSTILE = ("may i please, ", "i need ", "i will ", "your name ", "should the ", 
     ],
 )
 def test_long_messages_are_read_in_linear_time(text: str) -> None:
-    with cpu_below(6):  # up to 1.4 is usual; a search from each of the 100,000 characters to the end takes far more
-        converse(task_of(SCENARIO), f"{text * 8_000}?")
+    short, long = (
+        cpu_seconds(lambda number=number: converse(task_of(SCENARIO), f"{text * number}?")) for number in (2_000, 8_000)
+    )
+    assert long < 8 * short + 0.1
